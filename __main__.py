@@ -1,0 +1,43 @@
+"""`clozebert VERB …` and `python -m clozebert VERB …`: each verb is a program of `scripts/`."""
+
+import importlib
+import sys
+
+from clozebert.scripts._program import run
+
+PROGRAMS = {
+    "train-tokenizer": ("train_tokenizer", "train a WordPiece, BPE or Unigram tokenizer on text"),
+    "prepare-corpus": ("prepare_corpus", "tokenize text into memory-mapped shards"),
+    "pretrain": ("pretrain_mlm", "pretrain an encoder by masked-language modelling"),
+    "finetune-sequence": ("finetune_sequence_classification", "fine-tune an encoder to classify texts"),
+    "finetune-token": ("finetune_token_classification", "fine-tune an encoder to tag tokens"),
+}
+
+
+def usage() -> str:
+    width = max(map(len, PROGRAMS))
+    lines = [f"  {verb:{width}}  {summary}" for verb, (_, summary) in PROGRAMS.items()]
+    return "\n".join(["usage: clozebert VERB [flags]", "", *lines, "", "clozebert VERB --help shows a verb's flags."])
+
+
+def main() -> None:
+    """Run the program of the verb that the command line names."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        sys.exit(0 if arguments else 2)
+    if arguments[0] == "--version":
+        from clozebert import __version__
+
+        print(__version__)
+        sys.exit(0)
+    verb = arguments[0]
+    if verb not in PROGRAMS:
+        print(f"error: unknown verb {verb!r}\n\n{usage()}", file=sys.stderr)
+        sys.exit(2)
+    program = importlib.import_module(f"clozebert.scripts.{PROGRAMS[verb][0]}")
+    run(lambda: program.main(arguments[1:]))
+
+
+if __name__ == "__main__":
+    main()

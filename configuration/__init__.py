@@ -1,0 +1,20 @@
+"""The encoder's configuration, the named architectures and the recipes. Imports nothing of ours, and little else."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .recipes import list_recipes, load_recipe, reject_unknown_keys
+
+if TYPE_CHECKING:
+    from .configuration_clozebert import ClozeBertConfig
+    from .named_architectures import ARCHITECTURES
+
+_MODULE_OF_NAME = {"ClozeBertConfig": "configuration_clozebert", "ARCHITECTURES": "named_architectures"}
+
+__all__ = ["ARCHITECTURES", "ClozeBertConfig", "list_recipes", "load_recipe", "reject_unknown_keys"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF_NAME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULE_OF_NAME[name]}", __name__), name)

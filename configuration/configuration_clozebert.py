@@ -1,0 +1,275 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""The knobs of the encoder. This file travels inside every checkpoint, so it imports nothing of ours but its neighbours."""
+
+import copy
+import difflib
+import warnings
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers.configuration_utils import PreTrainedConfig
+
+from .named_architectures import ARCHITECTURES
+
+# What a configuration file may hold beside the fields below: transformers writes and reads these itself.
+_KEYS_OF_TRANSFORMERS = {
+    "_attn_implementation", "_attn_implementation_internal", "_experts_implementation_internal", "_name_or_path",
+    "attn_implementation", "auto_map", "experts_implementation", "model_type", "name_or_path", "num_labels",
+    "output_attentions", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta", "tokenizer_class",
+    "torch_dtype", "transformers_weights", "use_cache", "_commit_hash",
+}  # fmt: skip
+
+_CHOICES = {
+    "norm_position": ("post", "pre"),
+    "norm_type": ("layernorm", "rmsnorm"),
+    "position_embedding_type": ("absolute", "sinusoidal", "rope", "none"),
+    "position_rule": ("row", "non_pad"),
+    "mlp_type": ("mlp", "glu"),
+    "classifier_pooling": ("cls", "mean", "max", "attention"),
+    "classifier_dense": ("none", "pooled", "all"),
+    "output_projection_init": ("normal", "scaled", "zero"),
+}
+_PROBABILITIES = (
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout", "mlp_dropout", "classifier_dropout",
+)  # fmt: skip
+_POSITIVE = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+    "max_position_embeddings", "embedding_size", "image_size", "patch_size", "num_channels", "sliding_window",
+)  # fmt: skip
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@strict
+class ClozeBertConfig(PreTrainedConfig):
+    r"""Everything that determines the encoder. The defaults are BERT-base (Devlin et al. 2018).
+
+    Sizes:
+        vocab_size, hidden_size (d), num_hidden_layers, num_attention_heads (h), num_key_value_heads (None: h),
+        intermediate_size (d_ff), max_position_embeddings (the longest sequence, in tokens), type_vocab_size (0: no token
+        types), embedding_size (None: d; otherwise embeddings of that size are projected to d, as in ELECTRA).
+    Blocks:
+        norm_position: `post`, x = norm(x + f(x)) (Vaswani et al. 2017), or `pre`, x = x + f(norm(x)) (Xiong et al. 2020).
+        norm_type: `layernorm` or `rmsnorm` (Zhang & Sennrich 2019); norm_eps; norm_bias (layernorm only).
+        embedding_norm: a norm after the embeddings. final_norm: one after the last layer (None: for pre-norm only).
+        first_attention_norm: False leaves out the norm before the first attention (ModernBERT; pre-norm only).
+        mlp_type: `mlp`, W_down act(W_up x), or `glu`, W_down (act(W_gate x) * W_up x) (Shazeer 2020); hidden_act: any
+        activation of transformers' ACT2FN; attention_bias, mlp_bias: biases of the linear maps.
+        qk_norm: an RMS norm of each head's queries and keys (Henry et al. 2020).
+        layer_types: per layer, `full_attention` or `sliding_attention` (None: all full); in the latter a token sees
+        those at most sliding_window positions away on either side.
+    Positions:
+        position_embedding_type: `absolute` (learned), `sinusoidal` (Vaswani et al. 2017), `rope` (Su et al. 2021) with
+        rope_parameters in transformers' form, one dict or one for each layer type, or `none`.
+        position_rule: `row` counts from the start of the row, `non_pad` counts the non-padding tokens (RoBERTa);
+        position_offset: the first position's row in the learned table (RoBERTa: pad_token_id + 1).
+    Dropout:
+        hidden_dropout_prob (on a sub-layer's output, before the addition), attention_probs_dropout_prob,
+        embedding_dropout and classifier_dropout (None: hidden_dropout_prob), mlp_dropout (inside the feed-forward).
+    Heads:
+        classifier_pooling: how a sequence becomes one vector: `cls` (first token), `mean`, `max`, `attention`.
+        classifier_dense: which classifiers put a dense layer, an activation and (classifier_norm) a norm before their
+        linear map: `none`, `pooled` (those over a pooled vector: BERT, RoBERTa), `all` (ModernBERT).
+        classifier_activation; prediction_activation (None: hidden_act) for the masked-LM head, which always has its dense
+        layer; head_bias (of these dense layers), classifier_bias, decoder_bias; tie_word_embeddings.
+        sparse_prediction: given labels, the masked-LM head computes logits at labelled positions only.
+    Images (image_size set; no token embeddings then):
+        image_size and patch_size in pixels, num_channels: the patch front end of ViT (Dosovitskiy et al. 2020).
+    Initialisation:
+        initializer_range: standard deviation; output_projection_init: of the two projections that write into the
+        residual stream: `normal` (as the rest), `scaled` (divided by sqrt(2 * num_hidden_layers)) or `zero`.
+
+    Raises:
+        ValueError: an unknown key (with the nearest known one), or a value that contradicts another.
+    """
+
+    model_type = "clozebert"
+    keys_to_ignore_at_inference = ()
+    default_theta = 10_000.0
+    base_model_tp_plan = {
+        "layers.*.attention.q_proj": "colwise",
+        "layers.*.attention.k_proj": "colwise",
+        "layers.*.attention.v_proj": "colwise",
+        "layers.*.attention.o_proj": "rowwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+    base_model_fsdp_plan = {"embeddings": "free_full_weight", "layers.*": "free_full_weight"}
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    embedding_size: int | None = None
+
+    norm_position: str = "post"
+    norm_type: str = "layernorm"
+    norm_eps: float = 1e-12
+    norm_bias: bool = True
+    embedding_norm: bool = True
+    final_norm: bool | None = None
+    first_attention_norm: bool = True
+    mlp_type: str = "mlp"
+    mlp_bias: bool = True
+    attention_bias: bool = True
+    qk_norm: bool = False
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
+
+    position_embedding_type: str = "absolute"
+    position_rule: str = "row"
+    position_offset: int = 0
+    rope_parameters: dict | None = None
+
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    embedding_dropout: float | int | None = None
+    mlp_dropout: float | int = 0.0
+    classifier_dropout: float | int | None = None
+
+    classifier_pooling: str = "cls"
+    classifier_dense: str = "pooled"
+    classifier_activation: str = "tanh"
+    classifier_norm: bool = False
+    prediction_activation: str | None = None
+    head_bias: bool = True
+    classifier_bias: bool = True
+    decoder_bias: bool = True
+    tie_word_embeddings: bool = True
+    sparse_prediction: bool = False
+
+    image_size: int | None = None
+    patch_size: int | None = None
+    num_channels: int = 3
+
+    initializer_range: float = 0.02
+    output_projection_init: str = "normal"
+
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    cls_token_id: int | None = None
+    sep_token_id: int | None = None
+    mask_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for key in kwargs:
+            if key not in _KEYS_OF_TRANSFORMERS:
+                raise ValueError(unknown_key_message(key, self.field_names()))
+        self._check_values()
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def field_names(cls) -> list[str]:
+        """The names of all fields, ours and those of the base class."""
+        return list(cls.__dataclass_fields__)
+
+    @classmethod
+    def from_name(cls, name: str, **overrides: Any) -> "ClozeBertConfig":
+        """A named architecture (`bert-base`, `modernbert-base`, …), with some fields changed.
+
+        Raises:
+            ValueError: no architecture has that name.
+        """
+        if name not in ARCHITECTURES:
+            nearest = difflib.get_close_matches(name, ARCHITECTURES, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(ARCHITECTURES)}"
+            raise ValueError(f"unknown architecture {name!r}; {hint}")
+        return cls(**{**copy.deepcopy(ARCHITECTURES[name]), **overrides})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As the base class, but a key this version does not know is a warning: a newer version may have written it."""
+        known = {*cls.field_names(), *_KEYS_OF_TRANSFORMERS}
+        unknown = [key for key in config_dict if key not in known]
+        if unknown:
+            warnings.warn(
+                f"the configuration holds keys that this version of clozebert does not know and leaves out: "
+                f"{', '.join(sorted(unknown))}; a newer version may have written them",
+                stacklevel=2,
+            )
+        return super().from_dict({key: value for key, value in config_dict.items() if key in known}, **kwargs)
+
+    def attention_type(self, layer_idx: int) -> str:
+        """`full_attention` or `sliding_attention`."""
+        return self.layer_types[layer_idx] if self.layer_types is not None else "full_attention"
+
+    def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Bring `rope_parameters` into one dict for each layer type; the base class calls this while constructing."""
+        scaling, theta = kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None)
+        if self.position_embedding_type != "rope":
+            if self.rope_parameters is not None or scaling is not None or theta is not None:
+                raise ValueError(
+                    f"rope_parameters={self.rope_parameters} needs position_embedding_type='rope', "
+                    f"not {self.position_embedding_type!r}"
+                )
+            return kwargs
+        given = scaling or self.rope_parameters or {}
+        layer_types = sorted(set(self.layer_types or ["full_attention"]))
+        nested = any(layer_type in given for layer_type in ("full_attention", "sliding_attention"))
+        default = {"rope_type": "default", "rope_theta": theta or self.default_theta}
+        parameters = {
+            layer_type: {**default, **((given.get(layer_type) or {}) if nested else given)} for layer_type in layer_types
+        }
+        for layer_type, values in parameters.items():
+            if values["rope_type"] not in _ROPE_TYPES:
+                raise ValueError(
+                    f"rope_parameters[{layer_type!r}]['rope_type']={values['rope_type']!r} must be one of "
+                    f"{', '.join(_ROPE_TYPES)}"
+                )
+            if values["rope_type"] in ("llama3", "yarn"):
+                values.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        self.rope_parameters = parameters
+        return kwargs
+
+    def _check_values(self) -> None:
+        """Refuse values that are impossible by themselves or contradict one another.
+
+        Divisibility of sizes is the model's to check: transformers builds configurations in steps.
+        """
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                nearest = difflib.get_close_matches(str(value), choices, n=1)
+                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}{hint}")
+        for name in _PROBABILITIES:
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and not 0 <= value <= 1:
+                raise ValueError(f"{name}={value} is a probability: it must lie between 0 and 1")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if isinstance(value, int) and value <= 0:
+                raise ValueError(f"{name}={value} must be at least 1")
+        layer_types = self.layer_types or []
+        for layer_type in layer_types:
+            if layer_type not in ("full_attention", "sliding_attention"):
+                raise ValueError(f"layer_types holds {layer_type!r}; it may hold full_attention and sliding_attention")
+        if self.layer_types is not None and len(layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types names {len(layer_types)} layers, but num_hidden_layers={self.num_hidden_layers}"
+            )
+        if "sliding_attention" in layer_types and self.sliding_window is None:
+            raise ValueError("layer_types holds sliding_attention, so sliding_window must be set (tokens on each side)")
+        if self.norm_position == "post" and not self.first_attention_norm:
+            raise ValueError("first_attention_norm=False needs norm_position='pre': post-norm has no norm there")
+        if (self.image_size is None) != (self.patch_size is None):
+            raise ValueError(f"image_size={self.image_size} and patch_size={self.patch_size} must be set together")
+        if self.image_size is not None and self.position_embedding_type == "rope":
+            raise ValueError("images take position_embedding_type absolute, sinusoidal or none, not 'rope'")
+        if self.position_rule == "non_pad" and self.pad_token_id is None:
+            raise ValueError("position_rule='non_pad' counts the tokens that are not padding: set pad_token_id")
+
+
+def unknown_key_message(key: str, known: list[str]) -> str:
+    """`unknown configuration key 'hiden_size'; did you mean 'hidden_size'?`"""
+    nearest = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else "see the docstring of ClozeBertConfig for the known keys"
+    return f"unknown configuration key {key!r}; {hint}"
+
+
+__all__ = ["ClozeBertConfig"]

@@ -1,0 +1,119 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""Architectures by name. Each is complete over the defaults of `ClozeBertConfig` (BERT-base, Devlin et al. 2018)."""
+
+from typing import Any
+
+# Warner et al. 2024. Full attention in every third layer, RoPE base 160,000 there and 10,000 in the windows of 128.
+_MODERNBERT: dict[str, Any] = {
+    "vocab_size": 50368,
+    "max_position_embeddings": 8192,
+    "type_vocab_size": 0,
+    "norm_position": "pre",
+    "norm_eps": 1e-5,
+    "norm_bias": False,
+    "first_attention_norm": False,
+    "mlp_type": "glu",
+    "mlp_bias": False,
+    "attention_bias": False,
+    "sliding_window": 64,
+    "position_embedding_type": "rope",
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 160_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "classifier_dense": "all",
+    "classifier_activation": "gelu",
+    "classifier_norm": True,
+    "head_bias": False,
+    "output_projection_init": "scaled",
+    "pad_token_id": 50283,
+    "bos_token_id": 50281,
+    "eos_token_id": 50282,
+    "cls_token_id": 50281,
+    "sep_token_id": 50282,
+}
+
+
+def _every_third_full(num_hidden_layers: int) -> list[str]:
+    return ["sliding_attention" if layer % 3 else "full_attention" for layer in range(num_hidden_layers)]
+
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    # Vaswani et al. 2017, the encoder of the base model.
+    "transformer-base": {
+        "hidden_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "intermediate_size": 2048,
+        "hidden_act": "relu",
+        "type_vocab_size": 0,
+        "position_embedding_type": "sinusoidal",
+        "embedding_norm": False,
+        "norm_eps": 1e-5,
+    },
+    # A modern block at demonstration size; equal to a ModernBERT, so it can be exported as one.
+    "tiny": {
+        **_MODERNBERT,
+        "vocab_size": 8192,
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "max_position_embeddings": 512,
+        "layer_types": ["full_attention"] * 4,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}},
+        "sliding_window": None,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "cls_token_id": None,
+        "sep_token_id": None,
+    },
+    "small": {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 1024},
+    "bert-base": {},
+    "bert-large": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+    # Liu et al. 2019: 514 rows of positions, of which the first two are never a token's.
+    "roberta-base": {
+        "vocab_size": 50265,
+        "type_vocab_size": 1,
+        "norm_eps": 1e-5,
+        "position_rule": "non_pad",
+        "position_offset": 2,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    },
+    "modernbert-base": {
+        **_MODERNBERT,
+        "num_hidden_layers": 22,
+        "intermediate_size": 1152,
+        "layer_types": _every_third_full(22),
+    },
+    "modernbert-large": {
+        **_MODERNBERT,
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "intermediate_size": 2624,
+        "layer_types": _every_third_full(28),
+    },
+    # Dosovitskiy et al. 2020.
+    "vit-base": {
+        "image_size": 224,
+        "patch_size": 16,
+        "norm_position": "pre",
+        "embedding_norm": False,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "classifier_dense": "none",
+    },
+}
+
+__all__ = ["ARCHITECTURES"]

@@ -1,0 +1,52 @@
+"""Recipes: everything a pretraining run needs, as YAML. Flags override a recipe's values."""
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parent
+# `accelerate_*.yaml` beside the recipes are launch configurations of Accelerate.
+_NOT_RECIPES = "accelerate_"
+
+
+def list_recipes() -> list[str]:
+    """The names of the recipes that come with the package."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml") if not path.stem.startswith(_NOT_RECIPES))
+
+
+def load_recipe(name_or_path: str) -> dict[str, Any]:
+    """Read a recipe by its name (`tiny`) or from a file (`my.yaml`).
+
+    Raises:
+        ValueError: no recipe has that name, or the file does not hold a mapping.
+        FileNotFoundError: the path of a YAML file that does not exist.
+    """
+    import yaml
+
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        if name_or_path not in list_recipes():
+            nearest = difflib.get_close_matches(name_or_path, list_recipes(), n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(list_recipes())}"
+            raise ValueError(f"unknown recipe {name_or_path!r}; {hint} A file's name must end in .yaml")
+        path = _FOLDER / f"{name_or_path}.yaml"
+    if not path.is_file():
+        raise FileNotFoundError(f"recipe file {path} does not exist")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"recipe file {path} is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"recipe file {path} must hold `name: value` lines")
+    return values
+
+
+def reject_unknown_keys(keys: Iterable[str], known: Iterable[str], *, where: str) -> None:
+    """Raise a `ValueError` that names the first of `keys` that is not `known`, and the nearest known one."""
+    known = list(known)
+    for key in keys:
+        if key not in known:
+            nearest = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(sorted(known))}"
+            raise ValueError(f"unknown key {key!r} in {where}; {hint}")
