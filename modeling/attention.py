@@ -1,0 +1,130 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""Multi-head attention (Vaswani et al. 2017): softmax(Q K^T / sqrt(K)) V, over whichever kernel is asked for.
+
+Shapes: B rows, T tokens of a row, D hidden size, H heads, K head size.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..configuration.configuration_clozebert import ClozeBertConfig
+from .ragged_attention import RaggedPlan, ragged_attention
+
+
+def rotate(x_BHTK: torch.Tensor, cos_B1TK: torch.Tensor, sin_B1TK: torch.Tensor) -> torch.Tensor:
+    """RoPE (Su et al. 2021): turn each pair (x_i, x_{i + K/2}) by its angle, in the tables' type or better."""
+    half = x_BHTK.shape[-1] // 2
+    turned_BHTK = torch.cat([-x_BHTK[..., half:], x_BHTK[..., :half]], dim=-1)
+    return (x_BHTK * cos_B1TK + turned_BHTK * sin_B1TK).to(x_BHTK.dtype)
+
+
+def eager_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The formula, step by step; the one implementation that gives the weights.
+
+    Shape: query [B, H, T, K], key and value [B, H or fewer, T, K], attention_mask additive and broadcastable to
+    [B, H, T, T] -> ([B, T, H, K], weights [B, H, T, T]).
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
+    scores_BHTT = query @ key.transpose(-1, -2) * scaling
+    if attention_mask is not None:
+        if attention_mask.dtype == torch.bool:
+            attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(
+                ~attention_mask, torch.finfo(query.dtype).min
+            )
+        scores_BHTT = scores_BHTT + attention_mask
+    # In float32 (or better): bf16 keeps 8 bits of a probability, and rows then do not add up to 1.
+    wide = torch.promote_types(scores_BHTT.dtype, torch.float32)
+    weights_BHTT = scores_BHTT.softmax(dim=-1, dtype=wide).to(query.dtype)
+    weights_BHTT = F.dropout(weights_BHTT, p=dropout, training=module.training)
+    return (weights_BHTT @ value).transpose(1, 2).contiguous(), weights_BHTT
+
+
+class Attention(nn.Module):
+    """Attention over all tokens, or over a window of `sliding_window` on either side, by the layer's type."""
+
+    is_causal = False
+
+    def __init__(self, config: ClozeBertConfig, layer_idx: int):
+        super().__init__()
+        heads, key_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+        if config.hidden_size % heads:
+            raise ValueError(
+                f"hidden_size={config.hidden_size} must be a multiple of num_attention_heads={heads}"
+            )
+        if heads % key_heads:
+            raise ValueError(f"num_attention_heads={heads} must be a multiple of num_key_value_heads={key_heads}")
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.hidden_size // heads
+        self.scaling = self.head_dim**-0.5
+        self.num_key_value_groups = heads // key_heads
+        is_sliding = config.attention_type(layer_idx) == "sliding_attention"
+        self.sliding_window = config.sliding_window if is_sliding else None
+        self.dropout = float(config.attention_probs_dropout_prob)
+        self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_heads * self.head_dim, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_heads * self.head_dim, bias=config.attention_bias)
+        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=config.attention_bias)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps) if config.qk_norm else None
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Any = None,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Shape: hidden_states [B, T, D] -> ([B, T, D], weights [B, H, T, T] where the implementation gives them).
+
+        `attention_mask` is what the chosen implementation takes (additive, boolean, a BlockMask, or a `RaggedPlan`).
+        """
+        shape_BT = hidden_states.shape[:-1]
+        q_BHTK, k_BHTK, v_BHTK = (
+            projection(hidden_states).view(*shape_BT, -1, self.head_dim).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BHTK, k_BHTK = self.q_norm(q_BHTK), self.k_norm(k_BHTK)
+        if position_embeddings is not None:
+            q_BHTK, k_BHTK = rotate(q_BHTK, *position_embeddings), rotate(k_BHTK, *position_embeddings)
+        dropout = self.dropout if self.training else 0.0
+        weights_BHTT = None
+        if isinstance(attention_mask, RaggedPlan):
+            out_BTHK = ragged_attention(
+                q_BHTK, k_BHTK, v_BHTK, attention_mask, scaling=self.scaling, dropout=dropout
+            )
+        else:
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+            out_BTHK, weights_BHTT = attend(
+                self,
+                q_BHTK,
+                k_BHTK,
+                v_BHTK,
+                attention_mask,
+                dropout=dropout,
+                scaling=self.scaling,
+                is_causal=False,
+                # Flash attention in transformers counts the token itself into the window.
+                sliding_window=None if self.sliding_window is None else self.sliding_window + 1,
+                **kwargs,
+            )
+        return self.o_proj(out_BTHK.reshape(*shape_BT, -1)), weights_BHTT
+
+
+__all__ = ["Attention", "eager_attention", "rotate"]

@@ -1,0 +1,65 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""The code that travels with every checkpoint, so that `AutoModel` loads it where clozebert is not installed.
+
+Code on the Hub is flat: the files of `configuration/` and `modeling/` lie side by side there, and one import prefix is
+rewritten. They are otherwise the released sources, byte for byte. A model that was loaded from such a folder writes it
+again from there.
+"""
+
+import os
+from pathlib import Path
+
+CODE_FILES = (
+    "configuration_clozebert.py",
+    "named_architectures.py",
+    "embeddings.py",
+    "ragged_attention.py",
+    "attention.py",
+    "blocks.py",
+    "heads.py",
+    "bundle.py",
+    "modeling_clozebert.py",
+)
+_HERE = Path(__file__).parent
+# In two parts, so that it is not found in this file too.
+_PACKAGE_PREFIX, _FLAT_PREFIX = "from ..configuration" + ".", "from " + "."
+
+_CLASS_OF_AUTO_CLASS = {
+    "AutoModel": "ClozeBertModel",
+    "AutoModelForMaskedLM": "ClozeBertForMaskedLM",
+    "AutoModelForPreTraining": "ClozeBertForMaskedLM",
+    "AutoModelForSequenceClassification": "ClozeBertForSequenceClassification",
+    "AutoModelForTokenClassification": "ClozeBertForTokenClassification",
+    "AutoModelForQuestionAnswering": "ClozeBertForQuestionAnswering",
+    "AutoModelForMultipleChoice": "ClozeBertForMultipleChoice",
+    "AutoModelForImageClassification": "ClozeBertForImageClassification",
+}
+
+
+def auto_map() -> dict[str, str]:
+    """`auto_map` of config.json: every Auto class, whichever head was saved, so that each head's folder opens as all."""
+    return {
+        "AutoConfig": "configuration_clozebert.ClozeBertConfig",
+        **{auto: f"modeling_clozebert.{name}" for auto, name in _CLASS_OF_AUTO_CLASS.items()},
+    }
+
+
+def class_of_auto_class() -> dict[str, str]:
+    """Auto class -> our class, by their names."""
+    return dict(_CLASS_OF_AUTO_CLASS)
+
+
+def write_code(directory: str | os.PathLike) -> list[str]:
+    """Write the code files into `directory`, each whole or not at all; returns their names."""
+    for name in CODE_FILES:
+        source = _HERE / name
+        if not source.is_file():
+            source = _HERE.parent / "configuration" / name
+        text = source.read_text(encoding="utf-8").replace(_PACKAGE_PREFIX, _FLAT_PREFIX)
+        temporary = Path(directory) / f".{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(Path(directory) / name)
+    return list(CODE_FILES)
+
+
+__all__ = ["CODE_FILES", "auto_map", "class_of_auto_class", "write_code"]

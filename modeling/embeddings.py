@@ -1,0 +1,247 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""From ids or pixels to vectors, and where a token stands.
+
+Shapes: B rows, T tokens of a row (packed: B = 1 and all documents in one row), D hidden size, E embedding size, K head
+size.
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ..configuration.configuration_clozebert import ClozeBertConfig
+from .blocks import make_norm
+
+
+class TextEmbeddings(nn.Module):
+    """Sum of token, token-type and (learned or sinusoidal) position embeddings; then norm, dropout, projection to D."""
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__()
+        size = config.embedding_size or config.hidden_size
+        if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
+            raise ValueError(f"pad_token_id={config.pad_token_id} must lie below vocab_size={config.vocab_size}")
+        self.vocab_size = config.vocab_size
+        self.pad_token_id = config.pad_token_id
+        self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
+        self.positions = PositionEmbeddings(config, size)
+        self.norm = make_norm(config, size) if config.embedding_norm else None
+        self.dropout = nn.Dropout(
+            config.hidden_dropout_prob if config.embedding_dropout is None else config.embedding_dropout
+        )
+        self.projection = nn.Linear(size, config.hidden_size) if size != config.hidden_size else None
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        *,
+        inputs_embeds: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Shape: ids [B, T] or inputs_embeds [B, T, E], position_ids [B or 1, T] counted from 0 -> [B, T, D]."""
+        if inputs_embeds is None:
+            assert input_ids is not None
+            check_ids(input_ids, self.word_embeddings.num_embeddings, name="input_ids", limit="vocab_size")
+            inputs_embeds = self.word_embeddings(input_ids)
+        x_BTE = inputs_embeds
+        if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(x_BTE.shape[:2], dtype=torch.long, device=x_BTE.device)
+            types = self.token_type_embeddings.num_embeddings
+            check_ids(token_type_ids, types, name="token_type_ids", limit="type_vocab_size")
+            x_BTE = x_BTE + self.token_type_embeddings(token_type_ids)
+        elif token_type_ids is not None and not _is_tracing() and bool(token_type_ids.any()):
+            raise ValueError("token_type_ids are not all 0, but this model has type_vocab_size=0")
+        x_BTE = self.positions(x_BTE, input_ids=input_ids, position_ids=position_ids)
+        if self.norm is not None:
+            x_BTE = self.norm(x_BTE)
+        x_BTE = self.dropout(x_BTE)
+        return x_BTE if self.projection is None else self.projection(x_BTE)
+
+
+class PositionEmbeddings(nn.Module):
+    """Adds a learned or a sinusoidal vector for each position; nothing for `rope` and `none`.
+
+    Sinusoidal (Vaswani et al. 2017): PE(p, 2i) = sin(p / 10000^(2i/E)), PE(p, 2i+1) = cos(p / 10000^(2i/E)).
+    """
+
+    def __init__(self, config: ClozeBertConfig, size: int):
+        super().__init__()
+        self.kind = config.position_embedding_type
+        self.offset = config.position_offset
+        self.non_pad_of = config.pad_token_id if config.position_rule == "non_pad" else None
+        self.table = None
+        if self.kind == "absolute":
+            # A row that no token stands on stays zero, as padding rows of RoBERTa do.
+            padding_idx = self.offset - 1 if self.non_pad_of is not None and self.offset else None
+            self.table = nn.Embedding(config.max_position_embeddings + self.offset, size, padding_idx=padding_idx)
+
+    def forward(
+        self, x_BTE: torch.Tensor, *, input_ids: torch.Tensor | None, position_ids: torch.Tensor | None
+    ) -> torch.Tensor:
+        if self.kind not in ("absolute", "sinusoidal"):
+            return x_BTE
+        if position_ids is None:
+            position_ids = self.count(x_BTE, input_ids)
+        if self.table is None:
+            return x_BTE + sinusoidal_positions(position_ids, x_BTE.shape[-1]).to(x_BTE.dtype)
+        rows = position_ids + self.offset
+        check_ids(rows, self.table.num_embeddings, name="position_ids", limit="max_position_embeddings")
+        return x_BTE + self.table(rows)
+
+    def count(self, x_BTE: torch.Tensor, input_ids: torch.Tensor | None) -> torch.Tensor:
+        """Positions [B or 1, T] from 0. Rule `row` counts columns; rule `non_pad` counts tokens that are not padding.
+
+        Under `non_pad` a padding token stands at -1, the row before the first; without ids all tokens count.
+        """
+        if self.non_pad_of is None or input_ids is None:
+            return torch.arange(x_BTE.shape[1], device=x_BTE.device).unsqueeze(0)
+        is_token_BT = (input_ids != self.non_pad_of).long()
+        return is_token_BT.cumsum(dim=1) * is_token_BT - 1
+
+
+class ImageEmbeddings(nn.Module):
+    """The patch front end of ViT (Dosovitskiy et al. 2020): patches, a class token before them, positions.
+
+    A position table for another image size is interpolated (bicubic), learned and sinusoidal alike.
+    """
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__()
+        assert config.image_size is not None
+        assert config.patch_size is not None
+        if config.image_size % config.patch_size:
+            raise ValueError(f"image_size={config.image_size} must be a multiple of patch_size={config.patch_size}")
+        self.patch_size = config.patch_size
+        self.num_channels = config.num_channels
+        self.side = config.image_size // config.patch_size
+        self.projection = nn.Conv2d(
+            config.num_channels, config.hidden_size, kernel_size=config.patch_size, stride=config.patch_size
+        )
+        self.class_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        self.kind = config.position_embedding_type
+        self.table = None
+        if self.kind == "absolute":
+            self.table = nn.Parameter(torch.zeros(1, self.side**2 + 1, config.hidden_size))
+        self.norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
+        self.dropout = nn.Dropout(
+            config.hidden_dropout_prob if config.embedding_dropout is None else config.embedding_dropout
+        )
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Shape: [B, channels, height, width] -> [B, 1 + patches, D]. Sides must be multiples of the patch size."""
+        if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
+            raise ValueError(
+                f"pixel_values of shape {tuple(pixel_values.shape)} must be [batch, {self.num_channels}, height, width]"
+            )
+        rows, columns = (side // self.patch_size for side in pixel_values.shape[2:])
+        if (rows * self.patch_size, columns * self.patch_size) != tuple(pixel_values.shape[2:]):
+            raise ValueError(
+                f"pixel_values of height and width {tuple(pixel_values.shape[2:])} must be multiples of "
+                f"patch_size={self.patch_size}"
+            )
+        x_BTD = self.projection(pixel_values.to(self.projection.weight.dtype)).flatten(2).transpose(1, 2)
+        x_BTD = torch.cat([self.class_token.expand(x_BTD.shape[0], -1, -1), x_BTD], dim=1)
+        positions = self.position_table(rows, columns, x_BTD)
+        if positions is not None:
+            x_BTD = x_BTD + positions
+        if self.norm is not None:
+            x_BTD = self.norm(x_BTD)
+        return self.dropout(x_BTD)
+
+    def position_table(self, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor | None:
+        """Positions [1, 1 + rows * columns, D] for a grid of patches, or None."""
+        if self.kind == "sinusoidal":
+            return sinusoidal_grid(rows, columns, like.shape[-1], like.device).to(like.dtype)
+        if self.table is None or (rows, columns) == (self.side, self.side):
+            return self.table
+        size = like.shape[-1]
+        grid = self.table[:, 1:].reshape(1, self.side, self.side, size).permute(0, 3, 1, 2)
+        grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", align_corners=False)
+        return torch.cat([self.table[:, :1], grid.permute(0, 2, 3, 1).reshape(1, rows * columns, size)], dim=1)
+
+
+class RotaryTables(nn.Module):
+    """Cosines and sines of RoPE (Su et al. 2021): angle(p, i) = p * theta^(-2i/K) for pair i of a head's K channels.
+
+    Channel i is paired with channel i + K/2, as in transformers. There are no buffers: a table is a few thousand
+    numbers, so each forward computes it anew, and nothing can be lost in loading, casting or moving a model.
+    """
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__()
+        self.config = config
+        self.head_size = config.hidden_size // config.num_attention_heads
+        if self.head_size % 2:
+            raise ValueError(f"rope needs an even head size, but hidden_size / num_attention_heads = {self.head_size}")
+
+    @torch.no_grad()
+    def forward(self, x_BTD: torch.Tensor, position_ids: torch.Tensor, layer_type: str) -> tuple[torch.Tensor, ...]:
+        """Shape: position_ids [B or 1, T] -> cosines and sines, each [B or 1, 1, T, K] in x's type."""
+        assert self.config.rope_parameters is not None
+        parameters = self.config.rope_parameters[layer_type]
+        # In float32 even for half-precision models: bf16 angles are off by whole turns after a few hundred tokens.
+        dtype = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
+        scaling = 1.0
+        if parameters["rope_type"] == "default":
+            exponents = torch.arange(0, self.head_size, 2, device=x_BTD.device, dtype=dtype) / self.head_size
+            inverse_frequencies = 1.0 / parameters["rope_theta"] ** exponents
+        else:
+            initialise = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+            inverse_frequencies, scaling = initialise(self.config, x_BTD.device, layer_type=layer_type)
+        with torch.autocast(device_type=x_BTD.device.type, enabled=False):
+            angles = position_ids[:, None, :, None].to(dtype) * inverse_frequencies.to(dtype)
+            angles = torch.cat([angles, angles], dim=-1)
+            return (angles.cos() * scaling).to(x_BTD.dtype), (angles.sin() * scaling).to(x_BTD.dtype)
+
+
+
+
+def sinusoidal_positions(position_ids: torch.Tensor, size: int) -> torch.Tensor:
+    """Shape: [B, T] -> [B, T, size], float64 on devices that have it, so that it can be rounded once."""
+    dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
+    frequencies = torch.exp(
+        torch.arange(0, size, 2, device=position_ids.device, dtype=dtype) * (-math.log(10_000.0) / size)
+    )
+    angles = position_ids[..., None].to(dtype) * frequencies
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :size]
+
+
+def sinusoidal_grid(rows: int, columns: int, size: int, device: torch.device) -> torch.Tensor:
+    """2-D sinusoidal positions [1, 1 + rows * columns, size]: half the channels for the row, half for the column.
+
+    The class token's vector is zero.
+    """
+    half = size // 2
+    row_codes = sinusoidal_positions(torch.arange(rows, device=device), half)
+    column_codes = sinusoidal_positions(torch.arange(columns, device=device), size - half)
+    grid = torch.cat(
+        [
+            row_codes[:, None].expand(rows, columns, half),
+            column_codes[None].expand(rows, columns, size - half),
+        ],
+        dim=-1,
+    )
+    return torch.cat([grid.new_zeros(1, 1, size), grid.reshape(1, rows * columns, size)], dim=1)
+
+
+def check_ids(ids: torch.Tensor, limit_value: int, *, name: str, limit: str) -> None:
+    """Raise `ValueError` where an id lies outside [0, limit_value). Only on a CPU: elsewhere the check would wait."""
+    if ids.device.type != "cpu" or _is_tracing() or not ids.numel():
+        return
+    low, high = (int(value) for value in torch.aminmax(ids))
+    if low < 0 or high >= limit_value:
+        wrong = low if low < 0 else high
+        raise ValueError(f"{name} holds {wrong}, outside the {limit_value} rows that {limit} gives")
+
+
+def _is_tracing() -> bool:
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.compiler.is_exporting()
+
+
+__all__ = ["ImageEmbeddings", "RotaryTables", "TextEmbeddings", "check_ids"]

@@ -1,0 +1,219 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""Attention over a run of documents of any lengths, none of which sees another.
+
+On CUDA it is PyTorch's own variable-length kernel. Elsewhere the run is cut into tiles: a tile is a stretch of queries
+with the keys that they may see. Full attention has one tile for each document; a window of W has one for each block of
+queries, with W more keys on either side, so its cost grows as O(N W). Tiles of about one size are attended together.
+
+Shapes: N tokens of the run (B rows of T, laid end to end), H heads, K head size, G tiles of a group, Q queries and S keys
+of a tile.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+_LARGEST_GROUP = 1 << 24  # queries times keys: 16 M scores a head at a time
+
+
+@dataclass(frozen=True)
+class TileGroup:
+    """Tiles attended together. `mask` is None where every query sees every key."""
+
+    query_index_GQ: torch.Tensor
+    key_index_GS: torch.Tensor
+    mask_G1QS: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class RaggedPlan:
+    """What the layers of one type need to know of a batch: boundaries and, off CUDA, tiles."""
+
+    cu_seq_lens: torch.Tensor
+    max_length: int
+    window: int | None
+    groups: tuple[TileGroup, ...]
+    place_N: torch.Tensor | None  # where each token's output stands in the concatenation of all groups
+
+    def to(self, device: Any, non_blocking: bool = False) -> "RaggedPlan":
+        """The same plan on another device; models spread over devices move their inputs by this."""
+
+        def move(x: torch.Tensor | None) -> Any:
+            return None if x is None else x.to(device, non_blocking=non_blocking)
+
+        groups = tuple(TileGroup(*map(move, vars(group).values())) for group in self.groups)
+        return RaggedPlan(move(self.cu_seq_lens), self.max_length, self.window, groups, move(self.place_N))
+
+
+@torch.compiler.disable
+def plan_ragged_attention(
+    cu_seq_lens: torch.Tensor, *, window: int | None = None, valid_N: torch.Tensor | None = None, use_tiles: bool = True
+) -> RaggedPlan:
+    """Cut a run into tiles.
+
+    Args:
+        cu_seq_lens: [documents + 1] cumulative lengths, from 0 to N.
+        window: how many tokens on either side a token sees; None for all of its document.
+        valid_N: which tokens may be seen at all; None for all.
+        use_tiles: False where the variable-length kernel does the work and boundaries are enough.
+    """
+    device = cu_seq_lens.device
+    bounds = cu_seq_lens.to("cpu", torch.long)
+    starts, lengths = bounds[:-1], bounds.diff()
+    max_length = int(lengths.max()) if len(lengths) else 0
+    if not use_tiles:
+        return RaggedPlan(cu_seq_lens.to(torch.int32), max_length, window, (), None)
+    starts, lengths = starts[lengths > 0], lengths[lengths > 0]
+    if window is None:
+        query_starts, query_counts, key_starts, key_counts = starts, lengths, starts, lengths
+    else:
+        query_starts, query_counts, key_starts, key_counts = _window_tiles(starts, lengths, window)
+    order = torch.argsort(query_counts * (max_length + 1) + key_counts, stable=True)
+    sizes = [(int(q), int(s)) for q, s in zip(query_counts[order], key_counts[order], strict=True)]
+    place_N = torch.zeros(int(bounds[-1]), dtype=torch.long)
+    groups, offset = [], 0
+    for first, last in _group_sizes(sizes):
+        rows = order[first:last]
+        queries, keys = int(query_counts[rows].max()), int(key_counts[rows].max())
+        query_index_GQ, query_valid_GQ = _spread(query_starts[rows], query_counts[rows], queries)
+        key_index_GS, key_valid_GS = _spread(key_starts[rows], key_counts[rows], keys)
+        place_N[query_index_GQ[query_valid_GQ]] = offset + query_valid_GQ.flatten().nonzero().squeeze(1)
+        offset += query_index_GQ.numel()
+        mask_GQS = key_valid_GS[:, None, :]
+        if valid_N is not None:
+            mask_GQS = mask_GQS & valid_N.to("cpu")[key_index_GS][:, None, :]
+        if window is not None:
+            mask_GQS = mask_GQS & ((query_index_GQ[:, :, None] - key_index_GS[:, None, :]).abs() <= window)
+        mask = None if bool(mask_GQS.all()) else mask_GQS[:, None].to(device)
+        groups.append(TileGroup(query_index_GQ.to(device), key_index_GS.to(device), mask))
+    return RaggedPlan(cu_seq_lens, max_length, window, tuple(groups), place_N.to(device))
+
+
+def _window_tiles(starts: torch.Tensor, lengths: torch.Tensor, window: int) -> tuple[torch.Tensor, ...]:
+    """Cut each document into blocks of queries, with `window` more keys on either side, within the document."""
+    block = max(2 * window, 64)
+    tiles = []
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        end = start + length
+        for first in range(start, end, block):
+            last = min(first + block, end)
+            tiles.append((first, last - first, max(start, first - window), min(end, last + window)))
+    table = torch.tensor(tiles, dtype=torch.long).reshape(-1, 4)
+    return table[:, 0], table[:, 1], table[:, 2], table[:, 3] - table[:, 2]
+
+
+def _group_sizes(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Cut tiles, sorted by size, into runs [first, last) that waste at most about an eighth on filling up."""
+    groups, first = [], 0
+    for last in range(1, len(sizes) + 1):
+        if last < len(sizes):
+            queries, keys = sizes[last]
+            similar = queries <= sizes[first][0] * 1.125 + 2 and keys <= sizes[first][1] * 1.25 + 4
+            if similar and (last - first + 1) * queries * keys <= _LARGEST_GROUP:
+                continue
+        groups.append((first, last))
+        first = last
+    return groups
+
+
+def _spread(starts: torch.Tensor, counts: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices [G, size] of each tile's tokens, its last one repeated to fill up, and which are not filling."""
+    columns = torch.arange(size)
+    index = starts[:, None] + torch.minimum(columns, counts[:, None] - 1)
+    return index, columns < counts[:, None]
+
+
+class _Take(torch.autograd.Function):
+    """Rows of x by index. The gradient is a plain gather too where each row that matters is taken exactly once.
+
+    `index_add`, the general gradient, runs on one core of a CPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_N: torch.Tensor, index_M: torch.Tensor, back_N: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(back_N)
+        return x_N.index_select(0, index_M)
+
+    @staticmethod
+    def backward(ctx: Any, grad_M: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (back_N,) = ctx.saved_tensors
+        return grad_M.index_select(0, back_N), None, None
+
+
+class _Place(torch.autograd.Function):
+    """Each token's row out of the tiles' rows; the gradient of a row that fills up a tile is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x_M: torch.Tensor, place_N: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(place_N)
+        ctx.rows = x_M.shape[0]
+        return x_M.index_select(0, place_N)
+
+    @staticmethod
+    def backward(ctx: Any, grad_N: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (place_N,) = ctx.saved_tensors
+        grad_M = grad_N.new_zeros(ctx.rows, *grad_N.shape[1:])
+        return grad_M.index_copy_(0, place_N, grad_N), None
+
+
+@torch.compiler.disable
+def ragged_attention(
+    q_BHTK: torch.Tensor,
+    k_BHTK: torch.Tensor,
+    v_BHTK: torch.Tensor,
+    plan: RaggedPlan,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Shape: query [B, H, T, K], key and value [B, H or fewer, T, K] -> [B, T, H, K]."""
+    q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BHTK, v_BHTK))
+    if plan.place_N is None:
+        from torch.nn.attention.varlen import varlen_attn
+
+        windowed = {} if plan.window is None else {"window_size": (plan.window, plan.window)}
+        grouped = {} if q_NHK.shape[1] == k_NHK.shape[1] else {"enable_gqa": True}
+        bounds, longest = plan.cu_seq_lens, plan.max_length
+        out_NHK = varlen_attn(
+            q_NHK, k_NHK, v_NHK, bounds, bounds, longest, longest, scale=scaling, **windowed, **grouped
+        )
+    else:
+        out_NHK = _tiled_attention(q_NHK, k_NHK, v_NHK, plan, scaling=scaling, dropout=dropout)
+    return out_NHK.unflatten(0, (q_BHTK.shape[0], q_BHTK.shape[2]))
+
+
+def _tiled_attention(
+    q_NHK: torch.Tensor, k_NHK: torch.Tensor, v_NHK: torch.Tensor, plan: RaggedPlan, *, scaling: float, dropout: float
+) -> torch.Tensor:
+    """Shape: [N, H, K] each -> [N, H, K]."""
+    groups = q_NHK.shape[1] // k_NHK.shape[1]
+    if groups > 1:
+        k_NHK, v_NHK = (x.repeat_interleave(groups, dim=1) for x in (k_NHK, v_NHK))
+    assert plan.place_N is not None
+    q_index_M = torch.cat([group.query_index_GQ.flatten() for group in plan.groups])
+    q_MHK = _Take.apply(q_NHK, q_index_M, plan.place_N)
+    if plan.window is None:  # then a tile's keys are its queries' tokens
+        k_MHK, v_MHK = (_Take.apply(x, q_index_M, plan.place_N) for x in (k_NHK, v_NHK))
+    else:
+        k_index_M = torch.cat([group.key_index_GS.flatten() for group in plan.groups])
+        k_MHK, v_MHK = (x.index_select(0, k_index_M) for x in (k_NHK, v_NHK))
+    outs, q_first, k_first = [], 0, 0
+    for group in plan.groups:
+        q_shape, k_shape = group.query_index_GQ.shape, group.key_index_GS.shape
+        q_last, k_last = q_first + q_shape.numel(), k_first + k_shape.numel()
+        out_GHQK = F.scaled_dot_product_attention(
+            q_MHK[q_first:q_last].unflatten(0, q_shape).transpose(1, 2),
+            k_MHK[k_first:k_last].unflatten(0, k_shape).transpose(1, 2),
+            v_MHK[k_first:k_last].unflatten(0, k_shape).transpose(1, 2),
+            attn_mask=group.mask_G1QS,
+            dropout_p=dropout,
+            scale=scaling,
+        )
+        outs.append(out_GHQK.transpose(1, 2).flatten(0, 1))
+        q_first, k_first = q_last, k_last
+    return _Place.apply(torch.cat(outs), plan.place_N)
+
+
+__all__ = ["RaggedPlan", "plan_ragged_attention", "ragged_attention"]
