@@ -1,0 +1,661 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""The encoder and its heads, as transformers models.
+
+Shapes: B rows, T tokens of a row, N tokens of a packed run (B = 1), D hidden size, V vocabulary, C labels, M masked
+positions.
+
+A packed run holds several documents, `input_ids` [1, N], with `position_ids` that restart at each, or with
+`cu_seq_lens_q` (cumulative lengths, [documents + 1]) as transformers' flattening collator gives them. No document sees
+another, and heads over pooled vectors return one row for each document.
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    ImageClassifierOutput,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.modeling_utils import PreTrainedModel
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from ..configuration.configuration_clozebert import ClozeBertConfig
+from .attention import Attention
+from .blocks import EncoderLayer, FeedForward, make_norm
+from .bundle import auto_map, write_code
+from .embeddings import ImageEmbeddings, RotaryTables, TextEmbeddings
+from .heads import DenseHead, Pooling, cross_entropy, make_classifier_head, pad_packed, sequence_loss
+from .ragged_attention import RaggedPlan, plan_ragged_attention
+
+
+class ClozeBertPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initialisation. A saved folder carries this code, so it opens without clozebert too."""
+
+    config: ClozeBertConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["TextEmbeddings", "ImageEmbeddings", "EncoderLayer"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": Attention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Normal with `initializer_range`; biases, padding rows and tables of positions nobody stands on are zero."""
+        super()._init_weights(module)
+        std = self.config.initializer_range
+        if isinstance(module, ImageEmbeddings):
+            init.zeros_(module.class_token)
+            if module.table is not None:
+                init.trunc_normal_(module.table, mean=0.0, std=std)
+        elif isinstance(module, Attention):
+            self._init_output_projection(module.o_proj)
+        elif isinstance(module, FeedForward):
+            self._init_output_projection(module.down_proj)
+
+    def _init_output_projection(self, projection: nn.Linear) -> None:
+        """The two projections that write into the residual stream may start smaller (Radford et al. 2019) or at zero."""
+        if self.config.output_projection_init == "zero":
+            init.zeros_(projection.weight)
+        elif self.config.output_projection_init == "scaled":
+            std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
+            init.normal_(projection.weight, mean=0.0, std=std)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
+        """As transformers' own, with the model's code beside the weights and every Auto class in config.json."""
+        self.config.auto_map = auto_map()
+        super().save_pretrained(save_directory, **kwargs)
+        if kwargs.get("is_main_process", True) and os.path.isdir(save_directory):
+            code_files = write_code(save_directory)
+            if push_to_hub:
+                self._push_folder(save_directory, code_files, kwargs)
+
+    @staticmethod
+    def _push_folder(directory: str | os.PathLike, code_files: list[str], options: dict[str, Any]) -> None:
+        """Upload what `save_pretrained` wrote, the code included: the stock upload would run before the code is there."""
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=options.get("token") if isinstance(options.get("token"), str) else None)
+        repo_id = options.get("repo_id") or os.path.basename(os.path.normpath(directory))
+        repo_id = api.create_repo(repo_id, private=options.get("private"), exist_ok=True).repo_id
+        api.upload_folder(
+            repo_id=repo_id,
+            folder_path=directory,
+            allow_patterns=["config.json", "*.safetensors", "*.safetensors.index.json", *code_files],
+            commit_message=options.get("commit_message") or "Upload model",
+            revision=options.get("revision"),
+            create_pr=options.get("create_pr", False),
+        )
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing to do: `save_pretrained` writes the code and the whole auto_map for every class anyway."""
+
+
+class ClozeBertModel(ClozeBertPreTrainedModel):
+    """The encoder without a head: token ids (or pixels) to one vector for each token (or patch)."""
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__(config)
+        self.embeddings = TextEmbeddings(config) if config.image_size is None else ImageEmbeddings(config)
+        if config.image_size is not None:
+            self.main_input_name = "pixel_values"
+        self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_hidden_layers))
+        has_final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
+        self.final_norm = make_norm(config, config.hidden_size) if has_final_norm else nn.Identity()
+        self.rotary = RotaryTables(config) if config.position_embedding_type == "rope" else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        if isinstance(self.embeddings, ImageEmbeddings):
+            return self.embeddings.projection
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        if isinstance(self.embeddings, ImageEmbeddings):
+            self.embeddings.projection = value
+        else:
+            self.embeddings.word_embeddings = value
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | dict[str, Any] | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        pixel_values: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Encode a batch.
+
+        Args:
+            input_ids: [B, T] token ids; or `inputs_embeds` [B, T, E]; or, for an image model, `pixel_values`
+                [B, channels, height, width].
+            attention_mask: [B, T], nonzero at tokens, holes allowed; None: all are tokens. Or a mask [B, 1, T, T], or
+                one for each layer type, in the form that the attention implementation takes.
+            token_type_ids: [B, T], 0 where not given.
+            position_ids: [B or 1, T], counted from 0; by the configuration's rule where not given.
+            cu_seq_lens_q: [documents + 1] of a packed run, in place of a mask.
+
+        Returns:
+            last_hidden_state [B, T, D], zero at padding; hidden_states and attentions where asked for.
+
+        Raises:
+            ValueError: inputs that contradict one another or the configuration, before anything is computed.
+        """
+        x_BTD, position_ids, boundaries = self._embed(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, pixel_values, kwargs
+        )
+        masks = self._masks(x_BTD, attention_mask, boundaries, kwargs)
+        tables: dict[str, Any] = dict.fromkeys(masks)
+        if self.rotary is not None:
+            tables = {layer_type: self.rotary(x_BTD, position_ids, layer_type) for layer_type in masks}
+        for layer in self.layers:
+            x_BTD = layer(
+                x_BTD,
+                attention_mask=masks[layer.attention_type],
+                position_embeddings=tables[layer.attention_type],
+                **kwargs,
+            )
+        x_BTD = self.final_norm(x_BTD)
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+            x_BTD = x_BTD.masked_fill(attention_mask.unsqueeze(-1) == 0, 0)
+        return BaseModelOutput(last_hidden_state=x_BTD)
+
+    def _embed(
+        self,
+        input_ids: torch.Tensor | None,
+        attention_mask: Any,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        pixel_values: torch.Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Check the inputs; embeddings [B, T, D], positions [B or 1, T] and, for a packed run, its boundaries."""
+        if isinstance(self.embeddings, ImageEmbeddings):
+            if pixel_values is None and inputs_embeds is None:
+                raise ValueError("this is an image model (image_size is set): give pixel_values or inputs_embeds")
+            return (self.embeddings(pixel_values) if inputs_embeds is None else inputs_embeds), None, None
+        if pixel_values is not None:
+            raise ValueError("pixel_values given to a text model: its configuration has image_size=None")
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        given: torch.Tensor = input_ids if input_ids is not None else inputs_embeds  # type: ignore[assignment]
+        if given.dim() != (2 if inputs_embeds is None else 3):
+            raise ValueError(
+                f"{'input_ids' if inputs_embeds is None else 'inputs_embeds'} of shape {tuple(given.shape)} must be "
+                f"[batch, length{'' if inputs_embeds is None else ', size'}]"
+            )
+        shape_BT = given.shape[:2]
+        for name, value in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
+            if isinstance(value, torch.Tensor) and value.dim() == 2 and value.shape != shape_BT:
+                raise ValueError(f"{name} of shape {tuple(value.shape)} must be {tuple(shape_BT)}, as the input")
+        boundaries = _boundaries(position_ids, attention_mask, shape_BT, kwargs.get("cu_seq_lens_q"))
+        if boundaries is not None and position_ids is None:
+            steps = torch.arange(shape_BT[1], device=given.device)
+            position_ids = (steps - boundaries.to(given.device)[_document_ids(boundaries, steps)]).unsqueeze(0)
+        self._check_length(shape_BT[1] if boundaries is None else int(boundaries.diff().max()))
+        x_BTD = self.embeddings(
+            input_ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids
+        )
+        if position_ids is None:
+            position_ids = self.embeddings.positions.count(x_BTD, input_ids)
+        return x_BTD, position_ids, boundaries
+
+    def _check_length(self, length: int) -> None:
+        if self.config.position_embedding_type != "none" and length > self.config.max_position_embeddings:
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than max_position_embeddings="
+                f"{self.config.max_position_embeddings}; truncate it or split it into windows"
+            )
+
+    def _masks(
+        self, x_BTD: torch.Tensor, attention_mask: Any, boundaries: torch.Tensor | None, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """For each layer type of the model, what its attention needs to know of the batch."""
+        if isinstance(attention_mask, dict):
+            return attention_mask
+        layer_types = {layer.attention_type for layer in self.layers}  # type: ignore[union-attr]
+        implementation = self.config._attn_implementation
+        if implementation == "flex_attention" and x_BTD.device.type == "cpu" and x_BTD.requires_grad:
+            raise ValueError(
+                "attn_implementation='flex_attention' has no gradient on a CPU; train with 'sdpa' or 'eager' there"
+            )
+        if boundaries is not None and implementation == "sdpa":
+            return {kind: self._ragged_plan(x_BTD, boundaries, kind) for kind in layer_types}
+        document_BT = None
+        if boundaries is not None and implementation.startswith("flash"):
+            bounds = boundaries.to(x_BTD.device, torch.int32)
+            longest = int(bounds.diff().max())
+            kwargs.update(cu_seq_lens_q=bounds, cu_seq_lens_k=bounds, max_length_q=longest, max_length_k=longest)
+        elif boundaries is not None:
+            steps = torch.arange(x_BTD.shape[:2].numel(), device=x_BTD.device)
+            document_BT = _document_ids(boundaries, steps).view(x_BTD.shape[:2])
+        masks: dict[str, Any] = {}
+        for kind in layer_types:
+            if kind == "sliding_attention" and self._tiles_pay(x_BTD, attention_mask, document_BT):
+                masks[kind] = self._tile_rows(x_BTD, attention_mask)
+                continue
+            make = create_bidirectional_sliding_window_mask if kind == "sliding_attention" else create_bidirectional_mask
+            masks[kind] = make(
+                config=self.config,
+                inputs_embeds=x_BTD,
+                attention_mask=attention_mask,
+                and_mask_function=None if document_BT is None else _same_document(document_BT),
+            )
+        return masks
+
+    def _ragged_plan(self, x_BTD: torch.Tensor, boundaries: torch.Tensor, kind: str) -> RaggedPlan:
+        window = self.config.sliding_window if kind == "sliding_attention" else None
+        use_tiles = not _has_varlen_kernel(
+            x_BTD,
+            head_size=self.config.hidden_size // self.config.num_attention_heads,
+            dropout=self.config.attention_probs_dropout_prob if self.training else 0.0,
+            window=window,
+        )
+        return plan_ragged_attention(boundaries.to(x_BTD.device), window=window, use_tiles=use_tiles)
+
+    def _tiles_pay(self, x_BTD: torch.Tensor, attention_mask: Any, document_BT: torch.Tensor | None) -> bool:
+        """Whether a windowed layer is cheaper in tiles than under a mask: long rows, and nothing that needs the mask."""
+        assert self.config.sliding_window is not None
+        return (
+            self.config._attn_implementation == "sdpa"
+            and document_BT is None
+            and (attention_mask is None or attention_mask.dim() == 2)
+            and x_BTD.shape[1] >= 8 * self.config.sliding_window
+            and not torch.compiler.is_compiling()
+            and not torch.jit.is_tracing()
+        )
+
+    def _tile_rows(self, x_BTD: torch.Tensor, attention_mask: torch.Tensor | None) -> RaggedPlan:
+        rows, length = x_BTD.shape[:2]
+        boundaries = torch.arange(0, (rows + 1) * length, length, device=x_BTD.device)
+        valid_N = None if attention_mask is None else attention_mask.flatten() != 0
+        return plan_ragged_attention(boundaries, window=self.config.sliding_window, valid_N=valid_N)
+
+
+def _boundaries(
+    position_ids: torch.Tensor | None, attention_mask: Any, shape_BT: torch.Size, cu_seq_lens: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Cumulative document lengths [documents + 1] over all B * T tokens, or None where rows are ordinary sequences.
+
+    Rows are packed where the caller says so, or where, without a mask, the positions within a row restart.
+    """
+    if cu_seq_lens is not None:
+        if attention_mask is not None:
+            raise ValueError("give either attention_mask or cu_seq_lens_q: a packed run has no padding to mask")
+        if shape_BT[0] != 1:
+            raise ValueError(f"cu_seq_lens_q describes one packed row, but the batch has {shape_BT[0]}")
+        if not torch.compiler.is_compiling() and int(cu_seq_lens[-1]) != shape_BT[1]:
+            raise ValueError(f"cu_seq_lens_q ends at {int(cu_seq_lens[-1])}, but the row has {shape_BT[1]} tokens")
+        return cu_seq_lens
+    if position_ids is None or position_ids.dim() != 2:
+        return None
+    if position_ids.shape[1] != shape_BT[1] or position_ids.shape[0] not in (1, shape_BT[0]):
+        raise ValueError(f"position_ids of shape {tuple(position_ids.shape)} must be {tuple(shape_BT)}, as the input")
+    if attention_mask is not None or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return None
+    restarts_BT = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
+    if not bool(restarts_BT.any()):
+        return None
+    restarts_BT[:, 0] = True
+    starts = restarts_BT.expand(shape_BT).flatten().nonzero().squeeze(1)
+    return torch.cat([starts, starts.new_tensor([shape_BT.numel()])])
+
+
+def _document_ids(boundaries: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """Which document each of the tokens `steps` belongs to, counted from 0."""
+    return torch.bucketize(steps, boundaries[1:].to(steps.device), right=True)
+
+
+def _same_document(document_BT: torch.Tensor) -> Any:
+    """A mask function of transformers: two tokens see each other where their documents are the same."""
+
+    def same_document(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return document_BT[batch, query] == document_BT[batch, key]
+
+    return same_document
+
+
+def _has_varlen_kernel(x_BTD: torch.Tensor, *, head_size: int, dropout: float, window: int | None) -> bool:
+    """Whether `torch.nn.attention.varlen` does this job: half precision on CUDA, no dropout, windows from torch 2.11."""
+    if x_BTD.device.type != "cuda" or dropout or head_size % 8 or head_size > 256:
+        return False
+    half = (torch.float16, torch.bfloat16)
+    in_half = x_BTD.dtype in half or (torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") in half)
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return in_half and version >= ((2, 11) if window is not None else (2, 10))
+
+
+class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
+    """The encoder with a masked-LM head: dense, activation, norm, and the (tied) projection onto the vocabulary."""
+
+    _tied_weights_keys = {"decoder.weight": "model.embeddings.word_embeddings.weight"}
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__(config)
+        _refuse_images(config, type(self).__name__)
+        self.model = ClozeBertModel(config)
+        size = config.embedding_size or config.hidden_size
+        self.head = DenseHead(
+            config, size=size, activation=config.prediction_activation or config.hidden_act, norm=True
+        )
+        self.decoder = nn.Linear(size, config.vocab_size, bias=config.decoder_bias)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.decoder = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        masked_positions: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """The inputs of `ClozeBertModel`, and
+
+        Args:
+            labels: [B, T] ids, -100 where nothing is to be predicted; with `masked_positions`, [M].
+            masked_positions: [M] indices into the B * T tokens: logits are computed there only.
+            num_items_in_batch: labels in the whole global batch; the loss is divided by it.
+
+        Returns:
+            loss; logits [B, T, V], or [M, V] at `masked_positions`, or at the labelled positions with
+            `sparse_prediction`.
+        """
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
+        x = outputs.last_hidden_state
+        if masked_positions is None and labels is not None and self.config.sparse_prediction:
+            masked_positions = (labels.flatten() != -100).nonzero().squeeze(1)
+            labels = labels.flatten()[masked_positions]
+        if masked_positions is not None:
+            if labels is not None and labels.shape != masked_positions.shape:
+                raise ValueError(
+                    f"labels of shape {tuple(labels.shape)} must be {tuple(masked_positions.shape)}, as masked_positions"
+                )
+            x = x.flatten(0, 1)[masked_positions]
+        logits = self.decoder(self.head(x))
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items_in_batch)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class ClozeBertForSequenceClassification(ClozeBertPreTrainedModel):
+    """The encoder with a classifier (or regressor) over the pooled sequence."""
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = ClozeBertModel(config)
+        self.pooling = Pooling(config)
+        self.head = make_classifier_head(config, pooled=True)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels, bias=config.classifier_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """The inputs of `ClozeBertModel`, and labels [B] (classes, or values to regress) or [B, C] (several labels, or
+        several values). For a packed run B is its number of documents. Returns loss and logits [B, C].
+        """
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
+        x_BTD, mask_BT = _documents(outputs.last_hidden_state, attention_mask, position_ids, kwargs)
+        logits = self.classifier(self.dropout(self.head(self.pooling(x_BTD, mask_BT))))
+        loss = None
+        if labels is not None:
+            loss = sequence_loss(
+                logits, labels, problem_type=self.config.problem_type, num_items_in_batch=num_items_in_batch
+            )
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class ClozeBertForTokenClassification(ClozeBertPreTrainedModel):
+    """The encoder with a classifier over each token."""
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = ClozeBertModel(config)
+        self.head = make_classifier_head(config, pooled=False)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels, bias=config.classifier_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        """The inputs of `ClozeBertModel`, and labels [B, T] with -100 where none. Returns loss and logits [B, T, C]."""
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
+        logits = self.classifier(self.dropout(self.head(outputs.last_hidden_state)))
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class ClozeBertForQuestionAnswering(ClozeBertPreTrainedModel):
+    """The encoder with two scores for each token: that an answer starts, and that it ends there."""
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__(config)
+        self.model = ClozeBertModel(config)
+        self.head = make_classifier_head(config, pooled=False)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.classifier = nn.Linear(config.hidden_size, 2, bias=config.classifier_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        """The inputs of `ClozeBertModel`, and start_positions and end_positions [B]; one outside [0, T) counts nowhere.
+
+        Returns loss (the mean of the two) and start_logits, end_logits [B, T].
+        """
+        outputs = self.model(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
+        logits_BT2 = self.classifier(self.dropout(self.head(outputs.last_hidden_state)))
+        start_BT, end_BT = (x.contiguous() for x in logits_BT2.unbind(-1))
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            targets = [_inside(x, start_BT.shape[1]) for x in (start_positions, end_positions)]
+            losses = [
+                cross_entropy(logits_BT, target_B, num_items_in_batch)
+                for logits_BT, target_B in zip((start_BT, end_BT), targets, strict=True)
+            ]
+            loss = (losses[0] + losses[1]) / 2
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_BT,
+            end_logits=end_BT,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class ClozeBertForMultipleChoice(ClozeBertPreTrainedModel):
+    """The encoder with one score for each of several sequences, of which one is right."""
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__(config)
+        self.model = ClozeBertModel(config)
+        self.pooling = Pooling(config)
+        self.head = make_classifier_head(config, pooled=True)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.classifier = nn.Linear(config.hidden_size, 1, bias=config.classifier_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> MultipleChoiceModelOutput:
+        """The inputs of `ClozeBertModel` with a dimension of choices after the first, and labels [B].
+
+        Returns loss and logits [B, choices].
+        """
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None or given.dim() < 3:
+            raise ValueError("give input_ids of shape [batch, choices, length], or inputs_embeds with a size after it")
+        choices = given.shape[1]
+        ids, mask, types, positions, embeds = (
+            None if x is None else x.flatten(0, 1)
+            for x in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        )
+        outputs = self.model(ids, mask, types, positions, inputs_embeds=embeds, **kwargs)
+        scores = self.classifier(self.dropout(self.head(self.pooling(outputs.last_hidden_state, mask))))
+        logits = scores.view(-1, choices)
+        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
+    """The encoder over the patches of an image, with a classifier over the pooled patches: a ViT."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__(config)
+        if config.image_size is None:
+            raise ValueError("ClozeBertForImageClassification needs image_size and patch_size in its configuration")
+        self.num_labels = config.num_labels
+        self.model = ClozeBertModel(config)
+        self.pooling = Pooling(config)
+        self.head = make_classifier_head(config, pooled=True)
+        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels, bias=config.classifier_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> ImageClassifierOutput:
+        """pixel_values [B, channels, height, width], labels [B] or [B, C]. Returns loss and logits [B, C]."""
+        outputs = self.model(pixel_values=pixel_values, **kwargs)
+        logits = self.classifier(self.dropout(self.head(self.pooling(outputs.last_hidden_state))))
+        loss = None
+        if labels is not None:
+            loss = sequence_loss(
+                logits, labels, problem_type=self.config.problem_type, num_items_in_batch=num_items_in_batch
+            )
+        return ImageClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+def _classifier_dropout(config: ClozeBertConfig) -> float:
+    return float(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
+
+
+def _refuse_images(config: ClozeBertConfig, name: str) -> None:
+    if config.image_size is not None:
+        raise ValueError(f"{name} is a text model, but image_size={config.image_size} makes this an image encoder")
+
+
+def _documents(
+    x_BTD: torch.Tensor, attention_mask: torch.Tensor | None, position_ids: torch.Tensor | None, kwargs: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The sequences to pool and their mask: the rows of the batch, or the documents of a packed run."""
+    boundaries = _boundaries(position_ids, attention_mask, x_BTD.shape[:2], kwargs.get("cu_seq_lens_q"))
+    if boundaries is None:
+        return x_BTD, attention_mask if attention_mask is None or attention_mask.dim() == 2 else None
+    return pad_packed(x_BTD, boundaries.to(x_BTD.device))
+
+
+def _inside(positions_B: torch.Tensor, length: int) -> torch.Tensor:
+    positions_B = positions_B.flatten()
+    return positions_B.masked_fill((positions_B < 0) | (positions_B >= length), -100)
+
+
+__all__ = [
+    "ClozeBertForImageClassification",
+    "ClozeBertForMaskedLM",
+    "ClozeBertForMultipleChoice",
+    "ClozeBertForQuestionAnswering",
+    "ClozeBertForSequenceClassification",
+    "ClozeBertForTokenClassification",
+    "ClozeBertModel",
+    "ClozeBertPreTrainedModel",
+]
