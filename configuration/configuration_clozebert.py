@@ -36,12 +36,15 @@ _POSITIVE = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
     "max_position_embeddings", "embedding_size", "image_size", "patch_size", "num_channels", "sliding_window",
 )  # fmt: skip
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 @strict
 class ClozeBertConfig(PreTrainedConfig):
-    r"""Everything that determines the encoder. The defaults are BERT-base (Devlin et al. 2018).
+    r"""Everything that determines the encoder.
+
+    The defaults are a current base-size block: pre-norm, rotary positions, gated feed-forward, no biases, no dropout.
+    `from_name` gives the published architectures.
 
     Sizes:
         vocab_size, hidden_size (d), num_hidden_layers, num_attention_heads (h), num_key_value_heads (None: h),
@@ -59,7 +62,8 @@ class ClozeBertConfig(PreTrainedConfig):
         those at most sliding_window positions away on either side.
     Positions:
         position_embedding_type: `absolute` (learned), `sinusoidal` (Vaswani et al. 2017), `rope` (Su et al. 2021) with
-        rope_parameters in transformers' form, one dict or one for each layer type, or `none`.
+        rope_parameters in transformers' form (one dict, or one for each layer type where layer_types is given), or
+        `none`. Only learned and sinusoidal positions end at max_position_embeddings.
         position_rule: `row` counts from the start of the row, `non_pad` counts the non-padding tokens (RoBERTa);
         position_offset: the first position's row in the learned table (RoBERTa: pad_token_id + 1).
     Dropout:
@@ -95,48 +99,48 @@ class ClozeBertConfig(PreTrainedConfig):
     }
     base_model_fsdp_plan = {"embeddings": "free_full_weight", "layers.*": "free_full_weight"}
 
-    vocab_size: int = 30522
+    vocab_size: int = 32768
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     num_key_value_heads: int | None = None
-    intermediate_size: int = 3072
+    intermediate_size: int = 2048
     hidden_act: str = "gelu"
-    max_position_embeddings: int = 512
-    type_vocab_size: int = 2
+    max_position_embeddings: int = 8192
+    type_vocab_size: int = 0
     embedding_size: int | None = None
 
-    norm_position: str = "post"
+    norm_position: str = "pre"
     norm_type: str = "layernorm"
-    norm_eps: float = 1e-12
-    norm_bias: bool = True
+    norm_eps: float = 1e-5
+    norm_bias: bool = False
     embedding_norm: bool = True
     final_norm: bool | None = None
     first_attention_norm: bool = True
-    mlp_type: str = "mlp"
-    mlp_bias: bool = True
-    attention_bias: bool = True
+    mlp_type: str = "glu"
+    mlp_bias: bool = False
+    attention_bias: bool = False
     qk_norm: bool = False
     layer_types: list[str] | None = None
     sliding_window: int | None = None
 
-    position_embedding_type: str = "absolute"
+    position_embedding_type: str = "rope"
     position_rule: str = "row"
     position_offset: int = 0
     rope_parameters: dict | None = None
 
-    hidden_dropout_prob: float | int = 0.1
-    attention_probs_dropout_prob: float | int = 0.1
+    hidden_dropout_prob: float | int = 0.0
+    attention_probs_dropout_prob: float | int = 0.0
     embedding_dropout: float | int | None = None
     mlp_dropout: float | int = 0.0
     classifier_dropout: float | int | None = None
 
     classifier_pooling: str = "cls"
-    classifier_dense: str = "pooled"
-    classifier_activation: str = "tanh"
-    classifier_norm: bool = False
+    classifier_dense: str = "all"
+    classifier_activation: str = "gelu"
+    classifier_norm: bool = True
     prediction_activation: str | None = None
-    head_bias: bool = True
+    head_bias: bool = False
     classifier_bias: bool = True
     decoder_bias: bool = True
     tie_word_embeddings: bool = True
@@ -199,7 +203,7 @@ class ClozeBertConfig(PreTrainedConfig):
         return self.layer_types[layer_idx] if self.layer_types is not None else "full_attention"
 
     def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Bring `rope_parameters` into one dict for each layer type; the base class calls this while constructing."""
+        """Complete `rope_parameters`: one dict, or one for each layer type. The base class calls this in constructing."""
         scaling, theta = kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None)
         if self.position_embedding_type != "rope":
             if self.rope_parameters is not None or scaling is not None or theta is not None:
@@ -209,21 +213,22 @@ class ClozeBertConfig(PreTrainedConfig):
                 )
             return kwargs
         given = scaling or self.rope_parameters or {}
-        layer_types = sorted(set(self.layer_types or ["full_attention"]))
         nested = any(layer_type in given for layer_type in ("full_attention", "sliding_attention"))
         default = {"rope_type": "default", "rope_theta": theta or self.default_theta}
         parameters = {
-            layer_type: {**default, **((given.get(layer_type) or {}) if nested else given)} for layer_type in layer_types
+            layer_type: {**default, **((given.get(layer_type) or {}) if nested else given)}
+            for layer_type in sorted(set(self.layer_types or ["full_attention"]))
         }
-        for layer_type, values in parameters.items():
+        for values in parameters.values():
             if values["rope_type"] not in _ROPE_TYPES:
                 raise ValueError(
-                    f"rope_parameters[{layer_type!r}]['rope_type']={values['rope_type']!r} must be one of "
-                    f"{', '.join(_ROPE_TYPES)}"
+                    f"rope_parameters: rope_type={values['rope_type']!r} must be one of {', '.join(_ROPE_TYPES)}"
                 )
+            if values.get("partial_rotary_factor", 1.0) != 1.0:
+                raise ValueError("rope_parameters: partial_rotary_factor must be 1.0: all channels of a head turn")
             if values["rope_type"] in ("llama3", "yarn"):
                 values.setdefault("original_max_position_embeddings", self.max_position_embeddings)
-        self.rope_parameters = parameters
+        self.rope_parameters = parameters if self.layer_types is not None else parameters["full_attention"]
         return kwargs
 
     def _check_values(self) -> None:
@@ -260,7 +265,7 @@ class ClozeBertConfig(PreTrainedConfig):
         if (self.image_size is None) != (self.patch_size is None):
             raise ValueError(f"image_size={self.image_size} and patch_size={self.patch_size} must be set together")
         if self.image_size is not None and self.position_embedding_type == "rope":
-            raise ValueError("images take position_embedding_type absolute, sinusoidal or none, not 'rope'")
+            raise ValueError("image_size is set: images take position_embedding_type absolute, sinusoidal or none")
         if self.position_rule == "non_pad" and self.pad_token_id is None:
             raise ValueError("position_rule='non_pad' counts the tokens that are not padding: set pad_token_id")
 

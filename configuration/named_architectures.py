@@ -1,32 +1,38 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Architectures by name. Each is complete over the defaults of `ClozeBertConfig` (BERT-base, Devlin et al. 2018)."""
+"""Architectures by name, each over the defaults of `ClozeBertConfig`."""
 
 from typing import Any
+
+# Devlin et al. 2018.
+_BERT: dict[str, Any] = {
+    "vocab_size": 30522,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "norm_position": "post",
+    "norm_eps": 1e-12,
+    "norm_bias": True,
+    "mlp_type": "mlp",
+    "mlp_bias": True,
+    "attention_bias": True,
+    "position_embedding_type": "absolute",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "classifier_dense": "pooled",
+    "classifier_activation": "tanh",
+    "classifier_norm": False,
+    "head_bias": True,
+}
 
 # Warner et al. 2024. Full attention in every third layer, RoPE base 160,000 there and 10,000 in the windows of 128.
 _MODERNBERT: dict[str, Any] = {
     "vocab_size": 50368,
-    "max_position_embeddings": 8192,
-    "type_vocab_size": 0,
-    "norm_position": "pre",
-    "norm_eps": 1e-5,
-    "norm_bias": False,
     "first_attention_norm": False,
-    "mlp_type": "glu",
-    "mlp_bias": False,
-    "attention_bias": False,
     "sliding_window": 64,
-    "position_embedding_type": "rope",
     "rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 160_000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     },
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "classifier_dense": "all",
-    "classifier_activation": "gelu",
-    "classifier_norm": True,
-    "head_bias": False,
     "output_projection_init": "scaled",
     "pad_token_id": 50283,
     "bos_token_id": 50281,
@@ -43,6 +49,7 @@ def _every_third_full(num_hidden_layers: int) -> list[str]:
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     # Vaswani et al. 2017, the encoder of the base model.
     "transformer-base": {
+        **_BERT,
         "hidden_size": 512,
         "num_hidden_layers": 6,
         "num_attention_heads": 8,
@@ -71,9 +78,16 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "cls_token_id": None,
         "sep_token_id": None,
     },
-    "small": {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 1024},
-    "bert-base": {},
+    "small": {
+        **_BERT,
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "intermediate_size": 1024,
+    },
+    "bert-base": _BERT,
     "bert-large": {
+        **_BERT,
         "hidden_size": 1024,
         "num_hidden_layers": 24,
         "num_attention_heads": 16,
@@ -81,6 +95,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     # Liu et al. 2019: 514 rows of positions, of which the first two are never a token's.
     "roberta-base": {
+        **_BERT,
         "vocab_size": 50265,
         "type_vocab_size": 1,
         "norm_eps": 1e-5,
@@ -106,6 +121,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     # Dosovitskiy et al. 2020.
     "vit-base": {
+        **_BERT,
+        "type_vocab_size": 0,
         "image_size": 224,
         "patch_size": 16,
         "norm_position": "pre",

@@ -15,11 +15,11 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .ragged_attention import RaggedPlan, ragged_attention
 
 
-def rotate(x_BHTK: torch.Tensor, cos_B1TK: torch.Tensor, sin_B1TK: torch.Tensor) -> torch.Tensor:
+def rotate(x_BHTK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -> torch.Tensor:
     """RoPE (Su et al. 2021): turn each pair (x_i, x_{i + K/2}) by its angle, in the tables' type or better."""
     half = x_BHTK.shape[-1] // 2
     turned_BHTK = torch.cat([-x_BHTK[..., half:], x_BHTK[..., :half]], dim=-1)
-    return (x_BHTK * cos_B1TK + turned_BHTK * sin_B1TK).to(x_BHTK.dtype)
+    return (x_BHTK * cos_BTK.unsqueeze(1) + turned_BHTK * sin_BTK.unsqueeze(1)).to(x_BHTK.dtype)
 
 
 def eager_attention(

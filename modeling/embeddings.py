@@ -166,7 +166,7 @@ class ImageEmbeddings(nn.Module):
         return torch.cat([self.table[:, :1], grid.permute(0, 2, 3, 1).reshape(1, rows * columns, size)], dim=1)
 
 
-class RotaryTables(nn.Module):
+class RotaryEmbedding(nn.Module):
     """Cosines and sines of RoPE (Su et al. 2021): angle(p, i) = p * theta^(-2i/K) for pair i of a head's K channels.
 
     Channel i is paired with channel i + K/2, as in transformers. There are no buffers: a table is a few thousand
@@ -180,26 +180,38 @@ class RotaryTables(nn.Module):
         if self.head_size % 2:
             raise ValueError(f"rope needs an even head size, but hidden_size / num_attention_heads = {self.head_size}")
 
+    @property
+    def inv_freq(self) -> torch.Tensor:
+        """The K/2 inverse frequencies theta^(-2i/K) at max_position_embeddings, where all layers share them."""
+        return self.inverse_frequencies(None, torch.device("cpu"), torch.float32)[0]
+
+    def inverse_frequencies(
+        self, layer_type: str | None, device: torch.device, dtype: torch.dtype, length: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, float]:
+        """The frequencies [K/2] and the factor on cosines and sines that the layer type's `rope_type` asks for."""
+        parameters = self.config.rope_parameters
+        assert parameters is not None
+        layer_type = layer_type if layer_type in parameters else None
+        parameters = parameters if layer_type is None else parameters[layer_type]
+        if parameters["rope_type"] == "default":
+            exponents = torch.arange(0, self.head_size, 2, device=device, dtype=dtype) / self.head_size
+            return 1.0 / parameters["rope_theta"] ** exponents, 1.0
+        initialise = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+        frequencies, scaling = initialise(self.config, device, seq_len=length, layer_type=layer_type)
+        return frequencies.to(device, dtype), scaling
+
     @torch.no_grad()
-    def forward(self, x_BTD: torch.Tensor, position_ids: torch.Tensor, layer_type: str) -> tuple[torch.Tensor, ...]:
-        """Shape: position_ids [B or 1, T] -> cosines and sines, each [B or 1, 1, T, K] in x's type."""
-        assert self.config.rope_parameters is not None
-        parameters = self.config.rope_parameters[layer_type]
+    def forward(
+        self, x_BTD: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Shape: position_ids [B or 1, T] -> cosines and sines, each [B or 1, T, K] in x's type."""
         # In float32 even for half-precision models: bf16 angles are off by whole turns after a few hundred tokens.
         dtype = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
-        scaling = 1.0
-        if parameters["rope_type"] == "default":
-            exponents = torch.arange(0, self.head_size, 2, device=x_BTD.device, dtype=dtype) / self.head_size
-            inverse_frequencies = 1.0 / parameters["rope_theta"] ** exponents
-        else:
-            initialise = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
-            inverse_frequencies, scaling = initialise(self.config, x_BTD.device, layer_type=layer_type)
+        length = position_ids.max() + 1
+        frequencies, scaling = self.inverse_frequencies(layer_type, x_BTD.device, dtype, length)
         with torch.autocast(device_type=x_BTD.device.type, enabled=False):
-            angles = position_ids[:, None, :, None].to(dtype) * inverse_frequencies.to(dtype)
-            angles = torch.cat([angles, angles], dim=-1)
-            return (angles.cos() * scaling).to(x_BTD.dtype), (angles.sin() * scaling).to(x_BTD.dtype)
-
-
+            angles_BTK = (position_ids[..., None].to(dtype) * frequencies).repeat(1, 1, 2)
+            return (angles_BTK.cos() * scaling).to(x_BTD.dtype), (angles_BTK.sin() * scaling).to(x_BTD.dtype)
 
 
 def sinusoidal_positions(position_ids: torch.Tensor, size: int) -> torch.Tensor:
@@ -244,4 +256,4 @@ def _is_tracing() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.compiler.is_exporting()
 
 
-__all__ = ["ImageEmbeddings", "RotaryTables", "TextEmbeddings", "check_ids"]
+__all__ = ["ImageEmbeddings", "RotaryEmbedding", "TextEmbeddings", "check_ids"]

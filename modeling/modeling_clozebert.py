@@ -33,7 +33,7 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
 from .blocks import EncoderLayer, FeedForward, make_norm
 from .bundle import auto_map, write_code
-from .embeddings import ImageEmbeddings, RotaryTables, TextEmbeddings
+from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings
 from .heads import DenseHead, Pooling, cross_entropy, make_classifier_head, pad_packed, sequence_loss
 from .ragged_attention import RaggedPlan, plan_ragged_attention
 
@@ -115,7 +115,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_hidden_layers))
         has_final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
         self.final_norm = make_norm(config, config.hidden_size) if has_final_norm else nn.Identity()
-        self.rotary = RotaryTables(config) if config.position_embedding_type == "rope" else None
+        self.rotary_emb = RotaryEmbedding(config) if config.position_embedding_type == "rope" else None
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -164,8 +164,8 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         )
         masks = self._masks(x_BTD, attention_mask, boundaries, kwargs)
         tables: dict[str, Any] = dict.fromkeys(masks)
-        if self.rotary is not None:
-            tables = {layer_type: self.rotary(x_BTD, position_ids, layer_type) for layer_type in masks}
+        if self.rotary_emb is not None:
+            tables = {layer_type: self.rotary_emb(x_BTD, position_ids, layer_type) for layer_type in masks}
         for layer in self.layers:
             x_BTD = layer(
                 x_BTD,
@@ -220,7 +220,8 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         return x_BTD, position_ids, boundaries
 
     def _check_length(self, length: int) -> None:
-        if self.config.position_embedding_type != "none" and length > self.config.max_position_embeddings:
+        has_end = self.config.position_embedding_type in ("absolute", "sinusoidal")
+        if has_end and length > self.config.max_position_embeddings:
             raise ValueError(
                 f"a sequence of {length} tokens is longer than max_position_embeddings="
                 f"{self.config.max_position_embeddings}; truncate it or split it into windows"
