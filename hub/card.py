@@ -1,0 +1,254 @@
+"""The model card: README.md with the metadata that the Hub reads, and what is known about how the model came to be.
+
+A card that a person edited is theirs: the last line of a card written here holds the hash of the rest, and where it no
+longer fits, the file is left alone.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+CARD_NAME = "README.md"
+_MARK = re.compile(r"\n<!-- clozebert-card ([0-9a-f]{64}) -->\n?$")
+_CURVE_NAMES = ("loss_curve.png", "training_curve.png", "curve.png", "loss.png")
+# Ending of the class that was saved -> (task on the Hub, Auto class).
+_TASKS = {
+    "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
+    "ForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
+    "ForTokenClassification": ("token-classification", "AutoModelForTokenClassification"),
+    "ForQuestionAnswering": ("question-answering", "AutoModelForQuestionAnswering"),
+    "ForMultipleChoice": ("multiple-choice", "AutoModelForMultipleChoice"),
+    "ForImageClassification": ("image-classification", "AutoModelForImageClassification"),
+    "Model": ("feature-extraction", "AutoModel"),
+}
+
+
+def write_card(directory: str | os.PathLike, facts: Mapping[str, Any]) -> None:
+    """Write `directory`/README.md, unless a person wrote or edited the one that is there (then: a warning).
+
+    Args:
+        directory: a saved model; config.json and the weights' header are read from it where they exist.
+        facts: what is known; every key may be missing, and a missing fact is a missing line, never a guess.
+            name: the model's name (default: the folder's). repo_id: its name on the Hub.
+            description: a sentence or two. license, language, datasets (Hub names), tags, base_model: metadata.
+            corpus: the corpus manifest, or any mapping that describes the training data.
+            hyperparameters: a mapping. recipe: the name of the recipe they come from.
+            steps, tokens, seconds: what training took.
+            validation_loss: of masked-LM. metrics: a mapping of further measurements on held-out data.
+            curve: path of an image (default: a known name in the folder).
+            versions: a mapping from library to version. limitations: what the model is not good for.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"cannot write a model card into {folder}: the folder does not exist")
+    path = folder / CARD_NAME
+    if path.is_file() and not is_ours(path.read_text(encoding="utf-8")):
+        warnings.warn(f"{path} was written or edited by a person and is left as it is", stacklevel=2)
+        return
+    text = _sign(render_card(folder, facts))
+    temporary = path.with_name(f".{CARD_NAME}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def is_ours(text: str) -> bool:
+    """Whether a card is, to the letter, one that `write_card` wrote."""
+    mark = _MARK.search(text)
+    return mark is not None and hashlib.sha256(text[: mark.start()].encode()).hexdigest() == mark.group(1)
+
+
+def _sign(text: str) -> str:
+    text = text.rstrip("\n")
+    return f"{text}\n<!-- clozebert-card {hashlib.sha256(text.encode()).hexdigest()} -->\n"
+
+
+def render_card(folder: Path, facts: Mapping[str, Any]) -> str:
+    """The text of the card: metadata between `---` lines, then Markdown."""
+    config = _read_json(folder / "config.json")
+    architecture = (config.get("architectures") or [""])[0]
+    # A plain `…Model` ends every class name's search, so it stands last in the table.
+    ending = next((ending for ending in _TASKS if architecture.endswith(ending)), "ForMaskedLM")
+    task, auto_class = _TASKS[ending]
+    name = str(facts.get("name") or folder.resolve().name)
+    sections = [
+        _metadata(facts, config, task),
+        f"# {name}",
+        _what_it_is(folder, facts, config, task),
+        _how_to_load(str(facts.get("repo_id") or name), config, auto_class, task),
+        _training_data(facts),
+        _training(folder, facts),
+        _evaluation(facts),
+        _limits(facts),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str) -> str:
+    from huggingface_hub import ModelCardData
+
+    tags = [config.get("model_type", "clozebert"), "clozebert", "encoder", *(facts.get("tags") or [])]
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=facts.get("pipeline_tag") or task,
+        tags=list(dict.fromkeys(tags)),
+        language=facts.get("language"),
+        license=facts.get("license"),
+        datasets=facts.get("datasets"),
+        base_model=facts.get("base_model"),
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _what_it_is(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], task: str) -> str:
+    kind = "an image encoder" if config.get("image_size") else "a bidirectional text encoder"
+    sentences = [str(facts["description"])] if facts.get("description") else []
+    sentences.append(f"This is {kind}, saved for the task `{task}`.")
+    parts = []
+    if config.get("num_hidden_layers") and config.get("hidden_size"):
+        parts.append(f"{config['num_hidden_layers']} layers of {config['hidden_size']}")
+    if parameters := _count_parameters(folder):
+        parts.append(f"{parameters:,} parameters")
+    if not config.get("image_size"):
+        if config.get("vocab_size"):
+            parts.append(f"a vocabulary of {config['vocab_size']:,}")
+        if config.get("max_position_embeddings"):
+            parts.append(f"sequences of up to {config['max_position_embeddings']:,} tokens")
+    if parts:
+        sentences.append(f"It has {', '.join(parts)}.")
+    return " ".join(sentences)
+
+
+def _how_to_load(name: str, config: Mapping[str, Any], auto_class: str, task: str) -> str:
+    processor = "AutoImageProcessor" if task == "image-classification" else "AutoTokenizer"
+    call = f'{auto_class}.from_pretrained("{name}"'
+    if config.get("model_type", "clozebert") != "clozebert":
+        lines = ["It is in transformers' own format:", "", *_python(f"model = {call})", auto_class, processor, name)]
+        return "\n".join(["## How to load it", "", *lines])
+    return "\n".join(
+        [
+            "## How to load it",
+            "",
+            "The folder carries the model's code. With transformers alone, which then runs that code:",
+            "",
+            *_python(f"model = {call}, trust_remote_code=True)", auto_class, processor, name),
+            "",
+            "Or with the package, and no code from the folder:",
+            "",
+            *_python(f"model = {call})", auto_class, processor, name, first="import clozebert  # pip install clozebert"),
+        ]
+    )
+
+
+def _python(load: str, auto_class: str, processor: str, name: str, first: str | None = None) -> list[str]:
+    lines = [first] if first else []
+    lines += [f"from transformers import {auto_class}, {processor}", "", load]
+    if processor == "AutoTokenizer":
+        lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}")')
+    else:
+        lines.append(f'image_processor = AutoImageProcessor.from_pretrained("{name}")')
+    return ["```python", *lines, "```"]
+
+
+def _training_data(facts: Mapping[str, Any]) -> str:
+    corpus = facts.get("corpus")
+    if not isinstance(corpus, Mapping) or not corpus:
+        return "## Training data\n\nNot recorded." if "corpus" in facts else ""
+    return "## Training data\n\n" + _table(corpus)
+
+
+def _training(folder: Path, facts: Mapping[str, Any]) -> str:
+    lines = []
+    took = []
+    for key, form in (("steps", "{:,} optimizer steps"), ("tokens", "{:,} tokens"), ("seconds", "{:,.0f} seconds")):
+        if isinstance(facts.get(key), (int, float)):
+            took.append(form.format(facts[key]))
+    recipe = f"Recipe `{facts['recipe']}`. " if facts.get("recipe") else ""
+    if took or recipe:
+        lines.append(f"{recipe}{'Training took ' + ', '.join(took) + '.' if took else ''}".strip())
+    if facts.get("hyperparameters"):
+        lines.append(_table(facts["hyperparameters"]))
+    curve = facts.get("curve") or next((name for name in _CURVE_NAMES if (folder / name).is_file()), None)
+    if curve and (folder / Path(curve).name).is_file():
+        lines.append(f"![Loss over training]({Path(curve).name})")
+    if facts.get("versions"):
+        lines.append("Made with " + ", ".join(f"{key} {value}" for key, value in facts["versions"].items()) + ".")
+    return "## Training\n\n" + "\n\n".join(lines) if lines else ""
+
+
+def _evaluation(facts: Mapping[str, Any]) -> str:
+    rows: dict[str, Any] = {}
+    loss = facts.get("validation_loss")
+    if isinstance(loss, (int, float)):
+        rows["masked-LM loss on held-out text (nats per masked token)"] = loss
+        rows["its exponential (masked perplexity)"] = math.exp(min(loss, 700))
+    rows.update(facts.get("metrics") or {})
+    return "## Evaluation\n\n" + _table(rows, heads=("measure", "value")) if rows else ""
+
+
+def _limits(facts: Mapping[str, Any]) -> str:
+    stated = str(facts.get("limitations") or "").strip()
+    general = (
+        "What is written above is all that was recorded. The model repeats the biases and the mistakes of its training "
+        "data; nothing beyond the measures above was evaluated. Measure it on your own task before you rely on it."
+    )
+    return f"## Limits\n\n{stated + ' ' if stated else ''}{general}"
+
+
+def _table(values: Mapping[str, Any], heads: tuple[str, str] = ("", "")) -> str:
+    """A Markdown table of two columns; nested mappings are flattened to dotted names."""
+    rows = [f"| {key} | {_show(value)} |" for key, value in _flat(values) if value is not None]
+    return "\n".join([f"| {heads[0]} | {heads[1]} |", "| --- | --- |", *rows])
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", value))
+    return rows
+
+
+def _show(value: Any) -> str:
+    """A value in a table cell. Of an absolute path only the name: where a file lay on somebody's machine is private."""
+    if isinstance(value, (list, tuple)):
+        shown = [_show(item) for item in value[:8]]
+        return ", ".join(shown) + (f", … ({len(value):,} in all)" if len(value) > 8 else "")
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    if os.path.isabs(text):
+        text = Path(text).name
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _count_parameters(folder: Path) -> int:
+    """The number of stored parameters, from the headers of the safetensors files; no weights are read."""
+    from safetensors import safe_open
+
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="np") as tensors:
+            total += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
+    return total
+
+
+__all__ = ["is_ours", "render_card", "write_card"]
