@@ -5,25 +5,24 @@ does do is make `AutoConfig` and `AutoModel…` know the `clozebert` architectur
 """
 
 import importlib
-import importlib.util
+import importlib.abc
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 __version__ = "0.1.0"
 
-_MODULE_OF_NAME = {
-    "ClozeBertConfig": "configuration",
-    "ClozeBertPreTrainedModel": "modeling",
-    "ClozeBertModel": "modeling",
-    "ClozeBertForMaskedLM": "modeling",
-    "ClozeBertForSequenceClassification": "modeling",
-    "ClozeBertForTokenClassification": "modeling",
-    "ClozeBertForQuestionAnswering": "modeling",
-    "ClozeBertForMultipleChoice": "modeling",
-    "ClozeBertForImageClassification": "modeling",
-}
-
-__all__ = ["__version__", *_MODULE_OF_NAME]
+__all__ = [
+    "ClozeBertConfig",
+    "ClozeBertForImageClassification",
+    "ClozeBertForMaskedLM",
+    "ClozeBertForMultipleChoice",
+    "ClozeBertForQuestionAnswering",
+    "ClozeBertForSequenceClassification",
+    "ClozeBertForTokenClassification",
+    "ClozeBertModel",
+    "ClozeBertPreTrainedModel",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from .configuration import ClozeBertConfig
@@ -40,12 +39,52 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF_NAME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_MODULE_OF_NAME[name]}", __name__), name)
+    room = "configuration" if name == "ClozeBertConfig" else "modeling"
+    value = getattr(importlib.import_module(f".{room}", __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _RegisterOnImport(importlib.abc.MetaPathFinder):
+    """Registers the architecture the moment transformers' Auto modules are imported, by whomever.
+
+    transformers has no entry point for plug-ins. Importing it here would cost seconds, so this waits for it.
+    """
+
+    REGISTERED_BY: ClassVar = {
+        "transformers.models.auto.configuration_auto": ".configuration.registration",
+        "transformers.models.auto.modeling_auto": ".modeling",
+    }
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname not in self.REGISTERED_BY:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: Any) -> None:
+            execute(module)
+            importlib.import_module(self.REGISTERED_BY[fullname], __name__)
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def _register_now_or_on_import() -> None:
+    for auto_module, ours in _RegisterOnImport.REGISTERED_BY.items():
+        if auto_module in sys.modules:
+            importlib.import_module(ours, __name__)
+    sys.meta_path.insert(0, _RegisterOnImport())
+
+
+if __name__ == "clozebert":  # not where a test runner imports this file under another name
+    _register_now_or_on_import()

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""The knobs of the encoder. This file travels inside every checkpoint, so it imports nothing of ours but its neighbours."""
+"""The knobs of the encoder. This file travels inside every checkpoint and imports nothing of ours but its neighbour."""
 
 import copy
 import difflib
@@ -48,10 +48,11 @@ class ClozeBertConfig(PreTrainedConfig):
 
     Sizes:
         vocab_size, hidden_size (d), num_hidden_layers, num_attention_heads (h), num_key_value_heads (None: h),
-        intermediate_size (d_ff), max_position_embeddings (the longest sequence, in tokens), type_vocab_size (0: no token
-        types), embedding_size (None: d; otherwise embeddings of that size are projected to d, as in ELECTRA).
+        intermediate_size (d_ff), max_position_embeddings (the longest sequence, in tokens), type_vocab_size (0: no
+        token types), embedding_size (None: d; otherwise embeddings of that size are projected to d, as in ELECTRA).
     Blocks:
-        norm_position: `post`, x = norm(x + f(x)) (Vaswani et al. 2017), or `pre`, x = x + f(norm(x)) (Xiong et al. 2020).
+        norm_position: `post`, x = norm(x + f(x)) (Vaswani et al. 2017), or `pre`, x = x + f(norm(x)) (Xiong et al.
+        2020).
         norm_type: `layernorm` or `rmsnorm` (Zhang & Sennrich 2019); norm_eps; norm_bias (layernorm only).
         embedding_norm: a norm after the embeddings. final_norm: one after the last layer (None: for pre-norm only).
         first_attention_norm: False leaves out the norm before the first attention (ModernBERT; pre-norm only).
@@ -73,8 +74,8 @@ class ClozeBertConfig(PreTrainedConfig):
         classifier_pooling: how a sequence becomes one vector: `cls` (first token), `mean`, `max`, `attention`.
         classifier_dense: which classifiers put a dense layer, an activation and (classifier_norm) a norm before their
         linear map: `none`, `pooled` (those over a pooled vector: BERT, RoBERTa), `all` (ModernBERT).
-        classifier_activation; prediction_activation (None: hidden_act) for the masked-LM head, which always has its dense
-        layer; head_bias (of these dense layers), classifier_bias, decoder_bias; tie_word_embeddings.
+        classifier_activation; prediction_activation (None: hidden_act) for the masked-LM head, which always has its
+        dense layer; head_bias (of these dense layers), classifier_bias, decoder_bias; tie_word_embeddings.
         sparse_prediction: given labels, the masked-LM head computes logits at labelled positions only.
     Images (image_size set; no token embeddings then):
         image_size and patch_size in pixels, num_channels: the patch front end of ViT (Dosovitskiy et al. 2020).
@@ -203,7 +204,7 @@ class ClozeBertConfig(PreTrainedConfig):
         return self.layer_types[layer_idx] if self.layer_types is not None else "full_attention"
 
     def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Complete `rope_parameters`: one dict, or one for each layer type. The base class calls this in constructing."""
+        """Complete `rope_parameters`: one dict, or one for each layer type. The base class calls this."""
         scaling, theta = kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None)
         if self.position_embedding_type != "rope":
             if self.rope_parameters is not None or scaling is not None or theta is not None:

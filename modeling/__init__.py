@@ -1,11 +1,5 @@
-"""Everything that runs in `forward`. Importing it tells transformers' Auto classes of the architecture."""
+"""Everything that runs in `forward`: the encoder and its heads. Importing it registers them with the Auto classes."""
 
-import transformers
-from transformers import AutoConfig
-
-from ..configuration.configuration_clozebert import ClozeBertConfig
-from . import modeling_clozebert
-from .bundle import class_of_auto_class
 from .modeling_clozebert import (
     ClozeBertForImageClassification,
     ClozeBertForMaskedLM,
@@ -17,11 +11,7 @@ from .modeling_clozebert import (
     ClozeBertPreTrainedModel,
 )
 
-AutoConfig.register(ClozeBertConfig.model_type, ClozeBertConfig, exist_ok=True)
-for _auto_class, _class in class_of_auto_class().items():
-    getattr(transformers, _auto_class).register(
-        ClozeBertConfig, getattr(modeling_clozebert, _class), exist_ok=True
-    )
+from . import registration as registration  # isort: skip  # last: it needs the classes above
 
 __all__ = [
     "ClozeBertForImageClassification",

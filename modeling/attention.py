@@ -63,9 +63,7 @@ class Attention(nn.Module):
         super().__init__()
         heads, key_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
         if config.hidden_size % heads:
-            raise ValueError(
-                f"hidden_size={config.hidden_size} must be a multiple of num_attention_heads={heads}"
-            )
+            raise ValueError(f"hidden_size={config.hidden_size} must be a multiple of num_attention_heads={heads}")
         if heads % key_heads:
             raise ValueError(f"num_attention_heads={heads} must be a multiple of num_key_value_heads={key_heads}")
         self.config = config
@@ -106,9 +104,7 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         weights_BHTT = None
         if isinstance(attention_mask, RaggedPlan):
-            out_BTHK = ragged_attention(
-                q_BHTK, k_BHTK, v_BHTK, attention_mask, scaling=self.scaling, dropout=dropout
-            )
+            out_BTHK = ragged_attention(q_BHTK, k_BHTK, v_BHTK, attention_mask, scaling=self.scaling, dropout=dropout)
         else:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
             out_BTHK, weights_BHTT = attend(

@@ -37,7 +37,7 @@ _CLASS_OF_AUTO_CLASS = {
 
 
 def auto_map() -> dict[str, str]:
-    """`auto_map` of config.json: every Auto class, whichever head was saved, so that each head's folder opens as all."""
+    """`auto_map` of config.json: every Auto class, so that the folder of any head opens as any other."""
     return {
         "AutoConfig": "configuration_clozebert.ClozeBertConfig",
         **{auto: f"modeling_clozebert.{name}" for auto, name in _CLASS_OF_AUTO_CLASS.items()},

@@ -26,6 +26,8 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.modeling_utils import PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -36,6 +38,11 @@ from .bundle import auto_map, write_code
 from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings
 from .heads import DenseHead, Pooling, cross_entropy, make_classifier_head, pad_packed, sequence_loss
 from .ragged_attention import RaggedPlan, plan_ragged_attention
+
+_MASK_MAKERS = {
+    "full_attention": create_bidirectional_mask,
+    "sliding_attention": create_bidirectional_sliding_window_mask,
+}
 
 
 class ClozeBertPreTrainedModel(PreTrainedModel):
@@ -66,7 +73,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
             self._init_output_projection(module.down_proj)
 
     def _init_output_projection(self, projection: nn.Linear) -> None:
-        """The two projections that write into the residual stream may start smaller (Radford et al. 2019) or at zero."""
+        """The two projections that write into the residual stream may start smaller (Radford et al. 2019) or at 0."""
         if self.config.output_projection_init == "zero":
             init.zeros_(projection.weight)
         elif self.config.output_projection_init == "scaled":
@@ -84,7 +91,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
 
     @staticmethod
     def _push_folder(directory: str | os.PathLike, code_files: list[str], options: dict[str, Any]) -> None:
-        """Upload what `save_pretrained` wrote, the code included: the stock upload would run before the code is there."""
+        """Upload what `save_pretrained` wrote and the code, which is not there yet when the stock upload runs."""
         from huggingface_hub import HfApi
 
         api = HfApi(token=options.get("token") if isinstance(options.get("token"), str) else None)
@@ -140,7 +147,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         """Encode a batch.
 
@@ -254,8 +261,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             if kind == "sliding_attention" and self._tiles_pay(x_BTD, attention_mask, document_BT):
                 masks[kind] = self._tile_rows(x_BTD, attention_mask)
                 continue
-            make = create_bidirectional_sliding_window_mask if kind == "sliding_attention" else create_bidirectional_mask
-            masks[kind] = make(
+            masks[kind] = _MASK_MAKERS[kind](
                 config=self.config,
                 inputs_embeds=x_BTD,
                 attention_mask=attention_mask,
@@ -274,7 +280,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         return plan_ragged_attention(boundaries.to(x_BTD.device), window=window, use_tiles=use_tiles)
 
     def _tiles_pay(self, x_BTD: torch.Tensor, attention_mask: Any, document_BT: torch.Tensor | None) -> bool:
-        """Whether a windowed layer is cheaper in tiles than under a mask: long rows, and nothing that needs the mask."""
+        """Whether a windowed layer is cheaper in tiles than under a mask: long rows, and nothing that needs it."""
         assert self.config.sliding_window is not None
         return (
             self.config._attn_implementation == "sdpa"
@@ -336,7 +342,7 @@ def _same_document(document_BT: torch.Tensor) -> Any:
 
 
 def _has_varlen_kernel(x_BTD: torch.Tensor, *, head_size: int, dropout: float, window: int | None) -> bool:
-    """Whether `torch.nn.attention.varlen` does this job: half precision on CUDA, no dropout, windows from torch 2.11."""
+    """Whether `torch.nn.attention.varlen` can: half precision on CUDA, no dropout, windows from torch 2.11."""
     if x_BTD.device.type != "cuda" or dropout or head_size % 8 or head_size > 256:
         return False
     half = (torch.float16, torch.bfloat16)
@@ -378,7 +384,7 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         labels: torch.Tensor | None = None,
         masked_positions: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """The inputs of `ClozeBertModel`, and
 
@@ -401,7 +407,8 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         if masked_positions is not None:
             if labels is not None and labels.shape != masked_positions.shape:
                 raise ValueError(
-                    f"labels of shape {tuple(labels.shape)} must be {tuple(masked_positions.shape)}, as masked_positions"
+                    f"labels of shape {tuple(labels.shape)} must have masked_positions' shape, "
+                    f"{tuple(masked_positions.shape)}"
                 )
             x = x.flatten(0, 1)[masked_positions]
         logits = self.decoder(self.head(x))
@@ -436,7 +443,7 @@ class ClozeBertForSequenceClassification(ClozeBertPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         """The inputs of `ClozeBertModel`, and labels [B] (classes, or values to regress) or [B, C] (several labels, or
         several values). For a packed run B is its number of documents. Returns loss and logits [B, C].
@@ -478,7 +485,7 @@ class ClozeBertForTokenClassification(ClozeBertPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """The inputs of `ClozeBertModel`, and labels [B, T] with -100 where none. Returns loss and logits [B, T, C]."""
         outputs = self.model(
@@ -515,7 +522,7 @@ class ClozeBertForQuestionAnswering(ClozeBertPreTrainedModel):
         start_positions: torch.Tensor | None = None,
         end_positions: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """The inputs of `ClozeBertModel`, and start_positions and end_positions [B]; one outside [0, T) counts nowhere.
 
@@ -565,7 +572,7 @@ class ClozeBertForMultipleChoice(ClozeBertPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
         """The inputs of `ClozeBertModel` with a dimension of choices after the first, and labels [B].
 
@@ -611,7 +618,7 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
         pixel_values: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
         """pixel_values [B, channels, height, width], labels [B] or [B, C]. Returns loss and logits [B, C]."""
         outputs = self.model(pixel_values=pixel_values, **kwargs)

@@ -5,8 +5,8 @@ On CUDA it is PyTorch's own variable-length kernel. Elsewhere the run is cut int
 with the keys that they may see. Full attention has one tile for each document; a window of W has one for each block of
 queries, with W more keys on either side, so its cost grows as O(N W). Tiles of about one size are attended together.
 
-Shapes: N tokens of the run (B rows of T, laid end to end), H heads, K head size, G tiles of a group, Q queries and S keys
-of a tile.
+Shapes: N tokens of the run (B rows of T, laid end to end), H heads, K head size, G tiles of a group, Q queries and S
+keys of a tile.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,7 @@
+"""Tells transformers' AutoConfig of the architecture; imported by the package's `__init__` once AutoConfig is there."""
+
+from transformers.models.auto.configuration_auto import AutoConfig
+
+from .configuration_clozebert import ClozeBertConfig
+
+AutoConfig.register(ClozeBertConfig.model_type, ClozeBertConfig, exist_ok=True)

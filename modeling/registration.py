@@ -1,0 +1,10 @@
+"""Tells transformers' Auto model classes of ours; the package's `__init__` imports this when they are there."""
+
+from transformers.models.auto import modeling_auto
+
+from ..configuration.configuration_clozebert import ClozeBertConfig
+from . import modeling_clozebert
+from .bundle import class_of_auto_class
+
+for _auto_class, _class in class_of_auto_class().items():
+    getattr(modeling_auto, _auto_class).register(ClozeBertConfig, getattr(modeling_clozebert, _class), exist_ok=True)
