@@ -193,9 +193,11 @@ class RotaryEmbedding(nn.Module):
         assert parameters is not None
         layer_type = layer_type if layer_type in parameters else None
         parameters = parameters if layer_type is None else parameters[layer_type]
-        if parameters["rope_type"] == "default":
+        if parameters["rope_type"] in ("default", "linear"):
             exponents = torch.arange(0, self.head_size, 2, device=device, dtype=dtype) / self.head_size
-            return 1.0 / parameters["rope_theta"] ** exponents, 1.0
+            frequencies = 1.0 / parameters["rope_theta"] ** exponents
+            # Here, not by transformers' own function, which knows float32 only.
+            return (frequencies / parameters["factor"] if parameters["rope_type"] == "linear" else frequencies), 1.0
         initialise = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
         frequencies, scaling = initialise(self.config, device, seq_len=length, layer_type=layer_type)
         return frequencies.to(device, dtype), scaling
