@@ -1,0 +1,35 @@
+# make demo    from raw text to a pretrained, fine-tuned, loadable encoder (under 8 minutes on 2 cores)
+# make test    lint, types and the tests (under 12 minutes on 2 cores); make test-slow: the deeper ones
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Set up anew when a requirement changes.
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint types bench clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/clozebert demo --output_dir runs/demo --overwrite_output_dir
+
+test: lint types
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/python -m mypy --cache-dir .mypy_cache
+
+clean:
+	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
