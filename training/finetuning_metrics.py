@@ -1,0 +1,132 @@
+"""Scores, each beside what a model that learned nothing would get.
+
+scikit-learn and seqeval are behind the functions here and imported only when one is called.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def check_metric_libraries() -> None:
+    """Raise an `ImportError` that says what to install, before training rather than after."""
+    for library in ("sklearn", "seqeval"):
+        if importlib.util.find_spec(library) is None:
+            raise ImportError("scores need scikit-learn and seqeval: pip install 'clozebert[finetune]'")
+
+
+def single_label_metrics(targets: np.ndarray, predicted: np.ndarray, *, num_labels: int) -> dict[str, float]:
+    """Accuracy, macro and micro F1 over the classes that occur, and the same of always naming the commonest class."""
+    from sklearn.metrics import f1_score
+
+    commonest = np.bincount(targets, minlength=num_labels).argmax()
+    majority = np.full_like(targets, commonest)
+    return {
+        "accuracy": float(np.mean(targets == predicted)),
+        "f1_macro": float(f1_score(targets, predicted, average="macro", zero_division=0)),
+        "f1_micro": float(f1_score(targets, predicted, average="micro", zero_division=0)),
+        "f1_weighted": float(f1_score(targets, predicted, average="weighted", zero_division=0)),
+        "majority_accuracy": float(np.mean(targets == majority)),
+        "majority_f1_macro": float(f1_score(targets, majority, average="macro", zero_division=0)),
+    }
+
+
+def multi_label_metrics(targets: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """Micro and macro F1 and exact matches of [examples, labels] zeros and ones, and of always the commonest set."""
+    from sklearn.metrics import f1_score
+
+    sets, counts = np.unique(targets, axis=0, return_counts=True)
+    majority = np.broadcast_to(sets[counts.argmax()], targets.shape)
+    scored = targets.any(0) | predicted.any(0)  # a label that neither occurs nor is predicted has no F1
+
+    def f1(guess: np.ndarray, average: str) -> float:
+        columns = targets.any(0) | guess.any(0) if average == "macro" else slice(None)
+        return float(f1_score(targets[:, columns], guess[:, columns], average=average, zero_division=0))
+
+    return {
+        "f1_micro": f1(predicted, "micro") if scored.any() else 1.0,
+        "f1_macro": f1(predicted, "macro") if scored.any() else 1.0,
+        "accuracy": float((targets == predicted).all(1).mean()),
+        "majority_f1_micro": f1(majority, "micro") if targets.any() else 1.0,
+        "majority_accuracy": float((targets == majority).all(1).mean()),
+    }
+
+
+def regression_metrics(targets: np.ndarray, predicted: np.ndarray, *, training_mean: float) -> dict[str, float]:
+    """Pearson and Spearman correlation (0 where undefined), mean squared error, also of the training mean."""
+    return {
+        "pearson": correlation(targets, predicted),
+        "spearman": correlation(_ranks(targets), _ranks(predicted)),
+        "mse": float(np.mean((targets - predicted) ** 2)),
+        "majority_mse": float(np.mean((targets - training_mean) ** 2)),
+    }
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Pearson's r = cov(a, b) / (sd(a) sd(b)); 0 if either is constant."""
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum() / scale) if scale > 0 else 0.0
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0; equal values share the mean of their ranks."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts) - 1
+    return (last - (counts - 1) / 2)[inverse]
+
+
+def tag_metrics(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, entities: bool
+) -> dict[str, float]:
+    """Token accuracy; for entities precision, recall and F1 of whole spans, for plain tags macro F1; with baseline."""
+    flat_gold = np.asarray([tag for tags in gold for tag in tags])
+    flat_predicted = np.asarray([tag for tags in predicted for tag in tags])
+    names, counts = np.unique(flat_gold, return_counts=True)
+    scores = {
+        "accuracy": float(np.mean(flat_gold == flat_predicted)),
+        "majority_accuracy": float(counts.max() / counts.sum()),
+    }
+    if entities:
+        average = entity_report(gold, predicted)["micro avg"]
+        commonest = str(names[counts.argmax()])
+        majority = entity_report(gold, [[commonest] * len(tags) for tags in gold])["micro avg"]
+        return {
+            "f1": average["f1-score"],
+            "precision": average["precision"],
+            "recall": average["recall"],
+            **scores,
+            "majority_f1": majority["f1-score"],
+        }
+    from sklearn.metrics import f1_score
+
+    macro = f1_score(flat_gold, flat_predicted, average="macro", zero_division=0)
+    return {**scores, "f1_macro": float(macro)}
+
+
+def entity_report(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:
+    """Precision, recall, F1 and support of every entity type and of their averages, by seqeval."""
+    from seqeval.metrics import classification_report
+
+    report: dict[str, Any] = {}
+    if any(tag != "O" for tags in (*gold, *predicted) for tag in tags):
+        report = classification_report([*map(list, gold)], [*map(list, predicted)], output_dict=True, zero_division=0)
+    report.setdefault("micro avg", {"precision": 0.0, "recall": 0.0, "f1-score": 0.0, "support": 0})
+    return {name: {key: float(value) for key, value in row.items()} for name, row in report.items()}
+
+
+def class_report(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Precision, recall, F1 and support of every class that occurs, and their macro average, by scikit-learn."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    names = sorted({*gold, *predicted})
+    columns = precision_recall_fscore_support(gold, predicted, labels=names, zero_division=0)
+    rows = {name: _row(*values) for name, *values in zip(names, *columns, strict=True)}
+    averages = precision_recall_fscore_support(gold, predicted, labels=names, average="macro", zero_division=0)
+    return {**rows, "macro avg": _row(*averages[:3], len(gold))}
+
+
+def _row(precision: float, recall: float, f1: float, support: float) -> dict[str, float]:
+    return {"precision": float(precision), "recall": float(recall), "f1-score": float(f1), "support": float(support)}

@@ -1,0 +1,164 @@
+"""Tag schemes: what the tags of a file mean, and the same entities written in IOB2, the one scheme used inside::
+
+scheme   an entity of two words, then another of the same type, one word long, right after it
+IOB1     I-PER I-PER B-PER      B- only where two entities of one type touch (B- elsewhere is read too)
+IOB2     B-PER I-PER B-PER      B- on every first word
+BIOES    B-PER E-PER S-PER      also the last word and the single one are marked (BILOU: L and U)
+plain    NOUN  VERB  ADP        a tag of each word, no entities
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+SCHEMES = ("iob1", "iob2", "bioes", "plain")
+OUTSIDE = "O"
+_AS_BIOES = {"L": "E", "U": "S", "M": "I"}  # BILOU and BMES spell the same positions with other letters
+_LETTERS = {"iob1": "BI", "iob2": "BI", "bioes": "BIESLUM"}
+
+
+@dataclass(frozen=True)
+class TaggedSentence:
+    """Words and their tags. A tag is None where the file gives none; `tags` is None where all are to be predicted.
+
+    Attributes:
+        spaces: whether a space stands before each word in the text (False for the first).
+        line: the line of the file on which the sentence begins.
+        lines: the line of each word, in files where words have their own.
+        text, starts: running text and the character at which each word begins, where the file holds text.
+    """
+
+    words: list[str]
+    spaces: list[bool]
+    tags: list[str | None] | None
+    source: str
+    line: int
+    lines: list[int] | None = None
+    text: str | None = None
+    starts: list[int] | None = None
+
+    def where(self, word: int) -> str:
+        """`train.conll, line 12`."""
+        return f"{self.source}, line {self.line if self.lines is None else self.lines[word]}"
+
+
+def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
+    """The scheme in which the tags of all sentences make sense.
+
+    Raises:
+        ValueError: some tags look like entity tags and some do not (the message names one, its file and line).
+    """
+    sentences = list(sentences)
+    kinds = {_kind(tag) for sentence in sentences for tag in sentence.tags or [] if tag is not None}
+    letters = {kind for kind in kinds if len(kind) == 1 and kind != OUTSIDE}
+    if not letters & {"B", "I", "S", "U"} or (OUTSIDE not in kinds and "plain" in kinds):
+        return "plain"
+    if "plain" in kinds:
+        odd, where = _first_plain(sentences)
+        raise ValueError(
+            f"{where}: tag {odd!r} is neither O nor of the form B-TYPE, as the others are; "
+            "correct it, or give --tag_scheme plain"
+        )
+    if letters - {"B", "I"}:
+        return "bioes"
+    return "iob1" if _is_iob1(sentences) else "iob2"
+
+
+def _kind(tag: str) -> str:
+    """The letter of an entity tag, O, or "plain"."""
+    if tag == OUTSIDE:
+        return OUTSIDE
+    if len(tag) > 2 and tag[1] == "-" and tag[0] in "BIESLUM":
+        return tag[0]
+    return "plain"
+
+
+def _first_plain(sentences: Sequence[TaggedSentence]) -> tuple[str, str]:
+    for sentence in sentences:
+        for index, tag in enumerate(sentence.tags or []):
+            if tag is not None and _kind(tag) == "plain":
+                return tag, sentence.where(index)
+    raise AssertionError("called without a plain tag")
+
+
+def _is_iob1(sentences: Sequence[TaggedSentence]) -> bool:
+    """Whether any entity begins with I-. IOB2 with slips in it reads the same way: an entity begins there too."""
+    for sentence in sentences:
+        previous = OUTSIDE
+        for tag in sentence.tags or []:
+            tag = tag or OUTSIDE
+            if tag[0] == "I" and previous[2:] != tag[2:]:
+                return True
+            previous = tag
+    return False
+
+
+def to_iob2(sentence: TaggedSentence, scheme: str) -> TaggedSentence:
+    """The same sentence with its tags in IOB2 (tags of the plain scheme stay as they are).
+
+    Raises:
+        ValueError: a tag does not belong to the scheme, or cannot stand where it stands (with file and line).
+    """
+    if scheme not in SCHEMES:
+        raise ValueError(f"--tag_scheme {scheme}: expected auto or one of {', '.join(SCHEMES)}")
+    if scheme == "plain" or sentence.tags is None:
+        return sentence
+    tags: list[str | None] = []
+    previous, open_entity = OUTSIDE, False
+    for index, tag in enumerate(sentence.tags):
+        if tag is None:
+            tags.append(None)
+            previous, open_entity = OUTSIDE, False
+            continue
+        letter, entity_type = _split(tag, scheme, sentence.where(index))
+        continues = letter in "IE" and previous[2:] == entity_type and open_entity
+        if letter in "IE" and not continues and scheme in ("iob2", "bioes"):
+            raise ValueError(
+                f"{sentence.where(index)}: tag {tag!r} continues no entity (before it stands {previous!r}), which "
+                f"--tag_scheme {scheme} does not allow; correct the file" + _other_scheme(scheme)
+            )
+        open_entity = letter == "B" or letter == "I"
+        previous = tag
+        tags.append(OUTSIDE if letter == OUTSIDE else f"{'I' if continues else 'B'}-{entity_type}")
+    return replace(sentence, tags=tags)
+
+
+def _other_scheme(scheme: str) -> str:
+    return ", or give --tag_scheme iob1 if I- may begin an entity" if scheme == "iob2" else ""
+
+
+def _split(tag: str, scheme: str, where: str) -> tuple[str, str]:
+    """(letter of BIOES or O, entity type) of a tag that must belong to the scheme."""
+    if tag == OUTSIDE:
+        return OUTSIDE, ""
+    if len(tag) < 3 or tag[1] != "-" or tag[0] not in _LETTERS[scheme]:
+        letters = ", ".join(f"{letter}-TYPE" for letter in _LETTERS[scheme])
+        raise ValueError(f"{where}: tag {tag!r} is outside the scheme {scheme}, which has O, {letters}")
+    return _AS_BIOES.get(tag[0], tag[0]), tag[2:]
+
+
+def label_names_of_tags(sentences: Iterable[TaggedSentence], *, entities: bool) -> list[str]:
+    """Every label once, in an order that does not depend on the sentences; entity types get both B- and I-."""
+    tags = {tag for sentence in sentences for tag in sentence.tags or [] if tag is not None}
+    if not entities:
+        if len(tags) < 2:
+            raise ValueError(f"only one tag in the training data: {next(iter(tags), None)!r}; nothing to learn")
+        return sorted(tags)
+    types = sorted({tag[2:] for tag in tags if tag != OUTSIDE})
+    if not types:
+        raise ValueError("no entity in the training data, every tag is O; nothing to learn")
+    return [OUTSIDE, *(f"{letter}-{entity_type}" for entity_type in types for letter in "BI")]
+
+
+def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(type, first word, word after the last) of the entities of IOB2 tags; an I- that continues nothing begins one."""
+    spans: list[tuple[str, int, int]] = []
+    for index, tag in enumerate(tags):
+        if tag == OUTSIDE:
+            continue
+        entity_type = tag[2:]
+        touches = bool(spans) and spans[-1][0] == entity_type and spans[-1][2] == index
+        if tag[0] == "I" and touches:
+            spans[-1] = (entity_type, spans[-1][1], index + 1)
+        else:
+            spans.append((entity_type, index, index + 1))
+    return spans

@@ -1,0 +1,339 @@
+"""From texts and words to model inputs: sub-words, windows over long documents, padded and packed batches.
+
+A window is what the model reads at once. A document longer than that becomes several windows that overlap, so nothing
+is cut; each knows which document it belongs to, and (for tagging) which words are read off at which of its positions.
+
+Shapes: B windows, T tokens of the longest one, N tokens of all of them, L labels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+IGNORED = -100  # a target that counts neither in the loss nor in the scores
+
+
+@dataclass(frozen=True)
+class Window:
+    """One model input.
+
+    Attributes:
+        input_ids, token_type_ids: with special tokens; token types are None for tokenizers without them.
+        example: the number of the document it is a part of.
+        target: the label of the sequence; for tagging, of each position; None where there is nothing to learn.
+        words: (word number, position) of the words whose prediction is read off this window.
+    """
+
+    input_ids: list[int]
+    token_type_ids: list[int] | None
+    example: int
+    target: Any = None
+    words: list[tuple[int, int]] = field(default_factory=list)
+
+
+# Special tokens ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """What a tokenizer puts before, between and after its texts, each as (ids, token types)."""
+
+    before: tuple[list[int], list[int]]
+    between: tuple[list[int], list[int]]
+    after: tuple[list[int], list[int]]
+    type_of_text: int
+    type_of_pair: int
+
+    @property
+    def count(self) -> int:
+        return len(self.before[0]) + len(self.between[0]) + len(self.after[0])
+
+
+def probe_special_tokens(tokenizer: Any, *, pair: bool) -> SpecialTokens:
+    """Learn the special tokens from an example, which works for every tokenizer whatever its template."""
+    for probe in ("a", "the", "0", ".", "一"):
+        encoded = tokenizer(probe, probe) if pair else tokenizer(probe)
+        sides = encoded.sequence_ids(0)
+        if 0 in sides and (1 in sides or not pair):
+            break
+    else:
+        raise ValueError("the tokenizer turns every probe ('a', 'the', '0', …) into nothing; is its vocabulary empty?")
+    ids = encoded["input_ids"]
+    types = encoded.get("token_type_ids", [0] * len(ids))
+    first_end = len(sides) - 1 - sides[::-1].index(0) + 1
+    pair_start = sides.index(1) if pair else first_end
+    pair_end = len(sides) - 1 - sides[::-1].index(1) + 1 if pair else first_end
+
+    def part(start: int, end: int) -> tuple[list[int], list[int]]:
+        return list(ids[start:end]), list(types[start:end])
+
+    return SpecialTokens(
+        before=part(0, sides.index(0)),
+        between=part(first_end, pair_start),
+        after=part(pair_end, len(ids)),
+        type_of_text=types[sides.index(0)],
+        type_of_pair=types[pair_start] if pair else 0,
+    )
+
+
+def window_spans(length: int, *, size: int, overlap: int) -> list[tuple[int, int]]:
+    """Spans of at most `size` that cover `range(length)`, each sharing at least `overlap` with the one before.
+
+    The last one is moved back to be full, so that no window is left with a few tokens and little to go on.
+    """
+    if length <= size:
+        return [(0, length)]
+    starts = list(range(0, length - size, size - overlap))
+    return [(start, start + size) for start in [*starts, length - size]]
+
+
+def pair_spans(
+    text_length: int, pair_length: int, *, size: int, overlap: int
+) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Windows over a pair: the shorter side stays whole beside every window of the longer one where it fits in half."""
+    if text_length + pair_length <= size:
+        return [((0, text_length), (0, pair_length))]
+    text_size = max(size - pair_length, size - size // 2) if text_length > pair_length else min(text_length, size // 2)
+    pair_size = size - text_size
+    texts = window_spans(text_length, size=text_size, overlap=min(overlap, text_size // 2))
+    pairs = window_spans(pair_length, size=pair_size, overlap=min(overlap, pair_size // 2))
+    count = max(len(texts), len(pairs))
+    return [(texts[min(i, len(texts) - 1)], pairs[min(i, len(pairs) - 1)]) for i in range(count)]
+
+
+class WindowMaker:
+    """Turns documents into windows of at most `max_seq_length` tokens with one tokenizer.
+
+    Args:
+        tokenizer: a fast tokenizer (transformers' `PreTrainedTokenizerFast` and its kind).
+        max_seq_length: tokens the model reads at once, special tokens included.
+        overlap: sub-words that neighbouring windows share; None for a quarter of the window.
+        subwords: which sub-words of a word carry its label in training: "first", or "all".
+    """
+
+    def __init__(
+        self, tokenizer: Any, *, max_seq_length: int, overlap: int | None = None, subwords: str = "all"
+    ) -> None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; a fast one (tokenizer.json) is needed")
+        if subwords not in ("first", "all"):
+            raise ValueError(f"--label_subwords {subwords}: expected 'first' or 'all'")
+        self.tokenizer = tokenizer
+        self.max_seq_length = max_seq_length
+        self.subwords = subwords
+        self.use_token_types = "token_type_ids" in tokenizer.model_input_names
+        self.single = probe_special_tokens(tokenizer, pair=False)
+        self.size = max_seq_length - self.single.count
+        self.overlap = self.size // 4 if overlap is None else overlap
+        if self.size < 2 or not 0 <= self.overlap < self.size:
+            raise ValueError(
+                f"--max_seq_length {max_seq_length} leaves {self.size} tokens beside the special ones: "
+                f"too few for a --window_overlap of {self.overlap}"
+            )
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        return self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+
+    # Sequences
+
+    def of_texts(self, texts: Sequence[str], pairs: Sequence[str] | None, targets: Sequence[Any]) -> list[Window]:
+        """Windows over texts (or pairs of texts); every window carries the target of its document."""
+        text_ids = self._ids(texts)
+        if pairs is None:
+            return [
+                self._window(ids[start:end], None, self.single, example=number, target=target)
+                for number, (ids, target) in enumerate(zip(text_ids, targets, strict=True))
+                for start, end in window_spans(len(ids), size=self.size, overlap=self.overlap)
+            ]
+        special = probe_special_tokens(self.tokenizer, pair=True)
+        size = self.max_seq_length - special.count
+        if size < 4:
+            raise ValueError(f"--max_seq_length {self.max_seq_length} is too small for pairs of texts")
+        return [
+            self._window(ids[a:b], pair_ids[c:d], special, example=number, target=target)
+            for number, (ids, pair_ids, target) in enumerate(zip(text_ids, self._ids(pairs), targets, strict=True))
+            for (a, b), (c, d) in pair_spans(len(ids), len(pair_ids), size=size, overlap=self.overlap)
+        ]
+
+    def _window(
+        self, ids: list[int], pair_ids: list[int] | None, special: SpecialTokens, *, example: int, target: Any
+    ) -> Window:
+        pair = [] if pair_ids is None else pair_ids
+        input_ids = special.before[0] + ids + special.between[0] + pair + special.after[0]
+        types = (
+            special.before[1]
+            + [special.type_of_text] * len(ids)
+            + special.between[1]
+            + [special.type_of_pair] * len(pair)
+            + special.after[1]
+        )
+        return Window(input_ids, types if self.use_token_types else None, example, target)
+
+    # Words
+
+    def subwords_of(
+        self, documents: Sequence[Sequence[str]], spaces: Sequence[Sequence[bool]]
+    ) -> list[list[list[int]]]:
+        """The sub-words of every word of every document.
+
+        Each word is encoded by itself, with a space before it where the text has one, so a sub-word never spans two
+        words and the result is what the tokenizer makes of the text: `" ".join` for words with spaces between.
+        A word that the tokenizer makes nothing of (a lone zero-width space, say) becomes the unknown token.
+
+        Args:
+            documents: the words.
+            spaces: whether a space stands before each word.
+        """
+        surfaces = [
+            [(" " if space else "") + word for word, space in zip(words, befores, strict=True)]
+            for words, befores in zip(documents, spaces, strict=True)
+        ]
+        distinct = list(dict.fromkeys(surface for words in surfaces for surface in words))
+        ids_of = dict(zip(distinct, self._ids(distinct), strict=True))
+        for surface, ids in ids_of.items():
+            if not ids:
+                ids_of[surface] = [self._unknown_id()]
+        return [[ids_of[surface] for surface in words] for words in surfaces]
+
+    def _unknown_id(self) -> int:
+        for name in ("unk_token_id", "mask_token_id", "sep_token_id"):
+            number = getattr(self.tokenizer, name)
+            if number is not None:
+                return number
+        raise ValueError("a word tokenises to nothing, and the tokenizer has no unknown token to stand for it")
+
+    def of_words(
+        self,
+        documents: Sequence[Sequence[str]],
+        spaces: Sequence[Sequence[bool]],
+        targets: Sequence[Sequence[tuple[int, int]] | None],
+    ) -> list[Window]:
+        """Windows over documents of words.
+
+        Each sub-word belongs to the one window in which it has most context, so in the loss and in the prediction
+        every word counts exactly once however the windows overlap.
+
+        Args:
+            targets: for each word, its label on the first sub-word and on the others (`IGNORED` where there is none).
+        """
+        windows = []
+        for number, (words, target) in enumerate(zip(self.subwords_of(documents, spaces), targets, strict=True)):
+            windows += self._word_windows(number, words, target)
+        return windows
+
+    def _word_windows(
+        self, number: int, words: list[list[int]], target: Sequence[tuple[int, int]] | None
+    ) -> list[Window]:
+        ids = [token for word in words for token in word]
+        word_at = {}  # sub-word position -> the word that begins there
+        labels = []
+        for index, word in enumerate(words):
+            word_at[len(labels)] = index
+            first, other = (IGNORED, IGNORED) if target is None else target[index]
+            labels += [first, *[other if self.subwords == "all" else IGNORED] * (len(word) - 1)]
+        spans = window_spans(len(ids), size=self.size, overlap=self.overlap)
+        owner = [_owner(position, spans) for position in range(len(ids))] if len(spans) > 1 else [0] * len(ids)
+        offset = len(self.single.before[0])
+        tail = [IGNORED] * (len(self.single.between[0]) + len(self.single.after[0]))
+        windows = []
+        for index, (start, end) in enumerate(spans):
+            owned = [owner[position] == index for position in range(start, end)]
+            window = self._window(ids[start:end], None, self.single, example=number, target=None)
+            kept = [label if own else IGNORED for label, own in zip(labels[start:end], owned, strict=True)]
+            read = [
+                (word_at[position], offset + position - start)
+                for position, own in zip(range(start, end), owned, strict=True)
+                if own and position in word_at
+            ]
+            full_target = None if target is None else [IGNORED] * offset + kept + tail
+            windows.append(Window(window.input_ids, window.token_type_ids, number, full_target, read))
+        return windows
+
+
+def _owner(position: int, spans: list[tuple[int, int]]) -> int:
+    """The window in which `position` is farthest from an edge that is not an edge of the document."""
+    length = spans[-1][1]
+    best, best_context = 0, -1
+    for index, (start, end) in enumerate(spans):
+        if start <= position < end:
+            left = position - start if start > 0 else length
+            right = end - 1 - position if end < length else length
+            if min(left, right) > best_context:
+                best, best_context = index, min(left, right)
+    return best
+
+
+# Batches -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PaddedCollator:
+    """Windows as rows of [B, T], padded on the right. `per_token` says whether targets are labels of positions."""
+
+    pad_token_id: int
+    per_token: bool
+
+    def __call__(self, windows: Sequence[Window]) -> dict[str, Any]:
+        length = max(len(window.input_ids) for window in windows)
+        batch = {
+            "input_ids": _rows([window.input_ids for window in windows], length, self.pad_token_id),
+            "attention_mask": _rows([[1] * len(window.input_ids) for window in windows], length, 0),
+        }
+        if windows[0].token_type_ids is not None:
+            batch["token_type_ids"] = _rows([window.token_type_ids or [] for window in windows], length, 0)
+        if windows[0].target is not None:
+            targets = [window.target for window in windows]
+            batch["labels"] = _rows(targets, length, IGNORED) if self.per_token else torch.tensor(targets)
+        return batch
+
+    def split(self, logits: torch.Tensor, windows: Sequence[Window]) -> list[torch.Tensor]:
+        """The logits of each window: [T, L] of [B, T, L] for tagging, else [L] of [B, L]."""
+        if not self.per_token:
+            return list(logits)
+        return [row[: len(window.input_ids)] for row, window in zip(logits, windows, strict=True)]
+
+
+@dataclass(frozen=True)
+class PackedCollator:
+    """Windows one after the other as one row [1, N] without padding; boundaries as the model asks for them."""
+
+    per_token: bool
+
+    def __call__(self, windows: Sequence[Window]) -> dict[str, Any]:
+        lengths = [len(window.input_ids) for window in windows]
+        boundaries = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+        batch: dict[str, Any] = {
+            "input_ids": _joined([window.input_ids for window in windows]),
+            "position_ids": _joined([range(length) for length in lengths]),
+            "cu_seq_lens_q": boundaries,
+            "cu_seq_lens_k": boundaries,
+            "max_length_q": max(lengths),
+            "max_length_k": max(lengths),
+        }
+        if windows[0].token_type_ids is not None:
+            batch["token_type_ids"] = _joined([window.token_type_ids or [] for window in windows])
+        if windows[0].target is not None:
+            targets = [window.target for window in windows]
+            batch["labels"] = _joined(targets) if self.per_token else torch.tensor(targets)
+        return batch
+
+    def split(self, logits: torch.Tensor, windows: Sequence[Window]) -> list[torch.Tensor]:
+        """The logits of each window: [T, L] out of [1, N, L] for tagging, else [L] of [B, L]."""
+        if not self.per_token:
+            return list(logits)
+        return list(logits[0].split([len(window.input_ids) for window in windows]))
+
+
+Collator = PaddedCollator | PackedCollator
+
+
+def _rows(rows: Sequence[Sequence[int]], length: int, fill: int) -> torch.Tensor:
+    return torch.tensor([[*row, *[fill] * (length - len(row))] for row in rows])
+
+
+def _joined(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    return torch.tensor([value for row in rows for value in row])[None]
