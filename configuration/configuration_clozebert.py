@@ -74,11 +74,16 @@ class ClozeBertConfig(PreTrainedConfig):
         classifier_pooling: how a sequence becomes one vector: `cls` (first token), `mean`, `max`, `attention`.
         classifier_dense: which classifiers put a dense layer, an activation and (classifier_norm) a norm before their
         linear map: `none`, `pooled` (those over a pooled vector: BERT, RoBERTa), `all` (ModernBERT).
-        classifier_activation; prediction_activation (None: hidden_act) for the masked-LM head, which always has its
-        dense layer; head_bias (of these dense layers), classifier_bias, decoder_bias; tie_word_embeddings.
+        classifier_activation; prediction_activation (None: hidden_act) for the masked-LM head, which has its dense
+        layer and norm too unless prediction_dense is False; head_bias (of these dense layers), classifier_bias,
+        decoder_bias; tie_word_embeddings. base_pooler: the model without a head ends with the classifiers' pooling and
+        dense layer.
         sparse_prediction: given labels, the masked-LM head computes logits at labelled positions only.
     Images (image_size set; no token embeddings then):
         image_size and patch_size in pixels, num_channels: the patch front end of ViT (Dosovitskiy et al. 2020).
+    Origin:
+        native_config: what hub.from_native found in a native configuration beside the fields above; hub.to_native
+        puts it back, and nothing else reads it.
     Initialisation:
         initializer_range: standard deviation; output_projection_init: of the two projections that write into the
         residual stream: `normal` (as the rest), `scaled` (divided by sqrt(2 * num_hidden_layers)) or `zero`.
@@ -141,11 +146,13 @@ class ClozeBertConfig(PreTrainedConfig):
     classifier_activation: str = "gelu"
     classifier_norm: bool = True
     prediction_activation: str | None = None
+    prediction_dense: bool = True
     head_bias: bool = False
     classifier_bias: bool = True
     decoder_bias: bool = True
     tie_word_embeddings: bool = True
     sparse_prediction: bool = False
+    base_pooler: bool = False
 
     image_size: int | None = None
     patch_size: int | None = None
@@ -153,6 +160,7 @@ class ClozeBertConfig(PreTrainedConfig):
 
     initializer_range: float = 0.02
     output_projection_init: str = "normal"
+    native_config: dict | None = None
 
     pad_token_id: int | None = 0
     bos_token_id: int | None = None

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.modeling_outputs import (
-    BaseModelOutput,
+    BaseModelOutputWithPooling,
     ImageClassifierOutput,
     MaskedLMOutput,
     MultipleChoiceModelOutput,
@@ -112,9 +112,12 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
 
 
 class ClozeBertModel(ClozeBertPreTrainedModel):
-    """The encoder without a head: token ids (or pixels) to one vector for each token (or patch)."""
+    """The encoder without a head: token ids (or pixels) to one vector for each token (or patch).
 
-    def __init__(self, config: ClozeBertConfig):
+    With `base_pooler` in the configuration it pools, too, unless `add_pooling_layer` is False, as under a head.
+    """
+
+    def __init__(self, config: ClozeBertConfig, add_pooling_layer: bool = True):
         super().__init__(config)
         self.embeddings = TextEmbeddings(config) if config.image_size is None else ImageEmbeddings(config)
         if config.image_size is not None:
@@ -123,6 +126,12 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         has_final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
         self.final_norm = make_norm(config, config.hidden_size) if has_final_norm else nn.Identity()
         self.rotary_emb = RotaryEmbedding(config) if config.position_embedding_type == "rope" else None
+        self.pooling = self.pooler = None
+        if config.base_pooler and add_pooling_layer:
+            self.pooling = Pooling(config)
+            self.pooler = DenseHead(
+                config, size=config.hidden_size, activation=config.classifier_activation, norm=config.classifier_norm
+            )
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -148,7 +157,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutput:
+    ) -> BaseModelOutputWithPooling:
         """Encode a batch.
 
         Args:
@@ -161,7 +170,8 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             cu_seq_lens_q: [documents + 1] of a packed run, in place of a mask.
 
         Returns:
-            last_hidden_state [B, T, D], zero at padding; hidden_states and attentions where asked for.
+            last_hidden_state [B, T, D], zero at padding; pooler_output [B, D] (a row for each document of a packed run)
+            with `base_pooler`; hidden_states and attentions where asked for.
 
         Raises:
             ValueError: inputs that contradict one another or the configuration, before anything is computed.
@@ -181,9 +191,15 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
                 **kwargs,
             )
         x_BTD = self.final_norm(x_BTD)
-        if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        if _is_row_mask(attention_mask):
             x_BTD = x_BTD.masked_fill(attention_mask.unsqueeze(-1) == 0, 0)
-        return BaseModelOutput(last_hidden_state=x_BTD)
+        if self.pooling is None or self.pooler is None:
+            return BaseModelOutputWithPooling(last_hidden_state=x_BTD)
+        if boundaries is None:
+            pooled_BD = self.pooling(x_BTD, attention_mask if _is_row_mask(attention_mask) else None)
+        else:
+            pooled_BD = self.pooling(*pad_packed(x_BTD.flatten(0, 1).unsqueeze(0), boundaries.to(x_BTD.device)))
+        return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=self.pooler(pooled_BD))
 
     def _embed(
         self,
@@ -359,11 +375,17 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
         _refuse_images(config, type(self).__name__)
-        self.model = ClozeBertModel(config)
+        self.model = ClozeBertModel(config, add_pooling_layer=False)
         size = config.embedding_size or config.hidden_size
-        self.head = DenseHead(
-            config, size=size, activation=config.prediction_activation or config.hidden_act, norm=True
-        )
+        activation = config.prediction_activation or config.hidden_act
+        self.head: nn.Module = nn.Identity()
+        if config.prediction_dense:
+            self.head = DenseHead(config, size=size, activation=activation, norm=True)
+        elif size != config.hidden_size:
+            raise ValueError(
+                f"prediction_dense=False leaves nothing between hidden_size={config.hidden_size} and "
+                f"embedding_size={size}: make them equal"
+            )
         self.decoder = nn.Linear(size, config.vocab_size, bias=config.decoder_bias)
         self.post_init()
 
@@ -426,7 +448,7 @@ class ClozeBertForSequenceClassification(ClozeBertPreTrainedModel):
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = ClozeBertModel(config)
+        self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.pooling = Pooling(config)
         self.head = make_classifier_head(config, pooled=True)
         self.dropout = nn.Dropout(_classifier_dropout(config))
@@ -469,7 +491,7 @@ class ClozeBertForTokenClassification(ClozeBertPreTrainedModel):
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.model = ClozeBertModel(config)
+        self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.head = make_classifier_head(config, pooled=False)
         self.dropout = nn.Dropout(_classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, config.num_labels, bias=config.classifier_bias)
@@ -505,7 +527,7 @@ class ClozeBertForQuestionAnswering(ClozeBertPreTrainedModel):
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
-        self.model = ClozeBertModel(config)
+        self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.head = make_classifier_head(config, pooled=False)
         self.dropout = nn.Dropout(_classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, 2, bias=config.classifier_bias)
@@ -555,7 +577,7 @@ class ClozeBertForMultipleChoice(ClozeBertPreTrainedModel):
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
-        self.model = ClozeBertModel(config)
+        self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.pooling = Pooling(config)
         self.head = make_classifier_head(config, pooled=True)
         self.dropout = nn.Dropout(_classifier_dropout(config))
@@ -605,7 +627,7 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
         if config.image_size is None:
             raise ValueError("ClozeBertForImageClassification needs image_size and patch_size in its configuration")
         self.num_labels = config.num_labels
-        self.model = ClozeBertModel(config)
+        self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.pooling = Pooling(config)
         self.head = make_classifier_head(config, pooled=True)
         self.dropout = nn.Dropout(_classifier_dropout(config))
@@ -637,6 +659,11 @@ def _classifier_dropout(config: ClozeBertConfig) -> float:
     return float(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
 
 
+def _is_row_mask(attention_mask: Any) -> bool:
+    """Whether a mask tells tokens from padding, [B, T], and is not already one for the attention itself."""
+    return isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
+
+
 def _refuse_images(config: ClozeBertConfig, name: str) -> None:
     if config.image_size is not None:
         raise ValueError(f"{name} is a text model, but image_size={config.image_size} makes this an image encoder")
@@ -649,7 +676,7 @@ def _documents(
     boundaries = _boundaries(position_ids, attention_mask, x_BTD.shape[:2], kwargs.get("cu_seq_lens_q"))
     if boundaries is None:
         return x_BTD, attention_mask if attention_mask is None or attention_mask.dim() == 2 else None
-    return pad_packed(x_BTD, boundaries.to(x_BTD.device))
+    return pad_packed(x_BTD.flatten(0, 1).unsqueeze(0), boundaries.to(x_BTD.device))
 
 
 def _inside(positions_B: torch.Tensor, length: int) -> torch.Tensor:
