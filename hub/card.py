@@ -143,7 +143,9 @@ def _how_to_load(name: str, config: Mapping[str, Any], auto_class: str, task: st
             "",
             "Or with the package, and no code from the folder:",
             "",
-            *_python(f"model = {call})", auto_class, processor, name, first="import clozebert  # pip install clozebert"),
+            *_python(
+                f"model = {call})", auto_class, processor, name, first="import clozebert  # pip install clozebert"
+            ),
         ]
     )
 
