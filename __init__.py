@@ -60,6 +60,8 @@ class _RegisterOnImport(importlib.abc.MetaPathFinder):
     REGISTERED_BY: ClassVar = {
         "transformers.models.auto.configuration_auto": ".configuration.registration",
         "transformers.models.auto.modeling_auto": ".modeling",
+        # It imports AutoModel while it is itself half there, and our layers need it: then its end is the moment.
+        "transformers.modeling_layers": ".modeling",
     }
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
@@ -73,7 +75,10 @@ class _RegisterOnImport(importlib.abc.MetaPathFinder):
 
         def execute_and_register(module: Any) -> None:
             execute(module)
-            importlib.import_module(self.REGISTERED_BY[fullname], __name__)
+            layers = sys.modules.get("transformers.modeling_layers")
+            is_half_there = layers is not None and not hasattr(layers, "GradientCheckpointingLayer")
+            if self.REGISTERED_BY[fullname] != ".modeling" or not is_half_there:
+                importlib.import_module(self.REGISTERED_BY[fullname], __name__)
 
         spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return spec

@@ -1,5 +1,6 @@
 """`clozebert VERB …` and `python -m clozebert VERB …`: each verb is a program of `scripts/`."""
 
+import difflib
 import importlib
 import sys
 
@@ -9,6 +10,7 @@ PROGRAMS = {
     "train-tokenizer": ("train_tokenizer", "train a WordPiece, BPE or Unigram tokenizer on text"),
     "prepare-corpus": ("prepare_corpus", "tokenize text into memory-mapped shards"),
     "pretrain": ("pretrain_mlm", "pretrain an encoder by masked-language modelling"),
+    "demo": ("demo", "run all of it on the docstrings of this machine's Python packages"),
     "finetune-sequence": ("finetune_sequence_classification", "fine-tune an encoder to classify texts"),
     "finetune-token": ("finetune_token_classification", "fine-tune an encoder to tag tokens"),
 }
@@ -33,7 +35,9 @@ def main() -> None:
         sys.exit(0)
     verb = arguments[0]
     if verb not in PROGRAMS:
-        print(f"error: unknown verb {verb!r}\n\n{usage()}", file=sys.stderr)
+        nearest = difflib.get_close_matches(verb, PROGRAMS, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else f"\n\n{usage()}"
+        print(f"error: unknown verb {verb!r}{hint}", file=sys.stderr)
         sys.exit(2)
     program = importlib.import_module(f"clozebert.scripts.{PROGRAMS[verb][0]}")
     run(lambda: program.main(arguments[1:]))

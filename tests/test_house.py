@@ -1,0 +1,178 @@
+"""The layout: which room may import which, what the wheel holds, and that importing the package is cheap."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ALLOWED = {
+    "configuration": set(),
+    "modeling": {"configuration"},
+    "corpus": {"configuration"},
+    "training": {"modeling", "corpus", "configuration"},
+    "hub": {"modeling", "configuration"},
+    "scripts": {"configuration", "modeling", "corpus", "training", "hub"},
+}
+PACKAGE_FILES = [path for room in ALLOWED for path in Path(__file__).parents[1].joinpath(room).glob("*.py")]
+
+
+def rooms_imported(path: Path) -> set[str]:
+    """The rooms that a file imports, relatively or by the package's name; for a script, other scripts too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.level == 2:
+            names = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = node.module.split(".")[1:2] if node.module.split(".")[0] == "clozebert" else []
+        elif isinstance(node, ast.Import):
+            parts = [alias.name.split(".") for alias in node.names]
+            names = [part[1] for part in parts if part[0] == "clozebert" and len(part) > 1]
+        found.update(name for name in names if name in ALLOWED)
+    return found
+
+
+@pytest.mark.parametrize("path", PACKAGE_FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_imports_run_left_to_right(path: Path) -> None:
+    assert rooms_imported(path) <= ALLOWED[path.parent.name] | ({"scripts"} if path.parent.name == "scripts" else set())
+
+
+@pytest.mark.parametrize("path", [p for p in PACKAGE_FILES if p.parent.name == "scripts"], ids=lambda p: p.name)
+def test_scripts_never_import_one_another(path: Path) -> None:
+    imported = re.findall(r"(?:from|import) clozebert\.scripts(?:\.(\w+))?", path.read_text(encoding="utf-8"))
+    assert set(imported) <= {"_program"}
+
+
+def test_the_import_rule_can_fail(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("from ..training import loop\nfrom clozebert.hub import card\nimport clozebert.corpus.shards\n")
+    assert rooms_imported(bad) == {"training", "hub", "corpus"}
+
+
+def test_shipped_files_are_flat_unique_and_loadable_by_transformers(repository: Path) -> None:
+    """transformers finds imports by regular expression, follows `from .x import` only, and puts all in one folder."""
+    from clozebert.modeling.bundle import CODE_FILES
+
+    sources = {
+        path.name: path.read_text(encoding="utf-8")
+        for room in ("configuration", "modeling")
+        for path in (repository / room).glob("*.py")
+        if path.name in CODE_FILES
+    }
+    assert sorted(sources) == sorted(CODE_FILES)
+    for name, text in sources.items():
+        assert "from __future__ import annotations" not in text, name
+        for module in re.findall(r"^\s*from\s+(\.\S*)\s+import", text, flags=re.MULTILINE):
+            flat = module.replace("..configuration.", ".")
+            assert re.fullmatch(r"\.\w+", flat), f"{name} imports {module}"
+            assert f"{flat[1:]}.py" in CODE_FILES, f"{name} imports {module}, which is not shipped"
+        assert not re.search(r"^\s*from\s+\.\s+import", text, flags=re.MULTILINE), name
+
+
+def run_python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_the_package_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, clozebert; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    assert run_python(code) == "[]"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "from transformers import AutoModel, AutoConfig",
+        "from transformers import AutoTokenizer, AutoConfig, AutoModel",
+        "from clozebert import ClozeBertForMaskedLM; from transformers import AutoModel, AutoConfig",
+        "from clozebert import ClozeBertConfig; from transformers import AutoModel, AutoConfig",
+        "import transformers.modeling_layers; from transformers import AutoModel, AutoConfig",
+        "from transformers import BertModel, Trainer, pipeline, AutoModel, AutoConfig",
+    ],
+)
+@pytest.mark.parametrize("package_first", [True, False])
+def test_auto_classes_know_the_architecture_in_any_import_order(first: str, package_first: bool) -> None:
+    lines = ["import clozebert", first] if package_first else [first, "import clozebert"]
+    code = "; ".join(
+        [
+            *lines,
+            "config = AutoConfig.for_model('clozebert', hidden_size=24, num_attention_heads=2, num_hidden_layers=1)",
+            "print(type(AutoModel.from_config(config)).__module__)",
+        ]
+    )
+    assert run_python(code) == "clozebert.modeling.modeling_clozebert"
+
+
+@pytest.fixture(scope="module")
+def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of what git knows, so that no build folder is left in the checkout."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (repository / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((repository / name).read_bytes())
+    command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(out)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return next(out.glob("*.whl"))
+
+
+def test_the_wheel_holds_every_module_and_recipe_and_nothing_else(wheel: Path, repository: Path) -> None:
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    expected = {f"clozebert/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
+    for room in ALLOWED:
+        expected |= {f"clozebert/{room}/{path.name}" for path in (repository / room).glob("*.py")}
+    expected |= {f"clozebert/configuration/{path.name}" for path in (repository / "configuration").glob("*.yaml")}
+    assert held == expected
+
+
+def test_the_wheel_works_outside_the_repository(wheel: Path, tmp_path: Path) -> None:
+    """Every verb shows its help with only the wheel's files, from a folder that is not the repository."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+
+    def python(*arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    where = python("-c", "import clozebert; print(clozebert.__file__)").stdout.strip()
+    assert where == str(site / "clozebert" / "__init__.py")
+    usage = python("-m", "clozebert", "--help").stdout
+    from clozebert.__main__ import PROGRAMS
+
+    for verb, (_, summary) in PROGRAMS.items():
+        assert verb in usage
+        assert summary in usage
+        done = python("-m", "clozebert", verb, "--help")
+        assert done.returncode == 0, done.stderr
+        assert "--output" in done.stdout or "usage:" in done.stdout
+
+
+def test_every_script_is_a_verb(repository: Path) -> None:
+    from clozebert.__main__ import PROGRAMS
+
+    scripts = {path.stem for path in (repository / "scripts").glob("[!_]*.py")}
+    assert scripts == {module for module, _ in PROGRAMS.values()}
+
+
+def test_an_unknown_verb_is_an_error() -> None:
+    done = subprocess.run([sys.executable, "-m", "clozebert", "pretran"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "unknown verb 'pretran'; did you mean 'pretrain'?" in done.stderr
