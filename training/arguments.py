@@ -1,0 +1,238 @@
+"""Every field of a pretraining run, with the names that transformers gives them where it has one."""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+# What a changed value means for a run that is resumed: other batches (refused), other updates (said aloud), or nothing.
+_SAME = "same"
+_SAID = "said"
+
+
+def _field(default: Any, text: str, *, on_resume: str = "") -> Any:
+    return field(default=default, metadata={"help": text, "on_resume": on_resume})
+
+
+@dataclass
+class PretrainingArguments:
+    """A pretraining run by masked-language modelling.
+
+    One step is one update of the weights by one global batch: `global_batch_size` rows of `max_seq_length` tokens,
+    split over the processes and, in each, into micro-batches of `per_device_train_batch_size` rows. The split changes
+    speed and memory, never the gradient.
+
+    Raises:
+        ValueError: a value out of its range, of the wrong kind, or in contradiction to another.
+    """
+
+    corpus: str = _field("", "folder that prepare_corpus wrote (train/ and validation/)")
+    tokenizer_name: str = _field("", "folder or Hub name of the tokenizer the corpus was prepared with")
+    output_dir: str = _field("", "where the model, its checkpoints and the log go")
+    overwrite_output_dir: bool = _field(False, "delete the run that output_dir holds and begin afresh")
+    resume_from_checkpoint: str | None = _field(None, "'latest' (begins afresh where there is none yet) or a folder")
+    model_name_or_path: str | None = _field(None, "continue from these weights instead of random ones")
+    dry_run: bool = _field(False, "build everything, print the plan, take two steps, write nothing")
+
+    max_steps: int = _field(10_000, "updates of the weights", on_resume=_SAID)
+    global_batch_size: int = _field(256, "rows of max_seq_length tokens in one step", on_resume=_SAME)
+    per_device_train_batch_size: int = _field(32, "rows in one micro-batch, at most")
+    per_device_eval_batch_size: int = _field(32, "rows in one validation batch")
+    max_seq_length: int = _field(128, "tokens in a packed row; longer documents are split", on_resume=_SAME)
+    seed: int = _field(42, "decides initial weights, order, masks and dropout", on_resume=_SAME)
+
+    mlm_probability: float = _field(0.3, "share of the tokens that is predicted", on_resume=_SAME)
+    masking_unit: Literal["token", "word", "span"] = _field("token", "what is masked as a whole", on_resume=_SAME)
+    mask_share: float = _field(0.8, "share of the predicted tokens that become [MASK]", on_resume=_SAME)
+    random_share: float = _field(0.1, "share of the predicted tokens that become a random token", on_resume=_SAME)
+    eval_mlm_probability: float = _field(0.15, "share of the validation tokens that is predicted; the masks are frozen")
+
+    optimizer: Literal["adamw", "muon"] = _field(
+        "adamw", "adamw, or muon for the matrices with adamw for the rest", on_resume=_SAME
+    )
+    learning_rate: float = _field(5e-4, "peak learning rate of AdamW", on_resume=_SAID)
+    muon_learning_rate: float = _field(0.02, "peak learning rate of Muon", on_resume=_SAID)
+    muon_momentum: float = _field(0.95, "momentum of Muon", on_resume=_SAID)
+    weight_decay: float = _field(0.01, "decoupled weight decay of matrices; nothing else decays", on_resume=_SAID)
+    adam_beta1: float = _field(0.9, "decay of AdamW's first moment", on_resume=_SAID)
+    adam_beta2: float = _field(0.98, "decay of AdamW's second moment", on_resume=_SAID)
+    adam_epsilon: float = _field(1e-8, "added to AdamW's denominator", on_resume=_SAID)
+    max_grad_norm: float = _field(1.0, "clip the gradient to this norm; 0: do not clip", on_resume=_SAID)
+    lr_scheduler_type: Literal["linear", "cosine", "wsd"] = _field("linear", "shape of the decay", on_resume=_SAID)
+    warmup_steps: int = _field(0, "steps of linear warm-up", on_resume=_SAID)
+    decay_steps: int | None = _field(None, "wsd: steps of the decay (None: a fifth of max_steps)", on_resume=_SAID)
+
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _field("auto", "auto: bf16 where it is fast")
+    gradient_checkpointing: bool = _field(False, "recompute activations in the backward pass: less memory, more time")
+    torch_compile: bool = _field(False, "compile the model with torch.compile")
+    use_cpu: bool = _field(False, "stay on the CPU although there is an accelerator")
+    full_determinism: bool = _field(False, "only deterministic kernels (slower on GPUs)")
+    dataloader_num_workers: int = _field(0, "processes that make batches; 0: a background thread")
+
+    logging_steps: int = _field(10, "log the mean loss of this many steps")
+    eval_steps: int = _field(500, "evaluate every so many steps, and at the end; 0: only at the end")
+    max_eval_batches: int | None = _field(None, "use only the first validation batches")
+    save_steps: int = _field(500, "commit a checkpoint every so many steps, and at the end; 0: only at the end")
+    save_total_limit: int | None = _field(2, "keep this many newest checkpoints (None: all)")
+    report_to: list[str] = field(
+        default_factory=list, metadata={"help": "trackers beside the log: tensorboard, trackio, wandb", "on_resume": ""}
+    )
+    disable_tqdm: bool = _field(False, "no progress bar; a line for each log entry instead")
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            setattr(self, item.name, _read(item.name, getattr(self, item.name), item.type))
+        self._check_ranges()
+        self._check_together()
+
+    @classmethod
+    def field_names(cls) -> list[str]:
+        return [item.name for item in dataclasses.fields(cls)]
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Room for tokens in one global batch."""
+        return self.global_batch_size * self.max_seq_length
+
+    def learning_rate_factor(self, step: int) -> float:
+        """The schedule's factor of the update made in `step`."""
+        from .schedules import learning_rate_factor
+
+        return learning_rate_factor(
+            step,
+            schedule=self.lr_scheduler_type,
+            max_steps=self.max_steps,
+            warmup_steps=self.warmup_steps,
+            decay_steps=self.max_steps // 5 if self.decay_steps is None else self.decay_steps,
+        )
+
+    def micro_batches(self, world_size: int) -> int:
+        """Into how many micro-batches each of `world_size` processes splits its share of the global batch.
+
+        Raises:
+            ValueError: the global batch cannot be split evenly over the processes and micro-batches.
+        """
+        if self.global_batch_size % world_size:
+            raise ValueError(
+                f"global_batch_size={self.global_batch_size} must be a multiple of the {world_size} processes"
+            )
+        rows = self.global_batch_size // world_size
+        size = min(rows, self.per_device_train_batch_size)
+        if rows % size:
+            fitting = max(divisor for divisor in range(1, size + 1) if rows % divisor == 0)
+            raise ValueError(
+                f"per_device_train_batch_size={size} must divide the {rows} rows of a process "
+                f"(global_batch_size={self.global_batch_size} over {world_size}); the nearest that does is {fitting}"
+            )
+        return rows // size
+
+    def decisive(self) -> dict[str, Any]:
+        """The fields that decide what the weights become; neither paths nor how the work is laid over the machine."""
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.metadata["on_resume"]}
+
+    def changes_since(self, saved: dict[str, Any]) -> tuple[list[str], list[str]]:
+        """How these arguments differ from a checkpoint's: what forbids resuming, and what deserves a word.
+
+        Returns:
+            Two lists of `name=old there, name=new here`.
+        """
+        found: dict[str, list[str]] = {_SAME: [], _SAID: []}
+        for item in dataclasses.fields(self):
+            kind, value = item.metadata["on_resume"], getattr(self, item.name)
+            if kind and item.name in saved and saved[item.name] != value:
+                found[kind].append(f"{item.name}={saved[item.name]!r} there, {item.name}={value!r} here")
+        return found[_SAME], found[_SAID]
+
+    def _check_ranges(self) -> None:
+        least: dict[str, float] = {
+            "max_steps": 1, "global_batch_size": 1, "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1,
+            "max_seq_length": 8, "seed": 0, "learning_rate": 0, "muon_learning_rate": 0, "weight_decay": 0,
+            "max_grad_norm": 0, "warmup_steps": 0, "decay_steps": 0, "dataloader_num_workers": 0, "logging_steps": 1,
+            "eval_steps": 0, "save_steps": 0, "max_eval_batches": 1, "save_total_limit": 1, "adam_epsilon": 0,
+        }  # fmt: skip
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise ValueError(f"{name}={value} must be at least {bound}")
+        for name in ("mlm_probability", "eval_mlm_probability"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must lie between 0 and 1, both excluded")
+        for name in ("adam_beta1", "adam_beta2", "muon_momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1)")
+
+    def _check_together(self) -> None:
+        if not self.corpus:
+            raise ValueError("corpus is missing: give the folder that prepare_corpus wrote (--corpus DIR)")
+        if not self.tokenizer_name:
+            raise ValueError("tokenizer_name is missing: give the tokenizer's folder (--tokenizer_name DIR)")
+        if not self.output_dir and not self.dry_run:
+            raise ValueError("output_dir is missing: say where the model goes (--output_dir DIR)")
+        if self.mask_share < 0 or self.random_share < 0 or self.mask_share + self.random_share > 1:
+            raise ValueError(
+                f"mask_share={self.mask_share} and random_share={self.random_share} share the predicted tokens: "
+                f"neither may be negative, nor their sum above 1"
+            )
+        decay = self.decay_steps or 0
+        if self.warmup_steps + decay > self.max_steps:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} and decay_steps={decay} do not fit into max_steps={self.max_steps}"
+            )
+        if self.decay_steps is not None and self.lr_scheduler_type != "wsd":
+            raise ValueError(
+                f"decay_steps={self.decay_steps} needs lr_scheduler_type='wsd', not {self.lr_scheduler_type!r}"
+            )
+        if self.overwrite_output_dir and self.resume_from_checkpoint == "latest":
+            raise ValueError("overwrite_output_dir deletes the run that resume_from_checkpoint=latest would continue")
+        trackers = ("tensorboard", "trackio", "wandb")
+        for name in self.report_to:
+            if name not in trackers:
+                raise ValueError(f"report_to={name!r} must be one of {', '.join(trackers)}")
+
+
+def _read(name: str, value: Any, annotation: Any) -> Any:
+    """Bring a value from YAML or the command line into its field's type; YAML reads `1e-3` as a string.
+
+    Raises:
+        ValueError: the value does not fit.
+    """
+    origin = typing.get_origin(annotation)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))
+        origin = typing.get_origin(annotation)
+    if origin is Literal:
+        choices = typing.get_args(annotation)
+        # YAML reads a bare `no` as False.
+        value = "no" if value is False and "no" in choices else value
+        if value not in choices:
+            nearest = difflib.get_close_matches(str(value), choices, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}{hint}")
+        return value
+    if origin is list:
+        names = value if isinstance(value, list) else [value]
+        return [] if names in ([None], ["none"]) else [str(item) for item in names]
+    if annotation is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} must be true or false")
+        return value
+    if annotation in (int, float):
+        return _number(name, value, annotation)
+    if not isinstance(value, str):
+        raise ValueError(f"{name}={value!r} must be text")
+    return value
+
+
+def _number(name: str, value: Any, kind: type) -> int | float:
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or (kind is int and number != int(number)):
+        raise ValueError(f"{name}={value!r} must be a {'whole ' if kind is int else ''}number")
+    return int(value) if kind is int and isinstance(value, int) else kind(number)

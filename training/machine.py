@@ -1,0 +1,126 @@
+"""What this machine is good at, and how a run is laid over it."""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+def choose_precision(wanted: str, device: torch.device) -> str:
+    """`auto` -> `bf16` where the machine multiplies it in hardware, else `no`; other values as they are.
+
+    Raises:
+        ValueError: the device cannot do what is wanted.
+    """
+    if wanted == "auto":
+        return "bf16" if _has_fast_bf16(device) else "no"
+    if wanted == "fp16" and device.type != "cuda":
+        raise ValueError(f"mixed_precision='fp16' needs a CUDA device, not {device.type}; take bf16, no or auto")
+    if wanted == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ValueError("mixed_precision='bf16': this GPU cannot; take fp16, no or auto")
+    return wanted
+
+
+def _has_fast_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        return any(bool(getattr(torch.cpu, check, bool)()) for check in checks)
+    return False
+
+
+def make_accelerator(*, mixed_precision: str, use_cpu: bool, report_to: list[str], output_dir: str) -> Any:
+    """An Accelerator with as many processes as the launcher was asked for.
+
+    Raises:
+        ValueError: the launch configuration would silently run something else than it says.
+    """
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+
+    use_cpu = use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    _check_launch(use_cpu=use_cpu)
+    device = torch.device("cpu" if use_cpu else "cuda" if torch.cuda.is_available() else "mps")
+    accelerator = Accelerator(
+        cpu=use_cpu,
+        mixed_precision=choose_precision(mixed_precision, device),
+        log_with=report_to or None,
+        project_dir=output_dir or None,
+        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)],
+    )
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != launched:
+        raise ValueError(f"{launched} processes were launched, but Accelerate runs {accelerator.num_processes}")
+    return accelerator
+
+
+def _check_launch(*, use_cpu: bool) -> None:
+    by_accelerate = "ACCELERATE_MIXED_PRECISION" in os.environ
+    if by_accelerate and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        raise ValueError(
+            "accelerate launch was asked for several processes but started one: on CPUs it needs a configuration file "
+            "with `distributed_type: MULTI_GPU` and `use_cpu: true` (see docs/pretraining.md)"
+        )
+    if use_cpu and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        raise ValueError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")
+
+
+def compile_model(model: torch.nn.Module, device: torch.device) -> None:
+    """Have `model` compiled at its first call, for any number of tokens; without a C++ compiler: a warning."""
+    if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl")):
+        logger.warning("torch_compile needs a C++ compiler on the CPU, and there is none: running without it")
+        return
+    model.compile(dynamic=True)
+
+
+def make_deterministic() -> None:
+    """Only kernels that give the same bits each time; an operation without one raises an error."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Make dropout a function of (seed, step, process): there is no generator state to save."""
+    torch.manual_seed((seed * 1_000_003 + step) * 65_537 + rank)
+
+
+class StopRequest:
+    """Whether SIGTERM or SIGINT came. A second SIGINT, two seconds or more later, interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._since = 0.0
+
+    def __bool__(self) -> bool:
+        return self.signal_number is not None
+
+    def _note(self, number: int, frame: Any) -> None:
+        # A launcher passes the terminal's SIGINT on once more, hence the two seconds.
+        if number == signal.SIGINT and self.signal_number is not None and time.monotonic() - self._since > 2:
+            raise KeyboardInterrupt
+        if self.signal_number is None:
+            self.signal_number, self._since = number, time.monotonic()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator["StopRequest"]:
+        """Take over both signals for a while; in a thread other than the main one, where Python cannot, do nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, self._note) for number in numbers]
+        try:
+            yield self
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)

@@ -1,0 +1,177 @@
+"""AdamW, and Muon with AdamW for the rest, as one optimizer whose state is tensors by parameter name.
+
+Which parameter is treated how follows from the module that holds it, never from its name: weights of linear maps and
+convolutions decay; embeddings, norms, biases and loose parameters do not. Muon (Jordan et al. 2024) takes the matrices
+between the embeddings and the vocabulary projection, AdamW (Loshchilov & Hutter 2019) all others.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from .arguments import PretrainingArguments
+
+_MATRIX_MODULES = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear, nn.MultiheadAttention)
+_EMBEDDING_MODULES = (nn.Embedding, nn.EmbeddingBag)
+
+NamedParameter = tuple[str, nn.Parameter]
+
+
+def split_parameters(model: nn.Module) -> tuple[list[NamedParameter], list[NamedParameter]]:
+    """All trainable parameters, each once: the matrices (which decay), and the rest.
+
+    A weight that an embedding shares with the vocabulary projection is an embedding; so is the projection's own.
+    """
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    embeddings: set[nn.Parameter] = set() if output is None else {output.weight}
+    in_matrix_modules: set[nn.Parameter] = set()
+    for module in model.modules():
+        parameters = [parameter for parameter in module.parameters(recurse=False) if parameter.dim() >= 2]
+        if isinstance(module, _EMBEDDING_MODULES):
+            embeddings.update(parameters)
+        elif isinstance(module, _MATRIX_MODULES):
+            in_matrix_modules.update(parameters)
+    matrices, rest = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_matrix = parameter in in_matrix_modules and parameter not in embeddings
+            (matrices if is_matrix else rest).append((name, parameter))
+    return matrices, rest
+
+
+class CombinedOptimizer(torch.optim.Optimizer):
+    """Several torch optimizers over disjoint parameters, seen as one: one list of groups, one state, one `step`.
+
+    Each group carries the index of the optimizer it belongs to as `part`, its peak learning rate as `initial_lr`, and
+    its parameters' names as `param_names`.
+    """
+
+    def __init__(self, parts: list[torch.optim.Optimizer]):
+        groups: list[dict[str, Any]] = []
+        for index, part in enumerate(parts):
+            for group in part.param_groups:
+                groups.append({**group, "part": index, "initial_lr": group["lr"]})
+        # `param_names` are kept through the groups; the base class wants them as pairs with the parameters.
+        for group in groups:
+            group["params"] = list(zip(group.pop("param_names"), group["params"], strict=True))
+        super().__init__(groups, {})
+        self.parts = parts
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One update by every part."""
+        result = closure() if closure is not None else None
+        for index, part in enumerate(self.parts):
+            # Loading a state or sharding the model replaces groups and parameters: always hand over the present ones.
+            part.param_groups = [group for group in self.param_groups if group["part"] == index]
+            part.state = self.state
+            part.step()
+        return result
+
+    def set_learning_rate(self, factor: float) -> None:
+        """Scale every group's peak learning rate."""
+        for group in self.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
+
+def make_optimizer(model: nn.Module, arguments: PretrainingArguments) -> CombinedOptimizer:
+    """The optimizer that the arguments ask for, over the trainable parameters of `model`."""
+    matrices, rest = split_parameters(model)
+    for_muon: list[NamedParameter] = []
+    if arguments.optimizer == "muon":
+        for_muon = [(name, parameter) for name, parameter in matrices if parameter.dim() == 2]
+        matrices = [(name, parameter) for name, parameter in matrices if parameter.dim() != 2]
+    parts: list[torch.optim.Optimizer] = []
+    if for_muon:
+        parts.append(
+            torch.optim.Muon(
+                for_muon,
+                lr=arguments.muon_learning_rate,
+                weight_decay=arguments.weight_decay,
+                momentum=arguments.muon_momentum,
+            )
+        )
+    groups = [
+        {"params": matrices, "weight_decay": arguments.weight_decay},
+        {"params": rest, "weight_decay": 0.0},
+    ]
+    parts.append(
+        torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=arguments.learning_rate,
+            betas=(arguments.adam_beta1, arguments.adam_beta2),
+            eps=arguments.adam_epsilon,
+            fused=_has_fused_adamw(parameter for _, parameter in [*matrices, *rest]),
+        )
+    )
+    return CombinedOptimizer(parts)
+
+
+def _has_fused_adamw(parameters: Iterable[nn.Parameter]) -> bool:
+    return all(
+        parameter.device.type in ("cpu", "cuda", "xpu", "mps") and parameter.is_floating_point()
+        for parameter in parameters
+    )
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The whole state as `{"exp_avg/NAME": tensor}`, unsharded, on the CPU. Every process of a run must call it."""
+    tensors = {}
+    for group in optimizer.param_groups:
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                tensors[f"{key}/{name}"] = whole_tensor(value)
+    return tensors
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    """The inverse of `optimizer_state`, for any number of processes and any sharding.
+
+    Raises:
+        ValueError: the state is that of other parameters.
+    """
+    place = {
+        name: (parameter, group)
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+    }
+    optimizer.state.clear()
+    for full_name, value in tensors.items():
+        key, _, name = full_name.partition("/")
+        if name not in place:
+            raise ValueError(f"the optimizer state holds {name!r}, which the model has not")
+        parameter, group = place[name]
+        if value.dim() == 0:
+            # AdamW counts steps in a scalar, on the device only where its fused or capturable kernel reads it.
+            on_device = group.get("fused") or group.get("capturable")
+            placed = value.to(parameter.device) if on_device else value.clone()
+        elif value.shape != parameter.shape:
+            raise ValueError(
+                f"the optimizer state of {name!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}"
+            )
+        elif isinstance(parameter, DTensor):
+            placed = distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+        else:
+            placed = value.to(parameter.device, copy=True)
+        optimizer.state[parameter][key] = placed
+
+
+def whole_tensor(value: Any) -> torch.Tensor:
+    """A tensor of a sharded or ordinary model as an ordinary one on the CPU, sharing no memory with the original."""
+    tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    return tensor.to("cpu", copy=True).contiguous()
+
+
+def whole_weights(model: nn.Module) -> dict[str, torch.Tensor] | None:
+    """The weights of a sharded model as ordinary tensors on the CPU; None where they lie whole in the model already.
+
+    Every process of a run must call it. Of tied weights only the one that is stored appears.
+    """
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        return None
+    tied = set(getattr(model, "all_tied_weights_keys", {}))
+    return {name: whole_tensor(value) for name, value in model.state_dict().items() if name not in tied}

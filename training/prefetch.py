@@ -1,0 +1,138 @@
+"""Batches made ahead of the loop: by a thread, or by worker processes. Neither holds any state of the stream."""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+ModelInputs = dict[str, Any]
+_AHEAD = 2
+
+
+@dataclass
+class StepLoader:
+    """step -> this process' micro-batches as the model's keyword arguments; how many tokens all processes predict."""
+
+    stream: Any
+    rank: int
+    world_size: int
+    micro_batches: int
+
+    def __call__(self, step: int) -> tuple[list[ModelInputs], int]:
+        batches = [
+            self.stream.batch(
+                step,
+                rank=self.rank,
+                world_size=self.world_size,
+                micro_batch=micro_batch,
+                micro_batches=self.micro_batches,
+            )
+            for micro_batch in range(self.micro_batches)
+        ]
+        if self.world_size == 1:
+            num_predicted = sum(len(batch.labels) for batch in batches)
+        else:
+            num_predicted = self.stream.num_predicted(step)
+        return [model_inputs(batch) for batch in batches], num_predicted
+
+
+def model_inputs(batch: Any) -> ModelInputs:
+    """A packed batch of `clozebert.corpus` as keyword arguments of `ClozeBertForMaskedLM`, on the CPU."""
+    cu_seq_lens = torch.from_numpy(batch.cu_seq_lens)
+    return {
+        "input_ids": torch.from_numpy(batch.input_ids),
+        "position_ids": torch.from_numpy(batch.position_ids),
+        "cu_seq_lens_q": cu_seq_lens,
+        "cu_seq_lens_k": cu_seq_lens,
+        "max_length_q": int(batch.max_length),
+        "max_length_k": int(batch.max_length),
+        "masked_positions": torch.from_numpy(batch.masked_positions),
+        "labels": torch.from_numpy(batch.labels),
+    }
+
+
+def to_device(inputs: ModelInputs, device: torch.device) -> ModelInputs:
+    """Copy to an accelerator without waiting for the copy; on the CPU nothing is copied."""
+    if device.type == "cpu":
+        return inputs
+    return {
+        key: (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
+        if isinstance(value, torch.Tensor)
+        else value
+        for key, value in inputs.items()
+    }
+
+
+def prefetch(load: Callable[[int], Any], start: int, stop: int, *, workers: int = 0) -> Generator[Any, None, None]:
+    """`load(start), …, load(stop - 1)` in this order, each made before it is asked for.
+
+    An error while loading is raised where its step would have come.
+    """
+    return _from_thread(load, start, stop) if workers == 0 else _from_processes(load, start, stop, workers)
+
+
+def _from_thread(load: Callable[[int], Any], start: int, stop: int) -> Generator[Any, None, None]:
+    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=_AHEAD)
+    closed = threading.Event()
+
+    def put(item: tuple[Any, BaseException | None]) -> None:
+        placed = False
+        while not placed and not closed.is_set():
+            with contextlib.suppress(queue.Full):
+                ready.put(item, timeout=0.1)
+                placed = True
+
+    def work() -> None:
+        try:
+            for step in range(start, stop):
+                if closed.is_set():
+                    return
+                put((load(step), None))
+        except BaseException as error:
+            put((None, error))
+
+    thread = threading.Thread(target=work, name="batches", daemon=True)
+    thread.start()
+    try:
+        for _ in range(start, stop):
+            value, error = ready.get()
+            if error is not None:
+                raise error
+            yield value
+    finally:
+        closed.set()
+        thread.join()
+
+
+class _Steps(Dataset):
+    """A map-style dataset whose items are whole steps."""
+
+    def __init__(self, load: Callable[[int], Any], start: int, stop: int):
+        self.load, self.start, self.stop = load, start, stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, index: int) -> Any:
+        return self.load(self.start + index)
+
+
+def _from_processes(load: Callable[[int], Any], start: int, stop: int, workers: int) -> Generator[Any, None, None]:
+    # Its own generator: a loader draws a base seed, which must not come out of the model's random numbers.
+    yield from DataLoader(
+        _Steps(load, start, stop),
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=_AHEAD,
+        generator=torch.Generator().manual_seed(0),
+        collate_fn=_as_it_is,
+    )
+
+
+def _as_it_is(item: Any) -> Any:
+    return item

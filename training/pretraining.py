@@ -1,0 +1,620 @@
+"""Pretraining by masked-language modelling: the loop, and what has to be in place before it begins.
+
+The loss of a step is the sum of -log p(token) over the predicted tokens of the whole global batch, divided by their
+number. However the batch is split into micro-batches and processes, the gradient is the same.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from ..configuration import ClozeBertConfig
+from ..corpus import BatchStream, Corpus, Masking, validation_batches
+from ..modeling import ClozeBertForMaskedLM
+from .arguments import PretrainingArguments
+from .checkpoints import (
+    TrainingState,
+    clear_way,
+    commit_checkpoint,
+    find_damage,
+    list_checkpoints,
+    newest_valid,
+    publish_files,
+    read_training_state,
+    replace_text,
+    write_training_state,
+)
+from .curves import CURVE_NAME, draw_loss_curve
+from .evaluation import evaluate_masked_lm, sum_over_processes
+from .machine import StopRequest, compile_model, make_accelerator, make_deterministic, seed_step
+from .optimizers import load_optimizer_state, make_optimizer, optimizer_state, whole_tensor, whole_weights
+from .prefetch import ModelInputs, StepLoader, prefetch, to_device
+from .progress import LOG_NAME, RunLog, Stopwatch
+
+logger = logging.getLogger(__name__)
+
+RESULTS_NAME = "all_results.json"
+# One gradient that is not finite may be an accident of the data or the hardware; so many in a row are a diverged run.
+MOST_SKIPS_IN_A_ROW = 10
+_DRY_STEPS = 2
+
+WriteCard = Callable[[str | os.PathLike, dict[str, Any]], None]
+
+
+def pretrain(
+    arguments: PretrainingArguments,
+    config: ClozeBertConfig,
+    *,
+    write_card: WriteCard | None = None,
+    recipe: str | None = None,
+) -> dict[str, Any]:
+    """Train an encoder from `arguments.corpus` and leave it, in Hub format, in `arguments.output_dir`.
+
+    Args:
+        arguments: the run.
+        config: the model; with `model_name_or_path` that model's own configuration takes its place.
+        write_card: writes a folder's README.md from what is known about the run.
+        recipe: the recipe's name, for the card.
+
+    Returns:
+        What `all_results.json` holds: the losses, the validation figures, tokens and seconds. After a signal that
+        stopped the run early, `stopped_by` is the signal's number, and only a checkpoint was written.
+
+    Raises:
+        ValueError: contradictions between arguments, corpus, tokenizer, model and checkpoint, before any work; or a
+            gradient that is not finite in ten steps in a row.
+    """
+    run = Pretraining(arguments, config, write_card=write_card, recipe=recipe)
+    with StopRequest().listening() as stop, contextlib.closing(run):
+        return run.train(stop)
+
+
+class Pretraining:
+    """A run that is set up: model, optimizer and batches at the step where it begins."""
+
+    def __init__(
+        self,
+        arguments: PretrainingArguments,
+        config: ClozeBertConfig,
+        *,
+        write_card: WriteCard | None = None,
+        recipe: str | None = None,
+    ):
+        self.write_card, self.recipe = write_card, recipe
+        self.output_dir = Path(arguments.output_dir)
+        _check_trackers(arguments.report_to)
+        tokenizer = load_tokenizer(arguments.tokenizer_name)
+        corpus = Corpus(arguments.corpus)
+        if arguments.model_name_or_path is not None:
+            config = load_configuration(arguments.model_name_or_path)
+        check_fit(arguments, config, corpus, tokenizer)
+        set_token_ids(config, tokenizer)
+
+        self.accelerator = make_accelerator(
+            mixed_precision=arguments.mixed_precision,
+            use_cpu=arguments.use_cpu,
+            report_to=[] if arguments.dry_run else arguments.report_to,
+            output_dir=arguments.output_dir,
+        )
+        if arguments.full_determinism:
+            make_deterministic()
+        if arguments.dry_run:
+            arguments = _one_micro_batch(arguments, self.accelerator)
+        self.arguments, self.corpus, self.tokenizer = arguments, corpus, tokenizer
+        micro_batches = arguments.micro_batches(self.accelerator.num_processes)
+        self.stream = BatchStream(
+            corpus,
+            max_seq_length=arguments.max_seq_length,
+            global_batch_size=arguments.global_batch_size,
+            masking=make_masking(arguments, rate=arguments.mlm_probability),
+            seed=arguments.seed,
+        )
+        has_validation = (Path(arguments.corpus) / "validation").is_dir()
+        self.validation = Corpus(arguments.corpus, "validation") if has_validation else None
+
+        checkpoint = None if arguments.dry_run else self._on_main(self._find_checkpoint)
+        torch.manual_seed(arguments.seed)
+        self.state, tensors = TrainingState(step=0), None
+        if checkpoint is not None:
+            self.state, tensors = read_training_state(checkpoint)
+            self._check_resume(checkpoint, config)
+        self.core = make_model(config, checkpoint or arguments.model_name_or_path)
+        if arguments.gradient_checkpointing:
+            self.core.gradient_checkpointing_enable()
+        self.core.train()
+        if arguments.torch_compile:
+            compile_model(self.core, self.accelerator.device)
+        optimizer = make_optimizer(self.core, arguments)
+        self.model, self.optimizer = self.accelerator.prepare(self.core, optimizer)
+        if tensors is not None:
+            load_optimizer_state(self.optimizer.optimizer, tensors)
+        if self.accelerator.scaler is not None and self.state.scaler is not None:
+            self.accelerator.scaler.load_state_dict(self.state.scaler)
+
+        if arguments.report_to and not arguments.dry_run:
+            settings = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in
+                        dataclasses.asdict(arguments).items()}  # fmt: skip
+            self.accelerator.init_trackers("clozebert", config=settings)
+        is_main = self.accelerator.is_main_process
+        self.log = RunLog(
+            self.output_dir / LOG_NAME if is_main and not arguments.dry_run else None,
+            accelerator=self.accelerator,
+            step=self.state.step,
+            max_steps=self.last_step,
+            visible=is_main,
+            bar=not arguments.disable_tqdm,
+        )
+        for line in self.plan(micro_batches):
+            self.log.say(line)
+        self.loader = prefetch(
+            StepLoader(self.stream, self.accelerator.process_index, self.accelerator.num_processes, micro_batches),
+            self.state.step,
+            self.last_step,
+            workers=arguments.dataloader_num_workers,
+        )
+
+    @property
+    def last_step(self) -> int:
+        return min(_DRY_STEPS, self.arguments.max_steps) if self.arguments.dry_run else self.arguments.max_steps
+
+    def train(self, stop: StopRequest) -> dict[str, Any]:
+        """All steps that are left, with their logging, evaluation and checkpoints; then the finished model."""
+        arguments, state, watch = self.arguments, self.state, Stopwatch()
+        while state.step < self.last_step:
+            watch.begin()
+            batches, num_predicted = next(self.loader)
+            watch.got_batch()
+
+            self.optimizer.optimizer.set_learning_rate(arguments.learning_rate_factor(state.step))
+            seed_step(arguments.seed, state.step, self.accelerator.process_index)
+            part = accumulate_gradient(self.model, batches, num_predicted=num_predicted, accelerator=self.accelerator)
+            gradient_norm = self._update_weights()
+            loss, tokens, stopping = self._agree(part, batches, stop)
+
+            state.step += 1
+            state.tokens_seen += tokens
+            state.losses.append(loss)
+            watch.end(tokens)
+            self.log.advance()
+            if self._is_due(arguments.logging_steps) or state.step == self.last_step:
+                self._log_training(gradient_norm, watch)
+            if arguments.dry_run:
+                continue
+            if stopping:
+                return self._stop(stop)
+            if self._is_due(arguments.eval_steps):
+                self.evaluate()
+            if self._is_due(arguments.save_steps):
+                self.save_checkpoint()
+        return {"dry_run": True, "parameters": self.num_parameters} if arguments.dry_run else self._finish()
+
+    def _update_weights(self) -> float:
+        """Clip, then step; a gradient that is not finite changes nothing and is counted. Returns its norm before."""
+        state, most = self.state, self.arguments.max_grad_norm or math.inf
+        # The one moment in a step where the host waits for the device.
+        norm = whole_tensor(self.accelerator.clip_grad_norm_(self.model.parameters(), most)).item()
+        finite = math.isfinite(norm)
+        # The fp16 scaler has to see an overflow, so as to lower its scale; it leaves the weights alone then.
+        if finite or self.accelerator.scaler is not None:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        if finite:
+            state.consecutive_skips = 0
+            return norm
+        state.skipped_steps += 1
+        state.consecutive_skips += 1
+        self.log.record(state.step + 1, {"event": "skipped: the gradient is not finite", "grad_norm": str(norm)})
+        if state.consecutive_skips == MOST_SKIPS_IN_A_ROW:
+            raise ValueError(
+                f"the gradient was not finite in {MOST_SKIPS_IN_A_ROW} steps in a row, up to step {state.step + 1}: "
+                f"the run has diverged; resume from the last checkpoint with a lower learning_rate "
+                f"(now {self.arguments.learning_rate}) or a longer warm-up"
+            )
+        return norm
+
+    def _agree(self, part: torch.Tensor, batches: list[ModelInputs], stop: StopRequest) -> tuple[float, int, bool]:
+        """The loss and the tokens of the global batch, and whether any process was asked to stop."""
+        tokens = sum(batch["input_ids"].numel() for batch in batches)
+        mine = torch.tensor([part.item(), tokens, bool(stop)], dtype=torch.float64)
+        total_loss, total_tokens, stopping = sum_over_processes(mine, self.accelerator).tolist()
+        return total_loss, int(total_tokens), stopping > 0
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self.state.step % every == 0
+
+    def _log_training(self, gradient_norm: float, watch: Stopwatch) -> None:
+        state = self.state
+        state.seconds += watch.seconds
+        state.train_loss = sum(state.losses) / len(state.losses)
+        state.losses.clear()
+        reading = watch.read()
+        values = {
+            "loss": state.train_loss,
+            "learning_rate": self.optimizer.param_groups[-1]["lr"],
+            "grad_norm": gradient_norm if math.isfinite(gradient_norm) else str(gradient_norm),
+            "tokens_seen": state.tokens_seen,
+            **reading,
+        }
+        self.log.record(state.step, values)
+        self.log.warn_of_starvation(reading["data_wait"])
+
+    def evaluate(self) -> None:
+        """Masked-LM loss and accuracy on the validation split, the same masks each time."""
+        if self.validation is None:
+            return
+        arguments = self.arguments
+        batches = validation_batches(
+            self.validation,
+            max_seq_length=arguments.max_seq_length,
+            batch_size=arguments.per_device_eval_batch_size,
+            masking=make_masking(arguments, rate=arguments.eval_mlm_probability),
+            seed=arguments.seed,
+        )
+        metrics = evaluate_masked_lm(
+            self.model, batches, accelerator=self.accelerator, max_batches=arguments.max_eval_batches
+        )
+        self.state.evaluation = {"step": self.state.step, **metrics}
+        self.log.record(self.state.step, metrics)
+
+    def save_checkpoint(self) -> None:
+        """Commit the model with what resuming needs, as OUTPUT_DIR/checkpoint-STEP."""
+        weights = whole_weights(self.core)
+        tensors = optimizer_state(self.optimizer.optimizer)
+        scaler = self.accelerator.scaler
+        state = dataclasses.replace(
+            self.state,
+            arguments=self.arguments.decisive(),
+            corpus_fingerprint=self.corpus.fingerprint,
+            threads=torch.get_num_threads(),
+            world_size=self.accelerator.num_processes,
+            precision=self.accelerator.mixed_precision,
+            scaler=None if scaler is None else scaler.state_dict(),
+        )
+
+        def write(directory: Path) -> None:
+            self._write_model(directory, weights)
+            write_training_state(directory, state, tensors)
+            if self.write_card is not None:
+                self.write_card(directory, self._facts())
+
+        if self.accelerator.is_main_process:
+            commit_checkpoint(self.output_dir, self.state.step, write, keep=self.arguments.save_total_limit)
+        self.accelerator.wait_for_everyone()
+
+    def _stop(self, stop: StopRequest) -> dict[str, Any]:
+        self.save_checkpoint()
+        self.log.say(f"stopped at step {self.state.step}; --resume_from_checkpoint latest goes on from there")
+        # A process that heard nothing itself stops because another did.
+        return {"stopped_by": stop.signal_number or 15, "step": self.state.step}
+
+    def _finish(self) -> dict[str, Any]:
+        """The last checkpoint and evaluation, then the model itself, its curve, card and results."""
+        if self.state.evaluation.get("step") != self.state.step:
+            self.evaluate()
+        if not any(path.name == f"checkpoint-{self.state.step}" for path in list_checkpoints(self.output_dir)):
+            self.save_checkpoint()
+        weights = whole_weights(self.core)
+        results = self._results()
+        if self.accelerator.is_main_process:
+            publish_files(self.output_dir, lambda directory: self._write_model(directory, weights))
+            try:
+                draw_loss_curve(self.output_dir / LOG_NAME, self.output_dir / CURVE_NAME)
+            except ImportError as error:
+                self.log.say(str(error))
+            if self.write_card is not None:
+                self.write_card(self.output_dir, self._facts())
+            replace_text(self.output_dir / RESULTS_NAME, json.dumps(results, indent=2) + "\n")
+        self.accelerator.wait_for_everyone()
+        return results
+
+    def close(self) -> None:
+        """Stop the loader, the bar and the trackers."""
+        self.loader.close()
+        self.log.close()
+        self.accelerator.end_training()
+
+    @property
+    def num_parameters(self) -> int:
+        """All weights, each counted once."""
+        return sum(parameter.numel() for parameter in self.core.parameters())
+
+    def plan(self, micro_batches: int) -> list[str]:
+        """What the run is going to do, in a few lines for a person."""
+        arguments, processes = self.arguments, self.accelerator.num_processes
+        rows = arguments.global_batch_size // (processes * micro_batches)
+        epochs = self.last_step * arguments.global_batch_size / self.stream.rows_per_epoch
+        lines = [
+            f"model: {self.num_parameters:,} parameters, {self.core.config.num_hidden_layers} layers of "
+            f"{self.core.config.hidden_size}, vocabulary {self.core.config.vocab_size:,}",
+            f"corpus: {self.corpus.num_tokens:,} tokens in {self.corpus.num_documents:,} documents, "
+            f"{self.stream.rows_per_epoch:,} rows of {arguments.max_seq_length}",
+            f"steps: {self.last_step:,} of {arguments.tokens_per_step:,} tokens, {epochs:.2f} epochs; "
+            f"{processes} process(es) x {micro_batches} micro-batch(es) x {rows} row(s)",
+            f"{arguments.optimizer}, {arguments.lr_scheduler_type} schedule, precision "
+            f"{self.accelerator.mixed_precision}, {self.accelerator.device.type}",
+        ]
+        return [*lines, f"resumed at step {self.state.step}"] if self.state.step else lines
+
+    def _find_checkpoint(self) -> Path | None:
+        """Where to resume, after a look at the output folder; for the main process only."""
+        wanted = self.arguments.resume_from_checkpoint
+        used = self.output_dir.is_dir() and any(self.output_dir.iterdir())
+        if self.output_dir.exists() and not self.output_dir.is_dir():
+            raise ValueError(f"output_dir={str(self.output_dir)!r} is a file")
+        if self.arguments.overwrite_output_dir:
+            remove_run(self.output_dir)
+        elif used and wanted is None:
+            raise ValueError(
+                f"output_dir={str(self.output_dir)!r} is not empty: continue with --resume_from_checkpoint latest, or "
+                f"delete that run with --overwrite_output_dir"
+            )
+        if wanted is None or wanted == "latest":
+            checkpoint = newest_valid(self.output_dir) if wanted else None
+        else:
+            checkpoint = Path(wanted)
+            if damage := find_damage(checkpoint):
+                raise ValueError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
+        state_step = 0 if checkpoint is None else read_training_state(checkpoint)[0].step
+        clear_way(self.output_dir, step=state_step)
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        return checkpoint
+
+    def _check_resume(self, checkpoint: Path, config: ClozeBertConfig) -> None:
+        """Refuse to go on with another corpus, stream or model; say aloud what else has changed."""
+        forbidden, said = self.arguments.changes_since(self.state.arguments)
+        if self.state.corpus_fingerprint != self.corpus.fingerprint:
+            forbidden.append(f"corpus fingerprint {self.state.corpus_fingerprint[:12]}… there, "
+                             f"{self.corpus.fingerprint[:12]}… here")  # fmt: skip
+        saved = load_configuration(str(checkpoint))
+        for name in ClozeBertConfig.__annotations__:
+            there, here = getattr(saved, name), getattr(config, name)
+            if there != here:
+                forbidden.append(f"{name}={there!r} there, {name}={here!r} here")
+        if forbidden:
+            raise ValueError(
+                f"cannot resume from {checkpoint}, which belongs to another run: {'; '.join(forbidden)}; restore these "
+                f"values, or begin a new run from these weights with --model_name_or_path {checkpoint}"
+            )
+        if self.state.step > self.arguments.max_steps:
+            raise ValueError(f"{checkpoint} is at step {self.state.step}, beyond max_steps={self.arguments.max_steps}")
+        now = {
+            "threads": torch.get_num_threads(),
+            "world_size": self.accelerator.num_processes,
+            "precision": self.accelerator.mixed_precision,
+        }
+        for name, value in now.items():
+            if (before := getattr(self.state, name)) != value:
+                said.append(f"{name}={before} there, {value} here (close, but not the same bits)")
+        if said and self.accelerator.is_main_process:
+            logger.warning("resuming with changed settings: %s", "; ".join(said))
+
+    def _on_main(self, action: Callable[[], Any]) -> Any:
+        """The result of `action` on the main process, in all processes; its error ends them all."""
+        result: list[Any] = [None, None]
+        if self.accelerator.is_main_process:
+            try:
+                result[0] = action()
+            except (ValueError, OSError) as error:
+                result[1] = error
+        if self.accelerator.num_processes > 1:
+            result = broadcast_object_list(result)
+        if result[1] is not None:
+            raise ValueError(str(result[1]))
+        return result[0]
+
+    def _write_model(self, directory: Path, weights: dict[str, torch.Tensor] | None) -> None:
+        with _without_progress_bars():
+            self.core.save_pretrained(directory, state_dict=weights)
+        self.tokenizer.save_pretrained(directory)
+
+    def _results(self) -> dict[str, Any]:
+        evaluation = {key: value for key, value in self.state.evaluation.items() if key != "step"}
+        return {
+            "step": self.state.step,
+            "train_loss": self.state.train_loss,
+            **evaluation,
+            "tokens_seen": self.state.tokens_seen,
+            "train_runtime": self.state.seconds,
+            "tokens_per_second": self.state.tokens_seen / max(self.state.seconds, 1e-9),
+            "skipped_steps": self.state.skipped_steps,
+            "parameters": self.num_parameters,
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        """What the model card can say about this run."""
+        import accelerate
+        import transformers
+
+        evaluation = self.state.evaluation
+        return {
+            "name": self.output_dir.resolve().name,
+            "corpus": {
+                "documents": self.corpus.num_documents,
+                "tokens": self.corpus.num_tokens,
+                "fingerprint": self.corpus.fingerprint,
+            },
+            "hyperparameters": self.arguments.decisive(),
+            "recipe": self.recipe,
+            "base_model": _hub_name(self.arguments.model_name_or_path),
+            "steps": self.state.step,
+            "tokens": self.state.tokens_seen,
+            "seconds": self.state.seconds,
+            "validation_loss": evaluation.get("eval_loss"),
+            "metrics": {"masked-LM accuracy": evaluation["eval_accuracy"]} if evaluation else {},
+            "curve": CURVE_NAME,
+            "versions": {
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+                "accelerate": accelerate.__version__,
+            },
+        }
+
+
+def _hub_name(name_or_path: str | None) -> str | None:
+    """The repository that a continued pretraining began from; a local folder is nobody else's business."""
+    return None if name_or_path is None or Path(name_or_path).exists() else name_or_path
+
+
+def accumulate_gradient(
+    model: torch.nn.Module, batches: list[ModelInputs], *, num_predicted: int, accelerator: Any
+) -> torch.Tensor:
+    """Forward and backward of one process' micro-batches.
+
+    Returns:
+        This process' part of the loss, a scalar: the sum over its predicted tokens / `num_predicted`. The parts of all
+        processes add up to the loss of the step.
+    """
+    device = accelerator.device
+    # A tensor, not a number: it differs from step to step, and compiled code would be specialised on it.
+    items = torch.tensor(float(num_predicted), device=device)
+    total = torch.zeros((), device=device)
+    for index, batch in enumerate(batches):
+        is_last = index == len(batches) - 1
+        with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
+            loss = model(**to_device(batch, device), num_items_in_batch=items).loss
+            # DDP and FSDP take the mean of the processes' gradients; the loss is their sum.
+            accelerator.backward(loss * accelerator.num_processes)
+        total = total + loss.detach()
+    return total
+
+
+def make_masking(arguments: PretrainingArguments, *, rate: float) -> Masking:
+    """The masking that the arguments describe, with a `rate` for training or for validation."""
+    return Masking(
+        rate=rate, mask_share=arguments.mask_share, random_share=arguments.random_share, unit=arguments.masking_unit
+    )
+
+
+def make_model(config: ClozeBertConfig, weights: str | os.PathLike | None) -> ClozeBertForMaskedLM:
+    """A model with random weights, or with those of a folder or Hub repository, in float32."""
+    if weights is None:
+        return ClozeBertForMaskedLM(config)
+    with _without_progress_bars():
+        return ClozeBertForMaskedLM.from_pretrained(weights, config=config, dtype=torch.float32)
+
+
+def load_configuration(name_or_path: str) -> ClozeBertConfig:
+    """The configuration of a ClozeBERT model.
+
+    Raises:
+        ValueError: it is a model of another kind.
+    """
+    config = AutoConfig.from_pretrained(name_or_path)
+    if config.model_type != "clozebert":
+        raise ValueError(
+            f"model_name_or_path={name_or_path!r} is a {config.model_type} model: convert it first (clozebert convert)"
+        )
+    return config
+
+
+def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
+    """A tokenizer with [MASK] and padding.
+
+    Raises:
+        ValueError: there is none, or it lacks the tokens that masked-LM needs.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"tokenizer_name={name_or_path!r} holds no tokenizer that can be loaded: {error}") from None
+    for name in ("mask_token", "pad_token", "cls_token", "sep_token"):
+        if getattr(tokenizer, name) is None:
+            raise ValueError(
+                f"tokenizer_name={name_or_path!r} has no {name}; train one with scripts/train_tokenizer.py"
+            )
+    return tokenizer
+
+
+def check_fit(
+    arguments: PretrainingArguments, config: ClozeBertConfig, corpus: Corpus, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Refuse a corpus, a tokenizer and a model that do not belong together.
+
+    Raises:
+        ValueError: names what does not fit, and the way out.
+    """
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens, more than the model's vocab_size={config.vocab_size}: give "
+            f"--vocab_size {-(-len(tokenizer) // 64) * 64}"
+        )
+    check_tokenizer(corpus, tokenizer)
+    if config.image_size is not None:
+        raise ValueError(f"image_size={config.image_size}: masked-language modelling needs a text model")
+    if arguments.max_seq_length > config.max_position_embeddings:
+        raise ValueError(
+            f"max_seq_length={arguments.max_seq_length} exceeds the model's "
+            f"max_position_embeddings={config.max_position_embeddings}"
+        )
+
+
+def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer other than the one that the corpus was prepared with."""
+    theirs = {name: getattr(corpus, name) for name in ("cls_token_id", "sep_token_id", "pad_token_id", "mask_token_id")}
+    differing = [name for name, value in theirs.items() if getattr(tokenizer, name) != value]
+    if corpus.vocab_size != len(tokenizer):
+        differing.append("vocab_size")
+    if differing:
+        raise ValueError(
+            f"the corpus {corpus.directory} was tokenized with another tokenizer ({', '.join(differing)} differ): "
+            f"prepare it again with this one, or name the one it was prepared with"
+        )
+
+
+def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The special tokens of the configuration are the tokenizer's, whatever the architecture said before."""
+    had_ends = config.bos_token_id is not None
+    for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "bos_token_id", "eos_token_id"):
+        setattr(config, name, getattr(tokenizer, name))
+    if had_ends and config.bos_token_id is None:
+        config.bos_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
+
+
+def remove_run(output_dir: Path) -> None:
+    """Delete what a run leaves in its output folder, and nothing else."""
+    import shutil
+
+    patterns = ("checkpoint-*", "damaged-checkpoint-*", "latest", LOG_NAME, RESULTS_NAME, CURVE_NAME, "config.json",
+                "*.safetensors", "*.safetensors.index.json")  # fmt: skip
+    for pattern in patterns:
+        for path in output_dir.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextlib.contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keep transformers' bars for reading and writing shards out of the run's own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _one_micro_batch(arguments: PretrainingArguments, accelerator: Any) -> PretrainingArguments:
+    """A dry run's arguments: each process takes a single micro-batch in a step, on a CPU of a single row."""
+    rows = 1 if accelerator.device.type == "cpu" else arguments.per_device_train_batch_size
+    rows = min(rows, arguments.global_batch_size)
+    return dataclasses.replace(
+        arguments, global_batch_size=rows * accelerator.num_processes, per_device_train_batch_size=rows
+    )
+
+
+def _check_trackers(names: list[str]) -> None:
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"report_to={name!r} needs a package that is not installed: pip install {name}")

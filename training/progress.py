@@ -1,0 +1,107 @@
+"""What a person sees of a run: a progress bar, a JSON line for each entry, trackers."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from .checkpoints import replace_text
+from .curves import read_log
+
+LOG_NAME = "training_log.jsonl"
+_STARVED = 0.1
+
+
+class RunLog:
+    """Records what happens, on the main process; on the others, and in a dry run, it writes and shows nothing.
+
+    Args:
+        path: the log; entries later than `step`, of a run that was killed, are cut off.
+        step, max_steps: where the run begins and ends.
+        visible: show the progress bar, or, with `bar=False`, a line for each entry.
+    """
+
+    def __init__(
+        self, path: Path | None, *, accelerator: Any, step: int, max_steps: int, visible: bool, bar: bool = True
+    ):
+        self.path, self.accelerator, self.visible = path, accelerator, visible
+        self._warned = False
+        if path is not None:
+            kept = [entry for entry in read_log(path) if entry["step"] <= step]
+            replace_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+        self.bar = tqdm(
+            total=max_steps,
+            initial=step,
+            disable=not (visible and bar),
+            unit="step",
+            dynamic_ncols=True,
+            smoothing=0.05,
+        )
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self.visible:
+            tqdm.write(text)
+
+    def advance(self) -> None:
+        self.bar.update(1)
+
+    def record(self, step: int, values: dict[str, Any]) -> None:
+        """Write one entry."""
+        entry = {"step": step, **values}
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+        self.accelerator.log({key: value for key, value in values.items() if not isinstance(value, str)}, step=step)
+        if self.bar.disable:
+            self.say(_one_line(entry))
+        elif "loss" in values:
+            self.bar.set_postfix_str(f"loss {values['loss']:.4f}, {values['tokens_per_second']:,.0f} tokens/s")
+        else:
+            self.say(_one_line(entry))
+
+    def warn_of_starvation(self, data_wait: float) -> None:
+        """Say once that batches come too slowly."""
+        if data_wait > _STARVED and not self._warned:
+            self._warned = True
+            self.say(f"waiting for batches takes {data_wait:.0%} of the time: raise --dataloader_num_workers")
+
+    def close(self) -> None:
+        self.bar.close()
+
+
+class Stopwatch:
+    """Tokens, seconds and time spent waiting for batches since the last reading."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.seconds = self.waited = 0.0
+        self._begun = 0.0
+
+    def begin(self) -> None:
+        """The loop asks for a batch."""
+        self._begun = time.perf_counter()
+
+    def got_batch(self) -> None:
+        self.waited += time.perf_counter() - self._begun
+
+    def end(self, tokens: int) -> None:
+        """The step is done."""
+        self.seconds += time.perf_counter() - self._begun
+        self.tokens += tokens
+
+    def read(self) -> dict[str, float]:
+        """tokens_per_second and data_wait (the share of the time that was spent waiting), and start anew."""
+        seconds = max(self.seconds, 1e-9)
+        reading = {"tokens_per_second": self.tokens / seconds, "data_wait": self.waited / seconds}
+        self.tokens, self.seconds, self.waited = 0, 0.0, 0.0
+        return reading
+
+
+def _one_line(entry: dict[str, Any]) -> str:
+    shown = []
+    for key, value in entry.items():
+        shown.append(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}")
+    return ", ".join(shown)
