@@ -1,0 +1,320 @@
+"""The stream of training batches as a pure function of (corpora, seed, step), and frozen validation batches.
+
+An epoch is a permutation of the packed rows, keyed by (seed, epoch): the row at any place of the stream is found in
+O(1), so a resume is a step number. A step's global batch is a run of rows of that stream, cut into chunks for
+micro-batches and ranks; nothing in a chunk depends on the cut.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .masking import REPLACE, SPLIT, Masking, runs, select
+from .packing import SPECIAL_TOKENS, RowIndex
+from .randomness import below, derive, fold, permute, ragged_arange, uniform
+from .shards import Corpus
+
+# What a hash is for: shuffling, masking, frozen validation masks, mixing corpora.
+_SHUFFLE, _MASK, _VALIDATION, _MIX = 1, 2, 3, 4
+_MIX_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Packed rows: N tokens in D segments, each `[CLS] tokens [SEP]`; M of the tokens are to be predicted.
+
+    Attributes:
+        input_ids: int64 [1, N], corrupted.
+        position_ids: int64 [1, N], restarting at 0 with each segment.
+        cu_seq_lens: int32 [D + 1], where segments begin, and N.
+        max_length: the longest segment.
+        masked_positions: int64 [M], rising places in the run of N tokens.
+        labels: int64 [M], the original ids there.
+        sample_ids: int64 [rows], which rows these are.
+    """
+
+    input_ids: np.ndarray
+    position_ids: np.ndarray
+    cu_seq_lens: np.ndarray
+    max_length: int
+    masked_positions: np.ndarray
+    labels: np.ndarray
+    sample_ids: np.ndarray
+
+
+class BatchStream:
+    """Training batches: `batch(step)` is a pure function.
+
+    Args:
+        corpora: one corpus, or several to mix, all prepared with the same tokenizer.
+        max_seq_length: tokens in a row, special tokens included.
+        global_batch_size: rows in one optimizer step.
+        masking: how tokens are selected.
+        seed: of the shuffling and the masks.
+        weights: the share of rows of each of several corpora; each is repeated as often as its share asks for. They are
+            kept exactly within each 1,024 rows, so they are rounded to multiples of 1/1,024.
+        total_steps: the length of the run, needed where `masking.final_rate` is set.
+
+    Raises:
+        ValueError: a value out of range, or corpora of different tokenizers.
+    """
+
+    def __init__(
+        self,
+        corpora: Corpus | Sequence[Corpus],
+        *,
+        max_seq_length: int,
+        global_batch_size: int,
+        masking: Masking,
+        seed: int,
+        weights: Sequence[float] | None = None,
+        total_steps: int | None = None,
+    ) -> None:
+        self.corpora = [corpora] if isinstance(corpora, Corpus) else list(corpora)
+        _check_corpora(self.corpora)
+        if global_batch_size < 1:
+            raise ValueError(f"global_batch_size={global_batch_size} must be at least 1 row")
+        if masking.final_rate is not None and not total_steps:
+            raise ValueError(f"masking.final_rate={masking.final_rate} needs total_steps, the length of the run")
+        self.quotas = _quotas(len(self.corpora), weights)
+        self.global_batch_size = global_batch_size
+        self.masking = masking
+        self.seed = seed
+        self.total_steps = total_steps
+        self.indices = [RowIndex(corpus, max_seq_length=max_seq_length) for corpus in self.corpora]
+        self.rows_per_epoch = sum(index.num_rows for index in self.indices)
+
+    def batch(
+        self, step: int, *, rank: int = 0, world_size: int = 1, micro_batch: int = 0, micro_batches: int = 1
+    ) -> Batch:
+        """One chunk of the global batch of a step.
+
+        The rows are cut into `world_size * micro_batches` chunks whose sizes differ by at most one row; chunk number
+        `micro_batch * world_size + rank` is this one. In that order, the chunks hold the global batch's rows in order.
+        """
+        chunks = world_size * micro_batches
+        if not (0 <= rank < world_size and 0 <= micro_batch < micro_batches):
+            raise ValueError(
+                f"rank={rank} of world_size={world_size} and micro_batch={micro_batch} of "
+                f"micro_batches={micro_batches} must count from 0"
+            )
+        if chunks > self.global_batch_size:
+            raise ValueError(
+                f"global_batch_size={self.global_batch_size} rows cannot be split into world_size={world_size} x "
+                f"micro_batches={micro_batches} chunks; each needs a row"
+            )
+        chunk = micro_batch * world_size + rank
+        begin, end = (edge * self.global_batch_size // chunks for edge in (chunk, chunk + 1))
+        return self.rows(step * self.global_batch_size + begin, end - begin, rate=self.rate(step))
+
+    def rate(self, step: int) -> float:
+        """The masking rate of a step."""
+        return self.masking.rate_at(step / max(1, (self.total_steps or 1) - 1))
+
+    def num_predicted(self, step: int) -> int:
+        """How many tokens the whole global batch of a step predicts, without building it."""
+        segments = self._locate(step * self.global_batch_size, self.global_batch_size)
+        return int(_selection(self.corpora, segments, self.masking, rate=self.rate(step))[-1].sum())
+
+    def rows(self, first: int, count: int, *, rate: float) -> Batch:
+        """The `count` rows from place `first` of the endless stream of rows on, masked at `rate`."""
+        if first < 0 or count < 1:
+            raise ValueError(f"first={first} must not be negative and count={count} must be positive")
+        return _assemble(self.corpora, self._locate(first, count), self.masking, rate=rate)
+
+    def _locate(self, first: int, count: int) -> "_Segments":
+        places = np.arange(first, first + count)
+        sources, places = self._mix(places)
+        parts = []
+        for source, index in enumerate(self.indices):
+            here = np.flatnonzero(sources == source)
+            epochs, order = np.divmod(places[here], index.num_rows)
+            rows = np.empty_like(order)
+            for epoch in np.unique(epochs).tolist():
+                now = epochs == epoch
+                key = derive(self.seed, _SHUFFLE, source, epoch)
+                rows[now] = permute(order[now], size=index.num_rows, key=key)
+            mask_key = derive(self.seed, _MASK, source)
+            parts.append(_Segments.of_rows(index, rows, row_places=here, source=source, keys=fold(mask_key, epochs)))
+        segments = _Segments.merged(parts)
+        segments.sample_ids += np.cumsum([0, *(index.num_rows for index in self.indices)])[sources]
+        return segments
+
+    def _mix(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which corpus each place of the stream takes a row from, and which place of that corpus's own stream it is.
+
+        Every block of 1,024 places holds each corpus exactly as often as its quota says, in an order of its own.
+        """
+        if len(self.quotas) == 1:
+            return np.zeros(len(places), dtype=np.int64), places
+        ends = np.cumsum(self.quotas)
+        blocks, within = np.divmod(places, _MIX_BLOCK)
+        slots = np.empty_like(within)
+        for block in np.unique(blocks).tolist():
+            now = blocks == block
+            slots[now] = permute(within[now], size=_MIX_BLOCK, key=derive(self.seed, _MIX, block))
+        sources = np.searchsorted(ends, slots, side="right")
+        quotas = np.asarray(self.quotas)
+        return sources, blocks * quotas[sources] + slots - (ends - quotas)[sources]
+
+
+def validation_batches(
+    corpus: Corpus, *, max_seq_length: int, batch_size: int, masking: Masking, seed: int
+) -> Iterator[Batch]:
+    """Every document once, `batch_size` rows at a time, with masks that never change.
+
+    They are a function of (seed, document, position) only, at `masking.rate`. The rows come shuffled, so that the first
+    few batches are a fair sample. An empty corpus gives no batch.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1 row")
+    if corpus.num_documents == 0:
+        return
+    index = RowIndex(corpus, max_seq_length=max_seq_length)
+    for first in range(0, index.num_rows, batch_size):
+        places = np.arange(first, min(first + batch_size, index.num_rows))
+        rows = permute(places, size=index.num_rows, key=derive(seed, _VALIDATION, _SHUFFLE))
+        keys = np.full(len(rows), derive(seed, _VALIDATION, _MASK), dtype=np.uint64)
+        segments = _Segments.of_rows(index, rows, row_places=np.arange(len(rows)), source=0, keys=keys)
+        yield _assemble([corpus], segments, masking, rate=masking.rate)
+
+
+@dataclass
+class _Segments:
+    """The segments of some rows, in order: S segments in R rows.
+
+    Attributes:
+        sources: int64 [S], which corpus each is from.
+        documents: int64 [S].
+        firsts: int64 [S], the position of the first token within the document.
+        lengths: int64 [S], without special tokens.
+        keys: uint64 [S], hashes of (seed, epoch, document).
+        places: int64 [S], which of the R rows each is in.
+        sample_ids: int64 [R], the rows' numbers.
+    """
+
+    sources: np.ndarray
+    documents: np.ndarray
+    firsts: np.ndarray
+    lengths: np.ndarray
+    keys: np.ndarray
+    places: np.ndarray
+    sample_ids: np.ndarray
+
+    @classmethod
+    def of_rows(
+        cls, index: RowIndex, rows: np.ndarray, *, row_places: np.ndarray, source: int, keys: np.ndarray
+    ) -> "_Segments":
+        """The segments of `rows`, which stand at `row_places` of the batch and hash under `keys`, uint64 [rows]."""
+        documents, firsts, lengths, counts = index.read(rows)
+        return cls(
+            sources=np.full(len(documents), source),
+            documents=documents,
+            firsts=firsts,
+            lengths=lengths,
+            keys=fold(np.repeat(keys, counts), documents),
+            places=np.repeat(row_places, counts),
+            sample_ids=rows,
+        )
+
+    @classmethod
+    def merged(cls, parts: "list[_Segments]") -> "_Segments":
+        """The parts of several corpora, interleaved into the order of their rows."""
+        if len(parts) == 1:
+            return parts[0]
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in cls.__annotations__}
+        order = np.argsort(joined["places"], kind="stable")
+        row_places = np.concatenate([np.unique(part.places) for part in parts])
+        sample_ids = joined.pop("sample_ids")[np.argsort(row_places, kind="stable")]
+        return cls(**{name: values[order] for name, values in joined.items()}, sample_ids=sample_ids)
+
+
+def _selection(
+    corpora: Sequence[Corpus], segments: _Segments, masking: Masking, *, rate: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of the segments, int64 [tokens], and which of them are to be predicted, bool [tokens]."""
+    total = int(segments.lengths.sum())
+    ids, starts = np.empty(total, dtype=np.int64), np.empty(total, dtype=bool)
+    for source, corpus in enumerate(corpora):
+        here = segments.sources == source
+        begins = corpus.offsets[segments.documents[here]] + segments.firsts[here]
+        tokens_here = np.repeat(here, segments.lengths)
+        ids[tokens_here], starts[tokens_here] = corpus.gather(begins, segments.lengths[here])
+    selected = select(
+        masking,
+        rate=rate,
+        keys=segments.keys,
+        firsts=segments.firsts,
+        lengths=segments.lengths,
+        starts=starts,
+        predictable=~np.isin(ids, corpora[0].special_token_ids),
+    )
+    return ids, selected
+
+
+def _assemble(corpora: Sequence[Corpus], segments: _Segments, masking: Masking, *, rate: float) -> Batch:
+    """Put the segments' tokens between special tokens, corrupt them, and say where and what the originals were."""
+    corpus, lengths = corpora[0], segments.lengths
+    ids, selected = _selection(corpora, segments, masking, rate=rate)
+    labels = ids[selected]
+    ids[selected] = _corrupted(corpus, segments, masking, selected, labels)
+    sizes = lengths + SPECIAL_TOKENS
+    ends = np.cumsum(sizes)
+    # A token of segment s stands after the tokens before it, s pairs of special tokens, and its own [CLS].
+    places = np.arange(len(ids)) + SPECIAL_TOKENS * np.repeat(np.arange(len(lengths)), lengths) + 1
+    input_ids = np.empty(int(sizes.sum()), dtype=np.int64)
+    input_ids[ends - sizes] = corpus.cls_token_id
+    input_ids[ends - 1] = corpus.sep_token_id
+    input_ids[places] = ids
+    return Batch(
+        input_ids=input_ids[None],
+        position_ids=ragged_arange(np.zeros(len(sizes), dtype=np.int64), sizes)[None],
+        cu_seq_lens=np.concatenate([[0], ends]).astype(np.int32),
+        max_length=int(sizes.max()),
+        masked_positions=places[selected],
+        labels=labels,
+        sample_ids=segments.sample_ids,
+    )
+
+
+def _corrupted(
+    corpus: Corpus, segments: _Segments, masking: Masking, selected: np.ndarray, originals: np.ndarray
+) -> np.ndarray:
+    """What stands in place of the selected tokens; int64 [selected]."""
+    positions = ragged_arange(segments.firsts, segments.lengths)
+    token_keys = fold(np.repeat(segments.keys, segments.lengths), positions)
+    decided_at = runs(selected, segments.lengths) if masking.unit == "span" else np.flatnonzero(selected)
+    split = uniform(fold(token_keys[decided_at], SPLIT))
+    ordinary = corpus.ordinary_token_ids
+    replacements = ordinary[below(fold(token_keys[selected], REPLACE), len(ordinary))]
+    shown = np.where(split < masking.mask_share + masking.random_share, replacements, originals)
+    return np.where(split < masking.mask_share, corpus.mask_token_id, shown)
+
+
+def _check_corpora(corpora: Sequence[Corpus]) -> None:
+    if not corpora:
+        raise ValueError("corpora is empty; give at least one corpus")
+    for corpus in corpora:
+        if corpus.num_documents == 0:
+            raise ValueError(f"the corpus {corpus.folder} is empty")
+        if corpus.manifest["tokenizer"] != corpora[0].manifest["tokenizer"]:
+            raise ValueError(
+                f"the corpora {corpora[0].folder} and {corpus.folder} were prepared with different tokenizers"
+            )
+
+
+def _quotas(corpora: int, weights: Sequence[float] | None) -> list[int]:
+    """How many of each 1,024 rows come from each corpus: the weights by largest remainders."""
+    if weights is None:
+        if corpora > 1:
+            raise ValueError(f"weights is None, but there are {corpora} corpora: give the share of each")
+        return [_MIX_BLOCK]
+    if len(weights) != corpora or min(weights) <= 0:
+        raise ValueError(f"weights={list(weights)} must be {corpora} positive numbers, one for each corpus")
+    exact = np.asarray(weights, dtype=np.float64) / sum(weights) * _MIX_BLOCK
+    quotas = np.floor(exact).astype(np.int64)
+    quotas[np.argsort(quotas - exact, kind="stable")[: _MIX_BLOCK - int(quotas.sum())]] += 1
+    if quotas.min() == 0:
+        raise ValueError(f"weights={list(weights)}: a share below 1/{_MIX_BLOCK} cannot be kept")
+    return quotas.tolist()

@@ -1,0 +1,175 @@
+"""Which tokens a masked language model has to predict, and what it sees in their place.
+
+Every decision is a hash of (seed, epoch, document, position within the document): it depends on neither packing,
+processes nor the order in which batches are asked for. Each predictable token, that is each token that is not special,
+is selected with probability `rate`, by one of three units:
+
+    token   each token by itself                                   (Devlin et al., 2019)
+    word    whole words: all tokens from one word start to the next (whole-word masking)
+    span    runs of whole words: every word begins a span with probability q; its length in words has
+            P(k) proportional to p (1 - p)^(k - 1), k = 1…max_span (Joshi et al., 2020: p = 0.2, max_span = 10, so a
+            mean of 3.8). Spans may overlap. A word is selected when a span covers it; q solves
+            1 - prod_k (1 - q P(length >= k)) = rate.
+
+Of the selected tokens, a share `mask_share` is replaced by the mask token, `random_share` by a random token that is not
+special, and the rest is kept. Which of the three is drawn per token; in a span, once for each run of selected tokens, as
+SpanBERT does. No minimum per document is forced: it would raise the rate of short documents, whose words have the least
+context.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ..configuration import reject_unknown_keys
+from .randomness import fold, ragged_arange, uniform
+
+UNITS = ("token", "word", "span")
+# One stream of draws for each kind of decision.
+_SELECT, _SPAN_LENGTH, _BEFORE = 0, 1, 2
+SPLIT, REPLACE = 3, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """How tokens are selected and corrupted.
+
+    Attributes:
+        rate: the probability that a predictable token is selected, in (0, 1].
+        final_rate: where the rate ends when it falls or rises linearly over the run; None: it is constant.
+        mask_share: the share of selected tokens that become the mask token.
+        random_share: the share that become a random token. What is left is kept as it is.
+        unit: `token`, `word` or `span`.
+        span_probability: p of the geometric span lengths.
+        max_span: the longest span, in words.
+    """
+
+    rate: float = 0.3
+    final_rate: float | None = None
+    mask_share: float = 0.8
+    random_share: float = 0.1
+    unit: str = "token"
+    span_probability: float = 0.2
+    max_span: int = 10
+
+    def __post_init__(self) -> None:
+        reject_unknown_keys([self.unit], UNITS, where="the masking units (unit)")
+        for name in ("rate", "final_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= 1:
+                raise ValueError(f"{name}={value} must lie in (0, 1]")
+        for name in ("mask_share", "random_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1]")
+        if self.mask_share + self.random_share > 1 + 1e-9:
+            raise ValueError(
+                f"mask_share={self.mask_share} and random_share={self.random_share} must not exceed 1 together"
+            )
+        if not 0 < self.span_probability < 1:
+            raise ValueError(f"span_probability={self.span_probability} must lie in (0, 1)")
+        if self.max_span < 1:
+            raise ValueError(f"max_span={self.max_span} must be at least 1")
+
+    def rate_at(self, fraction: float) -> float:
+        """The rate after a share `fraction` of the run."""
+        if self.final_rate is None:
+            return self.rate
+        return self.rate + (self.final_rate - self.rate) * min(max(fraction, 0.0), 1.0)
+
+
+def select(
+    masking: Masking,
+    *,
+    rate: float,
+    keys: np.ndarray,
+    firsts: np.ndarray,
+    lengths: np.ndarray,
+    starts: np.ndarray,
+    predictable: np.ndarray,
+) -> np.ndarray:
+    """Which tokens of some segments are to be predicted; N tokens in S segments, one after another.
+
+    A word or a span that a segment's edge cuts is two: segments are seen apart.
+
+    Args:
+        rate: the rate at this step.
+        keys: uint64 [S], hashes of (seed, epoch, document).
+        firsts: int64 [S], the position of each segment's first token within its document.
+        lengths: int64 [S].
+        starts: bool [N], whether a word begins at the token.
+        predictable: bool [N], False for special tokens.
+
+    Returns:
+        bool [N].
+    """
+    positions = ragged_arange(firsts, lengths)
+    if masking.unit == "token":
+        draws = uniform(fold(fold(np.repeat(keys, lengths), positions), _SELECT))
+        return (draws < rate) & predictable
+    starts = starts.copy()
+    starts[np.cumsum(lengths) - lengths] = True
+    words = np.flatnonzero(starts)
+    segment_of_word = np.repeat(np.arange(len(lengths)), lengths)[words]
+    word_keys = fold(keys[segment_of_word], positions[words])
+    if masking.unit == "word":
+        chosen = uniform(fold(word_keys, _SELECT)) < rate
+    else:
+        chosen = _covered_by_spans(masking, rate, keys, firsts, word_keys, segment_of_word)
+    return chosen[np.cumsum(starts) - 1] & predictable
+
+
+def runs(selected: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """For each selected token, the place of the first token of its run within the segment; int64 [selected]."""
+    places = np.flatnonzero(selected)
+    follows = np.zeros(len(selected), dtype=bool)
+    follows[1:] = selected[:-1]
+    follows[np.cumsum(lengths) - lengths] = False
+    return np.maximum.accumulate(np.where(follows[places], 0, places))
+
+
+def _covered_by_spans(
+    masking: Masking,
+    rate: float,
+    keys: np.ndarray,
+    firsts: np.ndarray,
+    word_keys: np.ndarray,
+    segment_of_word: np.ndarray,
+) -> np.ndarray:
+    """Which words a span covers; bool [words].
+
+    Each segment is preceded by `max_span - 1` imagined words, so that its first words are covered as often as others.
+    """
+    before = masking.max_span - 1
+    counts = np.bincount(segment_of_word, minlength=len(keys)) + before
+    ends = np.cumsum(counts)
+    imagined = ragged_arange(ends - counts, np.full(len(keys), before))
+    real = np.ones(int(counts.sum()), dtype=bool)
+    real[imagined] = False
+    slot_keys = np.empty(len(real), dtype=np.uint64)
+    slot_keys[real] = word_keys
+    slot_keys[imagined] = fold(
+        np.repeat(fold(fold(keys, firsts), _BEFORE), before), np.tile(np.arange(before), len(keys))
+    )
+    cumulative, start_probability = _span_law(rate, masking.span_probability, masking.max_span)
+    begins = uniform(fold(slot_keys, _SELECT)) < start_probability
+    spans = 1 + np.searchsorted(cumulative, uniform(fold(slot_keys, _SPAN_LENGTH)), side="right")
+    slots = np.arange(len(real))
+    reach = np.minimum(slots + np.where(begins, spans, 0), np.repeat(ends, counts))
+    return (np.maximum.accumulate(reach) > slots)[real]
+
+
+@lru_cache(maxsize=64)
+def _span_law(rate: float, probability: float, longest: int) -> tuple[np.ndarray, float]:
+    """The cumulative law of span lengths without its last entry, and the probability that a word begins a span."""
+    law = probability * (1 - probability) ** np.arange(longest)
+    law /= law.sum()
+    at_least = np.cumsum(law[::-1])[::-1]
+    low, high = 0.0, 1.0
+    for _ in range(60):  # bisection to the last bit
+        middle = (low + high) / 2
+        if 1 - np.prod(1 - middle * at_least) < rate:
+            low = middle
+        else:
+            high = middle
+    return np.cumsum(law)[:-1], high

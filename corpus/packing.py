@@ -1,0 +1,174 @@
+"""Rows: documents packed into rows of at most `max_seq_length` tokens, and the order in which an epoch visits them.
+
+A document of n tokens becomes ceil(n / capacity) segments `[CLS] tokens [SEP]`, capacity = max_seq_length - 2: all but
+the last are full, nothing is dropped. Best-fit decreasing (Johnson, 1974) puts the segments into rows: by falling
+length, each goes to the row with the least room that still holds it. Segments of equal length are interchangeable, so
+whole groups are placed at once (Krell et al., 2021, pack histograms in the same spirit): the time is that of sorting.
+The result, an index of a few bytes per segment, is cached beside the corpus.
+"""
+
+import bisect
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from .randomness import fold, ragged_arange
+from .shards import Corpus, map_array
+
+SPECIAL_TOKENS = 2  # [CLS] and [SEP] around each segment
+_BLOCK_SEGMENTS = 1 << 21
+_VERSION = 1
+
+
+def pack_lengths(lengths: np.ndarray, *, row_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pack items into rows by best-fit decreasing.
+
+    Args:
+        lengths: int64 [S], each in 1…row_length.
+        row_length: the room of a row.
+
+    Returns:
+        the items in row order, int64 [S], and where each row ends in that list, int64 [rows].
+    """
+    order = np.argsort(-lengths, kind="stable")
+    counts = np.bincount(lengths, minlength=row_length + 1)
+    row_of_item = np.empty(len(lengths), dtype=np.int64)
+    open_rows: dict[int, list[np.ndarray]] = {}  # room -> rows with that much left
+    rooms: list[int] = []  # the keys of open_rows, rising
+    num_rows = 0
+
+    def leave_open(rows: np.ndarray, room: int) -> None:
+        if len(rows) and room:
+            if room not in open_rows:
+                bisect.insort(rooms, room)
+                open_rows[room] = []
+            open_rows[room].append(rows)
+
+    done = 0
+    for length in range(row_length, 0, -1):
+        end = done + int(counts[length])
+        while done < end:
+            place = bisect.bisect_left(rooms, length)
+            room = rooms[place] if place < len(rooms) else row_length
+            fitting = room // length  # best fit fills a row with this length before it touches the next row
+            needed = -(-(end - done) // fitting)
+            if place < len(rooms):
+                rows = np.concatenate(open_rows.pop(rooms.pop(place)))
+                leave_open(rows[needed:], room)
+                rows = rows[:needed]
+            else:
+                rows = np.arange(num_rows, num_rows + needed)
+                num_rows += needed
+            items = order[done : min(end, done + len(rows) * fitting)]
+            row_of_item[items] = rows[np.arange(len(items)) // fitting]
+            last_holds = len(items) - (len(rows) - 1) * fitting
+            leave_open(rows[:-1], room - fitting * length)
+            leave_open(rows[-1:], room - last_holds * length)
+            done += len(items)
+    items = np.argsort(row_of_item, kind="stable")
+    return items, np.cumsum(np.bincount(row_of_item, minlength=num_rows))
+
+
+class RowIndex:
+    """Which segments each row of a packed corpus holds; memory-mapped, built on first use.
+
+    Attributes:
+        num_rows: rows in one epoch.
+        segments: uint32 [S, 2], (document, first token within the document), row by row.
+        ends: int64 [num_rows], where each row ends in `segments`.
+    """
+
+    def __init__(self, corpus: Corpus, *, max_seq_length: int) -> None:
+        if max_seq_length <= SPECIAL_TOKENS:
+            raise ValueError(f"max_seq_length={max_seq_length} must exceed {SPECIAL_TOKENS}: [CLS], a token, [SEP]")
+        self.max_seq_length = max_seq_length
+        self.corpus = corpus
+        folder = _cached_index(corpus, max_seq_length=max_seq_length)
+        sizes = [(folder / name).stat().st_size for name in ("segments.bin", "ends.bin")]
+        self.segments = map_array(folder / "segments.bin", "<u4", (sizes[0] // 8, 2))
+        self.ends = map_array(folder / "ends.bin", "<i8", (sizes[1] // 8,))
+        self.num_rows = len(self.ends)
+
+    def __reduce__(self) -> tuple[object, tuple[Corpus, int]]:
+        return _open_index, (self.corpus, self.max_seq_length)
+
+    def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The segments of some rows, in order.
+
+        Returns:
+            documents int64 [S], first tokens within them int64 [S], lengths without special tokens int64 [S], and the
+            number of segments of each row int64 [rows].
+        """
+        begins = np.where(rows > 0, self.ends[rows - 1], 0)
+        counts = self.ends[rows] - begins
+        places = ragged_arange(begins, counts)
+        documents, firsts = self.segments[places].astype(np.int64).T
+        remaining = self.corpus.offsets[documents + 1] - self.corpus.offsets[documents] - firsts
+        lengths = np.minimum(remaining, self.max_seq_length - SPECIAL_TOKENS)
+        return documents, firsts, lengths, counts
+
+
+def _open_index(corpus: Corpus, max_seq_length: int) -> RowIndex:
+    return RowIndex(corpus, max_seq_length=max_seq_length)
+
+
+def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
+    """The folder of the index; built beside the corpus or, where that cannot be written, in the user's cache."""
+    name = f"rows-{max_seq_length}-v{_VERSION}-{corpus.fingerprint[:16]}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozebert"
+    for parent in (corpus.folder, cache):
+        if (parent / name / "ends.bin").is_file():
+            return parent / name
+    parent = corpus.folder if os.access(corpus.folder, os.W_OK) else cache
+    parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
+    try:
+        _build(corpus, building, max_seq_length=max_seq_length)
+        building.chmod(0o755)
+        try:
+            building.rename(parent / name)
+        except OSError:  # another process finished the same index first
+            if not (parent / name / "ends.bin").is_file():
+                raise
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return parent / name
+
+
+def _build(corpus: Corpus, folder: Path, *, max_seq_length: int) -> None:
+    """Pack block after block of documents, so that memory stays bounded whatever the corpus."""
+    if corpus.num_documents > 1 << 32:
+        raise ValueError(f"the corpus has {corpus.num_documents} documents; a row index holds at most 2^32")
+    capacity = max_seq_length - SPECIAL_TOKENS
+    written = 0
+    with open(folder / "segments.bin", "wb") as segments_file, open(folder / "ends.bin", "wb") as ends_file:
+        first = 0
+        while first < corpus.num_documents:
+            last = _end_of_block(corpus.offsets, first, capacity)
+            offsets = corpus.offsets[first : last + 1]
+            lengths = np.diff(offsets)
+            pieces = -(-lengths // capacity)
+            documents = np.repeat(np.arange(first, last), pieces)
+            begins = ragged_arange(np.zeros(len(pieces), dtype=np.int64), pieces) * capacity
+            sizes = np.minimum(np.repeat(lengths, pieces) - begins, capacity) + SPECIAL_TOKENS
+            # Shuffled, so that rows do not gather neighbours of equal length.
+            shuffled = np.argsort(fold(first, np.arange(len(sizes))), kind="stable")
+            items, ends = pack_lengths(sizes[shuffled], row_length=max_seq_length)
+            items = shuffled[items]
+            segments_file.write(np.stack([documents[items], begins[items]], axis=1).astype("<u4").tobytes())
+            ends_file.write((ends + written).astype("<i8").tobytes())
+            written += len(items)
+            first = last
+
+
+def _end_of_block(offsets: np.ndarray, first: int, capacity: int) -> int:
+    """The end of the longest run of documents from `first` on that has at most about `_BLOCK_SEGMENTS` segments."""
+
+    def segments_before(document: int) -> int:
+        return document + int(offsets[document]) // capacity
+
+    limit = segments_before(first) + _BLOCK_SEGMENTS
+    return max(first + 1, bisect.bisect_left(range(len(offsets) - 1), limit, lo=first, key=segments_before))

@@ -1,0 +1,257 @@
+"""Tokenized text on disk: memory-mapped shards, the documents' offsets, and a manifest that accounts for everything.
+
+A corpus folder holds one sub-folder per split. A split is
+
+    manifest.json            counts, sources with their hashes, the tokenizer's hash and special ids, the shards
+    documents.bin            int64 [documents + 1]: where each document begins in the run of all tokens, and the end
+    tokens-00000.bin …       uint16 (uint32 from a vocabulary of 65,537 on): the tokens, without special tokens
+    word_starts-00000.bin …  one bit per token, lowest bit first: whether a word begins there
+
+A document lies in one shard, whole. All numbers are little-endian.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .randomness import ragged_arange
+
+FORMAT_VERSION = 1
+SHARD_TOKENS = 1 << 28
+_FLUSH_TOKENS = 1 << 22
+
+
+def token_dtype(vocab_size: int) -> str:
+    """The smallest type that holds every token id."""
+    return "<u2" if vocab_size <= 1 << 16 else "<u4"
+
+
+class ShardWriter:
+    """Appends documents to one split of a corpus, in order and in bounded memory; `close` writes the manifest."""
+
+    def __init__(self, directory: Path, *, vocab_size: int, shard_tokens: int = SHARD_TOKENS) -> None:
+        self.directory = directory
+        self.dtype = token_dtype(vocab_size)
+        self.shard_tokens = shard_tokens
+        self.num_documents = 0
+        self.num_tokens = 0
+        self.num_words = 0
+        self.shards: list[dict[str, Any]] = []
+        directory.mkdir(parents=True)
+        self._offsets = open(directory / "documents.bin", "wb")  # noqa: SIM115 - closed in close()
+        self._offsets.write(np.zeros(1, "<i8").tobytes())
+        self._ends: list[int] = []
+        self._tokens: list[np.ndarray] = []
+        self._starts: list[np.ndarray] = []
+        self._buffered = 0
+        self._open_shard: _ShardFiles | None = None
+
+    def append(self, ids: np.ndarray, starts: np.ndarray) -> None:
+        """Append one document.
+
+        Args:
+            ids: token ids [tokens], without special tokens, at least one.
+            starts: bool [tokens], whether a word begins at the token.
+        """
+        assert len(ids) == len(starts) > 0, "a document has tokens, each with its word-start bit"
+        self._tokens.append(np.asarray(ids).astype(self.dtype))
+        self._starts.append(np.asarray(starts, dtype=bool))
+        self.num_documents += 1
+        self.num_tokens += len(ids)
+        self.num_words += int(np.count_nonzero(starts))
+        self._ends.append(self.num_tokens)
+        self._buffered += len(ids)
+        if self._buffered >= min(_FLUSH_TOKENS, self.shard_tokens):
+            self._flush()
+
+    def close(self, facts: dict[str, Any]) -> None:
+        """Finish the files and write the manifest: `facts` and what the writer counted."""
+        self._flush()
+        self._close_shard()
+        self._offsets.close()
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "documents": self.num_documents,
+            "tokens": self.num_tokens,
+            "words": self.num_words,
+            "dtype": self.dtype,
+            "shards": self.shards,
+            **facts,
+        }
+        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+        (self.directory / "manifest.json").write_text(text, encoding="utf-8", newline="\n")
+
+    def _flush(self) -> None:
+        self._offsets.write(np.array(self._ends, dtype="<i8").tobytes())
+        tokens, starts = self._tokens, self._starts
+        self._ends, self._tokens, self._starts, self._buffered = [], [], [], 0
+        for piece, bits in zip(tokens, starts, strict=True):
+            if self._open_shard is not None and self._open_shard.tokens >= self.shard_tokens:
+                self._close_shard()
+            if self._open_shard is None:
+                self._open_shard = _ShardFiles(self.directory, len(self.shards))
+            self._open_shard.append(piece, bits)
+        if self._open_shard is not None:
+            self._open_shard.write()
+
+    def _close_shard(self) -> None:
+        if self._open_shard is not None:
+            self.shards.append(self._open_shard.close())
+            self._open_shard = None
+
+
+class _ShardFiles:
+    """The two files of one shard, hashed while they are written."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self.names = [f"tokens-{number:05d}.bin", f"word_starts-{number:05d}.bin"]
+        self.files = [open(directory / name, "wb") for name in self.names]  # noqa: SIM115 - closed in close()
+        self.hashes = [hashlib.sha256() for _ in self.names]
+        self.tokens = 0
+        self._pieces: list[np.ndarray] = []
+        self._bits: list[np.ndarray] = []
+
+    def append(self, tokens: np.ndarray, starts: np.ndarray) -> None:
+        self._pieces.append(tokens)
+        self._bits.append(starts)
+        self.tokens += len(tokens)
+
+    def write(self, *, last: bool = False) -> None:
+        """Write what was appended; up to seven bits wait for their byte to fill, unless this is the `last` write."""
+        if self._pieces:
+            self._write(0, np.concatenate(self._pieces).tobytes())
+        self._pieces = []
+        bits = np.concatenate([*self._bits, np.zeros(0, dtype=bool)])
+        whole = len(bits) if last else len(bits) // 8 * 8
+        self._write(1, np.packbits(bits[:whole], bitorder="little").tobytes())
+        self._bits = [bits[whole:]]
+
+    def close(self) -> dict[str, Any]:
+        self.write(last=True)
+        for file in self.files:
+            file.close()
+        return {
+            "tokens": self.tokens,
+            "files": {name: digest.hexdigest() for name, digest in zip(self.names, self.hashes, strict=True)},
+        }
+
+    def _write(self, which: int, content: bytes) -> None:
+        self.files[which].write(content)
+        self.hashes[which].update(content)
+
+
+class Corpus:
+    """One split of a prepared corpus, memory-mapped: opening it reads the manifest only.
+
+    Args:
+        directory: what `prepare_corpus --output_dir` wrote.
+        split: `train` or `validation`.
+
+    Raises:
+        FileNotFoundError: no prepared corpus lies there.
+        ValueError: the split does not exist, or a file is not as long as the manifest says.
+    """
+
+    def __init__(self, directory: str | Path, split: str = "train") -> None:
+        self.directory = Path(directory)
+        self.split = split
+        self.folder = self.directory / split
+        path = self.folder / "manifest.json"
+        if not path.is_file():
+            splits = sorted(p.parent.name for p in self.directory.glob("*/manifest.json"))
+            if splits:
+                raise ValueError(f"split={split!r} is not in the corpus {directory}; it has {', '.join(splits)}")
+            raise FileNotFoundError(f"{directory} holds no prepared corpus; write one with scripts/prepare_corpus.py")
+        content = path.read_bytes()
+        self.manifest: dict[str, Any] = json.loads(content)
+        if self.manifest.get("format_version") != FORMAT_VERSION:
+            raise ValueError(
+                f"{path}: format_version={self.manifest.get('format_version')!r}, but this version reads "
+                f"{FORMAT_VERSION}; prepare the corpus again"
+            )
+        self.fingerprint = hashlib.sha256(content).hexdigest()
+        self.num_documents: int = self.manifest["documents"]
+        self.num_tokens: int = self.manifest["tokens"]
+        tokenizer = self.manifest["tokenizer"]
+        self.vocab_size: int = tokenizer["vocab_size"]
+        self.cls_token_id: int = tokenizer["cls_token_id"]
+        self.sep_token_id: int = tokenizer["sep_token_id"]
+        self.pad_token_id: int = tokenizer["pad_token_id"]
+        self.mask_token_id: int = tokenizer["mask_token_id"]
+        self.special_token_ids: list[int] = tokenizer["special_token_ids"]
+        self.offsets = self._map("documents.bin", "<i8", self.num_documents + 1)
+        self._shard_ends = np.cumsum([shard["tokens"] for shard in self.manifest["shards"]], dtype=np.int64)
+        self._mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def __reduce__(self) -> tuple[type["Corpus"], tuple[Path, str]]:
+        # A worker process maps the files again: pickling a memory map would copy all of it.
+        return Corpus, (self.directory, self.split)
+
+    def __len__(self) -> int:
+        return self.num_documents
+
+    @cached_property
+    def ordinary_token_ids(self) -> np.ndarray:
+        """Every token id of the vocabulary that is not special; int64, rising."""
+        return np.setdiff1d(np.arange(self.vocab_size), self.special_token_ids)
+
+    def document(self, index: int) -> np.ndarray:
+        """The token ids of a document, without special tokens; int64 [tokens]."""
+        if not 0 <= index < self.num_documents:
+            raise IndexError(f"document {index} of {self.num_documents}")
+        begin, end = self.offsets[index : index + 2]
+        return self.gather(np.array([begin]), np.array([end - begin]))[0]
+
+    def gather(self, begins: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Read runs of tokens, none of which crosses a document.
+
+        Args:
+            begins: int64 [S], positions in the run of all tokens.
+            lengths: int64 [S].
+
+        Returns:
+            the runs one after another: ids int64 [sum(lengths)] and word starts bool [sum(lengths)].
+        """
+        positions = ragged_arange(begins, lengths)
+        ids, starts = np.empty(len(positions), dtype=np.int64), np.empty(len(positions), dtype=bool)
+        shard_of_run = np.searchsorted(self._shard_ends, begins, side="right")
+        for number in np.unique(shard_of_run).tolist():
+            tokens, bits, first = self._shard(number)
+            here = np.repeat(shard_of_run == number, lengths)
+            places = positions[here] - first
+            ids[here] = tokens[places]
+            starts[here] = (bits[places >> 3] >> (places & 7).astype(np.uint8)) & 1
+        return ids, starts
+
+    def _shard(self, number: int) -> tuple[np.ndarray, np.ndarray, int]:
+        tokens = self.manifest["shards"][number]["tokens"]
+        if number not in self._mapped:
+            self._mapped[number] = (
+                self._map(f"tokens-{number:05d}.bin", self.manifest["dtype"], tokens),
+                self._map(f"word_starts-{number:05d}.bin", "u1", (tokens + 7) // 8),
+            )
+        return *self._mapped[number], int(self._shard_ends[number]) - tokens
+
+    def _map(self, name: str, dtype: str, length: int) -> np.ndarray:
+        return map_array(self.folder / name, dtype, (length,))
+
+
+def map_array(path: Path, dtype: str, shape: Sequence[int]) -> np.ndarray:
+    """Memory-map a file of raw numbers.
+
+    Raises:
+        ValueError: its size is not that of `shape`.
+    """
+    expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    found = path.stat().st_size if path.is_file() else -1
+    if found != expected:
+        state = "is missing" if found < 0 else f"has {found} bytes instead of {expected}"
+        raise ValueError(f"{path} {state}: the corpus is damaged; prepare it again")
+    if expected == 0:  # an empty file cannot be mapped
+        return np.zeros(tuple(shape), dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r", shape=tuple(shape))
