@@ -1,0 +1,157 @@
+"""The main job on the text that every machine has: the docstrings of its Python packages.
+
+Every step is a command of `clozebert`, printed as you would type it for text of your own.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clozebert.scripts._program import parse, run
+
+PROMPTS = (
+    "Return the [MASK] of the array.",
+    "Raises a ValueError if the [MASK] is not valid.",
+    "The number of [MASK] to use. The default is 1.",
+    "If True, return a [MASK] of the object.",
+)
+
+# Loads the folder as somebody would who does not have this package: importing it fails there.
+FILL_MASK = """
+import json, sys
+sys.modules["clozebert"] = None
+import transformers
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+folder, prompts = sys.argv[1], json.loads(sys.argv[2])
+model = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+fill = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer, top_k=4)
+found = [[(guess["token_str"].strip(), guess["score"]) for guess in fill(prompt)] for prompt in prompts]
+print(json.dumps({"class": type(model).__module__, "found": found}))
+"""
+
+
+@dataclass
+class DemoArguments:
+    """Flags of the demonstration."""
+
+    output_dir: str = field(default="runs/demo", metadata={"help": "where everything goes"})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "delete what output_dir holds"})
+    input: str = field(default="installed-python", metadata={"help": "text to learn from"})
+    config: str = field(default="tiny", metadata={"help": "recipe of the pretraining run"})
+    max_steps: int | None = field(default=None, metadata={"help": "steps of pretraining, if not the recipe's"})
+    task_examples: int = field(default=3000, metadata={"help": "training examples of each fine-tuning task, at most"})
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run every step, then say where everything lies."""
+    arguments = parse(
+        DemoArguments,
+        argv,
+        prog="clozebert demo",
+        description="From the docstrings of this machine's Python packages to a pretrained encoder and two classifiers.",
+    )
+    begun = time.monotonic()
+    folder = Path(arguments.output_dir)
+    make_folder(folder, overwrite=arguments.overwrite_output_dir)
+    tokenizer, corpus, encoder = folder / "tokenizer", folder / "corpus", folder / "encoder"
+
+    step("1. A tokenizer", "train-tokenizer", "--input", arguments.input, "--algorithm", "bpe", "--vocab_size", "8192",
+         "--output_dir", tokenizer)  # fmt: skip
+    step("2. The corpus, tokenized; whole packages are held out", "prepare-corpus", "--input", arguments.input,
+         "--tokenizer_name", tokenizer, "--output_dir", corpus)  # fmt: skip
+    limit = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
+    step("3. Pretraining", "pretrain", "--config", arguments.config, "--corpus", corpus, "--tokenizer_name", tokenizer,
+         "--output_dir", encoder, *limit)  # fmt: skip
+    show_fill_mask(encoder)
+    write_tasks(folder / "tasks", examples=arguments.task_examples)
+    sequence, token = folder / "package-classifier", folder / "token-tagger"
+    step("5. Which package does this docstring document?", "finetune-sequence", *finetune_flags(
+        encoder, folder / "tasks" / "packages", "csv", sequence))  # fmt: skip
+    step("6. What kind is each token of Python source?", "finetune-token", *finetune_flags(
+        encoder, folder / "tasks" / "token_kinds", "jsonl", token))  # fmt: skip
+    report(folder, encoder, sequence, token, seconds=time.monotonic() - begun)
+
+
+def make_folder(folder: Path, *, overwrite: bool) -> None:
+    """Make an empty folder, or raise before anything is lost."""
+    import shutil
+
+    if folder.is_dir() and any(folder.iterdir()):
+        if not overwrite:
+            raise FileExistsError(f"output_dir={folder} is not empty; give --overwrite_output_dir or another folder")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def step(title: str, verb: str, *flags: str | Path) -> None:
+    """Print and run one command of `clozebert`; a failed one ends the demonstration."""
+    command = [verb, *map(str, flags)]
+    print(f"\n== {title}\n$ clozebert {shlex.join(command)}", flush=True)
+    done = subprocess.run([sys.executable, "-m", "clozebert", *command], check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+def finetune_flags(encoder: Path, data: Path, suffix: str, output: Path) -> list[str | Path]:
+    """The flags that both fine-tuning programs share."""
+    files = [f"{flag}={data}/{split}.{suffix}" for flag, split in (
+        ("--train_file", "train"), ("--validation_file", "validation"), ("--test_file", "test"))]  # fmt: skip
+    return ["--model_name_or_path", encoder, *files, "--output_dir", output]
+
+
+def show_fill_mask(encoder: Path) -> None:
+    """Load the encoder in a process that cannot import clozebert, and print its guesses."""
+    print("\n== 4. Loaded by AutoModelForMaskedLM where clozebert cannot be imported; its guesses", flush=True)
+    prompts = json.dumps(PROMPTS)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FILL_MASK, str(encoder), prompts], env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"error: the saved encoder does not load without clozebert:\n{done.stderr}")
+    for prompt, guesses in zip(PROMPTS, json.loads(done.stdout)["found"], strict=True):
+        words = ", ".join(f"{word} {score:.0%}" for word, score in guesses)
+        print(f"  {prompt:55} {words}")
+
+
+def write_tasks(folder: Path, *, examples: int) -> None:
+    """Write the data of both fine-tuning tasks."""
+    from clozebert.corpus.demo_tasks import write_package_task, write_token_kind_task
+
+    write_package_task(folder / "packages", examples=examples)
+    write_token_kind_task(folder / "token_kinds", examples=examples)
+
+
+def report(folder: Path, encoder: Path, sequence: Path, token: Path, *, seconds: float) -> None:
+    """What came of it, and where it lies."""
+    pretrained = json.loads((encoder / "all_results.json").read_text())
+    print(f"\n== Done in {seconds / 60:.1f} minutes")
+    print(f"  masked-LM loss on held-out packages   {pretrained['eval_loss']:.2f}")
+    for title, results in (("package of a docstring", sequence), ("kinds of Python tokens", token)):
+        values = json.loads((results / "all_results.json").read_text())
+        print(
+            f"  {title:24} accuracy {values['test_accuracy']:.3f}   F1 {values['test_f1']:.3f}   "
+            f"majority baseline {values['test_majority_accuracy']:.3f}"
+        )
+    places = {
+        "tokenizer": folder / "tokenizer",
+        "corpus": folder / "corpus",
+        "encoder": encoder,
+        "loss curve": encoder / "loss.png",
+        "model card": encoder / "README.md",
+        "package classifier": sequence,
+        "token tagger": token,
+    }
+    for name, place in places.items():
+        print(f"  {name:20} {place}")
+
+
+if __name__ == "__main__":
+    run(main)
