@@ -1,10 +1,12 @@
-"""Tag schemes: what the tags of a file mean, and the same entities written in IOB2, the one scheme used inside::
+"""Tag schemes: what the tags of a file mean, and the same entities written in IOB2, the one scheme used inside.
 
-scheme   an entity of two words, then another of the same type, one word long, right after it
-IOB1     I-PER I-PER B-PER      B- only where two entities of one type touch (B- elsewhere is read too)
-IOB2     B-PER I-PER B-PER      B- on every first word
-BIOES    B-PER E-PER S-PER      also the last word and the single one are marked (BILOU: L and U)
-plain    NOUN  VERB  ADP        a tag of each word, no entities
+Two entities of one type that touch, the first of two words, the second of one:
+
+    IOB1     I-PER I-PER B-PER      B- only where two entities of one type touch (B- elsewhere is read too)
+    IOB2     B-PER I-PER B-PER      B- on every first word
+    BIOES    B-PER E-PER S-PER      also the last word and the single one are marked (BILOU: L and U)
+
+Plain tags (NOUN, VERB) mark no entities: each stands for its word alone.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,0 +1,28 @@
+"""Fine-tune an encoder to tag words: entities, parts of speech, slots."""
+
+from collections.abc import Sequence
+
+from clozebert.scripts._program import parse, run
+from clozebert.training.finetuning_arguments import TokenArguments
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the flags, fine-tune, and print the scores."""
+    arguments = parse(
+        TokenArguments,
+        argv,
+        prog="finetune_token_classification",
+        description="Fine-tune an encoder to tag words from CoNLL, CoNLL-U, JSON lines or Parquet.",
+    )
+    import clozebert  # noqa: F401  (lets AutoModel know our models)
+    from clozebert.hub.card import write_card
+    from clozebert.training.finetuning_reports import table_of_results
+    from clozebert.training.finetuning_trainer import finetune
+
+    results = finetune(arguments, write_card=write_card)
+    print(table_of_results(results, splits=[split for split in ("eval", "test") if f"{split}_loss" in results]))
+    print(f"model, scores, predictions and mistakes: {arguments.output_dir}")
+
+
+if __name__ == "__main__":
+    run(main)

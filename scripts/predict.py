@@ -1,0 +1,27 @@
+"""Predict with a fine-tuned model: labels of texts, or tags and entities of words, as JSON lines with scores."""
+
+import sys
+from collections.abc import Sequence
+
+from clozebert.scripts._program import parse, run
+from clozebert.training.finetuning_prediction import PredictionArguments
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the flags and write the predictions."""
+    arguments = parse(
+        PredictionArguments,
+        argv,
+        prog="predict",
+        description="Predict with a fine-tuned model over files or lines of standard input.",
+    )
+    import clozebert  # noqa: F401  (lets AutoModel know our models)
+    from clozebert.training.finetuning_prediction import predict
+
+    count = predict(arguments)
+    if arguments.output_file != "-":
+        print(f"{count} predictions in {arguments.output_file}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,169 @@
+"""The flags of the fine-tuning programs, their checks, and what is chosen where a flag is missing. Imports no torch."""
+
+import os
+import shutil
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def flag(help: str, default: Any = None) -> Any:
+    """A field with its help text."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class FinetuningArguments:
+    """What both kinds of fine-tuning can be told. Only a model, data and an output folder are needed."""
+
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of the encoder."})
+    output_dir: str = field(metadata={"help": "Folder for the fine-tuned model and its results."})
+    train_file: str | None = flag("Training data.")
+    validation_file: str | None = flag("Data to choose the best epoch by (default: a tenth of the training data).")
+    test_file: str | None = flag("Data to score the chosen model on.")
+    dataset_name: str | None = flag("A dataset of the Hub, in place of the files.")
+    dataset_config_name: str | None = flag("Its configuration.")
+    overwrite_output_dir: bool = flag("Start afresh in an output folder that is not empty.", False)
+    resume_from_checkpoint: str | None = flag("'latest' (begins afresh where there is none) or a checkpoint folder.")
+    trust_remote_code: bool = flag("Allow code that comes with the model.", False)
+    max_seq_length: int | None = flag("Tokens read at once; longer texts become windows (default: at most 512).")
+    window_overlap: int | None = flag("Tokens that neighbouring windows share (default: a quarter of the window).")
+    num_train_epochs: float | None = flag("Passes over the data (default: by its size).")
+    max_steps: int = flag("Stop after so many optimizer steps; -1 for whole epochs.", -1)
+    learning_rate: float | None = flag("Peak learning rate (default: by the width of the model).")
+    per_device_train_batch_size: int | None = flag("Windows per step and device (default: by the size of the data).")
+    per_device_eval_batch_size: int = flag("Windows per forward pass in evaluation.", 64)
+    gradient_accumulation_steps: int = flag("Micro-batches per optimizer step; the gradient is exactly that of one.", 1)
+    warmup_steps: float = flag("Steps of linear warm-up, or their share of all steps if below 1.", 0.1)
+    lr_scheduler_type: str = flag("Schedule after warm-up, by transformers' name.", "linear")
+    weight_decay: float = flag("Decoupled weight decay of matrices.", 0.01)
+    layer_decay: float = flag("Factor on the learning rate for each layer further down.", 1.0)
+    freeze_layers: int = flag("Keep the embeddings and so many layers as they are.", 0)
+    lora_rank: int | None = flag("Train low-rank updates of this rank (needs peft), merged at the end.")
+    class_weights: str = flag("'none', or 'balanced' to weigh every class alike in the loss.", "none")
+    early_stopping_patience: int | None = flag("Stop after so many evaluations without a better score.")
+    eval_steps: int | None = flag("Evaluate and save every so many steps (default: after each epoch).")
+    metric_for_best_model: str | None = flag("Score that chooses the best evaluation (default: by the task).")
+    packing: str = flag("'auto': no padding where the model reads packed batches; 'off': always pad.", "auto")
+    seed: int = flag("Seed of the head, the order of the data and the dropout.", 42)
+    seeds: list[int] | None = field(
+        default=None, metadata={"help": "Run once for each seed, into sub-folders, and report mean and deviation."}
+    )
+    report_to: str = flag("Tracker for transformers' Trainer ('tensorboard', 'wandb' …).", "none")
+
+    def __post_init__(self) -> None:
+        if self.dataset_name is None and self.train_file is None:
+            raise ValueError("give --train_file (or --dataset_name)")
+        if self.dataset_name is not None and self.train_file is not None:
+            raise ValueError("give either --dataset_name or --train_file, not both")
+        for name in ("train_file", "validation_file", "test_file"):
+            path = getattr(self, name)
+            if path is not None and not os.path.isfile(path):
+                raise FileNotFoundError(f"--{name} {path}: there is no such file")
+        self._check_numbers()
+        self._check_choices()
+
+    def _check_numbers(self) -> None:
+        positive = (
+            "max_seq_length", "num_train_epochs", "learning_rate", "per_device_train_batch_size",
+            "per_device_eval_batch_size", "gradient_accumulation_steps", "early_stopping_patience", "eval_steps",
+            "layer_decay", "lora_rank",
+        )  # fmt: skip
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"--{name} {value}: must be above 0")
+        for name in ("warmup_steps", "weight_decay", "freeze_layers", "window_overlap"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"--{name} {value}: must not be negative")
+        if self.max_steps == 0 or self.max_steps < -1:
+            raise ValueError(f"--max_steps {self.max_steps}: must be above 0, or -1 for whole epochs")
+        if self.seeds is not None and len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"--seeds {self.seeds}: a seed comes twice")
+
+    def _check_choices(self) -> None:
+        for name, choices in (("class_weights", ("none", "balanced")), ("packing", ("auto", "off"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"--{name} {getattr(self, name)}: expected {' or '.join(choices)}")
+        if self.lora_rank is not None and self.freeze_layers:
+            raise ValueError("--lora_rank freezes the encoder already; leave out --freeze_layers")
+
+
+@dataclass
+class SequenceArguments(FinetuningArguments):
+    """The flags of `finetune_sequence_classification`."""
+
+    text_column: str | None = flag("Column of the text (default: found by name, else by content).")
+    text_pair_column: str | None = flag("Column of the second text of a pair.")
+    label_column: str | None = flag("Column of the label.")
+    problem_type: str | None = flag(
+        "single_label_classification, multi_label_classification or regression (default: by the labels)."
+    )
+
+
+@dataclass
+class TokenArguments(FinetuningArguments):
+    """The flags of `finetune_token_classification`."""
+
+    tag_column: str | None = flag("Column or field of the tag: a name, or a number from 1 (-1: the last).")
+    tag_scheme: str = flag("auto, iob1, iob2, bioes or plain.", "auto")
+    label_subwords: str = flag("Sub-words that carry their word's tag in training: 'first' or 'all'.", "all")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tag_scheme not in ("auto", "iob1", "iob2", "bioes", "plain"):
+            raise ValueError(f"--tag_scheme {self.tag_scheme}: expected auto, iob1, iob2, bioes or plain")
+        if self.label_subwords not in ("first", "all"):
+            raise ValueError(f"--label_subwords {self.label_subwords}: expected first or all")
+
+
+# Flags that may differ between a run and its continuation.
+_FREE_ON_RESUME = {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "report_to", "trust_remote_code"}
+
+
+def comparable(arguments: FinetuningArguments) -> dict[str, Any]:
+    """The flags that determine the result of a run."""
+    return {f.name: getattr(arguments, f.name) for f in fields(arguments) if f.name not in _FREE_ON_RESUME}
+
+
+def prepare_output_dir(arguments: FinetuningArguments) -> None:
+    """Make the output folder; refuse one with files in it, unless told to overwrite it or to resume.
+
+    Overwriting removes old checkpoints, lest a later `--resume_from_checkpoint latest` finds one of another run.
+    """
+    folder = arguments.output_dir
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise ValueError(f"--output_dir {folder} is a file")
+    occupied = os.path.isdir(folder) and bool(os.listdir(folder))
+    if arguments.resume_from_checkpoint not in (None, "latest") and not os.path.isdir(
+        str(arguments.resume_from_checkpoint)
+    ):
+        raise ValueError(f"--resume_from_checkpoint {arguments.resume_from_checkpoint}: there is no such folder")
+    if occupied and arguments.resume_from_checkpoint is None:
+        if not arguments.overwrite_output_dir:
+            raise ValueError(
+                f"--output_dir {folder} is not empty; choose another, or give --overwrite_output_dir "
+                "or --resume_from_checkpoint latest"
+            )
+        for name in os.listdir(folder):
+            if name.startswith("checkpoint-"):
+                shutil.rmtree(os.path.join(folder, name))
+    os.makedirs(folder, exist_ok=True)
+
+
+def default_epochs(num_windows: int) -> int:
+    """Passes over the data: many over little, few over much."""
+    for limit, epochs in ((500, 30), (2_000, 15), (10_000, 8), (50_000, 5)):
+        if num_windows < limit:
+            return epochs
+    return 3
+
+
+def default_batch_size(num_windows: int) -> int:
+    """Windows per step: small data gets small batches, lest it see too few steps."""
+    return 8 if num_windows < 500 else 16 if num_windows < 5_000 else 32
+
+
+def default_learning_rate(hidden_size: int) -> float:
+    """5e-5 × (768 / hidden size)^1.5, between 1e-5 and 5e-4: 5e-5 for a base model, 2.6e-4 for one of width 256."""
+    return round(min(5e-4, max(1e-5, 5e-5 * (768 / hidden_size) ** 1.5)), 7)

@@ -1,0 +1,272 @@
+"""The model side of fine-tuning: an encoder with a new head, how much it reads, freezing, LoRA, rates by layer."""
+
+import copy
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+LONGEST_BY_DEFAULT = 512  # attention over more than that is rarely worth its price; --max_seq_length overrides
+
+
+def load_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model, or a `ValueError` that names the flag."""
+    from transformers import AutoTokenizer
+
+    _check_local(name_or_path)
+    try:
+        return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ValueError(f"--model_name_or_path {name_or_path}: no tokenizer: {_first_line(error)}") from error
+
+
+def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
+    """The configuration of a model, or a `ValueError` that names the flag."""
+    from transformers import AutoConfig
+
+    _check_local(name_or_path)
+    try:
+        return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
+
+
+def _check_local(name_or_path: str) -> None:
+    looks_local = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
+    if not os.path.isdir(name_or_path) and (looks_local or os.path.exists(name_or_path)):
+        raise ValueError(f"--model_name_or_path {name_or_path}: there is no such folder")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def known_label_names(config: Any, *, kind: str) -> list[str] | None:
+    """The label names of a model that was fine-tuned for this kind of task; None where it has no names of its own."""
+    ending = "ForSequenceClassification" if kind == "sequence" else "ForTokenClassification"
+    if not any(name.endswith(ending) for name in getattr(config, "architectures", None) or []):
+        return None
+    names = [name for _, name in sorted(config.id2label.items())]
+    return None if names == [f"LABEL_{number}" for number in range(len(names))] else names
+
+
+def load_classifier(
+    name_or_path: str,
+    *,
+    kind: str,
+    label_names: Sequence[str],
+    problem_type: str | None,
+    trust_remote_code: bool = False,
+) -> nn.Module:
+    """The encoder with a head for these labels, in float32. A head trained for other labels is initialised anew.
+
+    Raises:
+        ValueError: the checkpoint cannot be loaded, has no such head, or lacks weights of the encoder itself.
+    """
+    import transformers
+
+    config = load_config(name_or_path, trust_remote_code=trust_remote_code)
+    same_labels = known_label_names(config, kind=kind) == list(label_names)
+    config = copy.deepcopy(config)
+    config.id2label = dict(enumerate(label_names))
+    config.label2id = {name: number for number, name in enumerate(label_names)}
+    if kind == "sequence":
+        config.problem_type = problem_type
+    auto = (
+        transformers.AutoModelForSequenceClassification
+        if kind == "sequence"
+        else transformers.AutoModelForTokenClassification
+    )
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # what is missing is reported below, in one line
+    try:
+        model, loading = auto.from_pretrained(
+            name_or_path,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    _refuse_random_encoder(model, loading["missing_keys"], name_or_path)
+    head = output_layer(model)
+    if not same_labels and head is not None:
+        model._init_weights(head)
+    return model
+
+
+def load_fine_tuned(name_or_path: str, *, trust_remote_code: bool = False) -> tuple[Any, str]:
+    """A model that has been fine-tuned, and its kind: "sequence" or "token".
+
+    Raises:
+        ValueError: it cannot be loaded, has no such head, or weights are missing.
+    """
+    import transformers
+
+    config = load_config(name_or_path, trust_remote_code=trust_remote_code)
+    architectures = getattr(config, "architectures", None) or []
+    if any(name.endswith("ForSequenceClassification") for name in architectures):
+        kind, auto = "sequence", transformers.AutoModelForSequenceClassification
+    elif any(name.endswith("ForTokenClassification") for name in architectures):
+        kind, auto = "token", transformers.AutoModelForTokenClassification
+    else:
+        raise ValueError(
+            f"--model_name_or_path {name_or_path}: fine-tune it first, it is {architectures or 'headless'}"
+        )
+    try:
+        model, loading = auto.from_pretrained(
+            name_or_path, output_loading_info=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
+    if loading["missing_keys"]:
+        raise ValueError(f"--model_name_or_path {name_or_path}: weights are missing: {sorted(loading['missing_keys'])}")
+    return model, kind
+
+
+def _refuse_random_encoder(model: Any, missing: Sequence[str], name_or_path: str) -> None:
+    """A new head is expected to be random, the encoder is not."""
+    prefix = model.base_model_prefix + "."
+    random = sorted(name for name in missing if name.startswith(prefix) and "pool" not in name)
+    if random:
+        raise ValueError(
+            f"--model_name_or_path {name_or_path}: the checkpoint lacks {len(random)} weights of the encoder "
+            f"({random[0]} …), which would be random; is it a checkpoint of a {model.config.model_type} model?"
+        )
+
+
+def output_layer(model: nn.Module) -> nn.Linear | None:
+    """The last linear map onto the labels: `classifier` of BERT, `classifier.out_proj` of RoBERTa …"""
+    labels = model.config.num_labels  # type: ignore[union-attr]
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == labels]
+    return linears[-1] if linears else None
+
+
+def longest_input(model: nn.Module, tokenizer: Any) -> int:
+    """How many tokens the model reads at once, special tokens included, by its positions and its tokenizer."""
+    limits = []
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        limits.append(positions)
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            # RoBERTa and its kin begin to count behind the padding token
+            skipped = 0 if module.padding_idx is None else module.padding_idx + 1
+            limits.append(module.num_embeddings - skipped)
+    if tokenizer.model_max_length < 1_000_000:  # tokenizers without a limit say 1e30
+        limits.append(tokenizer.model_max_length)
+    return min(limits, default=LONGEST_BY_DEFAULT)
+
+
+def check_tokenizer_fits(model: nn.Module, tokenizer: Any) -> None:
+    """A token id outside the embedding would end the run with an index error, or worse, not."""
+    rows = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    if len(tokenizer) > rows:
+        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary only {rows}")
+
+
+def encoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The list of the encoder's blocks: the longest module list of the base model."""
+    base = model.base_model
+    lists = [module for module in base.modules() if isinstance(module, nn.ModuleList)]  # type: ignore[union-attr]
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no list of layers to freeze or to give rates to")
+    return max(lists, key=len)
+
+
+def depth_of_parameters(model: nn.Module) -> dict[str, int]:
+    """Each parameter's height in the model: 0 embeddings, 1 … n the layers, n + 1 what stands on them."""
+    layers = encoder_layers(model)
+    of_layer = {id(p): number for number, layer in enumerate(layers, start=1) for p in layer.parameters()}
+    embeddings = {id(p) for p in model.get_input_embeddings().parameters()}  # type: ignore[operator]
+    prefix = next(name for name, module in model.named_modules() if module is layers)
+    first_layer = next(i for i, (name, _) in enumerate(model.named_parameters()) if name.startswith(prefix + "."))
+    depths = {}
+    for index, (name, parameter) in enumerate(model.named_parameters()):
+        below = id(parameter) in embeddings or index < first_layer
+        depths[name] = of_layer.get(id(parameter), 0 if below else len(layers) + 1)
+    return depths
+
+
+def freeze_layers(model: nn.Module, count: int) -> None:
+    """Keep the embeddings and the first `count` layers as they are."""
+    layers = len(encoder_layers(model))
+    if not 0 <= count <= layers:
+        raise ValueError(f"--freeze_layers {count}: the model has {layers} layers")
+    if count:
+        depths = depth_of_parameters(model)
+        for name, parameter in model.named_parameters():
+            if depths[name] <= count:
+                parameter.requires_grad_(False)
+
+
+def add_lora(model: nn.Module, *, rank: int) -> nn.Module:
+    """Train low-rank updates of the encoder's linear maps (Hu et al. 2022) and the whole head; the rest stays."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ImportError("--lora_rank needs peft: pip install peft") from None
+    if rank < 1:
+        raise ValueError(f"--lora_rank {rank}: must be at least 1")
+    layers = encoder_layers(model)
+    prefix = next(name for name, module in model.named_modules() if module is layers)
+    base = model.base_model_prefix + "."  # type: ignore[operator]
+    targets = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.startswith(prefix + ".")
+    ]
+    heads = [name for name, _ in model.named_children() if not (name + ".").startswith(base)]
+    heads = [name for name in heads if any(True for _ in model.get_submodule(name).parameters())]
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, modules_to_save=heads)
+    return get_peft_model(model, config)  # type: ignore[arg-type]
+
+
+def scale_output(model: nn.Module, *, mean: float, scale: float) -> nn.Linear | None:
+    """Let the head's outputs begin around `mean` and spread by `scale`: a regression's values in their own unit.
+
+    Together with a learning rate of the head times `scale` (see `parameter_groups`) this trains as if the values had
+    been standardised, whatever their unit, and the saved model still gives them as they are.
+    """
+    head = output_layer(model)
+    if head is None or head.bias is None:
+        return None
+    with torch.no_grad():
+        head.weight.mul_(scale)
+        head.bias.fill_(mean)
+    return head
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    weight_decay: float,
+    layer_decay: float = 1.0,
+    scaled_head: nn.Linear | None = None,
+    scale: float = 1.0,
+) -> list[dict[str, Any]]:
+    """Groups for the optimizer: no decay of vectors (norms, biases), rates that fall by `layer_decay` with each layer.
+
+    Args:
+        layer_decay: layer k of n learns at learning_rate × layer_decay ** (n + 1 - k) (Howard & Ruder 2018).
+        scaled_head: a layer that learns at learning_rate × scale, with its decay per step left as it is.
+    """
+    depths = depth_of_parameters(model) if layer_decay != 1.0 else {}
+    top = max(depths.values(), default=0)
+    of_head = set() if scaled_head is None else {id(parameter) for parameter in scaled_head.parameters()}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        factor = scale if id(parameter) in of_head else 1.0
+        rate = learning_rate * factor * layer_decay ** (top - depths.get(name, top))
+        decay = weight_decay / factor if parameter.dim() > 1 else 0.0
+        groups.setdefault((rate, decay), []).append(parameter)
+    return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
