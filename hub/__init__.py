@@ -1,0 +1,18 @@
+"""Weights in and out: native architectures, model cards, warm starts. Each is imported when a name of it is used."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .card import write_card
+    from .native import from_native, save_native, to_native
+
+_MODULE_OF_NAME = {"from_native": "native", "save_native": "native", "to_native": "native", "write_card": "card"}
+
+__all__ = ["from_native", "save_native", "to_native", "write_card"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF_NAME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULE_OF_NAME[name]}", __name__), name)

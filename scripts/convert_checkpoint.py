@@ -1,0 +1,58 @@
+"""Convert a saved model: transformers' own bert, roberta, modernbert, vit … to ClozeBERT, or back.
+
+python scripts/convert_checkpoint.py --input DIR|HUB_NAME --output_dir DIR --to clozebert|native
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clozebert.scripts._program import parse, run
+
+
+@dataclass
+class ConvertArguments:
+    input: str = field(metadata={"help": "the model: a folder, or its name on the Hub"})
+    output_dir: str = field(metadata={"help": "the folder to write"})
+    to: str = field(
+        metadata={
+            "help": "clozebert, or native: an architecture of transformers' own",
+            "choices": ["clozebert", "native"],
+        }
+    )
+    architecture: str | None = field(
+        default=None,
+        metadata={
+            "help": "with --to native: the model_type to write (default: the one it came from, or the first that fits)"
+        },
+    )
+    allow_pickle: bool = field(
+        default=False, metadata={"help": "read pytorch_model.bin (weights_only) where there are no safetensors"}
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "write into a folder that is not empty"})
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = parse(ConvertArguments, argv, prog="convert_checkpoint", description=__doc__ or "")
+    output = Path(arguments.output_dir)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"output_dir={arguments.output_dir} is a file")
+    if output.is_dir() and any(output.iterdir()):
+        if not arguments.overwrite_output_dir:
+            raise ValueError(f"output_dir={arguments.output_dir} is not empty; give --overwrite_output_dir or another")
+        if output.resolve() == Path(arguments.input).resolve():
+            raise ValueError("output_dir is the input: the model would be written over while it is read")
+
+    from clozebert.hub.folders import convert_folder
+
+    name = convert_folder(
+        arguments.input,
+        output,
+        to=arguments.to,
+        allow_pickle=arguments.allow_pickle,
+        architecture=arguments.architecture,
+    )
+    print(f"{arguments.output_dir}: {name}")
+
+
+if __name__ == "__main__":
+    run(main)
