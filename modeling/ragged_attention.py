@@ -199,20 +199,21 @@ def _tiled_attention(
     else:
         k_index_M = torch.cat([group.key_index_GS.flatten() for group in plan.groups])
         k_MHK, v_MHK = (x.index_select(0, k_index_M) for x in (k_NHK, v_NHK))
-    outs, q_first, k_first = [], 0, 0
-    for group in plan.groups:
-        q_shape, k_shape = group.query_index_GQ.shape, group.key_index_GS.shape
-        q_last, k_last = q_first + q_shape.numel(), k_first + k_shape.numel()
+    # `split`, not slices: the gradient of a slice is a whole tensor of zeros around it.
+    q_parts = q_MHK.split([group.query_index_GQ.numel() for group in plan.groups])
+    key_counts = [group.key_index_GS.numel() for group in plan.groups]
+    k_parts, v_parts = k_MHK.split(key_counts), v_MHK.split(key_counts)
+    outs = []
+    for group, q_part, k_part, v_part in zip(plan.groups, q_parts, k_parts, v_parts, strict=True):
         out_GHQK = F.scaled_dot_product_attention(
-            q_MHK[q_first:q_last].unflatten(0, q_shape).transpose(1, 2),
-            k_MHK[k_first:k_last].unflatten(0, k_shape).transpose(1, 2),
-            v_MHK[k_first:k_last].unflatten(0, k_shape).transpose(1, 2),
+            q_part.unflatten(0, group.query_index_GQ.shape).transpose(1, 2),
+            k_part.unflatten(0, group.key_index_GS.shape).transpose(1, 2),
+            v_part.unflatten(0, group.key_index_GS.shape).transpose(1, 2),
             attn_mask=group.mask_G1QS,
             dropout_p=dropout,
             scale=scaling,
         )
         outs.append(out_GHQK.transpose(1, 2).flatten(0, 1))
-        q_first, k_first = q_last, k_last
     return _Place.apply(torch.cat(outs), plan.place_N)
 
 
