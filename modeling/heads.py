@@ -41,7 +41,8 @@ class Pooling(nn.Module):
             return total_BD / is_token_BT1.sum(dim=1).clamp(min=1).to(x_BTD.dtype)
         lowest = torch.finfo(x_BTD.dtype).min
         if self.kind == "max":
-            return x_BTD.masked_fill(~is_token_BT1, lowest).amax(dim=1)
+            highest_BD = x_BTD.masked_fill(~is_token_BT1, lowest).amax(dim=1)
+            return highest_BD.masked_fill(~is_token_BT1.any(dim=1), 0)  # of a row without tokens
         assert self.score is not None
         scores_BT1 = self.score(x_BTD).masked_fill(~is_token_BT1, lowest)
         return (scores_BT1.softmax(dim=1) * x_BTD.masked_fill(~is_token_BT1, 0)).sum(dim=1)
