@@ -1,0 +1,216 @@
+"""What a token may not see changes nothing: other documents of a packed run, padding, holes in the mask."""
+
+import itertools
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from encoder_cases import DOCUMENTS, LENGTH, MIXED_LAYERS, PAD, VOCABULARY, build, gradients, random_ids, tiny_config
+
+from clozebert import (
+    ClozeBertForMaskedLM,
+    ClozeBertForSequenceClassification,
+    ClozeBertForTokenClassification,
+    ClozeBertModel,
+)
+
+COMPILER = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+NEEDS_COMPILER = pytest.mark.skipif(not COMPILER, reason="FlexAttention needs a C++ compiler")
+LAYERS = pytest.mark.parametrize("layer_types", [None, MIXED_LAYERS], ids=["full", "mixed"])
+SECOND = slice(DOCUMENTS[0], LENGTH)  # every document after the first
+
+
+def packed_arguments(form):
+    if form == "cu_seq_lens":
+        bounds = torch.tensor([0, *np.cumsum(DOCUMENTS)], dtype=torch.int32)
+        longest = max(DOCUMENTS)
+        return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    return {"position_ids": torch.cat([torch.arange(length) for length in DOCUMENTS])[None]}
+
+
+def two_runs():
+    """The same run twice, with another first document."""
+    ids = torch.as_tensor(random_ids(1, LENGTH))
+    other = ids.clone()
+    other[:, : DOCUMENTS[0]] = (other[:, : DOCUMENTS[0]] + 7) % (VOCABULARY - PAD - 1) + PAD + 1
+    return ids, other
+
+
+@pytest.mark.parametrize(
+    ("implementation", "layer_types", "form"),
+    [
+        *itertools.product(["eager", "sdpa"], [None, MIXED_LAYERS], ["cu_seq_lens", "position_ids"]),
+        pytest.param("flex_attention", MIXED_LAYERS, "cu_seq_lens", marks=NEEDS_COMPILER),
+    ],
+)
+def test_another_first_document_changes_the_second_by_exactly_zero(implementation, layer_types, form):
+    config = tiny_config(implementation, layer_types=layer_types)
+    model = build(ClozeBertModel, config, dtype=torch.float32)
+    with torch.no_grad():
+        first, second = (model(ids, **packed_arguments(form)).last_hidden_state for ids in two_runs())
+    assert not torch.equal(first[:, : DOCUMENTS[0]], second[:, : DOCUMENTS[0]])
+    assert torch.equal(first[:, SECOND], second[:, SECOND])
+
+
+@pytest.mark.gpu
+@LAYERS
+def test_another_first_document_changes_the_second_by_exactly_zero_on_the_varlen_kernel(layer_types):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    config = tiny_config(layer_types=layer_types, hidden_size=64)  # the kernel wants heads of a multiple of 8
+    model = build(ClozeBertModel, config, dtype=torch.bfloat16).cuda()
+    arguments = {name: x.cuda() if torch.is_tensor(x) else x for name, x in packed_arguments("cu_seq_lens").items()}
+    first, second = (model(ids.cuda(), **arguments).last_hidden_state for ids in two_runs())
+    assert not torch.equal(first[:, : DOCUMENTS[0]], second[:, : DOCUMENTS[0]])
+    assert torch.equal(first[:, SECOND], second[:, SECOND])
+    probe = torch.randn(first[:, SECOND].shape, device="cuda", dtype=torch.bfloat16)
+    wanted, found = (gradients((x[:, SECOND] * probe).sum(), model) for x in (first, second))
+    for name in wanted:
+        if "word_embeddings" not in name:
+            torch.testing.assert_close(found[name], wanted[name])
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@LAYERS
+@pytest.mark.parametrize("form", ["cu_seq_lens", "position_ids"])
+def test_no_gradient_crosses_a_document_boundary(implementation, layer_types, form):
+    """The outputs of the later documents have exactly zero gradient with respect to the first one's embeddings."""
+    config = tiny_config(implementation, layer_types=layer_types)
+    model = build(ClozeBertModel, config, dtype=torch.float32)
+    embeds = torch.randn(1, LENGTH, config.hidden_size, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    out = model(inputs_embeds=embeds, **packed_arguments(form)).last_hidden_state
+    (gradient,) = torch.autograd.grad(out[:, SECOND].square().sum(), embeds)
+    assert torch.equal(gradient[:, : DOCUMENTS[0]], torch.zeros_like(gradient[:, : DOCUMENTS[0]]))
+    assert bool((gradient[:, SECOND] != 0).any(dim=-1).all())
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@LAYERS
+def test_another_first_document_leaves_the_gradient_of_the_second_loss(implementation, layer_types):
+    """To the bit: the loss of the later documents gives the parameters the same gradient."""
+    config = tiny_config(implementation, layer_types=layer_types, tie_word_embeddings=False)
+    model = build(ClozeBertForMaskedLM, config, dtype=torch.float32)
+    labels = torch.as_tensor(random_ids(1, LENGTH, seed=4))
+    labels[:, : DOCUMENTS[0]] = -100
+    wanted, found = (
+        gradients(model(ids, labels=labels, **packed_arguments("cu_seq_lens")).loss, model) for ids in two_runs()
+    )
+    for name in wanted:
+        assert torch.equal(found[name], wanted[name]), name
+
+
+def padded_mask(side):
+    mask = torch.ones(3, LENGTH, dtype=torch.long)
+    for row, padding in enumerate((0, 4, 12)):
+        if side == "right":
+            mask[row, LENGTH - padding :] = 0
+        elif side == "left":
+            mask[row, :padding] = 0
+        else:
+            mask[row, torch.randperm(LENGTH, generator=torch.Generator().manual_seed(row))[:padding]] = 0
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("implementation", "layer_types", "side"),
+    [
+        *itertools.product(["eager", "sdpa"], [None, MIXED_LAYERS], ["right", "left", "holes"]),
+        pytest.param("flex_attention", MIXED_LAYERS, "holes", marks=NEEDS_COMPILER),
+    ],
+)
+def test_what_stands_under_a_zero_of_the_mask_never_matters(implementation, layer_types, side):
+    config = tiny_config(implementation, layer_types=layer_types, positions="absolute")
+    model = build(ClozeBertModel, config, dtype=torch.float32)
+    mask = padded_mask(side)
+    ids = torch.as_tensor(random_ids(3, LENGTH))
+    outputs = []
+    with torch.no_grad():
+        for filling in (PAD, 0, VOCABULARY - 1):
+            outputs.append(model(ids.masked_fill(mask == 0, filling), attention_mask=mask).last_hidden_state)
+    for out in outputs:
+        assert torch.equal(out, outputs[0])
+        assert torch.equal(out[mask == 0], torch.zeros_like(out[mask == 0]))
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@LAYERS
+@pytest.mark.parametrize("side", ["right", "left", "holes"])
+def test_padding_gets_no_gradient(implementation, layer_types, side):
+    config = tiny_config(implementation, layer_types=layer_types)
+    model = build(ClozeBertModel, config, dtype=torch.float32)
+    mask = padded_mask(side)
+    embeds = torch.randn(3, LENGTH, config.hidden_size, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    out = model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state
+    (gradient,) = torch.autograd.grad(out.square().sum(), embeds)
+    assert torch.equal(gradient[mask == 0], torch.zeros_like(gradient[mask == 0]))
+    assert bool((gradient[mask == 1] != 0).any(dim=-1).all())
+
+
+@pytest.mark.parametrize("kind", [bool, torch.long, torch.float32, torch.uint8], ids=str)
+def test_a_mask_of_any_type_is_the_same_mask(kind):
+    config = tiny_config()
+    model = build(ClozeBertModel, config)
+    ids, mask = torch.as_tensor(random_ids(3, LENGTH)), padded_mask("holes")
+    kind = torch.bool if kind is bool else kind
+    wanted, found = (model(ids, attention_mask=m).last_hidden_state for m in (mask, mask.to(kind)))
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("positions", ["absolute", "rope"])
+@pytest.mark.parametrize("window", [None, 2, 5])
+def test_rows_of_nothing_but_padding_give_no_nan(implementation, dtype, positions, window):
+    """Forward and gradient, with rows of padding alone, and beside a row of tokens."""
+    layer_types = None if window is None else MIXED_LAYERS
+    config = tiny_config(implementation, positions=positions, layer_types=layer_types, sliding_window=window)
+    model = build(ClozeBertForTokenClassification, config, dtype=dtype)
+    ids = torch.as_tensor(random_ids(3, LENGTH))
+    for tokens in ([0, 0, 0], [LENGTH, 0, 3]):
+        mask = (torch.arange(LENGTH) < torch.tensor(tokens)[:, None]).long()
+        labels = torch.where(mask == 1, ids % 5, -100)
+        outputs = model(ids.masked_fill(mask == 0, PAD), attention_mask=mask, labels=labels)
+        assert bool(outputs.logits.isfinite().all())
+        assert bool(outputs.loss.isfinite())
+        for name, gradient in gradients(outputs.loss, model).items():
+            assert bool(gradient.isfinite().all()), name
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_pooling_a_row_of_padding_gives_no_nan(pooling, dtype):
+    config = tiny_config(classifier_pooling=pooling)
+    model = build(ClozeBertForSequenceClassification, config, dtype=dtype)
+    ids, mask = torch.full((2, LENGTH), PAD), torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1] = 0
+    outputs = model(ids, attention_mask=mask, labels=torch.tensor([1, 2]))
+    assert bool(outputs.logits.isfinite().all())
+    for name, gradient in gradients(outputs.loss, model).items():
+        assert bool(gradient.isfinite().all()), name
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
+@pytest.mark.parametrize("positions", ["rope", "none"])
+def test_the_side_of_the_padding_does_not_matter(pooling, positions):
+    """Under relative positions, a row padded left is the row padded right. Measured 1e-15."""
+    config = tiny_config(classifier_pooling=pooling, positions=positions)
+    model = build(ClozeBertForSequenceClassification, config)
+    ids = torch.as_tensor(random_ids(1, 11))
+    padding = torch.full((1, 6), PAD)
+    right = model(torch.cat([ids, padding], 1), attention_mask=torch.tensor([[1] * 11 + [0] * 6])).logits
+    left = model(torch.cat([padding, ids], 1), attention_mask=torch.tensor([[0] * 6 + [1] * 11])).logits
+    torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(model(ids).logits, right, rtol=1e-10, atol=1e-12)
+
+
+def test_inputs_are_not_changed():
+    config = tiny_config(layer_types=MIXED_LAYERS, type_vocab_size=2)
+    model = build(ClozeBertForMaskedLM, config)
+    inputs = {
+        "input_ids": torch.as_tensor(random_ids(3, LENGTH)), "attention_mask": padded_mask("holes"),
+        "token_type_ids": torch.ones(3, LENGTH, dtype=torch.long), "labels": torch.as_tensor(random_ids(3, LENGTH)),
+    }  # fmt: skip
+    before = {name: tensor.clone() for name, tensor in inputs.items()}
+    model(**inputs).loss.backward()
+    assert all(torch.equal(before[name], inputs[name]) for name in inputs)
