@@ -11,6 +11,14 @@ from torch import nn
 LONGEST_BY_DEFAULT = 512  # attention over more than that is rarely worth its price; --max_seq_length overrides
 
 
+def be_quiet() -> None:
+    """Silence transformers' warnings and bars: what matters of them is checked here, and said in one line."""
+    from transformers import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
 def load_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a model, or a `ValueError` that names the flag."""
     from transformers import AutoTokenizer
@@ -79,8 +87,6 @@ def load_classifier(
         if kind == "sequence"
         else transformers.AutoModelForTokenClassification
     )
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # what is missing is reported below, in one line
     try:
         model, loading = auto.from_pretrained(
             name_or_path,
@@ -92,8 +98,6 @@ def load_classifier(
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
-    finally:
-        transformers.logging.set_verbosity(verbosity)
     _refuse_random_encoder(model, loading["missing_keys"], name_or_path)
     head = output_layer(model)
     if not same_labels and head is not None:

@@ -76,14 +76,15 @@ class Predictor:
     def __init__(self, arguments: PredictionArguments) -> None:
         import torch
 
-        from .finetuning_models import LONGEST_BY_DEFAULT, load_fine_tuned, load_tokenizer, longest_input
+        from .finetuning_models import LONGEST_BY_DEFAULT, be_quiet, load_fine_tuned, load_tokenizer, longest_input
         from .finetuning_trainer import SETTINGS_FILE, make_collator
         from .finetuning_windows import WindowMaker
 
         name, trusted = arguments.model_name_or_path, arguments.trust_remote_code
         self.arguments = arguments
-        self.tokenizer = load_tokenizer(name, trust_remote_code=trusted)
+        be_quiet()
         self.model, self.kind = load_fine_tuned(name, trust_remote_code=trusted)
+        self.tokenizer = load_tokenizer(name, trust_remote_code=trusted)
         self.model.to("cuda" if torch.cuda.is_available() else "cpu")
         self.settings: dict[str, Any] = {}
         path = os.path.join(name, SETTINGS_FILE)

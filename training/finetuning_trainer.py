@@ -35,6 +35,7 @@ from .finetuning_metrics import check_metric_libraries
 from .finetuning_models import (
     LONGEST_BY_DEFAULT,
     add_lora,
+    be_quiet,
     check_tokenizer_fits,
     freeze_layers,
     known_label_names,
@@ -53,6 +54,7 @@ from .finetuning_tags import detect_scheme, to_iob2
 from .finetuning_tokens import TokenTask, make_token_task, read_tagged_file, sentences_of_table
 from .finetuning_windows import Collator, PackedCollator, PaddedCollator, Window, WindowMaker
 
+SELECTION = "selection"
 SETTINGS_FILE = "finetuning_settings.json"
 PACKED_MODEL_TYPES = ("clozebert",)  # models whose forward takes documents one after the other as one row
 
@@ -110,6 +112,7 @@ class FinetuningTrainer(Trainer):
 
     Args:
         task: what is learned.
+        best_metric: the score that chooses the best evaluation, and whether more of it is better.
         evaluation: (examples, their windows) to evaluate on.
         collator: makes the batches, for training and evaluation.
         groups: the optimizer's parameter groups.
@@ -119,6 +122,7 @@ class FinetuningTrainer(Trainer):
         self,
         *,
         task: Task,
+        best_metric: tuple[str, bool],
         evaluation: tuple[list[Any], list[Window]],
         collator: Collator,
         groups: list[dict[str, Any]],
@@ -126,6 +130,7 @@ class FinetuningTrainer(Trainer):
     ) -> None:
         super().__init__(data_collator=collator, eval_dataset=evaluation[1], compute_loss_func=task.loss, **kwargs)
         self.task = task
+        self.best_metric = best_metric
         self.evaluation = evaluation
         self.collator = collator
         self.groups = groups
@@ -156,10 +161,17 @@ class FinetuningTrainer(Trainer):
         examples, windows = self.evaluation
         scores = self.task.metrics(self.document_logits(examples, windows), examples)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
+        metrics[f"{metric_key_prefix}_{SELECTION}"] = selection(scores, self.best_metric)
         metrics[f"{metric_key_prefix}_runtime"] = round(time.perf_counter() - began, 3)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+
+def selection(scores: dict[str, float], best_metric: tuple[str, bool]) -> float:
+    """The number by which the best evaluation is chosen: the score, and where that is equal, the lower loss."""
+    name, greater_is_better = best_metric
+    return (scores[name] if greater_is_better else -scores[name]) - 1e-6 * scores["loss"]
 
 
 class EvaluationLines(TrainerCallback):
@@ -167,7 +179,6 @@ class EvaluationLines(TrainerCallback):
 
     def __init__(self, best_metric: str) -> None:
         self.best_metric = best_metric
-        self.best: float | None = None
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or metrics is None:
@@ -202,10 +213,11 @@ def finetune(
         write_card: called with the folder and what is known about the model, to write its README.md.
     """
     check_metric_libraries()
+    be_quiet()
     prepare_output_dir(arguments)
     kind = "token" if isinstance(arguments, TokenArguments) else "sequence"
-    tokenizer = load_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
+    tokenizer = load_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     known = known_label_names(config, kind=kind)
     task: Task
     if isinstance(arguments, TokenArguments):
@@ -341,7 +353,7 @@ def run_once(
     check_tokenizer_fits(model, tokenizer)
     maker = _window_maker(arguments, model, tokenizer)
     windows = {split: task.windows(examples, maker) for split, examples in splits.items()}
-    training = _training_arguments(arguments, task, model, len(windows["train"]), folder, seed)
+    training = _training_arguments(arguments, model, len(windows["train"]), folder, seed)
     collator = make_collator(
         model,
         tokenizer,
@@ -384,16 +396,20 @@ def _window_maker(arguments: FinetuningArguments, model: Any, tokenizer: Any) ->
     return WindowMaker(tokenizer, max_seq_length=length, overlap=arguments.window_overlap, subwords=subwords)
 
 
+def _best_metric(arguments: FinetuningArguments, task: Task) -> tuple[str, bool]:
+    """The score that chooses the best evaluation, and whether more of it is better."""
+    if arguments.metric_for_best_model is None:
+        return task.best_metric
+    name = arguments.metric_for_best_model.removeprefix("eval_")
+    return name, name not in ("loss", "mse")
+
+
 def _training_arguments(
-    arguments: FinetuningArguments, task: Task, model: Any, num_windows: int, folder: str, seed: int
+    arguments: FinetuningArguments, model: Any, num_windows: int, folder: str, seed: int
 ) -> TrainingArguments:
     """Trainer's arguments, with what was not given chosen by the size of data and model."""
     batch_size = arguments.per_device_train_batch_size or default_batch_size(num_windows)
     epochs = arguments.num_train_epochs or float(default_epochs(num_windows))
-    metric, greater_is_better = task.best_metric
-    if arguments.metric_for_best_model is not None:
-        metric = arguments.metric_for_best_model.removeprefix("eval_")
-        greater_is_better = metric not in ("loss", "mse")
     strategy = "epoch" if arguments.eval_steps is None else "steps"
     training = TrainingArguments(
         output_dir=folder,
@@ -413,13 +429,14 @@ def _training_arguments(
         logging_steps=arguments.eval_steps or 500,
         save_total_limit=1,
         load_best_model_at_end=True,
-        metric_for_best_model=metric,
-        greater_is_better=greater_is_better,
+        metric_for_best_model=SELECTION,
+        greater_is_better=True,
         bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
         seed=seed,
         remove_unused_columns=False,
         report_to=arguments.report_to,
         disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
     )
     per_step = batch_size * arguments.gradient_accumulation_steps * training.world_size * max(1, training.n_gpu)
     steps = arguments.max_steps if arguments.max_steps > 0 else math.ceil(epochs * math.ceil(num_windows / per_step))
@@ -517,12 +534,13 @@ def _make_trainer(
         scaled_head=scaled_head,
         scale=scale,
     )
-    best = (training.metric_for_best_model or "loss").removeprefix("eval_")
+    best_metric = _best_metric(arguments, task)
     scores = task.metrics(_blank_logits(task, splits["validation"]), splits["validation"])
-    if best not in scores:
-        raise ValueError(f"--metric_for_best_model {best}: there is {', '.join(scores)}")
+    if best_metric[0] not in scores:
+        raise ValueError(f"--metric_for_best_model {best_metric[0]}: there is {', '.join(scores)}")
     trainer = FinetuningTrainer(
         task=task,
+        best_metric=best_metric,
         evaluation=(splits["validation"], windows["validation"]),
         collator=collator,
         groups=groups,
@@ -532,7 +550,7 @@ def _make_trainer(
         processing_class=tokenizer,
     )
     trainer.pop_callback(transformers.PrinterCallback)
-    trainer.add_callback(EvaluationLines(best))
+    trainer.add_callback(EvaluationLines(best_metric[0]))
     if sys.stderr.isatty():
         trainer.add_callback(QuietProgress())
     if arguments.early_stopping_patience is not None:
@@ -607,9 +625,10 @@ def _card_facts(
         for key in ("learning_rate", "num_train_epochs", "per_device_train_batch_size", "max_seq_length")
     }
     base = arguments.model_name_or_path
+    names = {} if os.path.isdir(base) else {"base_model": base}
     return {
-        "base_model": None if os.path.isdir(base) else base,
-        "datasets": [arguments.dataset_name] if arguments.dataset_name else [],
+        **names,
+        **({"datasets": [arguments.dataset_name]} if arguments.dataset_name else {}),
         "hyperparameters": {**hyperparameters, "seed": settings["arguments"]["seed"]},
         "metrics": {key: value for key, value in results.items() if key.startswith(("eval_", "test_"))},
         "seconds": results.get("train_runtime"),

@@ -25,7 +25,8 @@ def split_parameters(model: nn.Module) -> tuple[list[NamedParameter], list[Named
 
     A weight that an embedding shares with the vocabulary projection is an embedding; so is the projection's own.
     """
-    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    find_output: Any = getattr(model, "get_output_embeddings", lambda: None)
+    output = find_output()
     embeddings: set[nn.Parameter] = set() if output is None else {output.weight}
     in_matrix_modules: set[nn.Parameter] = set()
     for module in model.modules():
@@ -34,7 +35,8 @@ def split_parameters(model: nn.Module) -> tuple[list[NamedParameter], list[Named
             embeddings.update(parameters)
         elif isinstance(module, _MATRIX_MODULES):
             in_matrix_modules.update(parameters)
-    matrices, rest = [], []
+    matrices: list[NamedParameter] = []
+    rest: list[NamedParameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_matrix = parameter in in_matrix_modules and parameter not in embeddings
@@ -60,7 +62,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         super().__init__(groups, {})
         self.parts = parts
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update by every part."""
         result = closure() if closure is not None else None
         for index, part in enumerate(self.parts):

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,10 @@ class Pretraining:
         if arguments.torch_compile:
             compile_model(self.core, self.accelerator.device)
         optimizer = make_optimizer(self.core, arguments)
-        self.model, self.optimizer = self.accelerator.prepare(self.core, optimizer)
+        with warnings.catch_warnings():
+            # torch announces another name for the `broadcast_buffers` that Accelerate passes.
+            warnings.simplefilter("ignore", FutureWarning)
+            self.model, self.optimizer = self.accelerator.prepare(self.core, optimizer)
         if tensors is not None:
             load_optimizer_state(self.optimizer.optimizer, tensors)
         if self.accelerator.scaler is not None and self.state.scaler is not None:
@@ -248,7 +252,7 @@ class Pretraining:
             **reading,
         }
         self.log.record(state.step, values)
-        self.log.warn_of_starvation(reading["data_wait"])
+        self.log.warn_of_starvation(watch)
 
     def evaluate(self) -> None:
         """Masked-LM loss and accuracy on the validation split, the same masks each time."""

@@ -11,7 +11,7 @@ from .checkpoints import replace_text
 from .curves import read_log
 
 LOG_NAME = "training_log.jsonl"
-_STARVED = 0.1
+_STARVED, _STARVED_SECONDS = 0.1, 5.0
 
 
 class RunLog:
@@ -62,11 +62,12 @@ class RunLog:
         else:
             self.say(_one_line(entry))
 
-    def warn_of_starvation(self, data_wait: float) -> None:
-        """Say once that batches come too slowly."""
-        if data_wait > _STARVED and not self._warned:
+    def warn_of_starvation(self, watch: "Stopwatch") -> None:
+        """Say once that batches come too slowly, when it has cost enough to matter."""
+        share = watch.total_waited / max(watch.total_seconds, 1e-9)
+        if share > _STARVED and watch.total_waited > _STARVED_SECONDS and not self._warned:
             self._warned = True
-            self.say(f"waiting for batches takes {data_wait:.0%} of the time: raise --dataloader_num_workers")
+            self.say(f"waiting for batches takes {share:.0%} of the time: raise --dataloader_num_workers")
 
     def close(self) -> None:
         self.bar.close()
@@ -77,7 +78,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.seconds = self.waited = 0.0
+        self.seconds = self.waited = self.total_seconds = self.total_waited = 0.0
         self._begun = 0.0
 
     def begin(self) -> None:
@@ -96,6 +97,8 @@ class Stopwatch:
         """tokens_per_second and data_wait (the share of the time that was spent waiting), and start anew."""
         seconds = max(self.seconds, 1e-9)
         reading = {"tokens_per_second": self.tokens / seconds, "data_wait": self.waited / seconds}
+        self.total_seconds += self.seconds
+        self.total_waited += self.waited
         self.tokens, self.seconds, self.waited = 0, 0.0, 0.0
         return reading
 

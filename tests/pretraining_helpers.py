@@ -1,0 +1,131 @@
+"""A small corpus with structure to learn, and ways to run pretraining on it, in this process and in others."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from clozebert import ClozeBertConfig
+from clozebert.corpus import ShardWriter
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+VOCAB_SIZE = 61
+# Two layers of odd sizes, none of which coincide.
+MODEL = {
+    "vocab_size": 67, "hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 52,
+    "max_position_embeddings": 48,
+}  # fmt: skip
+RUN: dict[str, Any] = {
+    "max_seq_length": 40, "global_batch_size": 8, "per_device_train_batch_size": 4, "learning_rate": 5e-3,
+    "warmup_steps": 3, "mixed_precision": "no", "logging_steps": 1, "disable_tqdm": True, "full_determinism": True,
+}  # fmt: skip
+
+
+def make_tokenizer(words: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of the special tokens and `words` words w0, w1, …"""
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *(f"w{word}" for word in range(words))])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict(zip(names, SPECIAL, strict=True)))
+
+
+def make_corpus(folder: Path, *, documents: int = 150, seed: int = 0) -> Path:
+    """Write folder/tokenizer and folder/corpus: in every document, each word follows from the one before it."""
+    make_tokenizer(VOCAB_SIZE - len(SPECIAL)).save_pretrained(folder / "tokenizer")
+    draws = np.random.default_rng(seed)
+    facts = {
+        "vocab_size": VOCAB_SIZE, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "mask_token_id": 4,
+        "special_token_ids": [0, 1, 2, 3, 4],
+    }  # fmt: skip
+    for split, count in (("train", documents), ("validation", 12)):
+        writer = ShardWriter(folder / "corpus" / split, vocab_size=VOCAB_SIZE)
+        for _ in range(count):
+            length = int(draws.integers(3, 90))
+            ids = 5 + (draws.integers(0, 7) + 3 * np.arange(length)) % (VOCAB_SIZE - 5)
+            writer.append(ids, np.ones(length, dtype=bool))
+        writer.close({"tokenizer": facts})
+    return folder
+
+
+def settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The fields of PretrainingArguments for a run on `folder`."""
+    paths = {"corpus": str(folder / "corpus"), "tokenizer_name": str(folder / "tokenizer")}
+    return {**RUN, **paths, **changes}
+
+
+def model_config(**changes: Any) -> ClozeBertConfig:
+    return ClozeBertConfig(**{**MODEL, **changes})
+
+
+def flags(values: dict[str, Any]) -> list[str]:
+    """`{"max_steps": 3}` as `--max_steps 3`."""
+    return [part for key, value in values.items() for part in (f"--{key}", str(value))]
+
+
+def run_program(
+    folder: Path, output_dir: Path, *, prelude: str = "", processes: int = 1, check: bool = True, **changes: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run pretrain_mlm in processes of its own.
+
+    Args:
+        prelude: Python code that runs in each process before the program.
+    """
+    arguments = flags({**MODEL, **settings(folder, output_dir=output_dir, **changes)})
+    program = output_dir.with_name(f"{output_dir.name}_program.py")
+    program.write_text(f"{prelude}\nfrom clozebert.scripts._program import run\n"
+                       f"from clozebert.scripts.pretrain_mlm import main\nrun(main)\n")  # fmt: skip
+    command = [sys.executable, str(program), *arguments]
+    if processes > 1:
+        launch = output_dir.with_name("launch.yaml")
+        launch.write_text(LAUNCH_ON_CPU.format(processes=processes))
+        command[:1] = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(launch)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+LAUNCH_ON_CPU = """
+distributed_type: MULTI_GPU
+use_cpu: true
+num_machines: 1
+num_processes: {processes}
+machine_rank: 0
+main_process_port: 0
+mixed_precision: "no"
+"""
+
+
+def log_of(output_dir: Path) -> list[dict[str, Any]]:
+    """The entries of a run's log, without those fields that depend on the clock."""
+    lines = (output_dir / "training_log.jsonl").read_text().splitlines()
+    timed = ("tokens_per_second", "data_wait")
+    return [{key: value for key, value in json.loads(line).items() if key not in timed} for line in lines]
+
+
+def losses_of(output_dir: Path) -> list[float]:
+    return [entry["loss"] for entry in log_of(output_dir) if "loss" in entry]
+
+
+def assert_same_bits(one: Path, other: Path, *, step: int) -> None:
+    """Final weights, the last checkpoint's weights and optimizer state, and everything logged are equal to the bit."""
+    names = (
+        "model.safetensors",
+        f"checkpoint-{step}/model.safetensors",
+        f"checkpoint-{step}/training_state/optimizer.safetensors",
+    )
+    for name in names:
+        mine, theirs = load_file(one / name), load_file(other / name)
+        assert mine.keys() == theirs.keys()
+        assert len(mine) > 5
+        assert all((mine[key] == theirs[key]).all() for key in mine), name
+    assert log_of(one) == log_of(other)

@@ -1,0 +1,150 @@
+"""A checkpoint is there whole, or not at all."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from clozebert.training.checkpoints import (
+    TrainingState,
+    clear_way,
+    commit_checkpoint,
+    find_damage,
+    list_checkpoints,
+    newest_valid,
+    publish_files,
+    read_training_state,
+    write_training_state,
+)
+
+
+def commit(output_dir: Path, step: int, *, keep: int | None = None) -> Path:
+    def write(directory: Path) -> None:
+        (directory / "config.json").write_text(f"{step}")
+        (directory / "README.md").write_text("card")
+        state = TrainingState(step=step, losses=[0.1 + 0.2, 1e-45], tokens_seen=3**40)
+        write_training_state(directory, state, {"exp_avg/x": torch.arange(3.0) + step})
+
+    return commit_checkpoint(output_dir, step, write, keep=keep)
+
+
+def names(output_dir: Path) -> list[str]:
+    return sorted(path.name for path in output_dir.iterdir())
+
+
+def test_what_was_written_comes_back(tmp_path: Path) -> None:
+    checkpoint = commit(tmp_path, 5)
+    assert checkpoint.name == "checkpoint-5"
+    state, tensors = read_training_state(checkpoint)
+    assert (state.step, state.losses, state.tokens_seen) == (5, [0.1 + 0.2, 1e-45], 3**40)
+    assert tensors["exp_avg/x"].tolist() == [5.0, 6.0, 7.0]
+    assert names(tmp_path) == ["checkpoint-5", "latest"]
+    assert (tmp_path / "latest").read_text() == "checkpoint-5\n"
+    assert not [path for path in checkpoint.rglob("*") if path.suffix in (".bin", ".pt", ".pkl")]
+    assert oct((checkpoint / "training_state" / "optimizer.safetensors").stat().st_mode & 0o044) == "0o44"
+
+
+def test_the_oldest_go_and_steps_are_numbers(tmp_path: Path) -> None:
+    for step in (9, 10, 100):
+        commit(tmp_path, step, keep=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-10", "checkpoint-100"]
+    assert newest_valid(tmp_path) == tmp_path / "checkpoint-100"
+
+
+def test_nothing_is_deleted_before_the_new_one_is_there(tmp_path: Path) -> None:
+    commit(tmp_path, 1)
+
+    def fail(directory: Path) -> None:
+        (directory / "config.json").write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        commit_checkpoint(tmp_path, 2, fail, keep=1)
+    assert newest_valid(tmp_path) == tmp_path / "checkpoint-1"
+    assert (tmp_path / "latest").read_text() == "checkpoint-1\n"
+    clear_way(tmp_path, step=1)
+    assert names(tmp_path) == ["checkpoint-1", "latest"]
+
+
+def damage_missing(checkpoint: Path) -> str:
+    (checkpoint / "config.json").unlink()
+    return "config.json is missing"
+
+
+def damage_length(checkpoint: Path) -> str:
+    path = checkpoint / "training_state" / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    return "optimizer.safetensors has"
+
+
+def damage_content(checkpoint: Path) -> str:
+    (checkpoint / "config.json").write_text("7")
+    return "the content of config.json has changed"
+
+
+def damage_manifest(checkpoint: Path) -> str:
+    (checkpoint / "training_state" / "manifest.json").write_text("{")
+    return "its manifest cannot be read"
+
+
+@pytest.mark.parametrize("damage", [damage_missing, damage_length, damage_content, damage_manifest])
+def test_damage_is_found_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage) -> None:
+    commit(tmp_path, 3)
+    newest = commit(tmp_path, 6)
+    problem = damage(newest)
+    assert problem in str(find_damage(newest))
+    with caplog.at_level(logging.WARNING):
+        assert newest_valid(tmp_path) == tmp_path / "checkpoint-3"
+    assert problem in caplog.text
+    assert "checkpoint-6" in caplog.text
+    clear_way(tmp_path, step=3)
+    assert "damaged-checkpoint-6" in names(tmp_path)
+    # Set aside: pruning to one keeps the new one, not the damaged one with its higher step.
+    commit(tmp_path, 4, keep=1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-4"]
+
+
+def test_an_edited_card_is_no_damage(tmp_path: Path) -> None:
+    checkpoint = commit(tmp_path, 3)
+    (checkpoint / "README.md").write_text("my own words")
+    assert find_damage(checkpoint) is None
+
+
+def test_no_checkpoint_is_a_beginning_but_only_broken_ones_are_an_error(tmp_path: Path) -> None:
+    assert newest_valid(tmp_path) is None
+    assert newest_valid(tmp_path / "absent") is None
+    damage_content(commit(tmp_path, 3))
+    with pytest.raises(ValueError, match="none of the 1 checkpoints"):
+        newest_valid(tmp_path)
+
+
+def test_later_checkpoints_of_another_future_are_refused(tmp_path: Path) -> None:
+    for step in (3, 6):
+        commit(tmp_path, step)
+    with pytest.raises(ValueError, match="holds checkpoint-6, later than step 3"):
+        clear_way(tmp_path, step=3)
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    commit(tmp_path, 3)
+    commit(tmp_path, 3)
+    assert find_damage(tmp_path / "checkpoint-3") is None
+    assert names(tmp_path) == ["checkpoint-3", "latest"]
+
+
+def test_a_state_of_a_later_format_is_refused(tmp_path: Path) -> None:
+    checkpoint = commit(tmp_path, 3)
+    path = checkpoint / "training_state" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    with pytest.raises(ValueError, match="another format"):
+        read_training_state(checkpoint)
+
+
+def test_published_files_replace_those_of_the_same_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("kept")
+    (tmp_path / "config.json").write_text("old")
+    publish_files(tmp_path, lambda directory: (directory / "config.json").write_text("new") and None)
+    assert names(tmp_path) == ["config.json", "mine.txt"]
+    assert (tmp_path / "config.json").read_text() == "new"
