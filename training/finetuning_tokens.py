@@ -85,7 +85,7 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
     separator = "\t" if sum("\t" in line for line in lines) * 2 > sum(bool(line.strip()) for line in lines) else None
     widths = Counter(len(_cells(line, separator)) for line in lines if line.strip())
     width = widths.most_common(1)[0][0] if widths else 0
-    if with_tags and width < 2:
+    if with_tags and 0 < width < 2:
         raise ValueError(f"{path}: expected columns (word and tag), found lines of {width}; which format is it?")
     column = _column_number(tag_column, width, path) if with_tags else 0
     for block in _blocks(lines):

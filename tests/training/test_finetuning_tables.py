@@ -1,0 +1,225 @@
+"""Readers of tables: what they read, and that what they cannot read is an error with its line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clozebert.training.finetuning_sequence import (
+    MULTI_LABEL,
+    REGRESSION,
+    SINGLE_LABEL,
+    find_columns,
+    find_problem_type,
+    label_names_of,
+    read_examples,
+)
+from clozebert.training.finetuning_tables import Table, read_table
+
+
+def write(folder: Path, name: str, text: str | bytes) -> str:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def test_csv_with_quoted_line_breaks_knows_where_each_row_begins(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path, "a.csv", 'text,label\r\n"two\r\nlines, and ""quotes""",x\r\nplain,y\r\n'))
+    assert table.columns == {"text": ['two\r\nlines, and "quotes"', "plain"], "label": ["x", "y"]}
+    assert table.lines == [2, 4]
+    assert table.where(1).endswith("a.csv, line 4")
+
+
+def test_semicolons_and_byte_order_mark(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path, "a.csv", "\ufefftext;label\na, b;x\n"))
+    assert table.columns == {"text": ["a, b"], "label": ["x"]}
+
+
+def test_tsv_quotes_are_ordinary_characters(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path, "a.tsv", 'text\tlabel\nhe said "no\tx\n"all ""quoted"""\ty\n'))
+    assert table.columns["text"] == ['he said "no', 'all "quoted"']
+
+
+def test_tsv_falls_back_to_quotes_that_hold_tabs_and_lines(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path, "a.tsv", 'text\tlabel\n"a\nb"\tx\n"c\td"\ty\n'))
+    assert table.columns["text"] == ["a\nb", "c\td"]
+    assert table.lines == [2, 4]
+
+
+def test_a_file_without_header_gets_numbered_columns(tmp_path: Path) -> None:
+    rows = "".join(f"genre\timages\t2014\t{i:04}\t{i / 3:.1f}\tone sentence {i}\tanother one {i}\n" for i in range(20))
+    table = read_table(write(tmp_path, "sts.tsv", rows))
+    assert not table.has_header
+    assert len(table) == 20
+    columns = find_columns(table)
+    assert (columns.text, columns.pair, columns.label) == ("6", "7", "5")
+    assert find_problem_type(table.columns["5"]) == REGRESSION
+
+
+def test_repeated_label_in_first_row_means_no_header(tmp_path: Path) -> None:
+    table = read_table(write(tmp_path, "a.csv", "good film,pos\nbad film,neg\nnice film,pos\n"))
+    assert not table.has_header
+    assert len(table) == 3
+
+
+def test_json_lines_and_array_give_the_same(tmp_path: Path) -> None:
+    records = [{"text": "a\u2028b", "label": ["x", "y"]}, {"text": "c", "label": []}]
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    from_lines = read_table(write(tmp_path, "a.jsonl", lines))
+    from_array = read_table(write(tmp_path, "a.json", json.dumps(records)))
+    assert from_lines.columns == from_array.columns == {"text": ["a\u2028b", "c"], "label": [["x", "y"], []]}
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    path = str(tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [0, 1]}), path)
+    table = read_table(path)
+    assert table.columns == {"text": ["a", "b"], "label": [0, 1]}
+    assert table.where(0).endswith("row 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "text,label\na,x\nb\n", r"a\.csv, line 3: 1 columns where the first row has 2"),
+        ("a.csv", 'text,label\na,x\n"b,y\nc,x\n', r"a\.csv, line 3: broken quote in the row that begins here"),
+        ("a.csv", 'text,label\n"a"b,x\n', r"a\.csv, line 2: broken quote"),
+        ("a.csv", "", "is empty"),
+        ("a.csv", "text,label\n", "has a header and no rows"),
+        ("a.csv", "text,text\na,b\n", "two columns are named 'text'"),
+        ("a.csv", b"text,label\na,x\n\xff,y\n", r"a\.csv, line 3: not UTF-8"),
+        ("a.tsv", "text\tlabel\na\tx\tz\n", r"a\.tsv, line 2: 3 columns where the first row has 2"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2: not JSON"),
+        ("a.jsonl", "[1]\n", "expected a JSON object, found int"),
+        ("a.parquet", b"nothing of the kind", "not a Parquet file"),
+        ("a.xlsx", "x", "cannot tell its format"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_with_its_line(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_table(write(tmp_path, name, content))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*gone\.csv"):
+        read_table(str(tmp_path / "gone.csv"))
+
+
+# Columns and labels
+
+
+def table_of(**columns: list) -> Table:
+    return Table("data.jsonl", columns, list(range(1, len(next(iter(columns.values()))) + 1)))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("text", "category"), ("text", None, "category")),
+        (("idx", "sentence1", "sentence2", "label"), ("sentence1", "sentence2", "label")),
+        (("label", "premise", "hypothesis"), ("premise", "hypothesis", "label")),
+        (("id", "Text", "Score"), ("Text", None, "Score")),
+        (("question", "sentence", "label"), ("question", "sentence", "label")),
+    ],
+)
+def test_columns_found_by_name(names: tuple[str, ...], expected: tuple) -> None:
+    columns = find_columns(table_of(**{name: ["a", "b"] for name in names}))
+    assert (columns.text, columns.pair, columns.label) == expected
+
+
+def test_columns_given_by_hand_win_and_a_wrong_name_says_the_nearest() -> None:
+    table = table_of(text=["a"], other=["b"], label=["x"])
+    assert find_columns(table, text_column="other").text == "other"
+    with pytest.raises(ValueError, match=r"--text_column txt: data\.jsonl has no such column; did you mean 'text'"):
+        find_columns(table, text_column="txt")
+
+
+def test_undecidable_columns_are_an_error_that_lists_them() -> None:
+    table = table_of(a=["one two"] * 3, b=["x", "y", "z"], c=["x", "y", "z"])
+    with pytest.raises(ValueError, match=r"--text_column \(columns: a, b, c\)"):
+        find_columns(table)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["a", "b"], SINGLE_LABEL),
+        ([0, 1, 2], SINGLE_LABEL),
+        (["1", "2.5"], REGRESSION),
+        ([0.25, 1], REGRESSION),
+        ([["a"], []], MULTI_LABEL),
+        (['["a"]', "[]"], MULTI_LABEL),
+    ],
+)
+def test_problem_type_by_the_labels(values: list, kind: str) -> None:
+    assert find_problem_type(values) == kind
+
+
+def test_label_names_do_not_depend_on_the_order_of_rows() -> None:
+    def names(labels: list) -> list[str]:
+        table = table_of(text=["a"] * len(labels), label=labels)
+        return label_names_of(read_examples(table, find_columns(table), problem_type=SINGLE_LABEL), SINGLE_LABEL)
+
+    assert names(["b", "a", "c"]) == names(["c", "b", "a"]) == ["a", "b", "c"]
+    assert names(["10", "9", "2"]) == ["2", "9", "10"]
+    assert names([1.0, 0.0]) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "kind", "message"),
+    [
+        ("  ", "x", SINGLE_LABEL, "line 2: the text .* is empty"),
+        (None, "x", SINGLE_LABEL, "line 2: the text .* is empty"),
+        (float("nan"), "x", SINGLE_LABEL, "line 2: the text .* is empty"),
+        (7, "x", SINGLE_LABEL, "line 2: column 'text' is not text but int"),
+        ("a", float("nan"), SINGLE_LABEL, "line 2: the label .* is missing"),
+        ("a", "", SINGLE_LABEL, "line 2: the label .* is missing"),
+        ("a", "NaN", SINGLE_LABEL, "line 2: the label .* is missing"),
+        ("a", None, SINGLE_LABEL, "line 2: the label .* is missing"),
+        ("a", ["x"], SINGLE_LABEL, "line 2: the label .* is a list, expected one value"),
+        ("a", "high", REGRESSION, "line 2: the label .* is 'high', expected a finite number"),
+        ("a", float("nan"), REGRESSION, "line 2: the label .* expected a finite number"),
+        ("a", "x", MULTI_LABEL, "line 2: the label .* expected a list of labels"),
+        ("a", "[x", MULTI_LABEL, "line 2: the label .* not a JSON list"),
+    ],
+)
+def test_bad_cells_are_errors_with_their_line(text: object, label: object, kind: str, message: str) -> None:
+    good = {SINGLE_LABEL: "x", REGRESSION: 1.5, MULTI_LABEL: ["x"]}[kind]
+    table = table_of(text=["fine", text], label=[good, label])
+    with pytest.raises(ValueError, match=message):
+        read_examples(table, find_columns(table), problem_type=kind)
+
+
+def test_a_column_of_numbers_is_not_text() -> None:
+    table = table_of(text=["1", "2.5"], label=["x", "y"])
+    with pytest.raises(ValueError, match="column 'text' holds only numbers"):
+        read_examples(table, find_columns(table), problem_type=SINGLE_LABEL)
+
+
+def test_one_class_only_is_an_error() -> None:
+    table = table_of(text=["a", "b"], label=["x", "x"])
+    with pytest.raises(ValueError, match="only one class in the training data: 'x'"):
+        label_names_of(read_examples(table, find_columns(table), problem_type=SINGLE_LABEL), SINGLE_LABEL)
+
+
+@pytest.mark.parametrize(
+    ("path", "rows", "columns"),
+    [
+        ("cls_banking77/train.csv", 10_003, ("text", None, "category")),
+        ("cls_banking77/test.csv", 3_080, ("text", None, "category")),
+        ("cls_movie_reviews/movie_reviews.jsonl", 2_000, ("text", None, "label")),
+        ("sts_stsb_open_subset/sts-train.tsv", 1_000, ("6", "7", "5")),
+        ("sts_stsb_open_subset/sts-dev.tsv", 375, ("6", "7", "5")),
+    ],
+)
+def test_real_files_have_the_published_number_of_rows(shared_data: Path, path: str, rows: int, columns: tuple) -> None:
+    table = read_table(str(shared_data / path))
+    found = find_columns(table)
+    assert (len(table), (found.text, found.pair, found.label)) == (rows, columns)
+    kind = find_problem_type(table.columns[columns[2]])
+    assert len(read_examples(table, found, problem_type=kind)) == rows

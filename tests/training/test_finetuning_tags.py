@@ -1,0 +1,253 @@
+"""Tag schemes: known conversions, detection, and readers of tagged text."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clozebert.training.finetuning_tags import (
+    TaggedSentence,
+    detect_scheme,
+    entity_spans,
+    label_names_of_tags,
+    to_iob2,
+)
+from clozebert.training.finetuning_tokens import read_tagged_file, repair_iob2, sentence_of_text, word_bounds
+
+
+def sentence(tags: str | list[str]) -> TaggedSentence:
+    tags = tags.split() if isinstance(tags, str) else tags
+    return TaggedSentence(["w"] * len(tags), [True] * len(tags), list(tags), "f", 1, list(range(1, len(tags) + 1)))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tags", "expected"),
+    [
+        ("iob1", "O I-A I-A B-A I-B O", "O B-A I-A B-A B-B O"),
+        ("iob2", "O B-A I-A B-A B-B O", "O B-A I-A B-A B-B O"),
+        ("bioes", "S-A B-A E-A B-B I-B E-B O", "B-A B-A I-A B-B I-B I-B O"),
+        ("bioes", "U-A B-A L-A O", "B-A B-A I-A O"),
+        ("bioes", "S-A B-A M-A E-A", "B-A B-A I-A I-A"),
+        ("plain", "NOUN VERB", "NOUN VERB"),
+    ],
+)
+def test_known_conversions(scheme: str, tags: str, expected: str) -> None:
+    assert detect_scheme([sentence(tags)]) == scheme
+    assert to_iob2(sentence(tags), scheme).tags == expected.split()
+
+
+def test_slips_in_iob2_are_read_and_refused_where_the_scheme_is_given() -> None:
+    slip = sentence("B-A I-A O I-A")
+    assert detect_scheme([slip]) == "iob1"
+    assert to_iob2(slip, "iob1").tags == ["B-A", "I-A", "O", "B-A"]
+    with pytest.raises(ValueError, match=r"f, line 4: tag 'I-A' continues no entity"):
+        to_iob2(slip, "iob2")
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme", "message"),
+    [
+        ("O S-A", "iob2", "line 2: tag 'S-A' is outside the scheme iob2"),
+        ("O X-A", "bioes", "line 2: tag 'X-A' is outside the scheme bioes"),
+        ("B-A E-B", "bioes", "line 2: tag 'E-B' continues no entity"),
+        ("B- O", "iob2", "line 1: tag 'B-' is outside the scheme"),
+        ("O", "iob3", "expected auto or one of iob1, iob2, bioes, plain"),
+    ],
+)
+def test_tags_outside_the_scheme(tags: str, scheme: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        to_iob2(sentence(tags), scheme)
+
+
+def test_a_tag_unlike_the_others_is_named() -> None:
+    with pytest.raises(ValueError, match="line 3: tag 'PER' is neither O nor of the form B-TYPE"):
+        detect_scheme([sentence("O B-PER PER")])
+
+
+SPANS = st.lists(st.tuples(st.sampled_from("AB"), st.integers(1, 3), st.integers(0, 2)), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SPANS)
+def test_every_scheme_spells_the_same_entities(spans: list[tuple[str, int, int]]) -> None:
+    """Entities are written in each scheme by a few lines of their own, and must come back."""
+    tags: dict[str, list[str]] = {"iob1": [], "iob2": [], "bioes": []}
+    entities, previous = [], None
+    for kind, length, gap in spans:
+        start = len(tags["iob2"])
+        entities.append((kind, start, start + length))
+        tags["iob1"] += [f"{'B' if previous == kind else 'I'}-{kind}"] + [f"I-{kind}"] * (length - 1)
+        tags["iob2"] += [f"B-{kind}"] + [f"I-{kind}"] * (length - 1)
+        tags["bioes"] += [f"S-{kind}"] if length == 1 else [f"B-{kind}", *[f"I-{kind}"] * (length - 2), f"E-{kind}"]
+        for scheme in tags:
+            tags[scheme] += ["O"] * gap
+        previous = kind if gap == 0 else None
+    for scheme, written in tags.items():
+        converted = to_iob2(sentence(written), scheme).tags
+        assert converted == tags["iob2"]
+        assert entity_spans([str(tag) for tag in converted or []]) == entities
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), max_size=8))
+def test_repair_keeps_the_entities_and_makes_tags_valid(tags: list[str]) -> None:
+    repaired = repair_iob2(tags)
+    assert entity_spans(repaired) == entity_spans(tags)
+    assert to_iob2(sentence(repaired), "iob2").tags == repaired
+
+
+def test_label_names_are_sorted_and_have_both_letters() -> None:
+    assert label_names_of_tags([sentence("B-Z O B-A")], entities=True) == ["O", "B-A", "I-A", "B-Z", "I-Z"]
+    assert label_names_of_tags([sentence("VERB NOUN")], entities=False) == ["NOUN", "VERB"]
+    with pytest.raises(ValueError, match="no entity in the training data"):
+        label_names_of_tags([sentence("O O")], entities=True)
+    with pytest.raises(ValueError, match="only one tag"):
+        label_names_of_tags([sentence("NOUN")], entities=False)
+
+
+# Readers
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+def test_conll_columns_comments_and_docstart(tmp_path: Path) -> None:
+    text = "-DOCSTART-\t-X-\tO\n\n# id = 1 two\n#tag\tX\tB-A\nb c\tY\tO\n \t \n\nd\tZ\tI-A\n"
+    sentences = read_tagged_file(write(tmp_path, "a.conll", text))
+    assert [(s.words, s.tags, s.lines) for s in sentences] == [
+        (["#tag", "b c"], ["B-A", "O"], [4, 5]),
+        (["d"], ["I-A"], [8]),
+    ]
+    assert read_tagged_file(str(tmp_path / "a.conll"), tag_column="2")[0].tags == ["X", "Y"]
+    assert read_tagged_file(str(tmp_path / "a.conll"), tag_column="-2")[0].tags == ["X", "Y"]
+
+
+def test_conll_with_spaces(tmp_path: Path) -> None:
+    sentences = read_tagged_file(write(tmp_path, "a.txt", "EU NNP B-NP S-ORG\nrejects VBZ B-VP O\n"))
+    assert sentences[0].tags == ["S-ORG", "O"]
+
+
+CONLLU = """# sent_id = 1
+1\tDon\tdo\tAUX\tVB\t_\t0\troot\t_\tSpaceAfter=No
+2\tQuixote\tq\tPROPN\tNNP\t_\t1\tx\t_\t_
+3-4\tdidn't\t_\t_\t_\t_\t_\t_\t_\tSpaceAfter=No
+3\tdid\tdo\tAUX\tVBD\t_\t1\tx\t_\t_
+4\tn't\tnot\tPART\tRB\t_\t1\tx\t_\t_
+4.1\tgo\tgo\tVERB\tVB\t_\t_\t_\t_\t_
+5\t!\t!\t_\t.\t_\t1\tx\t_\t_
+"""
+
+
+def test_conllu_words_ranges_empty_nodes_and_spaces(tmp_path: Path) -> None:
+    (sentence_read,) = read_tagged_file(write(tmp_path, "a.conllu", CONLLU))
+    assert sentence_read.words == ["Don", "Quixote", "did", "n't", "!"]
+    assert sentence_read.spaces == [False, False, True, False, False]
+    assert sentence_read.tags == ["AUX", "PROPN", "AUX", "PART", None]
+    assert read_tagged_file(str(tmp_path / "a.conllu"), tag_column="xpos")[0].tags[-1] == "."  # type: ignore[index]
+
+
+def test_json_lines_in_their_forms(tmp_path: Path) -> None:
+    records = [
+        {"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]},
+        {"text": "Call Ada-Lou now", "spans": [{"start": 5, "end": 12, "label": "PER"}]},
+        {"intent": "x", "data": [{"text": "play "}, {"text": "the doors", "entity": "band"}, {"text": " now"}]},
+    ]
+    path = write(tmp_path, "a.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    read = read_tagged_file(path)
+    assert read[0].tags == ["O", "B-X"]
+    assert read[1].words == ["Call", "Ada", "-", "Lou", "now"]
+    assert read[1].spaces == [False, True, False, False, True]
+    assert read[1].tags == ["O", "B-PER", "I-PER", "I-PER", "O"]
+    assert (read[2].words, read[2].tags) == (["play", "the", "doors", "now"], ["O", "B-band", "I-band", "O"])
+
+
+def test_spans_cut_words_so_that_no_boundary_is_lost() -> None:
+    read = sentence_of_text("xAby", [(1, 2, "P"), (2, 3, "Q")], source="f", line=1)
+    assert (read.words, read.tags) == (["x", "A", "b", "y"], ["O", "B-P", "B-Q", "O"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=30))
+def test_words_cover_every_character_that_is_not_a_space(text: str) -> None:
+    bounds = word_bounds(text)
+    covered = [position for start, end in bounds for position in range(start, end)]
+    assert covered == [position for position, character in enumerate(text) if not character.isspace()]
+    assert all(start < end for start, end in bounds)
+
+
+def test_words_of_several_scripts() -> None:
+    def words(text: str) -> list[str]:
+        return [text[start:end] for start, end in word_bounds(text)]
+
+    assert words("naïve cafés, 3.5") == ["naïve", "cafés", ",", "3", ".", "5"]
+    assert words("हिन्दी भाषा") == ["हिन्दी", "भाषा"]
+    assert words("我爱 Python3") == ["我", "爱", "Python3"]
+    assert words("한국어 문장") == ["한국어", "문장"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.conll", "a\tO\nb\tO\nc\n", r"a\.conll, line 3: 1 columns, where other lines have 2"),
+        ("a.conll", "a\tO\nb\t \n", r"a\.conll, line 2: the tag is empty"),
+        ("a.conll", "a\nb\n", r"expected columns \(word and tag\)"),
+        ("a.conllu", "1\ta\tb\n", r"a\.conllu, line 1: 3 columns; CoNLL-U has 10"),
+        ("a.conll", "\n\n", "holds no sentence"),
+        ("a.jsonl", '{"words": ["a"], "tags": []}', "line 1: 1 words but 0 tags"),
+        ("a.jsonl", '{"words": ["a", ""], "tags": ["O", "O"]}', "line 1: words holds ''"),
+        ("a.jsonl", '{"words": ["a"]}', "line 1: no list of tags"),
+        ("a.jsonl", '{"text": "ab"}', "line 1: text without a list of spans"),
+        ("a.jsonl", '{"text": "ab", "spans": [{"start": 1, "end": 9, "label": "X"}]}', "span 1-9 lies outside"),
+        ("a.jsonl", '{"text": "ab", "spans": [{"start": 1, "label": "X"}]}', "needs whole numbers"),
+        ("a.jsonl", '{"text": " ", "spans": []}', "line 1: the text is empty"),
+        (
+            "a.jsonl",
+            '{"text": "a b c", "spans": [{"start": 0, "end": 3, "label": "X"}, {"start": 2, "end": 5, "label": "Y"}]}',
+            r"span 2-5 \(Y\) overlaps another one",
+        ),
+        ("a.jsonl", '{"other": 1}', "expected 'words' and 'tags', or 'text' and 'spans'; found other"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_tagged_file(write(tmp_path, name, text))
+
+
+@pytest.mark.parametrize("column", ["0", "1", "3", "upos"])
+def test_a_wrong_tag_column_is_named(tmp_path: Path, column: str) -> None:
+    with pytest.raises(ValueError, match=f"--tag_column {column}"):
+        read_tagged_file(write(tmp_path, "a.conll", "a\tO\n"), tag_column=column)
+
+
+@pytest.mark.parametrize(
+    ("path", "sentences", "words", "scheme"),
+    [
+        ("tok_ud_english_ewt/en_ewt-ud-dev.conllu", 2_001, 25_147, "plain"),
+        ("tok_ner_wnut17/wnut17train.conll", 3_394, 62_730, "iob2"),
+        ("tok_ner_wnut17/emerging.test.annotated", 1_287, 23_394, "iob2"),
+        ("multi_ud_chinese_gsd/zh_gsd-ud-dev.conllu", 500, 12_665, "plain"),
+        ("multi_ud_finnish_tdt/fi_tdt-ud-test.conllu", 1_555, 21_070, "plain"),
+        ("tok_slots_snips/validate.jsonl", 700, None, "iob2"),
+        ("tok_ner_crossner/ai/train.txt", 100, None, "iob2"),
+    ],
+)
+def test_real_files_have_the_published_counts(
+    shared_data: Path, path: str, sentences: int, words: int | None, scheme: str
+) -> None:
+    read = read_tagged_file(str(shared_data / path))
+    assert len(read) == sentences
+    assert words is None or sum(len(s.words) for s in read) == words
+    assert detect_scheme(read) == scheme
+
+
+def test_conllu_words_and_spaces_spell_the_text(shared_data: Path) -> None:
+    """The treebank's own `# text =` lines are the truth about its spaces."""
+    path = shared_data / "tok_ud_english_ewt/en_ewt-ud-dev.conllu"
+    texts = [line[9:].strip() for line in path.read_text(encoding="utf-8").split("\n") if line.startswith("# text = ")]
+    for text, read in zip(texts, read_tagged_file(str(path)), strict=True):
+        spelled = "".join((" " if space else "") + word for word, space in zip(read.words, read.spaces, strict=True))
+        assert " ".join(spelled.split()) == " ".join(text.split())

@@ -1,0 +1,227 @@
+"""Alignment: words, sub-words and windows, for every kind of tokenizer."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clozebert.training.finetuning_tokens import read_tagged_file
+from clozebert.training.finetuning_windows import (
+    IGNORED,
+    PackedCollator,
+    PaddedCollator,
+    WindowMaker,
+    pair_spans,
+    probe_special_tokens,
+    window_spans,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from finetuning_helpers import TOKENIZER_KINDS, make_tokenizer
+
+TOKENIZERS = {kind: make_tokenizer(kind, token_types=True) for kind in TOKENIZER_KINDS}
+every_tokenizer = pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+
+WORD = st.text(min_size=1, max_size=8).filter(lambda word: word.strip() != "")
+PLAIN_WORD = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789äé", min_size=1, max_size=10)
+SENTENCES = st.lists(st.lists(WORD, min_size=1, max_size=12), min_size=1, max_size=3)
+
+
+def with_spaces(documents: list[list[str]]) -> list[list[bool]]:
+    return [[index > 0 for index in range(len(words))] for words in documents]
+
+
+@every_tokenizer
+@settings(max_examples=40, deadline=None)
+@given(documents=SENTENCES)
+def test_every_word_has_subwords_and_is_read_exactly_once(kind: str, documents: list[list[str]]) -> None:
+    """words -> sub-words -> words, for words of any characters, in windows so small that they overlap."""
+    maker = WindowMaker(TOKENIZERS[kind], max_seq_length=9, overlap=3)
+    subwords = maker.subwords_of(documents, with_spaces(documents))
+    assert [[bool(word) for word in words] for words in subwords] == [[True] * len(words) for words in documents]
+    targets = [[(index, 1000 + index) for index in range(len(words))] for words in documents]
+    windows = maker.of_words(documents, with_spaces(documents), targets)
+    seen = [(window.example, word) for window in windows for word, _ in window.words]
+    assert sorted(seen) == [(number, word) for number, words in enumerate(documents) for word in range(len(words))]
+    for window in windows:
+        assert len(window.input_ids) <= 9
+        assert len(window.target) == len(window.input_ids)
+        for word, position in window.words:
+            assert window.target[position] == word
+            assert window.input_ids[position] == subwords[window.example][word][0]
+    # every sub-word of every word is trained on exactly once
+    labels = [label for window in windows for label in window.target if label != IGNORED]
+    assert len(labels) == sum(len(word) for words in subwords for word in words)
+
+
+@every_tokenizer
+@settings(max_examples=40, deadline=None)
+@given(words=st.lists(PLAIN_WORD, min_size=1, max_size=10))
+def test_words_with_spaces_between_tokenise_like_their_text(kind: str, words: list[str]) -> None:
+    tokenizer = TOKENIZERS[kind]
+    maker = WindowMaker(tokenizer, max_seq_length=500)
+    (window,) = maker.of_words([words], with_spaces([words]), [None])
+    assert window.input_ids == tokenizer(" ".join(words), verbose=False)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bpe_prefix_space"])
+@settings(max_examples=40, deadline=None)
+@given(documents=SENTENCES)
+def test_bytes_of_a_word_come_back_from_its_subwords(kind: str, documents: list[list[str]]) -> None:
+    """Byte-level tokenizers lose nothing, so decoding a word's own sub-words must give the word."""
+    tokenizer = TOKENIZERS[kind]
+    subwords = WindowMaker(tokenizer, max_seq_length=9).subwords_of(documents, with_spaces(documents))
+    for words, ids in zip(documents, subwords, strict=True):
+        for index, (word, word_ids) in enumerate(zip(words, ids, strict=True)):
+            decoded = tokenizer.decode(word_ids, clean_up_tokenization_spaces=False)
+            spaced = (" " if index > 0 else "") + word
+            if kind == "bpe_prefix_space" and not spaced[0].isspace():
+                spaced = " " + spaced
+            assert decoded == spaced
+
+
+def test_a_word_that_tokenises_to_nothing_becomes_the_unknown_token() -> None:
+    tokenizer = TOKENIZERS["wordpiece"]
+    words = ["fox", "\u200b", "dog"]
+    assert tokenizer.tokenize("\u200b") == []
+    subwords = WindowMaker(tokenizer, max_seq_length=9).subwords_of([words], with_spaces([words]))
+    assert subwords[0][1] == [tokenizer.unk_token_id]
+
+
+@pytest.mark.parametrize(("subwords", "expected"), [("first", [7, -100, -100]), ("all", [7, 8, 8])])
+def test_which_subwords_carry_the_label(subwords: str, expected: list[int]) -> None:
+    tokenizer = TOKENIZERS["wordpiece"]
+    word = next(w for w in ("xyz", "qzj", "zqx") if len(tokenizer.tokenize(w)) == 3)
+    maker = WindowMaker(tokenizer, max_seq_length=9, subwords=subwords)
+    (window,) = maker.of_words([[word]], [[False]], [[(7, 8)]])
+    assert window.target == [IGNORED, *expected, IGNORED]
+
+
+# Windows
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 60), st.integers(1, 12), st.integers(0, 11))
+def test_spans_cover_everything_and_overlap(length: int, size: int, overlap: int) -> None:
+    overlap = min(overlap, size - 1)
+    spans = window_spans(length, size=size, overlap=overlap)
+    assert spans[0][0] == 0
+    assert spans[-1][1] == length
+    assert all(end - start == min(size, length) for start, end in spans)
+    for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+        assert end - start >= overlap
+    assert len(set(spans)) == len(spans)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(4, 15), st.integers(0, 5))
+def test_pair_spans_cover_both_sides(text: int, pair: int, size: int, overlap: int) -> None:
+    spans = pair_spans(text, pair, size=size, overlap=overlap)
+    assert {p for (a, b), _ in spans for p in range(a, b)} == set(range(text))
+    assert {p for _, (c, d) in spans for p in range(c, d)} == set(range(pair))
+    assert all((b - a) + (d - c) <= size for (a, b), (c, d) in spans)
+
+
+def test_a_word_is_read_where_it_has_most_context() -> None:
+    tokenizer = TOKENIZERS["wordpiece"]
+    words = list("abcdefghijkl")
+    windows = WindowMaker(tokenizer, max_seq_length=10, overlap=4).of_words([words], with_spaces([words]), [None])
+    assert [[word for word, _ in window.words] for window in windows] == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+
+
+@every_tokenizer
+def test_short_texts_and_pairs_are_what_the_tokenizer_makes_of_them(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    maker = WindowMaker(tokenizer, max_seq_length=50)
+    (single,) = maker.of_texts(["the quick fox"], None, [1])
+    (pair,) = maker.of_texts(["the quick fox"], ["lazy dog"], [None])
+    for window, encoded in ((single, tokenizer("the quick fox")), (pair, tokenizer("the quick fox", "lazy dog"))):
+        assert window.input_ids == encoded["input_ids"]
+        assert window.token_type_ids == encoded["token_type_ids"]
+
+
+def test_nothing_of_a_long_text_is_lost() -> None:
+    tokenizer = TOKENIZERS["wordpiece"]
+    text = " ".join("the quick brown fox jumps over the lazy dog".split() * 7)
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    windows = WindowMaker(tokenizer, max_seq_length=16, overlap=3).of_texts([text], None, [1])
+    rebuilt: list[int] = windows[0].input_ids[1:-1]
+    for index, window in enumerate(windows[1:], start=1):
+        inner = window.input_ids[1:-1]
+        start = len(ids) - 14 if index == len(windows) - 1 else index * 11
+        assert inner == ids[start : start + 14]
+        rebuilt += inner[len(rebuilt) - start :]
+    assert rebuilt == ids
+
+
+def test_windows_too_small_are_an_error() -> None:
+    with pytest.raises(ValueError, match="--max_seq_length 3 leaves 1 tokens"):
+        WindowMaker(TOKENIZERS["bpe"], max_seq_length=3)
+    with pytest.raises(ValueError, match="--window_overlap of 7"):
+        WindowMaker(TOKENIZERS["bpe"], max_seq_length=9, overlap=7)
+
+
+# Batches
+
+
+def test_padded_and_packed_batches_of_known_windows() -> None:
+    tokenizer = TOKENIZERS["wordpiece"]
+    maker = WindowMaker(tokenizer, max_seq_length=20)
+    windows = maker.of_words([["fox"], ["dog", "fox"]], [[False], [False, True]], [[(1, 1)], [(2, 2), (3, 3)]])
+    cls, sep, pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
+    fox, dog = tokenizer.convert_tokens_to_ids(["fox", "dog"])
+    padded = PaddedCollator(pad, per_token=True)(windows)
+    assert padded["input_ids"].tolist() == [[cls, fox, sep, pad], [cls, dog, fox, sep]]
+    assert padded["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert padded["labels"].tolist() == [[-100, 1, -100, -100], [-100, 2, 3, -100]]
+    packed = PackedCollator(per_token=True)(windows)
+    assert packed["input_ids"].tolist() == [[cls, fox, sep, cls, dog, fox, sep]]
+    assert packed["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3]]
+    assert packed["labels"].tolist() == [[-100, 1, -100, -100, 2, 3, -100]]
+    assert packed["cu_seq_lens_q"].tolist() == packed["cu_seq_lens_k"].tolist() == [0, 3, 7]
+    assert packed["cu_seq_lens_q"].dtype == torch.int32
+    assert packed["max_length_q"] == packed["max_length_k"] == 4
+
+
+@pytest.mark.parametrize(("target", "dtype"), [(1, torch.int64), (0.5, torch.float32), ([1.0, 0.0], torch.float32)])
+def test_targets_of_sequences_get_their_type(target: Any, dtype: torch.dtype) -> None:
+    windows = WindowMaker(TOKENIZERS["bpe"], max_seq_length=20).of_texts(["fox", "dog"], None, [target, target])
+    for collator in (PaddedCollator(0, per_token=False), PackedCollator(per_token=False)):
+        labels = collator(windows)["labels"]
+        assert labels.dtype == dtype
+        assert labels.tolist() == [target, target]
+
+
+def test_special_tokens_of_a_tokenizer_without_any() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    bare = Tokenizer(models.WordLevel({"[UNK]": 0, "x": 1}, unk_token="[UNK]"))
+    bare.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = probe_special_tokens(PreTrainedTokenizerFast(tokenizer_object=bare, unk_token="[UNK]"), pair=True)
+    assert special.count == 0
+
+
+@every_tokenizer
+@pytest.mark.parametrize(
+    "path",
+    [
+        "tok_ud_english_ewt/en_ewt-ud-dev.conllu",
+        "tok_ner_wnut17/emerging.dev.conll",
+        "multi_ud_finnish_tdt/fi_tdt-ud-dev.conllu",
+        "multi_ud_chinese_gsd/zh_gsd-ud-dev.conllu",
+    ],
+)
+def test_round_trip_on_real_text(shared_data: Path, kind: str, path: str) -> None:
+    sentences = read_tagged_file(str(shared_data / path))
+    documents, spaces = [s.words for s in sentences], [s.spaces for s in sentences]
+    maker = WindowMaker(TOKENIZERS[kind], max_seq_length=40)
+    subwords = maker.subwords_of(documents, spaces)
+    windows = maker.of_words(documents, spaces, [None] * len(documents))
+    seen = [(w.example, word, w.input_ids[position]) for w in windows for word, position in w.words]
+    expected = [(d, w, ids[0]) for d, words in enumerate(subwords) for w, ids in enumerate(words)]
+    assert sorted(seen) == expected
