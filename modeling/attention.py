@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .ragged_attention import RaggedPlan, ragged_attention
+from .ragged_attention import RaggedPlan, attend, is_short_on_cpu, ragged_attention
 
 
 def rotate(x_BHTK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -> torch.Tensor:
@@ -38,8 +38,7 @@ def eager_attention(
     Shape: query [B, H, T, K], key and value [B, H or fewer, T, K], attention_mask additive and broadcastable to
     [B, H, T, T] -> ([B, T, H, K], weights [B, H, T, T]).
     """
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     scores_BHTT = query @ key.transpose(-1, -2) * scaling
     if attention_mask is not None:
         if attention_mask.dtype == torch.bool:
@@ -52,6 +51,12 @@ def eager_attention(
     weights_BHTT = scores_BHTT.softmax(dim=-1, dtype=wide).to(query.dtype)
     weights_BHTT = F.dropout(weights_BHTT, p=dropout, training=module.training)
     return (weights_BHTT @ value).transpose(1, 2).contiguous(), weights_BHTT
+
+
+def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
+    """Give each group of query heads the key (or value) head that they share."""
+    groups = heads // x_BHTK.shape[1]
+    return x_BHTK.repeat_interleave(groups, dim=1) if groups > 1 else x_BHTK
 
 
 class Attention(nn.Module):
@@ -105,9 +110,14 @@ class Attention(nn.Module):
         weights_BHTT = None
         if isinstance(attention_mask, RaggedPlan):
             out_BTHK = ragged_attention(q_BHTK, k_BHTK, v_BHTK, attention_mask, scaling=self.scaling, dropout=dropout)
+        elif self._is_short_on_cpu(q_BHTK, attention_mask):
+            k_BHTK, v_BHTK = (repeat_heads(x, q_BHTK.shape[1]) for x in (k_BHTK, v_BHTK))
+            out_BTHK = attend(q_BHTK, k_BHTK, v_BHTK, attention_mask, scaling=self.scaling, dropout=dropout).transpose(
+                1, 2
+            )
         else:
-            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-            out_BTHK, weights_BHTT = attend(
+            attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+            out_BTHK, weights_BHTT = attention(
                 self,
                 q_BHTK,
                 k_BHTK,
@@ -121,6 +131,16 @@ class Attention(nn.Module):
                 **kwargs,
             )
         return self.o_proj(out_BTHK.reshape(*shape_BT, -1)), weights_BHTT
+
+    def _is_short_on_cpu(self, q_BHTK: torch.Tensor, mask: Any) -> bool:
+        """Whether `sdpa` is left to plain matrix products. Not under a compiler, which would guard on the length."""
+        return (
+            self.config._attn_implementation == "sdpa"
+            and not torch.compiler.is_compiling()
+            and not torch.jit.is_tracing()
+            and (mask is None or mask.dtype == torch.bool)
+            and is_short_on_cpu(q_BHTK, q_BHTK)
+        )
 
 
 __all__ = ["Attention", "eager_attention", "rotate"]

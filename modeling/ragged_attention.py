@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional as F
 
 _LARGEST_GROUP = 1 << 24  # queries times keys: 16 M scores a head at a time
+_SHORT = 512  # keys
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,36 @@ class _Place(torch.autograd.Function):
         return grad_M.index_copy_(0, place_N, grad_N), None
 
 
+def is_short_on_cpu(q_BHTK: torch.Tensor, k_BHSK: torch.Tensor) -> bool:
+    """Whether plain matrix products beat PyTorch's attention kernel: half precision, up to 512 keys, on a CPU.
+
+    Measured: the kernel works in blocks that short sequences do not fill (docs/LOG.md).
+    """
+    half = (torch.bfloat16, torch.float16)
+    return q_BHTK.device.type == "cpu" and q_BHTK.dtype in half and k_BHSK.shape[2] <= _SHORT
+
+
+def attend(
+    q_BHTK: torch.Tensor,
+    k_BHSK: torch.Tensor,
+    v_BHSK: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    """softmax(q k^T * scaling) v, as many heads in q as in k. `mask` is boolean and broadcasts to [B, H, T, S].
+
+    Shape: [B, H, T, K], [B, H, S, K] twice -> [B, H, T, K].
+    """
+    if not is_short_on_cpu(q_BHTK, k_BHSK):
+        return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    scores_BHTS = (q_BHTK * scaling) @ k_BHSK.transpose(-1, -2)
+    if mask is not None:
+        scores_BHTS = scores_BHTS.masked_fill(~mask, torch.finfo(scores_BHTS.dtype).min)
+    return F.dropout(scores_BHTS.softmax(dim=-1), dropout).to(v_BHSK.dtype) @ v_BHSK
+
+
 @torch.compiler.disable
 def ragged_attention(
     q_BHTK: torch.Tensor,
@@ -205,16 +236,16 @@ def _tiled_attention(
     k_parts, v_parts = k_MHK.split(key_counts), v_MHK.split(key_counts)
     outs = []
     for group, q_part, k_part, v_part in zip(plan.groups, q_parts, k_parts, v_parts, strict=True):
-        out_GHQK = F.scaled_dot_product_attention(
+        out_GHQK = attend(
             q_part.unflatten(0, group.query_index_GQ.shape).transpose(1, 2),
             k_part.unflatten(0, group.key_index_GS.shape).transpose(1, 2),
             v_part.unflatten(0, group.key_index_GS.shape).transpose(1, 2),
-            attn_mask=group.mask_G1QS,
-            dropout_p=dropout,
-            scale=scaling,
+            group.mask_G1QS,
+            scaling=scaling,
+            dropout=dropout,
         )
         outs.append(out_GHQK.transpose(1, 2).flatten(0, 1))
     return _Place.apply(torch.cat(outs), plan.place_N)
 
 
-__all__ = ["RaggedPlan", "plan_ragged_attention", "ragged_attention"]
+__all__ = ["RaggedPlan", "attend", "is_short_on_cpu", "plan_ragged_attention", "ragged_attention"]
