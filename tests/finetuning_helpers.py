@@ -100,7 +100,7 @@ def write_sentiment(path: Path, *, rows: int, seed: int = 0) -> str:
     lines = ["text,label"]
     for _ in range(rows):
         label = generator.choice(["neg", "pos"])
-        words = generator.choices("film acting end dog card the a and".split(), k=generator.randint(2, 6))
+        words = generator.choices(["film", "acting", "end", "dog", "card", "the"], k=generator.randint(2, 6))
         words.insert(generator.randint(0, len(words)), "great" if label == "pos" else "boring")
         lines.append(f"{' '.join(words)},{label}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -72,10 +72,9 @@ def test_json_lines_and_array_give_the_same(tmp_path: Path) -> None:
 
 def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
-
+    parquet = pytest.importorskip("pyarrow.parquet")
     path = str(tmp_path / "a.parquet")
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [0, 1]}), path)
+    parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": [0, 1]}), path)
     table = read_table(path)
     assert table.columns == {"text": ["a", "b"], "label": [0, 1]}
     assert table.where(0).endswith("row 1")
