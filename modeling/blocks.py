@@ -42,6 +42,7 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(*sizes, bias=config.mlp_bias) if config.mlp_type == "glu" else None
         self.up_proj = nn.Linear(*sizes, bias=config.mlp_bias)
         self.down_proj = nn.Linear(*reversed(sizes), bias=config.mlp_bias)
+        self.down_proj.is_output_projection = True  # type: ignore[assignment]
         self.activation = make_activation(config.hidden_act)
         self.dropout = nn.Dropout(config.mlp_dropout)
 

@@ -33,7 +33,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
-from .blocks import EncoderLayer, FeedForward, make_norm
+from .blocks import EncoderLayer, make_norm
 from .bundle import auto_map, write_code
 from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings
 from .heads import DenseHead, Pooling, cross_entropy, make_classifier_head, pad_packed, sequence_loss
@@ -67,18 +67,17 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
             init.zeros_(module.class_token)
             if module.table is not None:
                 init.trunc_normal_(module.table, mean=0.0, std=std)
-        elif isinstance(module, Attention):
-            self._init_output_projection(module.o_proj)
-        elif isinstance(module, FeedForward):
-            self._init_output_projection(module.down_proj)
+        elif getattr(module, "is_output_projection", False):
+            # By a mark of their own: transformers calls this for modules that hold parameters, which no block does.
+            self._init_output_projection(module)
 
-    def _init_output_projection(self, projection: nn.Linear) -> None:
+    def _init_output_projection(self, projection: nn.Module) -> None:
         """The two projections that write into the residual stream may start smaller (Radford et al. 2019) or at 0."""
         if self.config.output_projection_init == "zero":
-            init.zeros_(projection.weight)
+            init.zeros_(projection.weight)  # type: ignore[arg-type]
         elif self.config.output_projection_init == "scaled":
             std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
-            init.normal_(projection.weight, mean=0.0, std=std)
+            init.normal_(projection.weight, mean=0.0, std=std)  # type: ignore[arg-type]
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
         """As transformers' own, with the model's code beside the weights and every Auto class in config.json."""
