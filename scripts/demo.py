@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         DemoArguments,
         argv,
         prog="clozebert demo",
-        description="From the docstrings of this machine's Python packages to a pretrained encoder and two classifiers.",
+        description="From the docstrings of the Python packages here to a pretrained encoder and two classifiers.",
     )
     begun = time.monotonic()
     folder = Path(arguments.output_dir)
