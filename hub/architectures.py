@@ -63,6 +63,11 @@ def _nothing(values: Values, ending: str) -> Values:
     return {}
 
 
+def _has_types(native: Values, ending: str) -> Values:
+    # A table of token types without rows cannot be looked up, so theirs have one at least.
+    return {"type_vocab_size": max(1, native["type_vocab_size"])}
+
+
 def _refuse(name: str, value: Any, need: str) -> ValueError:
     return ValueError(f"{name}={value!r} of the native configuration has no counterpart here: {need}")
 
@@ -171,7 +176,7 @@ BERT = Architecture(
     renames=_BERT_ENCODER,
     fields=_BERT_FIELDS,
     fixed=_PLAIN,
-    to_ours=_nothing,
+    to_ours=_has_types,
     to_native=_nothing,
     twins={"cls.predictions.bias": "cls.predictions.decoder.bias"},
     inert=("use_cache",),
@@ -185,6 +190,7 @@ def _roberta_to_ours(native: Values, ending: str) -> Values:
     # Its table of positions begins with a row for each id up to that of padding, where no token stands.
     offset = (native["pad_token_id"] or 0) + 1
     return {
+        **_has_types(native, ending),
         "position_offset": offset,
         "max_position_embeddings": native["max_position_embeddings"] - offset,
         "prediction_activation": _activation("gelu", native),
@@ -474,6 +480,7 @@ DISTILBERT = Architecture(
 def _electra_to_ours(native: Values, ending: str) -> Values:
     same_size = native["embedding_size"] == native["hidden_size"]
     ours = {
+        **_has_types(native, ending),
         "embedding_size": None if same_size else native["embedding_size"],
         "prediction_activation": _activation("gelu", native),
         "classifier_activation": "gelu",
@@ -555,6 +562,7 @@ def _check_head_size(native: Values) -> None:
 def _nomic_to_ours(native: Values, ending: str) -> Values:
     _check_head_size(native)
     return {
+        **_has_types(native, ending),
         "rope_parameters": dict(native["rope_parameters"]),
         "tie_word_embeddings": native.get("tie_word_embeddings", True),
     }
@@ -626,6 +634,7 @@ def _eurobert_to_ours(native: Values, ending: str) -> Values:
     return {
         "rope_parameters": dict(native["rope_parameters"]),
         "classifier_pooling": _EUROBERT_POOLING.get(pooling, "cls"),
+        "mask_token_id": native["mask_token_id"],
         "decoder_bias": native["mlp_bias"],  # its decoder has a bias where its feed-forwards have
     }
 
@@ -665,7 +674,7 @@ EUROBERT = Architecture(
         **_TOKENS,
         **_same(
             "num_key_value_heads", "hidden_act", "max_position_embeddings", "initializer_range", "attention_bias",
-            "mlp_bias", "tie_word_embeddings", "mask_token_id",
+            "mlp_bias", "tie_word_embeddings",
         ),
         "norm_eps": "rms_norm_eps",
         "attention_probs_dropout_prob": "attention_dropout",

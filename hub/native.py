@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
@@ -240,7 +241,10 @@ def find_obstacles(
     ours = config.to_dict()
     ours["base_pooler"] = pooled
     mine = _effective({**ours, "num_labels": config.num_labels}, ending)
-    back = _to_ours(architecture, _complete(architecture, _to_native(architecture, ours, ending)), ending)
+    try:
+        back = _to_ours(architecture, _complete(architecture, _to_native(architecture, ours, ending)), ending)
+    except (StrictDataclassError, ValueError) as error:
+        return [f"its configuration class, {architecture.config_class}, refuses: {' '.join(str(error).split())}"]
     if architecture.optional_pooler:
         back["base_pooler"] = pooled
     labels = 2 if ending == "ForQuestionAnswering" else config.num_labels
@@ -288,7 +292,10 @@ def _effective(ours: Values, ending: str) -> Values:
     ):
         if values.get(name) is None:
             values[name] = default
-    unused = {name for name in _HEAD_FIELDS if name not in _used_by_head(values, ending)}
+    if ending in (*POOLED, *PER_TOKEN):  # all that matters of it there is whether this head has a dense layer
+        values["classifier_dense"] = "a dense layer" if _has_dense(values, ending) else "none"
+    used = _used_by_head(values, ending)
+    unused = {name for name in _HEAD_FIELDS if name not in used}
     if "sliding_attention" not in values["layer_types"]:
         unused.add("sliding_window")
     if values["norm_type"] == "rmsnorm":
@@ -296,8 +303,8 @@ def _effective(ours: Values, ending: str) -> Values:
     kind = values["position_embedding_type"]
     if kind == "rope":
         values["rope_parameters"] = rope_by_layer_type(values["rope_parameters"], values["layer_types"])
-    used = {"absolute": ("position_rule", "position_offset"), "rope": ("position_rule", "rope_parameters")}
-    unused.update(name for name in _POSITION_FIELDS if name not in used.get(kind, ("position_rule",)))
+    of_kind = {"absolute": ("position_rule", "position_offset"), "rope": ("position_rule", "rope_parameters")}
+    unused.update(name for name in _POSITION_FIELDS if name not in of_kind.get(kind, ("position_rule",)))
     if values.get("image_size") is None:
         unused.update(("patch_size", "num_channels"))
     else:
@@ -308,19 +315,21 @@ def _effective(ours: Values, ending: str) -> Values:
 _KNOBS = {*ClozeBertConfig.__dataclass_fields__, "num_labels"} - set(PreTrainedConfig.__dataclass_fields__)
 
 
+def _has_dense(values: Values, ending: str) -> bool:
+    return values["classifier_dense"] != "none" if ending in POOLED else values["classifier_dense"] == "all"
+
+
 def _used_by_head(values: Values, ending: str) -> set[str]:
-    """Those of the heads' fields that a head reads; `classifier_dense` is brought to whether it has a dense layer."""
+    """Those of the heads' fields that a head reads, given what `_effective` makes of `classifier_dense`."""
     if ending == "Model":
         return {"classifier_pooling", *_DENSE_FIELDS} if values.get("base_pooler") else set()
     if ending == "ForMaskedLM":
         dense = {"prediction_activation", "head_bias"} if values["prediction_dense"] else set()
         return {"prediction_dense", "decoder_bias", "tie_word_embeddings", *dense}
-    pooled = ending in POOLED
-    assert pooled or ending in PER_TOKEN
-    has_dense = values["classifier_dense"] == "all" or (pooled and values["classifier_dense"] == "pooled")
-    values["classifier_dense"] = "a dense layer" if has_dense else "none"
     used = {"classifier_dense", "classifier_bias", "classifier_dropout", "num_labels"}
-    return used | (set(_DENSE_FIELDS) if has_dense else set()) | ({"classifier_pooling"} if pooled else set())
+    if values["classifier_dense"] != "none":
+        used.update(_DENSE_FIELDS)
+    return used | ({"classifier_pooling"} if ending in POOLED else set())
 
 
 def _check_token_ids(native: Mapping[str, Any]) -> None:

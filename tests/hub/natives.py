@@ -65,6 +65,15 @@ FLOAT64_TOLERANCE = {"modernbert": 1e-5, "nomic_bert": 1e-5, "eurobert": 1e-5}
 HAS_TYPES = {"bert", "roberta", "electra", "nomic_bert"}
 
 
+def all_full_is_possible() -> bool:
+    """Whether this transformers lets a ModernBERT have full attention only; 5.10 does not."""
+    try:
+        transformers.ModernBertConfig(num_hidden_layers=2, layer_types=["full_attention"] * 2)
+    except Exception:
+        return False
+    return True
+
+
 def make_native(model_type: str, class_name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A native model with random weights in every tensor, biases, norms and padding rows included."""
     architecture = NATIVE[model_type]

@@ -1,0 +1,296 @@
+"""Folders in and out: shards, half precision, tied weights, tokenizers; and everything that must be refused."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from natives import CLASSES, difference, make_inputs, make_native
+from safetensors.torch import load_file, save_file
+
+from clozebert.hub import from_native
+from clozebert.hub.folders import convert_folder, find_folder, load_native, weight_files
+
+
+def save(tmp_path, model_type="bert", class_name="BertForMaskedLM", **options):
+    native = make_native(model_type, class_name, **options.pop("changes", {}))
+    folder = tmp_path / "native"
+    native.save_pretrained(folder, **options)
+    return native, folder
+
+
+def edit_tensors(folder, change):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(("model_type", "class_name"), CLASSES)
+def test_there_and_back_is_the_same_file(tmp_path, model_type, class_name):
+    _, folder = save(tmp_path, model_type, class_name)
+    convert_folder(folder, tmp_path / "ours", to="clozebert")
+    assert convert_folder(tmp_path / "ours", tmp_path / "back", to="native") == class_name
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    config_before, config_after = (
+        json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "back")
+    )
+    assert config_before == config_after
+
+
+def test_from_native_takes_a_folder(tmp_path):
+    native, folder = save(tmp_path, "roberta", "RobertaForTokenClassification")
+    ours = from_native(folder)
+    inputs = make_inputs("roberta", "RobertaForTokenClassification", "plain")
+    assert difference(native(**inputs).logits, ours(**inputs).logits) < 1e-5
+
+
+def test_sharded(tmp_path):
+    native, folder = save(tmp_path, "modernbert", "ModernBertForMaskedLM", max_shard_size="10KB")
+    assert len(list(folder.glob("*.safetensors"))) > 3
+    ours = from_native(folder)
+    assert torch.equal(ours.model.embeddings.word_embeddings.weight, native.model.embeddings.tok_embeddings.weight)
+    wi = native.model.layers[2].mlp.Wi.weight
+    assert torch.equal(
+        torch.cat([ours.model.layers[2].mlp.gate_proj.weight, ours.model.layers[2].mlp.up_proj.weight]), wi
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays(tmp_path, dtype):
+    native, folder = save(tmp_path, changes={"dtype": dtype})
+    convert_folder(folder, tmp_path / "ours", to="clozebert")
+    stored = load_file(tmp_path / "ours" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {dtype}
+    assert "decoder.weight" not in stored  # tied: stored once
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
+    ours = from_native(native)
+    assert ours.decoder.weight is ours.model.embeddings.word_embeddings.weight
+
+
+def test_base_without_its_pooler(tmp_path):
+    from transformers import BertModel
+
+    config = make_native("bert", "BertModel").config
+    BertModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "native")
+    ours = from_native(tmp_path / "native")
+    assert ours.pooler is None
+    assert not ours.config.base_pooler
+
+
+def test_missing_tensor(tmp_path):
+    _, folder = save(tmp_path)
+    edit_tensors(folder, lambda tensors: tensors.pop("bert.encoder.layer.1.output.dense.bias"))
+    with pytest.raises(ValueError, match=r"missing: bert\.encoder\.layer\.1\.output\.dense\.bias"):
+        from_native(folder)
+
+
+def test_extra_tensor(tmp_path):
+    _, folder = save(tmp_path)
+    edit_tensors(folder, lambda tensors: tensors.update({"bert.encoder.layer.7.note": torch.zeros(2)}))
+    with pytest.raises(ValueError, match=r"extra: bert\.encoder\.layer\.7\.note"):
+        from_native(folder)
+
+
+def test_misshaped_tensor(tmp_path):
+    _, folder = save(tmp_path)
+    name = "bert.encoder.layer.0.intermediate.dense.weight"
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:-1].clone()}))
+    with pytest.raises(ValueError, match=r"of shape \(36, 24\) instead of \(37, 24\): bert\.encoder\.layer\.0\.inter"):
+        from_native(folder)
+
+
+def test_same_refusals_for_our_own_format(tmp_path):
+    _, folder = save(tmp_path)
+    convert_folder(folder, tmp_path / "ours", to="clozebert")
+    edit_tensors(tmp_path / "ours", lambda tensors: tensors.pop("head.norm.weight"))
+    with pytest.raises(ValueError, match=r"missing: head\.norm\.weight"):
+        convert_folder(tmp_path / "ours", tmp_path / "back", to="native")
+    assert not (tmp_path / "back").exists()
+
+
+def test_other_pretraining_task_is_left_out_with_a_warning(tmp_path):
+    """bert-base-uncased itself holds the next-sentence head and the pooler beside the masked-LM head that it names."""
+    _, folder = save(tmp_path)
+    more = {
+        "cls.seq_relationship.weight": torch.zeros(2, 24),
+        "bert.pooler.dense.weight": torch.zeros(24, 24),
+        "bert.pooler.dense.bias": torch.zeros(24),
+    }
+    edit_tensors(folder, lambda tensors: tensors.update(more))
+    with pytest.warns(UserWarning, match=r"left out.*bert\.pooler\.dense\.bias.*cls\.seq_relationship\.weight"):
+        from_native(folder)
+
+
+def test_pickle_needs_to_be_allowed(tmp_path):
+    native, folder = save(tmp_path)
+    (folder / "model.safetensors").unlink()
+    torch.save(native.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="allow_pickle"):
+        from_native(folder)
+    ours = from_native(folder, allow_pickle=True)
+    assert torch.equal(ours.head.norm.weight, native.cls.predictions.transform.LayerNorm.weight)
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+def test_pickle_runs_nothing(tmp_path, monkeypatch):
+    native, folder = save(tmp_path)
+    (folder / "model.safetensors").unlink()
+    torch.save({**native.state_dict(), "bad": Malicious()}, folder / "pytorch_model.bin")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Exception, match=r"(?i)weights"):
+        from_native(folder, allow_pickle=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_safetensors_are_preferred_to_a_pickle(tmp_path):
+    _, folder = save(tmp_path)
+    (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
+    from_native(folder)
+    assert weight_files(folder) == [folder / "model.safetensors"]
+
+
+def test_index_may_not_leave_the_folder(tmp_path):
+    _, folder = save(tmp_path)
+    (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = {"metadata": {}, "weight_map": {"a": "../outside.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="not a file of its folder"):
+        from_native(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, "model_type='gpt2'.*cannot be converted; these can: bert"),
+        ({"model_type": "clozebert"}, "already holds a ClozeBERT"),
+        ({"architectures": ["BertForNextSentencePrediction"]}, "BertForNextSentencePrediction.*no counterpart"),
+        ({"architectures": None}, "must name one class"),
+        ({"is_decoder": True}, "is_decoder=True"),
+        ({"eos_token_id": [3, 4]}, "eos_token_id"),
+    ],
+)
+def test_configurations_without_a_counterpart(tmp_path, change, message):
+    _, folder = save(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ValueError, match=message):
+        from_native(folder)
+
+
+def test_folders_that_are_none(tmp_path):
+    with pytest.raises(FileNotFoundError, match="neither a folder nor a name"):
+        find_folder(tmp_path / "no-such-folder")
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        load_native(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not JSON"):
+        load_native(tmp_path)
+    with pytest.raises(ValueError, match="cannot be had from the Hub"):
+        find_folder("nobody/nothing-at-all")  # tests are offline
+
+
+def test_no_weights(tmp_path):
+    _, folder = save(tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="holds no weights"):
+        from_native(folder)
+
+
+def make_tokenizer(folder):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(42))]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token="[MASK]", model_max_length=29, **names)
+    fast.save_pretrained(folder)
+    return fast
+
+
+_PLAIN_PIPELINE = """
+import json, sys
+sys.modules["clozebert"] = None  # importing it is an error from here on
+from transformers import pipeline
+answers = pipeline("fill-mask", model=sys.argv[1], tokenizer=sys.argv[1])("w1 w5 [MASK] w9 w30")
+print(json.dumps([[answer["token"], answer["score"]] for answer in answers]))
+try:
+    import clozebert
+except ImportError:
+    print("clozebert is not there")
+"""
+
+
+@pytest.mark.parametrize("name", ["bert-base", "roberta-base", "modernbert-base"])
+def test_exported_model_answers_the_same_without_clozebert(tmp_path, name):
+    """A model of ours, of a named architecture made small, through plain transformers in a process without our code."""
+    from transformers import pipeline
+
+    from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
+    from clozebert.hub import save_native
+
+    tokenizer = make_tokenizer(tmp_path / "ours")
+    small = {"vocab_size": 47, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+             "intermediate_size": 37, "max_position_embeddings": 29, "pad_token_id": 0, "bos_token_id": 2,
+             "eos_token_id": 3}  # fmt: skip
+    if name == "modernbert-base":
+        small |= {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 2}
+    if name == "roberta-base":
+        small |= {"position_offset": 1}
+    torch.manual_seed(0)
+    config = ClozeBertConfig.from_name(name, **small, initializer_range=0.3)
+    model = ClozeBertForMaskedLM(config).eval()
+    answers = pipeline("fill-mask", model=model, tokenizer=tokenizer)("w1 w5 [MASK] w9 w30")
+    save_native(model, tmp_path / "native", tokenizer)
+    assert not list((tmp_path / "native").glob("*.py"))
+    result = subprocess.run(
+        [sys.executable, "-c", _PLAIN_PIPELINE, str(tmp_path / "native")],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    there = json.loads(result.stdout.splitlines()[0])
+    assert "clozebert is not there" in result.stdout
+    assert [token for token, _ in there] == [answer["token"] for answer in answers]
+    assert [score for _, score in there] == pytest.approx([answer["score"] for answer in answers], abs=1e-6)
+
+
+def test_tokenizer_and_card_come_along(tmp_path):
+    from huggingface_hub import ModelCard
+    from transformers import AutoTokenizer
+
+    _, folder = save(tmp_path)
+    tokenizer = make_tokenizer(folder)
+    # As old folders are: the tokenizer's class is to be guessed from the model's type.
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("tokenizer_class", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "README.md").write_text("---\nlicense: mit\nlanguage: de\n---\n# Theirs\n")
+    convert_folder(folder, tmp_path / "ours", to="clozebert")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert loaded("w3 w4 [MASK]")["input_ids"] == tokenizer("w3 w4 [MASK]")["input_ids"]
+    assert loaded.mask_token_id == 4
+    card = ModelCard.load(tmp_path / "ours" / "README.md")
+    assert (card.data.license, card.data.language) == ("mit", "de")
+
+
+def test_wrong_direction(tmp_path):
+    _, folder = save(tmp_path)
+    with pytest.raises(ValueError, match="native already"):
+        convert_folder(folder, tmp_path / "out", to="native")
+    with pytest.raises(ValueError, match="must be clozebert or native"):
+        convert_folder(folder, tmp_path / "out", to="bert")
+    with pytest.raises(ValueError, match="architecture='bert' needs"):
+        convert_folder(folder, tmp_path / "out", to="clozebert", architecture="bert")
