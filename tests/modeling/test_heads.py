@@ -1,0 +1,277 @@
+"""Losses: their formulas, and that any split of a batch gives the same gradient, for every head and problem type."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+import transformers
+from encoder_cases import PAD, VOCABULARY, arrays, build, gradients, random_ids, same_gradients, tiny_config
+
+from clozebert import (
+    ClozeBertForImageClassification,
+    ClozeBertForMaskedLM,
+    ClozeBertForMultipleChoice,
+    ClozeBertForQuestionAnswering,
+    ClozeBertForSequenceClassification,
+    ClozeBertForTokenClassification,
+)
+
+ROWS, LENGTH, CHOICES, LABELS = 8, 11, 3, 5
+
+
+def text(*shape: int) -> dict[str, torch.Tensor]:
+    mask = torch.as_tensor(
+        np.arange(shape[-1]) < np.random.default_rng(1).integers(4, shape[-1] + 1, shape[:-1])[..., None]
+    )
+    ids = torch.as_tensor(random_ids(*shape)).masked_fill(~mask, PAD)
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def some(labels: torch.Tensor, share: float = 0.6) -> torch.Tensor:
+    """Labels of a different number of tokens in each row, none in the second row."""
+    chosen = torch.rand(labels.shape, generator=torch.Generator().manual_seed(3)) < share
+    chosen[1] = False
+    return labels.masked_fill(~chosen, -100)
+
+
+@dataclass
+class Head:
+    """A class, its configuration, a batch and its labels, and the reference's loss."""
+
+    model_class: Any
+    changes: dict[str, Any]
+    inputs: dict[str, torch.Tensor]
+    labels: dict[str, torch.Tensor]
+    loss: Any
+    unlabelled: bool = True  # whether there are labels that count nowhere
+
+    def model(self, **more):
+        return build(self.model_class, tiny_config(**{**self.changes, **more}))
+
+    @property
+    def items(self):
+        return int((next(iter(self.labels.values())) != -100).sum())
+
+    def rows(self, start, stop):
+        return {name: x[start:stop] for name, x in {**self.inputs, **self.labels}.items()}
+
+
+def draw(high, *shape):
+    return torch.as_tensor(np.random.default_rng(4).integers(0, high, shape))
+
+
+HEADS = {
+    "masked lm": Head(
+        ClozeBertForMaskedLM, {}, text(ROWS, LENGTH), {"labels": some(draw(VOCABULARY, ROWS, LENGTH))},
+        reference.cross_entropy,
+    ),
+    "sparse masked lm": Head(
+        ClozeBertForMaskedLM, {"sparse_prediction": True}, text(ROWS, LENGTH),
+        {"labels": some(draw(VOCABULARY, ROWS, LENGTH))}, None,
+    ),
+    "token classification": Head(
+        ClozeBertForTokenClassification, {}, text(ROWS, LENGTH), {"labels": some(draw(LABELS, ROWS, LENGTH))},
+        reference.cross_entropy,
+    ),
+    "single label": Head(
+        ClozeBertForSequenceClassification, {}, text(ROWS, LENGTH), {"labels": draw(LABELS, ROWS)},
+        reference.cross_entropy,
+    ),
+    "several labels": Head(
+        ClozeBertForSequenceClassification, {"problem_type": "multi_label_classification"}, text(ROWS, LENGTH),
+        {"labels": draw(2, ROWS, LABELS).double()}, reference.binary_cross_entropy, unlabelled=False,
+    ),
+    "regression": Head(
+        ClozeBertForSequenceClassification, {"num_labels": 1}, text(ROWS, LENGTH),
+        {"labels": torch.randn(ROWS, dtype=torch.float64)}, reference.mean_squared_error, unlabelled=False,
+    ),
+    "several regressions": Head(
+        ClozeBertForSequenceClassification, {"problem_type": "regression"}, text(ROWS, LENGTH),
+        {"labels": torch.randn(ROWS, LABELS, dtype=torch.float64)}, reference.mean_squared_error, unlabelled=False,
+    ),
+    "multiple choice": Head(
+        ClozeBertForMultipleChoice, {}, text(ROWS, CHOICES, LENGTH), {"labels": draw(CHOICES, ROWS)},
+        reference.cross_entropy,
+    ),
+    "question answering": Head(
+        ClozeBertForQuestionAnswering, {}, text(ROWS, LENGTH),
+        {"start_positions": draw(LENGTH, ROWS), "end_positions": draw(LENGTH, ROWS)}, None,
+    ),
+    "images": Head(
+        ClozeBertForImageClassification,
+        {"image_size": 12, "patch_size": 4, "num_channels": 2, "positions": "absolute"},
+        {"pixel_values": torch.randn(ROWS, 2, 12, 12, dtype=torch.float64)}, {"labels": draw(LABELS, ROWS)},
+        reference.cross_entropy,
+    ),
+}  # fmt: skip
+
+
+def heads(chosen=lambda head: True):
+    return pytest.mark.parametrize(
+        "head", [pytest.param(head, id=name) for name, head in HEADS.items() if chosen(head)]
+    )
+
+
+EVERY_HEAD = heads()
+
+
+@heads(lambda head: head.loss is not None)  # the others' are measured below
+@pytest.mark.parametrize("items", [None, 1000])
+def test_the_loss_is_its_formula(head, items):
+    outputs = head.model()(**head.inputs, **head.labels, num_items_in_batch=items)
+    wanted = head.loss(outputs.logits.detach().numpy(), head.labels["labels"].numpy(), items)
+    assert outputs.loss.item() == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("items", [None, 1000])
+def test_the_loss_of_question_answering_is_the_mean_of_two(items):
+    """An answer outside the sequence, as windows without one have, counts nowhere."""
+    head = HEADS["question answering"]
+    starts, ends = (labels.clone() for labels in head.labels.values())
+    starts[:2], ends[:2] = torch.tensor([LENGTH, -1]), torch.tensor([LENGTH + 3, -1])
+    outputs = head.model()(**head.inputs, start_positions=starts, end_positions=ends, num_items_in_batch=items)
+    halves = [
+        reference.cross_entropy(logits[2:].detach().numpy(), labels[2:].numpy(), items)
+        for logits, labels in ((outputs.start_logits, starts), (outputs.end_logits, ends))
+    ]
+    assert outputs.loss.item() == pytest.approx(sum(halves) / 2, rel=1e-12)
+
+
+@EVERY_HEAD
+@pytest.mark.parametrize("cuts", [(0, 2, 4, 6, 8), (0, 1, 8), (0, 3, 4, 8)], ids=str)
+def test_any_split_of_a_batch_gives_the_same_gradient(head, cuts):
+    """Measured 1e-15 of the largest gradient."""
+    model = head.model()
+    whole = model(**head.rows(0, ROWS)).loss
+    wanted = gradients(whole, model)
+    found = {name: torch.zeros_like(gradient) for name, gradient in wanted.items()}
+    total = 0.0
+    for start, stop in itertools.pairwise(cuts):
+        loss = model(**head.rows(start, stop), num_items_in_batch=head.items).loss
+        total += loss.item()
+        for name, gradient in gradients(loss, model).items():
+            found[name] += gradient
+    assert total == pytest.approx(whole.item(), rel=1e-12)
+    assert same_gradients(found, wanted) <= 1e-12
+
+
+@EVERY_HEAD
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_the_number_of_items_may_be_a_number_or_a_tensor(head, as_tensor):
+    items = torch.tensor(head.items) if as_tensor else head.items
+    model = head.model()
+    loss = model(**head.rows(0, ROWS), num_items_in_batch=items).loss
+    assert loss.item() == pytest.approx(model(**head.rows(0, ROWS)).loss.item(), rel=1e-12)
+
+
+@heads(lambda head: head.unlabelled)
+@pytest.mark.parametrize("items", [None, 0, 7])
+def test_a_batch_without_a_label_has_zero_loss_and_zero_gradient(head, items):
+    model = head.model()
+    nothing = {name: torch.full_like(labels, -100) for name, labels in head.labels.items()}
+    loss = model(**head.inputs, **nothing, num_items_in_batch=items).loss
+    assert loss.item() == 0.0
+    for name, gradient in gradients(loss, model).items():
+        assert torch.equal(gradient, torch.zeros_like(gradient)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_losses_are_computed_in_float32(dtype):
+    head = HEADS["masked lm"]
+    model = head.model().to(dtype)
+    outputs = model(**head.inputs, **head.labels)
+    assert outputs.logits.dtype == dtype
+    assert outputs.loss.dtype == torch.float32
+    wanted = reference.cross_entropy(outputs.logits.detach().double().numpy(), head.labels["labels"].numpy())
+    assert outputs.loss.item() == pytest.approx(wanted, rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- sparse prediction
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_masked_positions_give_the_loss_and_gradient_of_dense_labels(packed):
+    head = HEADS["masked lm"]
+    model = head.model()
+    if packed:
+        lengths = (5, 1, 8, 4)
+        positions = torch.cat([torch.arange(n) for n in lengths])[None]
+        inputs = {"input_ids": torch.as_tensor(random_ids(1, 18)), "position_ids": positions}
+        labels = torch.as_tensor(random_ids(1, 18)).masked_fill(torch.rand(1, 18) < 0.5, -100)
+    else:
+        inputs, labels = head.inputs, head.labels["labels"]
+    places = (labels.flatten() != -100).nonzero().squeeze(1)
+    dense = model(**inputs, labels=labels)
+    sparse = model(**inputs, masked_positions=places, labels=labels.flatten()[places])
+    assert sparse.logits.shape == (len(places), VOCABULARY)
+    torch.testing.assert_close(sparse.logits, dense.logits.flatten(0, 1)[places])
+    assert sparse.loss.item() == pytest.approx(dense.loss.item(), rel=1e-12)
+    assert same_gradients(gradients(sparse.loss, model), gradients(dense.loss, model)) <= 1e-12
+
+
+def test_masked_positions_without_labels_give_logits_alone():
+    head = HEADS["masked lm"]
+    outputs = head.model()(**head.inputs, masked_positions=torch.tensor([3, 1]))
+    assert outputs.loss is None
+    assert outputs.logits.shape == (2, VOCABULARY)
+
+
+def test_no_masked_position_gives_zero_loss_and_zero_gradient():
+    head = HEADS["masked lm"]
+    model, nowhere = head.model(), torch.zeros(0, dtype=torch.long)
+    outputs = model(**head.inputs, masked_positions=nowhere, labels=nowhere)
+    assert outputs.logits.shape == (0, VOCABULARY)
+    assert outputs.loss.item() == 0.0
+    assert all(not gradient.any() for gradient in gradients(outputs.loss, model).values())
+
+
+def test_sparse_prediction_predicts_labelled_positions_only_and_the_same_loss():
+    dense, sparse = HEADS["masked lm"], HEADS["sparse masked lm"]
+    wanted, model = dense.model()(**dense.inputs, **dense.labels), sparse.model()
+    found = model(**sparse.inputs, **sparse.labels)
+    assert found.logits.shape == (sparse.items, VOCABULARY)
+    assert found.loss.item() == pytest.approx(wanted.loss.item(), rel=1e-12)
+    assert model(**sparse.inputs).logits.shape == (ROWS, LENGTH, VOCABULARY)
+
+
+# ------------------------------------------------------------------------------------------------------ under Trainer
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, head, times=3):
+        # Three batches, of other rows each time.
+        self.rows = [{name: x[(5 * i) % ROWS] for name, x in head.rows(0, ROWS).items()} for i in range(times * ROWS)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def collate(rows):
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+@EVERY_HEAD
+def test_trainer_with_accumulation_gives_the_same_weights(head, tmp_path):
+    """Three steps of eight rows, and of four times two: the same weights. Measured 1e-15."""
+    trained = []
+    for accumulation in (1, 4):
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=ROWS // accumulation,
+            gradient_accumulation_steps=accumulation, max_steps=3, learning_rate=0.1, optim="sgd", max_grad_norm=0.0,
+            lr_scheduler_type="constant", report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, seed=5,
+            remove_unused_columns=False, logging_strategy="no",
+        )  # fmt: skip
+        trainer = transformers.Trainer(head.model(), arguments, train_dataset=Rows(head), data_collator=collate)
+        trainer.train()
+        trained.append(arrays(trainer.model))
+    before = arrays(head.model())
+    scale = max(abs(trained[0][name] - before[name]).max() for name in before)
+    assert scale > 1e-3
+    assert max(abs(trained[0][name] - trained[1][name]).max() for name in before) <= 1e-10 * scale
