@@ -11,6 +11,7 @@ every field of the model's configuration, is a flag that overrides it.
 import dataclasses
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from clozebert.scripts._program import parse, run
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from clozebert.hub.card import write_card
     from clozebert.training.pretraining import pretrain
 
-    results = pretrain(arguments, config, write_card=write_card, recipe=name)
+    results = pretrain(arguments, config, write_card=write_card, recipe=name and Path(name).stem)
     if "stopped_by" in results:
         # As a shell reports a process that a signal ended: whoever started the run sees that it is not done.
         sys.exit(128 + results["stopped_by"])
@@ -61,9 +62,19 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
             f"model_name_or_path={flags['model_name_or_path']!r} brings its own configuration: leave out "
             f"{', '.join(f'--{key}' for key in of_model)}"
         )
+    keep_schedule_shape(recipe, flags)
     recipe.update({key: value for key, value in flags.items() if key in of_run})
     model.update(of_model)
     return recipe, model
+
+
+def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
+    """Where `--max_steps` changes a recipe's length, its warm-up and decay keep their share of it."""
+    if "max_steps" not in flags or "max_steps" not in recipe:
+        return
+    for name in ("warmup_steps", "decay_steps"):
+        if name in recipe and name not in flags:
+            recipe[name] = int(recipe[name]) * flags["max_steps"] // int(recipe["max_steps"])
 
 
 def _make_config(model: dict[str, Any]) -> Any:

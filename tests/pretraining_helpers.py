@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from clozebert import ClozeBertConfig
 from clozebert.corpus import ShardWriter
+from clozebert.corpus.tokenizer import tokenizer_facts
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -40,19 +41,16 @@ def make_tokenizer(words: int) -> PreTrainedTokenizerFast:
 
 def make_corpus(folder: Path, *, documents: int = 150, seed: int = 0) -> Path:
     """Write folder/tokenizer and folder/corpus: in every document, each word follows from the one before it."""
-    make_tokenizer(VOCAB_SIZE - len(SPECIAL)).save_pretrained(folder / "tokenizer")
+    tokenizer = make_tokenizer(VOCAB_SIZE - len(SPECIAL))
+    tokenizer.save_pretrained(folder / "tokenizer")
     draws = np.random.default_rng(seed)
-    facts = {
-        "vocab_size": VOCAB_SIZE, "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "mask_token_id": 4,
-        "special_token_ids": [0, 1, 2, 3, 4],
-    }  # fmt: skip
     for split, count in (("train", documents), ("validation", 12)):
         writer = ShardWriter(folder / "corpus" / split, vocab_size=VOCAB_SIZE)
         for _ in range(count):
             length = int(draws.integers(3, 90))
             ids = 5 + (draws.integers(0, 7) + 3 * np.arange(length)) % (VOCAB_SIZE - 5)
             writer.append(ids, np.ones(length, dtype=bool))
-        writer.close({"tokenizer": facts})
+        writer.close({"tokenizer": tokenizer_facts(tokenizer)})
     return folder
 
 

@@ -46,13 +46,18 @@ def make_accelerator(*, mixed_precision: str, use_cpu: bool, report_to: list[str
         ValueError: the launch configuration would silently run something else than it says.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate.state import AcceleratorState
 
     use_cpu = use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available())
     _check_launch(use_cpu=use_cpu)
     device = torch.device("cpu" if use_cpu else "cuda" if torch.cuda.is_available() else "mps")
+    precision = choose_precision(mixed_precision, device)
+    # Accelerate keeps one precision for the whole process; a second run in it may want another.
+    if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
+        AcceleratorState._reset_state()
     accelerator = Accelerator(
         cpu=use_cpu,
-        mixed_precision=choose_precision(mixed_precision, device),
+        mixed_precision=precision,
         log_with=report_to or None,
         project_dir=output_dir or None,
         kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)],

@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from ..configuration import ClozeBertConfig
 from ..corpus import BatchStream, Corpus, Masking, validation_batches
+from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..modeling import ClozeBertForMaskedLM
 from .arguments import PretrainingArguments
 from .checkpoints import (
@@ -100,8 +101,8 @@ class Pretraining:
         corpus = Corpus(arguments.corpus)
         if arguments.model_name_or_path is not None:
             config = load_configuration(arguments.model_name_or_path)
-        check_fit(arguments, config, corpus, tokenizer)
         set_token_ids(config, tokenizer)
+        check_fit(arguments, config, corpus, tokenizer)
 
         self.accelerator = make_accelerator(
             mixed_precision=arguments.mixed_precision,
@@ -346,8 +347,8 @@ class Pretraining:
             f"{self.stream.rows_per_epoch:,} rows of {arguments.max_seq_length}",
             f"steps: {self.last_step:,} of {arguments.tokens_per_step:,} tokens, {epochs:.2f} epochs; "
             f"{processes} process(es) x {micro_batches} micro-batch(es) x {rows} row(s)",
-            f"{arguments.optimizer}, {arguments.lr_scheduler_type} schedule, precision "
-            f"{self.accelerator.mixed_precision}, {self.accelerator.device.type}",
+            f"{arguments.optimizer}, {arguments.warmup_steps:,} steps of warm-up, {arguments.lr_scheduler_type}; "
+            f"precision {self.accelerator.mixed_precision} on {self.accelerator.device.type}",
         ]
         return [*lines, f"resumed at step {self.state.step}"] if self.state.step else lines
 
@@ -523,26 +524,8 @@ def load_configuration(name_or_path: str) -> ClozeBertConfig:
     return config
 
 
-def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
-    """A tokenizer with [MASK] and padding.
-
-    Raises:
-        ValueError: there is none, or it lacks the tokens that masked-LM needs.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"tokenizer_name={name_or_path!r} holds no tokenizer that can be loaded: {error}") from None
-    for name in ("mask_token", "pad_token", "cls_token", "sep_token"):
-        if getattr(tokenizer, name) is None:
-            raise ValueError(
-                f"tokenizer_name={name_or_path!r} has no {name}; train one with scripts/train_tokenizer.py"
-            )
-    return tokenizer
-
-
 def check_fit(
-    arguments: PretrainingArguments, config: ClozeBertConfig, corpus: Corpus, tokenizer: PreTrainedTokenizerBase
+    arguments: PretrainingArguments, config: ClozeBertConfig, corpus: Corpus, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Refuse a corpus, a tokenizer and a model that do not belong together.
 
@@ -562,14 +545,15 @@ def check_fit(
             f"max_seq_length={arguments.max_seq_length} exceeds the model's "
             f"max_position_embeddings={config.max_position_embeddings}"
         )
+    # Sizes that do not divide one another show when the model is built; here it costs nothing.
+    with torch.device("meta"):
+        ClozeBertForMaskedLM(config)
 
 
-def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
     """Refuse a tokenizer other than the one that the corpus was prepared with."""
-    theirs = {name: getattr(corpus, name) for name in ("cls_token_id", "sep_token_id", "pad_token_id", "mask_token_id")}
-    differing = [name for name, value in theirs.items() if getattr(tokenizer, name) != value]
-    if corpus.vocab_size != len(tokenizer):
-        differing.append("vocab_size")
+    theirs, ours = corpus.manifest["tokenizer"], tokenizer_facts(tokenizer)
+    differing = [name for name, value in ours.items() if theirs.get(name) != value]
     if differing:
         raise ValueError(
             f"the corpus {corpus.directory} was tokenized with another tokenizer ({', '.join(differing)} differ): "
@@ -577,7 +561,7 @@ def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 
-def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> None:
     """The special tokens of the configuration are the tokenizer's, whatever the architecture said before."""
     had_ends = config.bos_token_id is not None
     for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "bos_token_id", "eos_token_id"):
