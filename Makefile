@@ -28,8 +28,11 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# mypy does not follow an editable install, so it is shown the package under its name.
 types: $(READY)
-	$(BIN)/python -m mypy --cache-dir .mypy_cache
+	mkdir -p $(VENV)/types
+	ln -sfn ../.. $(VENV)/types/clozebert
+	MYPYPATH=$(VENV)/types $(BIN)/python -m mypy
 
 clean:
 	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -38,10 +38,10 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__()
-        sizes = (config.hidden_size, config.intermediate_size)
-        self.gate_proj = nn.Linear(*sizes, bias=config.mlp_bias) if config.mlp_type == "glu" else None
-        self.up_proj = nn.Linear(*sizes, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(*reversed(sizes), bias=config.mlp_bias)
+        inner, outer, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
+        self.gate_proj = nn.Linear(outer, inner, bias=bias) if config.mlp_type == "glu" else None
+        self.up_proj = nn.Linear(outer, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, outer, bias=bias)
         self.down_proj.is_output_projection = True  # type: ignore[assignment]
         self.activation = make_activation(config.hidden_act)
         self.dropout = nn.Dropout(config.mlp_dropout)

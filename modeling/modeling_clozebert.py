@@ -79,11 +79,19 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
             std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
             init.normal_(projection.weight, mean=0.0, std=std)  # type: ignore[arg-type]
 
-    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        push_to_hub: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         """As transformers' own, with the model's code beside the weights and every Auto class in config.json."""
         self.config.auto_map = auto_map()
-        super().save_pretrained(save_directory, **kwargs)
-        if kwargs.get("is_main_process", True) and os.path.isdir(save_directory):
+        super().save_pretrained(save_directory, is_main_process, state_dict, False, *args, **kwargs)
+        if is_main_process and os.path.isdir(save_directory):
             code_files = write_code(save_directory)
             if push_to_hub:
                 self._push_folder(save_directory, code_files, kwargs)
@@ -98,7 +106,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
         repo_id = api.create_repo(repo_id, private=options.get("private"), exist_ok=True).repo_id
         api.upload_folder(
             repo_id=repo_id,
-            folder_path=directory,
+            folder_path=os.fspath(directory),
             allow_patterns=["config.json", "*.safetensors", "*.safetensors.index.json", *code_files],
             commit_message=options.get("commit_message") or "Upload model",
             revision=options.get("revision"),
@@ -141,13 +149,13 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         if isinstance(self.embeddings, ImageEmbeddings):
-            self.embeddings.projection = value
+            self.embeddings.projection = value  # type: ignore[assignment]
         else:
-            self.embeddings.word_embeddings = value
+            self.embeddings.word_embeddings = value  # type: ignore[assignment]
 
     @merge_with_config_defaults
     @capture_outputs
-    def forward(
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | dict[str, Any] | None = None,
@@ -182,6 +190,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         tables: dict[str, Any] = dict.fromkeys(masks)
         if self.rotary_emb is not None:
             tables = {layer_type: self.rotary_emb(x_BTD, position_ids, layer_type) for layer_type in masks}
+        layer: Any
         for layer in self.layers:
             x_BTD = layer(
                 x_BTD,
@@ -190,7 +199,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
                 **kwargs,
             )
         x_BTD = self.final_norm(x_BTD)
-        if _is_row_mask(attention_mask):
+        if isinstance(attention_mask, torch.Tensor) and _is_row_mask(attention_mask):
             x_BTD = x_BTD.masked_fill(attention_mask.unsqueeze(-1) == 0, 0)
         if self.pooling is None or self.pooler is None:
             return BaseModelOutputWithPooling(last_hidden_state=x_BTD)
@@ -255,7 +264,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         """For each layer type of the model, what its attention needs to know of the batch."""
         if isinstance(attention_mask, dict):
             return attention_mask
-        layer_types = {layer.attention_type for layer in self.layers}  # type: ignore[union-attr]
+        layer_types = {str(layer.attention_type) for layer in self.layers}
         implementation = self.config._attn_implementation
         if implementation == "flex_attention" and x_BTD.device.type == "cpu" and x_BTD.requires_grad:
             raise ValueError(
@@ -290,7 +299,6 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             x_BTD,
             head_size=self.config.hidden_size // self.config.num_attention_heads,
             dropout=self.config.attention_probs_dropout_prob if self.training else 0.0,
-            window=window,
         )
         return plan_ragged_attention(boundaries.to(x_BTD.device), window=window, use_tiles=use_tiles)
 
@@ -356,14 +364,14 @@ def _same_document(document_BT: torch.Tensor) -> Any:
     return same_document
 
 
-def _has_varlen_kernel(x_BTD: torch.Tensor, *, head_size: int, dropout: float, window: int | None) -> bool:
-    """Whether `torch.nn.attention.varlen` can: half precision on CUDA, no dropout, windows from torch 2.11."""
+def _has_varlen_kernel(x_BTD: torch.Tensor, *, head_size: int, dropout: float) -> bool:
+    """Whether `torch.nn.attention.varlen` can: half precision on CUDA, no dropout, from torch 2.11 (with windows)."""
     if x_BTD.device.type != "cuda" or dropout or head_size % 8 or head_size > 256:
         return False
     half = (torch.float16, torch.bfloat16)
     in_half = x_BTD.dtype in half or (torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") in half)
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    return in_half and version >= ((2, 11) if window is not None else (2, 10))
+    return in_half and version >= (2, 11)
 
 
 class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
@@ -395,7 +403,7 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         self.decoder = new_embeddings
 
     @can_return_tuple
-    def forward(
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -446,16 +454,16 @@ class ClozeBertForSequenceClassification(ClozeBertPreTrainedModel):
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = _num_labels(config)
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.pooling = Pooling(config)
         self.head = make_classifier_head(config, pooled=True)
         self.dropout = nn.Dropout(_classifier_dropout(config))
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels, bias=config.classifier_bias)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
     @can_return_tuple
-    def forward(
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -489,15 +497,15 @@ class ClozeBertForTokenClassification(ClozeBertPreTrainedModel):
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = _num_labels(config)
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.head = make_classifier_head(config, pooled=False)
         self.dropout = nn.Dropout(_classifier_dropout(config))
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels, bias=config.classifier_bias)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
     @can_return_tuple
-    def forward(
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -533,7 +541,7 @@ class ClozeBertForQuestionAnswering(ClozeBertPreTrainedModel):
         self.post_init()
 
     @can_return_tuple
-    def forward(
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -584,7 +592,7 @@ class ClozeBertForMultipleChoice(ClozeBertPreTrainedModel):
         self.post_init()
 
     @can_return_tuple
-    def forward(
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -625,16 +633,16 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
         super().__init__(config)
         if config.image_size is None:
             raise ValueError("ClozeBertForImageClassification needs image_size and patch_size in its configuration")
-        self.num_labels = config.num_labels
+        self.num_labels = _num_labels(config)
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.pooling = Pooling(config)
         self.head = make_classifier_head(config, pooled=True)
         self.dropout = nn.Dropout(_classifier_dropout(config))
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels, bias=config.classifier_bias)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
     @can_return_tuple
-    def forward(
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
         self,
         pixel_values: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
@@ -652,6 +660,11 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
         return ImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+
+def _num_labels(config: ClozeBertConfig) -> int:
+    assert config.num_labels is not None
+    return config.num_labels
 
 
 def _classifier_dropout(config: ClozeBertConfig) -> float:

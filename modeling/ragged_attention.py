@@ -200,28 +200,31 @@ def ragged_attention(
     dropout: float = 0.0,
 ) -> torch.Tensor:
     """Shape: query [B, H, T, K], key and value [B, H or fewer, T, K] -> [B, T, H, K]."""
+    groups = q_BHTK.shape[1] // k_BHTK.shape[1]
+    if groups > 1:
+        k_BHTK, v_BHTK = (x.repeat_interleave(groups, dim=1) for x in (k_BHTK, v_BHTK))
     q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BHTK, v_BHTK))
     if plan.place_N is None:
-        from torch.nn.attention.varlen import varlen_attn
-
-        windowed = {} if plan.window is None else {"window_size": (plan.window, plan.window)}
-        grouped = {} if q_NHK.shape[1] == k_NHK.shape[1] else {"enable_gqa": True}
-        bounds, longest = plan.cu_seq_lens, plan.max_length
-        out_NHK = varlen_attn(
-            q_NHK, k_NHK, v_NHK, bounds, bounds, longest, longest, scale=scaling, **windowed, **grouped
-        )
+        out_NHK = _varlen_attention(q_NHK, k_NHK, v_NHK, plan)
     else:
         out_NHK = _tiled_attention(q_NHK, k_NHK, v_NHK, plan, scaling=scaling, dropout=dropout)
     return out_NHK.unflatten(0, (q_BHTK.shape[0], q_BHTK.shape[2]))
+
+
+def _varlen_attention(q_NHK: torch.Tensor, k_NHK: torch.Tensor, v_NHK: torch.Tensor, plan: RaggedPlan) -> torch.Tensor:
+    """PyTorch's own kernel, at its scale of 1 / sqrt(K). Shape: [N, H, K] each -> [N, H, K]."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    bounds, longest = plan.cu_seq_lens, plan.max_length
+    window: Any = (-1, -1) if plan.window is None else (plan.window, plan.window)
+    out: Any = varlen_attn(q_NHK, k_NHK, v_NHK, bounds, bounds, longest, longest, window_size=window)
+    return out
 
 
 def _tiled_attention(
     q_NHK: torch.Tensor, k_NHK: torch.Tensor, v_NHK: torch.Tensor, plan: RaggedPlan, *, scaling: float, dropout: float
 ) -> torch.Tensor:
     """Shape: [N, H, K] each -> [N, H, K]."""
-    groups = q_NHK.shape[1] // k_NHK.shape[1]
-    if groups > 1:
-        k_NHK, v_NHK = (x.repeat_interleave(groups, dim=1) for x in (k_NHK, v_NHK))
     assert plan.place_N is not None
     q_index_M = torch.cat([group.query_index_GQ.flatten() for group in plan.groups])
     q_MHK = _Take.apply(q_NHK, q_index_M, plan.place_N)
