@@ -12,9 +12,9 @@ is selected with probability `rate`, by one of three units:
             1 - prod_k (1 - q P(length >= k)) = rate.
 
 Of the selected tokens, a share `mask_share` is replaced by the mask token, `random_share` by a random token that is not
-special, and the rest is kept. Which of the three is drawn per token; in a span, once for each run of selected tokens, as
-SpanBERT does. No minimum per document is forced: it would raise the rate of short documents, whose words have the least
-context.
+special, and the rest is kept. Which of the three is drawn per token; in a span, once for each run of selected tokens,
+as SpanBERT does. No minimum per document is forced: it would raise the rate of short documents, whose words have the
+least context.
 """
 
 from dataclasses import dataclass

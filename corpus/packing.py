@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .files import cache_folder
 from .randomness import fold, ragged_arange
 from .shards import Corpus, map_array
 
@@ -118,7 +119,7 @@ def _open_index(corpus: Corpus, max_seq_length: int) -> RowIndex:
 def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
     """The folder of the index; built beside the corpus or, where that cannot be written, in the user's cache."""
     name = f"rows-{max_seq_length}-v{_VERSION}-{corpus.fingerprint[:16]}"
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozebert"
+    cache = cache_folder()
     for parent in (corpus.folder, cache):
         if (parent / name / "ends.bin").is_file():
             return parent / name

@@ -69,8 +69,8 @@ class ShardWriter:
         if self._buffered >= min(_FLUSH_TOKENS, self.shard_tokens):
             self._flush()
 
-    def close(self, facts: dict[str, Any]) -> None:
-        """Finish the files and write the manifest: `facts` and what the writer counted."""
+    def close(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Finish the files, and write and return the manifest: what the writer counted, and `facts`."""
         self._flush()
         self._close_shard()
         self._offsets.close()
@@ -84,7 +84,8 @@ class ShardWriter:
             **facts,
         }
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-        (self.directory / "manifest.json").write_text(text, encoding="utf-8", newline="\n")
+        (self.directory / "manifest.json").write_bytes(text.encode("utf-8"))
+        return manifest
 
     def _flush(self) -> None:
         self._offsets.write(np.array(self._ends, dtype="<i8").tobytes())

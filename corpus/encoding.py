@@ -1,0 +1,123 @@
+"""Texts to token ids with their word starts, as fast as the tokenizer allows.
+
+Each token is one number, `id << 1 | starts_a_word`, so that a document is one run of 32-bit integers.
+
+A word is what the tokenizer's pre-tokenizer says (`word_ids`), which holds for WordPiece, BPE and Unigram alike. Two
+cases need more: where the pre-tokenizer does not split at spaces, words do begin at spaces; and in scripts written
+without spaces (Chinese, Japanese, Thai, …) a "word" would be a whole clause, so each of their tokens is a word.
+
+Most text is words seen before. Where the tokenizer provably treats the pieces between spaces apart, each different
+piece is encoded once and looked up from then on, which takes a fraction of the time.
+"""
+
+import json
+import re
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+# The pre-tokenization of GPT-2: contractions; runs of letters, of digits or of others, each with one space before it.
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+_CACHED_PIECES = 1 << 19
+# Normalizers that change characters only next to their neighbours, never across a space.
+_LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
+_SPACE_DROPPING = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+_PIECES_WITH_THEIR_SPACES = re.compile(r"\s*\S+|\s+")
+# Python and the tokenizers disagree on whether these are spaces; documents that hold one are encoded whole.
+_RARE_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+
+
+class Encoder:
+    """Encodes documents without special tokens; special tokens that are written out in a text are plain text.
+
+    Args:
+        tokenizer_json: a serialized `tokenizers.Tokenizer`.
+    """
+
+    def __init__(self, tokenizer_json: str) -> None:
+        self.tokenizer = Tokenizer.from_str(tokenizer_json)
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.tokenizer.encode_special_tokens = True
+        self._words_known = len(set(self.tokenizer.encode("one two", add_special_tokens=False).word_ids)) > 1
+        self._split = _piece_splitter(json.loads(tokenizer_json))
+        self._cache: dict[str, bytes] = {}
+
+    def encode(self, texts: Sequence[str]) -> list[bytes]:
+        """Each text as uint32 [tokens] in bytes: `id << 1 | starts_a_word`."""
+        if self._split is None:
+            return self._encode(texts)
+        pieces = [[text] if _has_rare_space(text) else self._split(text) for text in texts]
+        if len(self._cache) > _CACHED_PIECES:
+            self._cache.clear()
+        new = list(set(chain.from_iterable(pieces)).difference(self._cache))
+        self._cache.update(zip(new, self._encode(new), strict=True))
+        return [b"".join(map(self._cache.__getitem__, found)) for found in pieces]
+
+    def _encode(self, texts: Sequence[str]) -> list[bytes]:
+        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [self._with_starts(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+
+    def _with_starts(self, text: str, encoding: Encoding) -> bytes:
+        ids, words = encoding.ids, encoding.word_ids
+        starts = [word != before for word, before in zip(words, [None, *words], strict=False)]
+        if not self._words_known or (not text.isascii() and _UNSPACED.search(text)):
+            starts = [known or more for known, more in zip(starts, _starts_by_text(text, encoding), strict=True)]
+        return array("I", [token << 1 | start for token, start in zip(ids, starts, strict=True)]).tobytes()
+
+
+def _starts_by_text(text: str, encoding: Encoding) -> list[bool]:
+    """Whether each token follows or begins with a space, or begins with a character of a script without spaces."""
+    starts = []
+    begin_before, end_before = -1, 0
+    for begin, end in encoding.offsets:
+        lead = text[end_before : begin + 1]
+        new_character = begin != begin_before  # one character may be several byte tokens
+        starts.append(any(map(str.isspace, lead)) or (new_character and bool(_UNSPACED.match(text, begin))))
+        begin_before, end_before = begin, end
+    return starts
+
+
+def _has_rare_space(text: str) -> bool:
+    return any(map(text.__contains__, _RARE_SPACES))
+
+
+def _piece_splitter(spec: dict[str, Any]) -> Callable[[str], list[str]] | None:
+    """How to cut a text into pieces that the tokenizer treats apart; None where that is not certain.
+
+    Between a character that is no space and one that is, these pre-tokenizers always cut, and none of their
+    normalizers looks across such a place.
+    """
+    if any(not token["special"] for token in spec["added_tokens"]):
+        return None
+    if not all(step["type"] in _LOCAL_NORMALIZERS for step in _steps(spec["normalizer"], "normalizers")):
+        return None
+    steps = _steps(spec["pre_tokenizer"], "pretokenizers")
+    kinds = [step["type"] for step in steps]
+    if len(kinds) == 1 and kinds[0] in _SPACE_DROPPING:
+        return str.split
+    if kinds == ["ByteLevel"] and steps[0]["use_regex"] and not steps[0]["add_prefix_space"]:
+        return _PIECES_WITH_THEIR_SPACES.findall
+    if (
+        kinds == ["Split", "Metaspace"]
+        and steps[0]["pattern"] == {"Regex": GPT2_PATTERN}
+        and (steps[0]["behavior"], steps[0]["invert"]) == ("Isolated", False)
+        and (steps[1]["prepend_scheme"], steps[1]["split"]) == ("never", False)
+    ):
+        return _PIECES_WITH_THEIR_SPACES.findall
+    return None
+
+
+def _steps(component: dict[str, Any] | None, name_of_list: str) -> list[dict[str, Any]]:
+    if component is None:
+        return []
+    return component[name_of_list] if component["type"] == "Sequence" else [component]

@@ -1,0 +1,51 @@
+"""Work spread over processes, with results in order and a bounded number of tasks under way."""
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Any, TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_TASKS_PER_PROCESS = 4
+
+
+def available_cpus() -> int:
+    """The number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def ordered_map(
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    *,
+    num_processes: int,
+    initializer: Callable[..., Any],
+    initargs: tuple[Any, ...] = (),
+) -> Iterator[Result]:
+    """`map(function, tasks)` in `num_processes` processes; in this one if that is 1.
+
+    Tasks are taken from their iterator as results are consumed, so memory stays bounded.
+    """
+    if num_processes == 1:
+        initializer(*initargs)
+        yield from map(function, tasks)
+        return
+    # spawn: forking a process that runs threads (tokenizers, arrow) can deadlock the child.
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(num_processes, mp_context=context, initializer=initializer, initargs=initargs)
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for task in tasks:
+            waiting.append(executor.submit(function, task))
+            if len(waiting) >= _TASKS_PER_PROCESS * num_processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        executor.shutdown(cancel_futures=True)

@@ -1,0 +1,289 @@
+"""From texts to a corpus folder: read, split, deduplicate, tokenize on all cores, write.
+
+One process reads and writes, the others tokenize. What is written depends on neither their number nor their speed.
+"""
+
+import hashlib
+import multiprocessing
+import os
+import shutil
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..configuration import reject_unknown_keys
+from .duplicates import NearDuplicates, signature
+from .encoding import Encoder
+from .parallel import available_cpus, ordered_map
+from .readers import Reader
+from .shards import SHARD_TOKENS, ShardWriter
+from .tokenizer import tokenizer_facts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+DEDUPLICATION = ("none", "exact", "near")
+_CHUNK_BYTES = 1 << 19
+_CHUNK_DOCUMENTS = 1 << 12
+_INLINE_BYTES = 1 << 22  # below this, starting processes takes longer than tokenizing
+
+
+def prepare(
+    reader: Reader,
+    *,
+    tokenizer: "PreTrainedTokenizerFast",
+    output_dir: str | Path,
+    validation_reader: Reader | None = None,
+    validation_fraction: float = 0.01,
+    deduplicate: str = "none",
+    num_processes: int | None = None,
+    overwrite: bool = False,
+    shard_tokens: int = SHARD_TOKENS,
+    report: Callable[[int, int], None] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Write `output_dir`/train and `output_dir`/validation: whole, or not at all.
+
+    Validation documents are those of `validation_reader`; else those that their source holds out and, where it says
+    nothing, each document with probability `validation_fraction`, by a hash of its text. Where that picks none of
+    several documents, the one of the smallest hash is held out. Repeated texts share a hash, so they never stand on
+    both sides.
+
+    Args:
+        deduplicate: `none`, `exact` (each text once) or `near` (see `duplicates`). The first one read is kept;
+            those of `validation_reader` are read first, so that none of them is trained on.
+        num_processes: None: one for each processor.
+        overwrite: replace the corpus in a folder that is not empty.
+        shard_tokens: a shard is full from this many tokens on.
+        report: called with (tokens written, bytes read) now and then.
+
+    Returns:
+        the manifests by split.
+
+    Raises:
+        ValueError: a value out of range, bad text, or no text at all.
+        FileExistsError: `output_dir` is not empty.
+    """
+    reject_unknown_keys([deduplicate], DEDUPLICATION, where="the choices of deduplicate")
+    if not 0 <= validation_fraction < 1:
+        raise ValueError(f"validation_fraction={validation_fraction} must lie in [0, 1)")
+    if num_processes is not None and num_processes < 1:
+        raise ValueError(f"num_processes={num_processes} must be at least 1")
+    output_dir = Path(output_dir)
+    check_output_dir(output_dir, overwrite=overwrite)
+    run = _Run(
+        readers=[reader] if validation_reader is None else [validation_reader, reader],
+        tokenizer=tokenizer,
+        deduplicate=deduplicate,
+        num_processes=num_processes,
+        shard_tokens=shard_tokens,
+        report=report,
+    )
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}-", dir=output_dir.parent))
+    try:
+        by_hash = validation_reader is None and validation_fraction > 0
+        manifests = run.write(building / "first", _digest_limit(validation_fraction) if by_hash else b"")
+        folder = building / "first"
+        if by_hash and not manifests["validation"]["documents"] and manifests["train"]["documents"] > 1:
+            folder = building / "second"
+            manifests = run.write(folder, run.smallest_digest + b"\0")  # the next string after it
+        _move(folder, output_dir, aside=building / "replaced")
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return manifests
+
+
+def check_output_dir(output_dir: Path, *, overwrite: bool) -> None:
+    """Raise where writing to `output_dir` would replace something without permission."""
+    if output_dir.exists() and not output_dir.is_dir():
+        raise FileExistsError(f"output_dir={output_dir} is a file")
+    if output_dir.is_dir() and any(output_dir.iterdir()) and not overwrite:
+        raise FileExistsError(f"output_dir={output_dir} is not empty; give --overwrite_output_dir or another folder")
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A document on its way to the writer."""
+
+    text: str
+    source: tuple[int, int]  # which reader, and which of its sources
+    split: str
+    digest: bytes
+    num_bytes: int
+
+
+class _Run:
+    """One preparation; `write` can be called again with another limit."""
+
+    def __init__(
+        self,
+        *,
+        readers: list[Reader],
+        tokenizer: "PreTrainedTokenizerFast",
+        deduplicate: str,
+        num_processes: int | None,
+        shard_tokens: int,
+        report: Callable[[int, int], None] | None,
+    ) -> None:
+        self.readers = readers
+        self.facts = tokenizer_facts(tokenizer)
+        self.tokenizer_json = tokenizer.backend_tokenizer.to_str()
+        self.deduplicate = deduplicate
+        self.shard_tokens = shard_tokens
+        self.report = report
+        sizes = [reader.total_bytes for reader in readers]
+        small = None not in sizes and sum(size or 0 for size in sizes) < _INLINE_BYTES
+        self.num_processes = num_processes or (1 if small else available_cpus())
+        self.smallest_digest = b""
+
+    def write(self, folder: Path, limit: bytes) -> dict[str, dict[str, Any]]:
+        """Write both splits below `folder`; documents whose digest is below `limit` are held out."""
+        fates: dict[tuple[int, int], Counter[str]] = {}
+        splits = {split: _Split(folder / split, self.facts, self.shard_tokens) for split in ("train", "validation")}
+        near = NearDuplicates()
+        self.smallest_digest = b"\xff" * 17
+        waiting: deque[list[_Item]] = deque()
+
+        def texts_of_chunks() -> Iterator[list[str]]:
+            for chunk in _chunks(self._items(limit, fates)):
+                waiting.append(chunk)
+                yield [item.text for item in chunk]
+
+        encoded_chunks = ordered_map(
+            _encode_chunk,
+            texts_of_chunks(),
+            num_processes=self.num_processes,
+            initializer=_start_worker,
+            initargs=(self.tokenizer_json, self.deduplicate == "near"),
+        )
+        for encoded in encoded_chunks:
+            for item, (tokens, signed) in zip(waiting.popleft(), encoded, strict=True):
+                fate = item.split
+                if not tokens:
+                    fate = "empty"
+                elif signed and near.seen(signed):
+                    fate = "near_duplicate"
+                else:
+                    splits[fate].append(tokens, item.num_bytes)
+                    self.smallest_digest = min(self.smallest_digest, item.digest)
+                fates[item.source][fate] += 1
+            if self.report:
+                written = sum(split.writer.num_tokens for split in splits.values())
+                self.report(written, sum(reader.bytes_read for reader in self.readers))
+        if not any(split.writer.num_documents for split in splits.values()):
+            read = sum(sum(counts.values()) for counts in fates.values())
+            raise ValueError(f"the corpus is empty: {read} documents were read, and none holds a token")
+        sources = self._account(fates)
+        return {name: split.close(name, sources, self.deduplicate) for name, split in splits.items()}
+
+    def _items(self, limit: bytes, fates: dict[tuple[int, int], Counter[str]]) -> Iterator[_Item]:
+        """Every document that is to be tokenized; exact duplicates end here."""
+        seen: set[bytes] = set()
+        for number, reader in enumerate(self.readers):
+            for document in reader:
+                source = (number, document.source)
+                content = document.text.encode("utf-8")
+                digest = hashlib.blake2b(content, digest_size=16).digest()
+                counts = fates.setdefault(source, Counter())
+                if self.deduplicate != "none":
+                    if digest in seen:
+                        counts["duplicate"] += 1
+                        continue
+                    seen.add(digest)
+                held_out = document.held_out if document.held_out is not None else digest < limit
+                if len(self.readers) > 1:
+                    held_out = number == 0
+                yield _Item(document.text, source, "validation" if held_out else "train", digest, len(content))
+
+    def _account(self, fates: dict[tuple[int, int], Counter[str]]) -> list[dict[str, Any]]:
+        """What became of the documents of each source; the counts add up to `documents`."""
+        kinds = ["train", "validation", "empty"]
+        kinds += {"none": [], "exact": ["duplicate"], "near": ["duplicate", "near_duplicate"]}[self.deduplicate]
+        accounts = []
+        for number, reader in enumerate(self.readers):
+            for index, source in enumerate(reader.sources):
+                counts = fates.get((number, index), Counter())
+                accounts.append({**source.facts(), **{kind: counts[kind] for kind in kinds}})
+                assert sum(counts.values()) + source.bad_text == source.documents, "every document is accounted for"
+        return accounts
+
+
+class _Split:
+    """The writer of one split and what is counted beside it."""
+
+    def __init__(self, folder: Path, tokenizer: dict[str, Any], shard_tokens: int) -> None:
+        self.writer = ShardWriter(folder, vocab_size=tokenizer["vocab_size"], shard_tokens=shard_tokens)
+        self.tokenizer = tokenizer
+        self.text_bytes = 0
+        self.unknown_tokens = 0
+
+    def append(self, tokens: bytes, num_bytes: int) -> None:
+        numbers = np.frombuffer(tokens, dtype=np.uint32)
+        ids = numbers >> 1
+        self.writer.append(ids, (numbers & 1).astype(bool))
+        self.text_bytes += num_bytes
+        self.unknown_tokens += int(np.count_nonzero(ids == self.tokenizer["unk_token_id"]))
+
+    def close(self, name: str, sources: list[dict[str, Any]], deduplicate: str) -> dict[str, Any]:
+        return self.writer.close(
+            {
+                "split": name,
+                "text_bytes": self.text_bytes,
+                "unknown_tokens": self.unknown_tokens,
+                "tokenizer": self.tokenizer,
+                "deduplicate": deduplicate,
+                "sources": sources,
+            }
+        )
+
+
+def _digest_limit(fraction: float) -> bytes:
+    """The string below which a share `fraction` of all digests lies."""
+    return int(fraction * 2**64).to_bytes(8, "big")
+
+
+def _chunks(items: Iterator[_Item]) -> Iterator[list[_Item]]:
+    """Runs of documents of about the same size, to tokenize at once."""
+    chunk: list[_Item] = []
+    size = 0
+    for item in items:
+        chunk.append(item)
+        size += item.num_bytes
+        if size >= _CHUNK_BYTES or len(chunk) >= _CHUNK_DOCUMENTS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+_worker: tuple[Encoder, bool]  # of this process: the encoder, and whether signatures are wanted
+
+
+def _start_worker(tokenizer_json: str, wants_signatures: bool) -> None:
+    global _worker
+    if multiprocessing.parent_process() is not None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process has one core to itself
+    _worker = Encoder(tokenizer_json), wants_signatures
+
+
+def _encode_chunk(texts: list[str]) -> list[tuple[bytes, bytes | None]]:
+    encoder, wants_signatures = _worker
+    signatures = map(signature, texts) if wants_signatures else [None] * len(texts)
+    return list(zip(encoder.encode(texts), signatures, strict=True))
+
+
+def _move(folder: Path, output_dir: Path, *, aside: Path) -> None:
+    """Rename what was written into place; what it replaces goes `aside`, what else lies there stays."""
+    if not output_dir.exists():
+        folder.rename(output_dir)
+        return
+    aside.mkdir()
+    for split in sorted(path.name for path in folder.iterdir()):
+        if (output_dir / split).exists():
+            (output_dir / split).rename(aside / split)
+        (folder / split).rename(output_dir / split)

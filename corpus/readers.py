@@ -1,0 +1,235 @@
+"""Documents out of inputs: files in any of the formats, folders, globs, the installed Python packages, and datasets of
+the Hub. What can be known to be wrong before reading is said before reading.
+"""
+
+import glob
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..configuration import reject_unknown_keys
+from .files import sha256_of_file
+from .formats import SEPARATORS, BadText, check_file, checked_text, choose_text_column, texts_of_file
+
+INSTALLED_PYTHON = "installed-python"
+_DATASET_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_FILE_SUFFIX = re.compile(r"\.[A-Za-z]\w*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text, the index of its source, and whether its source holds it out for validation (None: it does not say)."""
+
+    text: str
+    source: int
+    held_out: bool | None = None
+
+
+@dataclass
+class Source:
+    """One file, one installed package or one dataset, and what reading it met.
+
+    Attributes:
+        path: relative to the input that named it, so that the manifest is the same on every machine.
+        bytes: of the file; for what is not a file, of the texts.
+        sha256: of the same.
+        documents: how many were read, the bad ones included.
+        bad_text: how many were left out because they are not valid text.
+    """
+
+    path: str
+    bytes: int = 0
+    sha256: str = ""
+    documents: int = 0
+    bad_text: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        """What the manifest records."""
+        return asdict(self)
+
+
+class Reader:
+    """All documents of some inputs, in an order that depends on nothing but their names. Can be iterated again.
+
+    Args:
+        inputs: files, folders (all their files, sorted, hidden ones excepted), glob patterns, `installed-python`, or
+            `owner/name` of a dataset on the Hub (its train split).
+        text_column: the column of JSON lines, CSV, TSV, Parquet and datasets that holds the text; None: the first of
+            `TEXT_COLUMNS` that there is.
+        document_separator: what ends a document in text files: `blank_line`, `line` or `file`.
+        on_bad_text: `error`, or `skip` documents that are not valid text and count them.
+        dataset_config_name: which configuration of a dataset of the Hub.
+        held_out_fraction: the share of `installed-python` to mark as held out, in whole packages.
+
+    Attributes:
+        sources: what has been read so far.
+        total_bytes: the size of all files; None where an input is not made of files.
+        bytes_read: how much of that has been read so far.
+
+    Raises:
+        FileNotFoundError: an input that is not there.
+        ValueError: no input, empty files only, no text column, or an unknown choice.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[str | Path],
+        *,
+        text_column: str | None = None,
+        document_separator: str = "blank_line",
+        on_bad_text: str = "error",
+        dataset_config_name: str | None = None,
+        held_out_fraction: float = 0.0,
+    ) -> None:
+        reject_unknown_keys([document_separator], SEPARATORS, where="the choices of document_separator")
+        reject_unknown_keys([on_bad_text], ("error", "skip"), where="the choices of on_bad_text")
+        if not inputs:
+            raise ValueError("input is empty; name at least one file, folder or glob pattern")
+        self.text_column = text_column
+        self.document_separator = document_separator
+        self.on_bad_text = on_bad_text
+        self.held_out_fraction = held_out_fraction
+        self.sources: list[Source] = []
+        self.bytes_read = 0
+        self._inputs: list[str | list[tuple[str, Path]] | _Dataset] = [
+            _resolve(str(entry), dataset_config_name) for entry in inputs
+        ]
+        self.files = [path for files in self._inputs if isinstance(files, list) for _, path in files]
+        for path in self.files:
+            check_file(path, text_column)
+        only_files = all(isinstance(entry, list) for entry in self._inputs)
+        self.total_bytes = sum(path.stat().st_size for path in self.files) if only_files else None
+        if self.total_bytes == 0:
+            raise ValueError(f"the corpus is empty: {', '.join(map(str, inputs))} hold no text")
+
+    def __iter__(self) -> Iterator[Document]:
+        self.sources, self.bytes_read = [], 0
+        for entry in self._inputs:
+            if isinstance(entry, list):
+                for name, path in entry:
+                    yield from self._file(name, path)
+            elif isinstance(entry, _Dataset):
+                yield from self._dataset(entry)
+            else:
+                yield from self._installed_python()
+
+    def texts(self) -> Iterator[str]:
+        """The texts alone."""
+        return (document.text for document in self)
+
+    def _file(self, name: str, path: Path) -> Iterator[Document]:
+        source = Source(name, bytes=path.stat().st_size, sha256=sha256_of_file(path))
+        before = self.bytes_read
+        texts = texts_of_file(path, separator=self.document_separator, text_column=self.text_column)
+        for text, position in self._of_source(source, texts, path):
+            self.bytes_read = before + position
+            yield text
+        self.bytes_read = before + source.bytes
+
+    def _dataset(self, dataset: "_Dataset") -> Iterator[Document]:
+        source, digest = Source(f"hub:{dataset.name}"), hashlib.sha256()
+        for document, _ in self._of_source(source, dataset.texts(self.text_column), dataset.name):
+            _hash_text(source, digest, document.text)
+            yield document
+
+    def _of_source(
+        self, source: Source, texts: Iterable[tuple[str | BadText, int]], where: object
+    ) -> Iterator[tuple[Document, int]]:
+        """Count the documents of a source; stop at bad text, or leave it out."""
+        self.sources.append(source)
+        number = len(self.sources) - 1
+        for text, position in texts:
+            source.documents += 1
+            if isinstance(text, str):
+                yield Document(text, number), position
+            elif self.on_bad_text == "skip":
+                source.bad_text += 1
+            else:
+                raise ValueError(
+                    f"{where}, line {text.line}: {text.reason}; mend it, or leave such documents out with "
+                    "--on_bad_text skip"
+                )
+
+    def _installed_python(self) -> Iterator[Document]:
+        from .installed_python import held_out_packages, read_installed_python
+
+        docstrings = read_installed_python()
+        held_out = held_out_packages(docstrings, fraction=self.held_out_fraction)
+        digest, package = hashlib.sha256(), None
+        for docstring in docstrings:
+            if docstring.package != package:
+                package, digest = docstring.package, hashlib.sha256()
+                self.sources.append(Source(f"{INSTALLED_PYTHON}:{package}"))
+            self.sources[-1].documents += 1
+            _hash_text(self.sources[-1], digest, docstring.text)
+            yield Document(docstring.text, len(self.sources) - 1, held_out=package in held_out)
+
+
+@dataclass
+class _Dataset:
+    """The train split of a dataset on the Hub."""
+
+    name: str
+    records: Iterable[dict[str, Any]]
+
+    def texts(self, text_column: str | None) -> Iterator[tuple[str | BadText, int]]:
+        column: str | None = None
+        for number, record in enumerate(self.records, start=1):
+            column = column or choose_text_column(list(record), text_column, f"the dataset {self.name}")
+            yield checked_text(record[column], number), 0
+
+
+def _hash_text(source: Source, digest: Any, text: str) -> None:
+    content = text.encode("utf-8")
+    digest.update(content + b"\0")
+    source.sha256 = digest.hexdigest()
+    source.bytes += len(content)
+
+
+def _resolve(entry: str, dataset_config_name: str | None) -> "str | list[tuple[str, Path]] | _Dataset":
+    """What an input names: files as (name in the manifest, path), a dataset, or the installed packages."""
+    if entry == INSTALLED_PYTHON:
+        return entry
+    path = Path(entry)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
+        if not files:
+            raise ValueError(f"the corpus is empty: the folder {entry} holds no file")
+        return [(file.relative_to(path).as_posix(), file) for file in files]
+    if path.exists():
+        return [(path.name, path)]
+    if glob.has_magic(entry):
+        files = sorted(Path(found) for found in glob.glob(entry, recursive=True) if Path(found).is_file())
+        if not files:
+            raise FileNotFoundError(f"no file matches {entry}")
+        return [(file.name, file) for file in files]
+    if _DATASET_NAME.fullmatch(entry) and not _FILE_SUFFIX.search(entry) and not path.parent.is_dir():
+        return _load_dataset(entry, dataset_config_name)
+    raise FileNotFoundError(f"{entry} does not exist")
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _load_dataset(name: str, config_name: str | None) -> _Dataset:
+    try:
+        import datasets
+    except ImportError:
+        raise FileNotFoundError(
+            f"{name} does not exist; if it is a dataset of the Hub, pip install 'clozebert[data]'"
+        ) from None
+    from huggingface_hub import HfApi, constants
+
+    try:
+        if not constants.HF_HUB_OFFLINE:
+            HfApi().dataset_info(name, timeout=10)  # without this, a name that is not there is tried for half a minute
+        # Offline there is nothing to stream from, but the cache may hold the dataset.
+        records = datasets.load_dataset(name, config_name, split="train", streaming=not constants.HF_HUB_OFFLINE)
+    except Exception as error:  # connection, repository and format errors have no common type
+        reason = str(error).strip().split("\n")[0]
+        raise FileNotFoundError(f"{name} is neither a file or folder here nor a dataset to be had: {reason}") from None
+    return _Dataset(name, records)

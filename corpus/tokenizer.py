@@ -1,0 +1,188 @@
+"""Training tokenizers, and what a prepared corpus has to know about one."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from ..configuration import reject_unknown_keys
+from .encoding import GPT2_PATTERN
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+ALGORITHMS = ("wordpiece", "bpe", "unigram")
+SPECIAL_TOKENS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+_BYTES = 256
+_SMALLEST = {"wordpiece": 128, "bpe": _BYTES + len(SPECIAL_TOKENS), "unigram": _BYTES + 128}
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    algorithm: str = "wordpiece",
+    vocab_size: int = 30_522,
+    lowercase: bool = False,
+    model_max_length: int = 512,
+    progress: bool = False,
+) -> "PreTrainedTokenizerFast":
+    """Train a tokenizer whose ids 0…4 are [PAD] [UNK] [CLS] [SEP] [MASK] and that writes `[CLS] a [SEP] b [SEP]`.
+
+    `wordpiece` splits as BERT does, at spaces, punctuation and Chinese characters. `bpe` (on bytes) and `unigram` (with
+    bytes to fall back on) split as GPT-2 does; they have no unknown token in practice, and decoding gives the text
+    back. The same texts give the same tokenizer. The vocabulary is smaller than `vocab_size` where the texts do not
+    hold enough.
+
+    Args:
+        texts: documents.
+        algorithm: `wordpiece`, `bpe` or `unigram`.
+        vocab_size: entries, the special tokens included.
+        lowercase: lower-case the text; `wordpiece` strips accents too, as BERT does.
+        model_max_length: the longest input, in tokens, that the tokenizer announces.
+        progress: show the trainer's progress bars.
+
+    Raises:
+        ValueError: a value out of range, or no text.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    check_choices(algorithm, vocab_size, model_max_length)
+    train = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[algorithm]
+    tokenizer = train(_not_empty(texts), vocab_size, lowercase, progress)
+    cls, sep = SPECIAL_TOKENS["cls_token"], SPECIAL_TOKENS["sep_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{cls} $A {sep}",
+        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
+    )
+    # Where a space belongs to the token after it, the mask takes the space before it: "a [MASK] b" hides " word".
+    mask = AddedToken(SPECIAL_TOKENS["mask_token"], lstrip=algorithm != "wordpiece", special=True, normalized=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        **{**SPECIAL_TOKENS, "mask_token": mask},
+        model_max_length=model_max_length,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def check_choices(algorithm: str, vocab_size: int, model_max_length: int) -> None:
+    """Raise a `ValueError` where `train_tokenizer` would, before any text is read."""
+    reject_unknown_keys([algorithm], ALGORITHMS, where="the tokenizer algorithms (algorithm)")
+    if vocab_size < _SMALLEST[algorithm]:
+        raise ValueError(f"vocab_size={vocab_size} must be at least {_SMALLEST[algorithm]} for algorithm={algorithm!r}")
+    if model_max_length < 3:
+        raise ValueError(f"model_max_length={model_max_length} must be at least 3: [CLS], a token, [SEP]")
+
+
+def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: bool) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+        # Each letter enters twice, as itself and as ##itself: rare ones must not fill the vocabulary.
+        limit_alphabet=min(1000, vocab_size // 4),
+        show_progress=progress,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _bpe(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: bool) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    if lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=progress,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _unigram(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: bool) -> Tokenizer:
+    tokenizer = Tokenizer(models.Unigram())
+    if lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(GPT2_PATTERN), behavior="isolated"),
+            pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
+        ]
+    )
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size - _BYTES,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+        unk_token=SPECIAL_TOKENS["unk_token"],
+        show_progress=progress,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    # The trainer knows no bytes; with them behind everything that it learned, no character is unknown.
+    vocab = [(token, score) for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    lowest = min(score for _, score in vocab) - 10.0
+    vocab += [(f"<0x{byte:02X}>", lowest) for byte in range(_BYTES)]
+    tokenizer.model = models.Unigram(vocab, unk_id=list(SPECIAL_TOKENS).index("unk_token"), byte_fallback=True)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="never"), decoders.Fuse()]
+    )
+    return tokenizer
+
+
+def _not_empty(texts: Iterable[str]) -> Iterator[str]:
+    found = False
+    for text in texts:
+        found = found or bool(text.strip())
+        yield text
+    if not found:
+        raise ValueError("the input holds no text; a tokenizer needs some to learn from")
+
+
+def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
+    """Load a fast tokenizer that has the special tokens of masked-language modelling.
+
+    Raises:
+        ValueError: it cannot be loaded, is not a fast one, or lacks a special token.
+    """
+    from transformers import AutoTokenizer
+
+    path = Path(name_or_path)
+    if path.exists() and not (path / "tokenizer.json").is_file():
+        raise ValueError(f"tokenizer_name={name_or_path!r} holds no tokenizer.json; train one with train_tokenizer")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"tokenizer_name={name_or_path!r} cannot be loaded: {reason}") from None
+    if not tokenizer.is_fast:
+        raise ValueError(f"tokenizer_name={name_or_path!r} is not a fast tokenizer; word boundaries need one")
+    missing = [name for name in SPECIAL_TOKENS if getattr(tokenizer, name) is None and name != "unk_token"]
+    if missing:
+        raise ValueError(f"tokenizer_name={name_or_path!r} has no {', '.join(missing)}, which masked LM needs")
+    return tokenizer
+
+
+def tokenizer_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
+    """What the manifest records: a hash of the vocabulary, its size, and the special ids."""
+    vocab = json.dumps(sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1]), ensure_ascii=True)
+    return {
+        "vocab_sha256": hashlib.sha256(vocab.encode()).hexdigest(),
+        "vocab_size": len(tokenizer),
+        **{f"{name}_id": getattr(tokenizer, f"{name}_id") for name in SPECIAL_TOKENS},
+        "special_token_ids": sorted(tokenizer.all_special_ids),
+    }

@@ -1,0 +1,79 @@
+#!/usr/bin/env python
+"""Train a tokenizer on your text, saved so that `AutoTokenizer.from_pretrained` loads it.
+
+train_tokenizer.py --input text/ --algorithm wordpiece --vocab_size 30522 --output_dir TOKENIZER
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from clozebert.scripts._program import parse, run
+
+DESCRIPTION = "Train a WordPiece, BPE or Unigram tokenizer on text."
+
+
+@dataclass
+class Arguments:
+    """The flags."""
+
+    input: list[str] = field(
+        metadata={"help": "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub"}
+    )
+    output_dir: str = field(metadata={"help": "where the tokenizer goes"})
+    algorithm: str = field(default="wordpiece", metadata={"help": "wordpiece, bpe (on bytes) or unigram"})
+    vocab_size: int = field(default=30_522, metadata={"help": "entries, the special tokens included"})
+    lowercase: bool = field(default=False, metadata={"help": "lower-case the text; wordpiece strips accents too"})
+    model_max_length: int = field(default=512, metadata={"help": "the longest input that the tokenizer announces"})
+    text_column: str | None = field(
+        default=None, metadata={"help": "the column of the text; default: text, content, … whichever there is"}
+    )
+    document_separator: str = field(
+        default="blank_line", metadata={"help": "what ends a document in text files: blank_line, line or file"}
+    )
+    on_bad_text: str = field(default="error", metadata={"help": "error, or skip documents that are not valid UTF-8"})
+    dataset_config_name: str | None = field(
+        default=None, metadata={"help": "the configuration of a dataset on the Hub"}
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "write into a folder that is not empty"})
+    disable_tqdm: bool = field(default=False, metadata={"help": "show no progress bar"})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read, train, save, and say how large the vocabulary became."""
+    arguments = parse(Arguments, argv, prog="train_tokenizer", description=DESCRIPTION)
+
+    from pathlib import Path
+
+    from tqdm import tqdm
+
+    from clozebert.corpus.prepare import check_output_dir
+    from clozebert.corpus.readers import Reader
+    from clozebert.corpus.tokenizer import check_choices, train_tokenizer
+
+    check_choices(arguments.algorithm, arguments.vocab_size, arguments.model_max_length)
+    check_output_dir(Path(arguments.output_dir), overwrite=arguments.overwrite_output_dir)
+    reader = Reader(
+        arguments.input,
+        text_column=arguments.text_column,
+        document_separator=arguments.document_separator,
+        on_bad_text=arguments.on_bad_text,
+        dataset_config_name=arguments.dataset_config_name,
+    )
+    tokenizer = train_tokenizer(
+        tqdm(reader.texts(), desc="reading", unit=" documents", disable=arguments.disable_tqdm),
+        algorithm=arguments.algorithm,
+        vocab_size=arguments.vocab_size,
+        lowercase=arguments.lowercase,
+        model_max_length=arguments.model_max_length,
+    )
+    tokenizer.save_pretrained(arguments.output_dir)
+    skipped = sum(source.bad_text for source in reader.sources)
+    if skipped:
+        print(f"{skipped} documents were left out: not valid UTF-8")
+    if len(tokenizer) < arguments.vocab_size:
+        print(f"the text holds enough for {len(tokenizer)} entries only, not for --vocab_size {arguments.vocab_size}")
+    print(f"{arguments.algorithm} tokenizer of {len(tokenizer)} entries written to {arguments.output_dir}")
+
+
+if __name__ == "__main__":
+    run(main)
