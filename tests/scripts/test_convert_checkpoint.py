@@ -1,0 +1,79 @@
+"""The conversion program: by path, there and back, and its one-line errors."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from clozebert.scripts.convert_checkpoint import main
+
+
+@pytest.fixture
+def native(tmp_path):
+    config = transformers.BertConfig(
+        vocab_size=31, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=17
+    )
+    torch.manual_seed(0)
+    model = transformers.BertForTokenClassification(config)
+    model.save_pretrained(tmp_path / "native")
+    return tmp_path / "native"
+
+
+def call(*arguments, repository):
+    program = repository / "scripts" / "convert_checkpoint.py"
+    return subprocess.run(
+        [sys.executable, str(program), *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+def test_there_and_back(native, tmp_path, capsys):
+    main(["--input", str(native), "--output_dir", str(tmp_path / "ours"), "--to", "clozebert"])
+    main(["--input", str(tmp_path / "ours"), "--output_dir", str(tmp_path / "back"), "--to", "native"])
+    printed = capsys.readouterr().out
+    assert "ClozeBertForTokenClassification" in printed
+    assert "BertForTokenClassification" in printed
+    before, after = (load_file(folder / "model.safetensors") for folder in (native, tmp_path / "back"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_by_path(native, tmp_path, repository):
+    result = call("--input", native, "--output_dir", tmp_path / "ours", "--to", "clozebert", repository=repository)
+    assert result.returncode == 0, result.stderr
+    model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "ours", trust_remote_code=True)
+    assert type(model).__name__ == "ClozeBertForTokenClassification"
+
+
+def test_mistakes_are_one_line(tmp_path, repository):
+    result = call("--input", tmp_path / "no", "--output_dir", tmp_path / "out", "--to", "native", repository=repository)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert "neither a folder nor a name on the Hub" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_does_not_write_over_what_is_there(native, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious.txt").write_text("mine")
+    flags = ["--input", str(native), "--output_dir", str(tmp_path / "out"), "--to", "clozebert"]
+    with pytest.raises(ValueError, match="not empty"):
+        main(flags)
+    main([*flags, "--overwrite_output_dir"])
+    assert (tmp_path / "out" / "precious.txt").read_text() == "mine"
+    with pytest.raises(ValueError, match="output_dir is the input"):
+        main(["--input", str(native), "--output_dir", str(native), "--to", "clozebert", "--overwrite_output_dir"])
+
+
+def test_pickle_flag(native, tmp_path):
+    state = load_file(native / "model.safetensors")
+    (native / "model.safetensors").unlink()
+    torch.save(state, native / "pytorch_model.bin")
+    flags = ["--input", str(native), "--output_dir", str(tmp_path / "out"), "--to", "clozebert"]
+    with pytest.raises(ValueError, match="--allow_pickle"):
+        main(flags)
+    assert not (tmp_path / "out").exists()
+    main([*flags, "--allow_pickle"])
+    assert (tmp_path / "out" / "model.safetensors").is_file()
