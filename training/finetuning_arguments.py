@@ -117,8 +117,11 @@ class TokenArguments(FinetuningArguments):
             raise ValueError(f"--label_subwords {self.label_subwords}: expected first or all")
 
 
-# Flags that may differ between a run and its continuation.
-_FREE_ON_RESUME = {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "report_to", "trust_remote_code"}
+# Flags that may differ between a run and its continuation; of the data, its content is compared.
+_FREE_ON_RESUME = {
+    "model_name_or_path", "output_dir", "train_file", "validation_file", "test_file", "overwrite_output_dir",
+    "resume_from_checkpoint", "report_to", "trust_remote_code", "per_device_eval_batch_size", "seeds",
+}  # fmt: skip
 
 
 def comparable(arguments: FinetuningArguments) -> dict[str, Any]:

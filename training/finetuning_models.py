@@ -99,10 +99,22 @@ def load_classifier(
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ValueError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
     _refuse_random_encoder(model, loading["missing_keys"], name_or_path)
-    head = output_layer(model)
-    if not same_labels and head is not None:
-        model._init_weights(head)
+    if not same_labels:
+        _forget_output_layer(model)
     return model
+
+
+def _forget_output_layer(model: Any) -> None:
+    """Start the output layer anew: loaded for as many other labels, it would answer for them.
+
+    Not by the model's own `_init_weights`, which passes over what was loaded.
+    """
+    head = output_layer(model)
+    if head is not None:
+        with torch.no_grad():
+            head.weight.normal_(std=getattr(model.config, "initializer_range", 0.02))
+            if head.bias is not None:
+                head.bias.zero_()
 
 
 def load_fine_tuned(name_or_path: str, *, trust_remote_code: bool = False) -> tuple[Any, str]:

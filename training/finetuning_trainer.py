@@ -6,6 +6,7 @@ batch, so no split into micro-batches changes the gradient; and scores are those
 their windows.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -360,7 +361,7 @@ def run_once(
         per_token=task.kind == "token",
         packing=arguments.packing == "auto" and training.n_gpu <= 1,
     )
-    settings = _settings(arguments, task, training, maker, facts, seed)
+    settings = _settings(arguments, task, training, maker, facts, seed, windows)
     checkpoint = _checkpoint(arguments, folder, settings)
     _say_plan(task, splits, windows, training, isinstance(collator, PackedCollator), checkpoint)
     trainer = _make_trainer(arguments, task, model, tokenizer, splits, windows, training, collator)
@@ -452,6 +453,7 @@ def _settings(
     maker: WindowMaker,
     facts: dict[str, Any],
     seed: int,
+    windows: dict[str, list[Window]],
 ) -> dict[str, Any]:
     """What prediction needs to treat new text as training did, and what a continued run must agree with."""
     return {
@@ -463,8 +465,17 @@ def _settings(
         "learning_rate": training.learning_rate,
         "num_train_epochs": training.num_train_epochs,
         "per_device_train_batch_size": training.per_device_train_batch_size,
-        "arguments": {**comparable(arguments), "seed": seed, "seeds": None},
+        "data": {split: fingerprint(of_split) for split, of_split in windows.items()},
+        "arguments": {**comparable(arguments), "seed": seed},
     }
+
+
+def fingerprint(windows: Sequence[Window]) -> str:
+    """A short hash of what the model is given, by which a continued run knows that the data is the same."""
+    digest = hashlib.sha256()
+    for window in windows:
+        digest.update(repr((window.input_ids, window.token_type_ids, window.example, window.target)).encode())
+    return digest.hexdigest()[:16]
 
 
 def _checkpoint(arguments: FinetuningArguments, folder: str, settings: dict[str, Any]) -> str | None:
@@ -481,15 +492,19 @@ def _checkpoint(arguments: FinetuningArguments, folder: str, settings: dict[str,
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
             before = json.load(file)
-        now = json.loads(json.dumps(settings))
-        for key, value in {**now, **now["arguments"]}.items():
-            earlier = before.get(key, before.get("arguments", {}).get(key, value))
-            if key != "arguments" and earlier != value:
-                raise ValueError(
-                    f"--resume_from_checkpoint: the run in {folder} had {key}={earlier!r}, now it is {value!r}; "
-                    "give the same flags and data, or --overwrite_output_dir"
-                )
+        _refuse_other_settings(folder, before, json.loads(json.dumps(settings)))
     return checkpoint
+
+
+def _refuse_other_settings(folder: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    pairs = [(key, before.get("arguments", {}).get(key, value), value) for key, value in now["arguments"].items()]
+    pairs += [(key, before.get(key, value), value) for key, value in now.items() if key != "arguments"]
+    for key, earlier, value in pairs:
+        if earlier != value:
+            raise ValueError(
+                f"--resume_from_checkpoint: the run in {folder} had {key}={earlier!r}, now it is {value!r}; "
+                "give the same flags and data, or --overwrite_output_dir"
+            )
 
 
 def newest_checkpoint(folder: str) -> str | None:

@@ -1,0 +1,424 @@
+"""Scores with known answers, the loss under any split of a batch, and packed = padded."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clozebert.training.finetuning_metrics import (
+    entity_report,
+    multi_label_metrics,
+    regression_metrics,
+    single_label_metrics,
+    tag_metrics,
+)
+from clozebert.training.finetuning_models import (
+    add_lora,
+    depth_of_parameters,
+    encoder_layers,
+    freeze_layers,
+    known_label_names,
+    load_classifier,
+    load_fine_tuned,
+    longest_input,
+    output_layer,
+    parameter_groups,
+    scale_output,
+)
+from clozebert.training.finetuning_reports import confusion_matrix, mean_and_deviation, table_of_results
+from clozebert.training.finetuning_sequence import (
+    MULTI_LABEL,
+    REGRESSION,
+    SINGLE_LABEL,
+    SequenceExample,
+    SequenceTask,
+    balanced_weights,
+    make_sequence_task,
+)
+from clozebert.training.finetuning_tags import TaggedSentence, entity_spans
+from clozebert.training.finetuning_tokens import TokenTask, make_token_task
+from clozebert.training.finetuning_trainer import predict_logits
+from clozebert.training.finetuning_windows import PackedCollator, PaddedCollator, Window, WindowMaker
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from finetuning_helpers import TOKENIZER_KINDS, make_checkpoint, make_config, make_tokenizer
+
+# A model that is always right ----------------------------------------------------------------------------------------
+
+
+class Oracle(torch.nn.Module):
+    """Tags every position by the id that stands there: id modulo the number of labels. Knows nothing of alignment."""
+
+    def __init__(self, labels: int) -> None:
+        super().__init__()
+        self.labels = labels
+        self.nothing = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, torch.Tensor]:
+        return {"logits": torch.nn.functional.one_hot(input_ids % self.labels, self.labels).float() * 9}
+
+
+@pytest.mark.parametrize("kind", TOKENIZER_KINDS)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("entities", [False, True])
+def test_a_perfect_model_scores_exactly_one(kind: str, packed: bool, entities: bool) -> None:
+    """The gold tag of a word comes from its first id alone, found by the tokenizer itself; any slip in alignment,
+    windows or batches costs score."""
+    tokenizer = make_tokenizer(kind)
+    names = ["O", "B-A", "I-A", "B-B", "I-B"] if entities else ["P", "Q", "R", "S", "T"]
+    text = "the quick brown foxes, jumpingly over Ada's lazy-dogs; and numbers 0123 xyz unknownish letters "
+    words = (text * 3).split()
+    documents = [words[start : start + length] for start, length in ((0, 40), (3, 1), (5, 7), (11, 30))]
+
+    def first_id(word: str, index: int) -> int:
+        return tokenizer((" " if index else "") + word, add_special_tokens=False)["input_ids"][0]
+
+    sentences = []
+    for number, document in enumerate(documents):
+        tags: list[str | None] = [names[first_id(word, index) % 5] for index, word in enumerate(document)]
+        spaces = [index > 0 for index in range(len(document))]
+        sentences.append(TaggedSentence(document, spaces, tags, "f", number))
+    task = TokenTask(label_names=names, entities=False)
+    maker = WindowMaker(tokenizer, max_seq_length=16)
+    windows = task.windows(sentences, maker)
+    assert len(windows) > len(sentences)
+    collator = PackedCollator(per_token=True) if packed else PaddedCollator(0, per_token=True)
+    logits = task.assemble(sentences, windows, predict_logits(Oracle(5), windows, collator, batch_size=3))
+    gold, predicted = task.scored_tags(logits, sentences)
+    scores = tag_metrics(gold, predicted, entities=entities)
+    assert scores["accuracy"] == 1.0
+    assert scores["f1" if entities else "f1_macro"] == 1.0
+
+
+@pytest.mark.parametrize("problem_type", [SINGLE_LABEL, MULTI_LABEL, REGRESSION])
+def test_perfect_sequence_logits_score_exactly_one(problem_type: str) -> None:
+    labels: list[Any] = {
+        SINGLE_LABEL: ["a", "b", "c", "a"],
+        MULTI_LABEL: [frozenset("ab"), frozenset("c"), frozenset(), frozenset("a")],
+        REGRESSION: [3.0, -100.0, 7.5, 12.0],
+    }[problem_type]
+    examples = [SequenceExample("t", None, label, "f") for label in labels]
+    task = make_sequence_task(examples, problem_type=problem_type, value_name="v", known_names=None, balanced=False)
+    logits = np.zeros((4, len(task.label_names)))
+    for row, label in enumerate(labels):
+        if problem_type == REGRESSION:
+            logits[row, 0] = label
+        else:
+            names = label if problem_type == MULTI_LABEL else {label}
+            logits[row] = [30.0 if name in names else -30.0 for name in "abc"]
+    scores = task.metrics(logits, examples)
+    assert scores["loss"] == pytest.approx(0, abs=1e-12)
+    exact = {SINGLE_LABEL: ("accuracy", "f1_macro", "f1_micro"), MULTI_LABEL: ("accuracy", "f1_macro", "f1_micro")}
+    for name in exact.get(problem_type, ("pearson", "spearman")):
+        assert scores[name] == pytest.approx(1.0, abs=1e-15)
+    if problem_type == REGRESSION:
+        assert scores["mse"] == 0
+
+
+# Scores by hand ------------------------------------------------------------------------------------------------------
+
+
+def test_single_label_scores_by_hand() -> None:
+    scores = single_label_metrics(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1]), num_labels=2)
+    # class 0: P 1, R 2/3, F1 0.8; class 1: P 1/2, R 1, F1 2/3
+    assert scores["accuracy"] == scores["f1_micro"] == 0.75
+    assert scores["f1_macro"] == pytest.approx((0.8 + 2 / 3) / 2)
+    assert scores["majority_accuracy"] == 0.75
+    assert scores["majority_f1_macro"] == pytest.approx((6 / 7) / 2)
+
+
+def test_multi_label_scores_by_hand() -> None:
+    scores = multi_label_metrics(np.array([[1, 0], [1, 1], [0, 0]]), np.array([[1, 0], [1, 0], [0, 1]]))
+    assert scores["f1_micro"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
+    assert scores["f1_macro"] == 0.5
+    assert scores["accuracy"] == pytest.approx(1 / 3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), min_size=3, max_size=20))
+def test_correlations_are_those_of_scipy(pairs: list[tuple[int, int]]) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    a, b = np.array(pairs, dtype=float).T
+    scores = regression_metrics(a, b, training_mean=0.0)
+    if a.std() == 0 or b.std() == 0:
+        assert scores["pearson"] == scores["spearman"] == 0
+    else:
+        assert scores["pearson"] == pytest.approx(stats.pearsonr(a, b)[0], abs=1e-9)
+        assert scores["spearman"] == pytest.approx(stats.spearmanr(a, b)[0], abs=1e-9)
+
+
+TAGS = st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), min_size=1, max_size=8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=4))
+def test_entity_scores_are_those_of_sets_of_spans(pairs: list[tuple[list[str], list[str]]]) -> None:
+    gold = [g[: min(len(g), len(p))] for g, p in pairs]
+    predicted = [p[: min(len(g), len(p))] for g, p in pairs]
+    gold_spans = {(i, span) for i, tags in enumerate(gold) for span in entity_spans(tags)}
+    predicted_spans = {(i, span) for i, tags in enumerate(predicted) for span in entity_spans(tags)}
+    right, total = len(gold_spans & predicted_spans), len(gold_spans) + len(predicted_spans)
+    row = entity_report(gold, predicted)["micro avg"]
+    assert row["f1-score"] == pytest.approx(2 * right / total if total else 0)
+
+
+def test_words_without_a_gold_tag_do_not_count() -> None:
+    sentence = TaggedSentence(["a", "b"], [False, True], ["X", None], "f", 1)
+    task = TokenTask(label_names=["X", "Y"], entities=False)
+    scores = task.metrics([np.array([[3.0, 0.0], [0.0, 3.0]])], [sentence])
+    assert scores["accuracy"] == 1.0
+    assert scores["loss"] == pytest.approx(np.log(1 + np.exp(-3.0)), abs=1e-6)
+
+
+def test_windows_of_a_long_document_are_averaged() -> None:
+    task = SequenceTask(problem_type=SINGLE_LABEL, label_names=["a", "b"])
+    examples = [SequenceExample("t", None, "a", "f"), SequenceExample("t", None, "b", "f")]
+    windows = [Window([1], None, 0), Window([1], None, 1), Window([1], None, 0)]
+    logits = [np.array([4.0, 0.0]), np.array([1.0, 2.0]), np.array([0.0, 2.0])]
+    assert task.assemble(examples, windows, logits).tolist() == [[2.0, 1.0], [1.0, 2.0]]
+
+
+def test_confusion_table_and_deviation_by_hand() -> None:
+    assert confusion_matrix(["a", "b"], ["a", "a", "b"], ["a", "b", "b"]).tolist() == [[1, 1], [0, 1]]
+    combined = mean_and_deviation([{"eval_f1": 0.5, "x": "s"}, {"eval_f1": 0.7, "x": "s"}])
+    assert combined == {"eval_f1": pytest.approx(0.6), "eval_f1_sd": pytest.approx(0.2 / 2**0.5)}
+    assert "0.6000 ± 0.1414" in table_of_results(combined, splits=["eval"])
+
+
+# The loss ------------------------------------------------------------------------------------------------------------
+
+
+def tasks_with_batch() -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    weights = [0.5, 2.0, 1.0]
+    return [
+        (SequenceTask(problem_type=SINGLE_LABEL, label_names="abc"), torch.randn(8, 3), torch.randint(3, (8,))),
+        (
+            SequenceTask(problem_type=SINGLE_LABEL, label_names="abc", class_weights=weights),
+            torch.randn(8, 3),
+            torch.randint(3, (8,)),
+        ),
+        (SequenceTask(problem_type=MULTI_LABEL, label_names="abc"), torch.randn(8, 3), torch.rand(8, 3).round()),
+        (
+            SequenceTask(problem_type=REGRESSION, label_names=["v"], target_mean=3.0, target_scale=2.0),
+            torch.randn(8, 1),
+            torch.randn(8),
+        ),
+        (
+            TokenTask(label_names="abc", entities=False),
+            torch.randn(8, 5, 3),
+            torch.randint(3, (8, 5)).masked_fill(torch.rand(8, 5) < 0.4, -100),
+        ),
+    ]
+
+
+@pytest.mark.parametrize("case", range(5))
+def test_any_split_of_a_batch_has_the_same_loss(case: int) -> None:
+    task, logits, labels = tasks_with_batch()[case]
+    items = (labels != -100).sum()
+    whole = task.loss({"logits": logits}, labels, items)
+    for sizes in ([4, 4], [1, 2, 5]):
+        parts = zip(logits.split(sizes), labels.split(sizes), strict=True)
+        split = sum(task.loss({"logits": some}, of_them, items) for some, of_them in parts)
+        torch.testing.assert_close(split, whole, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(task.loss({"logits": logits}, labels), whole)
+
+
+def test_losses_are_the_textbook_ones() -> None:
+    (single, logits, labels), _, (multi, m_logits, m_labels), (regression, r_logits, r_labels), _ = tasks_with_batch()
+    log_p = logits.log_softmax(-1)[torch.arange(8), labels]
+    torch.testing.assert_close(single.loss({"logits": logits}, labels), -log_p.mean())
+    p = m_logits.sigmoid()
+    expected = -(m_labels * p.log() + (1 - m_labels) * (1 - p).log()).mean()
+    torch.testing.assert_close(multi.loss({"logits": m_logits}, m_labels), expected)
+    expected = (((r_logits[:, 0] - 3) / 2 - r_labels) ** 2).mean()
+    torch.testing.assert_close(regression.loss({"logits": r_logits}, r_labels), expected)
+
+
+def test_balanced_weights_are_one_on_average() -> None:
+    counts = [10, 30, 60]
+    weights = balanced_weights(counts)
+    assert sum(w * c for w, c in zip(weights, counts, strict=True)) == pytest.approx(100)
+    assert weights[0] * 10 == pytest.approx(weights[1] * 30) == pytest.approx(weights[2] * 60)
+
+
+def test_a_batch_without_labels_has_no_loss_and_no_nan() -> None:
+    task = TokenTask(label_names="ab", entities=False)
+    assert task.loss({"logits": torch.randn(1, 2, 2)}, torch.full((1, 2), -100)) == 0
+
+
+# Packed and padded ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("per_token", "pooling"), [(True, "cls"), (False, "cls"), (False, "mean"), (False, "max"), (False, "attention")]
+)
+def test_packed_is_padded_in_loss_and_gradient(per_token: bool, pooling: str) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    import clozebert  # noqa: F401
+
+    tokenizer = make_tokenizer("wordpiece")
+    texts = ["the quick fox", "a wonderful film and a happy end", "dog", "hello world and so on and on and on"]
+    maker = WindowMaker(tokenizer, max_seq_length=32)
+    auto = AutoModelForTokenClassification if per_token else AutoModelForSequenceClassification
+    torch.manual_seed(0)
+    model = auto.from_config(make_config("clozebert", len(tokenizer), num_labels=3, classifier_pooling=pooling))
+    task: Any
+    if per_token:
+        task = TokenTask(label_names="abc", entities=False)
+        documents = [text.split() for text in texts]
+        spaces = [[index > 0 for index in range(len(words))] for words in documents]
+        windows = maker.of_words(documents, spaces, [[(len(w) % 3, len(w) % 3) for w in words] for words in documents])
+    else:
+        task = SequenceTask(problem_type=SINGLE_LABEL, label_names="abc")
+        windows = maker.of_texts(texts, None, [0, 1, 2, 1])
+    results = []
+    for collator in (PaddedCollator(0, per_token), PackedCollator(per_token)):
+        batch = collator(windows)
+        labels = batch.pop("labels")
+        model.zero_grad()
+        loss = task.loss(model(**batch), labels)
+        loss.backward()
+        results.append((loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-5, atol=1e-5)
+    assert results[0][1].abs().max() > 1e-3
+
+
+# The model -----------------------------------------------------------------------------------------------------------
+
+
+def load(folder: str, kind: str = "sequence", names: Sequence[str] = ("a", "b", "c")) -> Any:
+    problem_type = SINGLE_LABEL if kind == "sequence" else "token_classification"
+    return load_classifier(folder, kind=kind, label_names=names, problem_type=problem_type)
+
+
+MODEL_TYPES = ("bert", "roberta", "distilbert", "clozebert")
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_what_the_model_side_finds_in_each_architecture(tmp_path: Path, model_type: str) -> None:
+    folder = make_checkpoint(tmp_path / "m", model_type=model_type)
+    model = load(folder)
+    head = output_layer(model)
+    assert head is not None
+    assert head.out_features == 3
+    assert len(encoder_layers(model)) == 2
+    assert longest_input(model, SimpleNamespace(model_max_length=10**30)) in (64, 65)  # RoBERTa: 66 - 1 - pad
+    depths = depth_of_parameters(model)
+    assert set(depths.values()) == {0, 1, 2, 3}
+    assert all(depth == 0 for name, depth in depths.items() if "embeddings" in name)
+    assert all(depth == 3 for name, depth in depths.items() if name.startswith("classifier"))
+    freeze_layers(model, 1)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, depth in depths.items() if depth <= 1}
+    with pytest.raises(ValueError, match="--freeze_layers 9: the model has 2 layers"):
+        freeze_layers(model, 9)
+
+
+def test_groups_have_rates_by_depth_and_no_decay_of_vectors(tmp_path: Path) -> None:
+    model = load(make_checkpoint(tmp_path / "m"))
+    groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.1, layer_decay=0.5)
+    by_id = {id(p): group for group in groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        group = by_id[id(parameter)]
+        assert group["weight_decay"] == (0.1 if parameter.dim() > 1 else 0.0)
+        depth = depth_of_parameters(model)[name]
+        assert group["lr"] == 0.5 ** (3 - depth)
+
+
+def test_a_scaled_head_trains_like_standardised_targets(tmp_path: Path) -> None:
+    """One AdamW step on (value - mean) / scale, and one on the value itself with the scaled head: the same function."""
+    folder = make_checkpoint(tmp_path / "m")
+    mean, scale = 250.0, 40.0
+    ids = torch.tensor([[2, 7, 8, 3], [2, 9, 10, 3]])
+    values = torch.tensor([200.0, 310.0])
+    outputs = []
+    for in_own_unit in (False, True):
+        torch.manual_seed(0)
+        model = load_classifier(folder, kind="sequence", label_names=["v"], problem_type=REGRESSION)
+        head = scale_output(model, mean=mean if in_own_unit else 0.0, scale=scale if in_own_unit else 1.0)
+        groups = parameter_groups(
+            model, learning_rate=1e-3, weight_decay=0.01, scaled_head=head, scale=scale if in_own_unit else 1.0
+        )
+        optimizer = torch.optim.AdamW(groups, eps=1e-12)
+        task = SequenceTask(
+            problem_type=REGRESSION,
+            label_names=["v"],
+            target_mean=mean if in_own_unit else 0.0,
+            target_scale=scale if in_own_unit else 1.0,
+        )
+        for _ in range(3):
+            optimizer.zero_grad()
+            task.loss(model(input_ids=ids), (values - mean) / scale).backward()
+            optimizer.step()
+        with torch.no_grad():
+            raw = model(input_ids=ids)["logits"][:, 0]
+        outputs.append(raw if in_own_unit else raw * scale + mean)
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-2)
+    assert (outputs[0] - mean).abs().max() > 1
+
+
+def test_label_order_of_a_fine_tuned_model_is_kept_and_its_head_too(tmp_path: Path) -> None:
+    model = load(make_checkpoint(tmp_path / "m"), names=("z", "a", "m"))
+    model.save_pretrained(tmp_path / "tuned")
+    known = known_label_names(model.config, kind="sequence")
+    assert known == ["z", "a", "m"]
+    assert known_label_names(model.config, kind="token") is None
+    examples = [SequenceExample("t", None, label, "f") for label in ("a", "z")]
+    task = make_sequence_task(examples, problem_type=SINGLE_LABEL, value_name="v", known_names=known, balanced=False)
+    assert task.label_names == ["z", "a", "m"]
+    again = load(str(tmp_path / "tuned"), names=("z", "a", "m"))
+    torch.testing.assert_close(again.classifier.weight, model.classifier.weight)
+    # other names, the same number: the old head means something else and must not be kept
+    other = load(str(tmp_path / "tuned"), names=("x", "y", "w"))
+    assert not torch.allclose(other.classifier.weight, model.classifier.weight)
+    assert load(str(tmp_path / "tuned"), names=("x", "y")).classifier.out_features == 2
+    tuned, kind = load_fine_tuned(str(tmp_path / "tuned"))
+    assert (kind, tuned.config.id2label) == ("sequence", {0: "z", 1: "a", 2: "m"})
+
+
+def test_tag_order_of_a_fine_tuned_model_is_kept() -> None:
+    sentence = TaggedSentence(["a", "b"], [False, True], ["B-X", "O"], "f", 1)
+    names = ["I-X", "B-X", "O"]
+    assert make_token_task([sentence], scheme="iob2", known_names=names, balanced=False).label_names == names
+    task = make_token_task([sentence], scheme="iob2", known_names=["O", "B-Y"], balanced=True)
+    assert task.label_names == ["O", "B-X", "I-X"]
+    assert task.class_weights is not None
+
+
+def test_weights_of_the_encoder_that_are_missing_are_an_error(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = Path(make_checkpoint(tmp_path / "m"))
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if "layer.1." not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="lacks 16 weights of the encoder"):
+        load(str(folder))
+
+
+def test_a_model_that_is_not_fine_tuned_cannot_predict(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="fine-tune it first, it is \\['BertForMaskedLM'\\]"):
+        load_fine_tuned(make_checkpoint(tmp_path / "m"))
+    with pytest.raises(ValueError, match="there is no such folder"):
+        load_fine_tuned(str(tmp_path / "gone"))
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_lora_trains_adapters_and_head_only(tmp_path: Path, model_type: str) -> None:
+    pytest.importorskip("peft")
+    model = add_lora(load(make_checkpoint(tmp_path / "m", model_type=model_type)), rank=2)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert any("lora_A" in name for name in trained)
+    assert all("lora_" in name or "classifier" in name or "head" in name for name in trained), trained
+    merged = model.merge_and_unload()  # type: ignore[operator]
+    assert not any("lora" in name for name, _ in merged.named_parameters())
