@@ -75,7 +75,7 @@ def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> Cloze
     if native.config.architectures is not None:
         config.architectures = [f"ClozeBert{ending}"]
     ours_class = getattr(modeling_clozebert, f"ClozeBert{ending}")
-    ours = _make(ours_class, config)
+    ours = build(ours_class, config)
     tensors = dict(native.state_dict())
     renamed: dict[str, torch.Tensor] = {}
     for names, native_name in tensor_names(architecture, class_name, ours.state_dict()):
@@ -87,7 +87,7 @@ def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> Cloze
             # Cloned, or the parts would share one storage, which safetensors refuses.
             parts = (part.clone() for part in tensor.split(sizes))
             renamed.update(zip(names, parts, strict=True))
-    _fill(ours, renamed)
+    fill(ours, renamed)
     return ours.train(native.training)
 
 
@@ -113,7 +113,7 @@ def to_native(
     pooler: dict[str, Any] = {}
     if ending == "Model" and target.optional_pooler:
         pooler["add_pooling_layer"] = model.pooler is not None
-    native = _make(_transformers_class(class_name), config, **pooler)
+    native = build(_transformers_class(class_name), config, **pooler)
     tensors = dict(model.state_dict())
     renamed: dict[str, torch.Tensor] = {}
     for names, native_name in tensor_names(target, class_name, tensors):
@@ -125,7 +125,7 @@ def to_native(
     for twin, name in target.twins.items():
         if name in renamed:
             renamed[twin] = renamed[name]
-    _fill(native, renamed)
+    fill(native, renamed)
     return native.train(model.training)
 
 
@@ -369,13 +369,13 @@ def _prefixed(rename: Rename, prefix: str) -> Rename:
     return ours, f"{prefix}.{right}"
 
 
-def _make(model_class: Any, config: PreTrainedConfig, **options: Any) -> Any:
+def build(model_class: Any, config: PreTrainedConfig, **options: Any) -> Any:
     """A model whose parameters are still without values, and whose buffers have theirs."""
     with init.no_init_weights():
         return model_class(config, **options)
 
 
-def _fill(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
+def fill(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
     """Put tensors in place of the parameters, in their own type, and tie again what is tied."""
     model.load_state_dict(tensors, strict=True, assign=True)
     model.tie_weights()
@@ -388,6 +388,6 @@ def _transformers_class(name: str) -> Any:
 
 
 __all__ = [
-    "architecture_of", "choose_architecture", "config_from_native", "config_to_native", "convert_from_native",
-    "find_obstacles", "from_native", "save_native", "tensor_names", "to_native",
+    "architecture_of", "build", "choose_architecture", "config_from_native", "config_to_native", "convert_from_native",
+    "fill", "find_obstacles", "from_native", "save_native", "tensor_names", "to_native",
 ]  # fmt: skip

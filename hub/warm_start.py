@@ -1,0 +1,420 @@
+"""Starting a larger model from a trained one: more tokens, more or wider layers, longer sequences.
+
+Each function gives a new model and its pseudo-perplexity beside that of the old one, on the same documents, so that one
+sees what was kept before training goes on. The old model is left as it is.
+
+Shapes: V vocabulary, D hidden size, E embedding size, F feed-forward size, H heads, K head size, P positions.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ..configuration.configuration_clozebert import ClozeBertConfig
+from ..modeling.modeling_clozebert import ClozeBertForMaskedLM
+from .native import build, fill
+
+Documents = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """A model made from another, and what it costs: pseudo-perplexities before and after.
+
+    Both divide by the same number of tokens, those of the old model, so that they can be compared even where the new
+    one cuts the text into fewer.
+    """
+
+    model: ClozeBertForMaskedLM
+    before: float
+    after: float
+    tokenizer: Any = None
+
+    def __str__(self) -> str:
+        return f"pseudo-perplexity {self.before:.4g} before, {self.after:.4g} after"
+
+
+# Measuring
+
+
+@torch.no_grad()
+def pseudo_perplexity(
+    model: ClozeBertForMaskedLM,
+    documents: Documents,
+    *,
+    positions_per_document: int = 32,
+    batch_size: int = 32,
+    num_tokens: int | None = None,
+) -> float:
+    """exp(-(1/N) sum_t log p(x_t | x without x_t)) (Salazar et al. 2020): each token masked by itself in turn.
+
+    Args:
+        documents: token ids, special tokens included; those are never masked.
+        positions_per_document: at most so many tokens of a document, evenly spaced.
+        num_tokens: divide by this many tokens in place of those that were masked; then all of them are masked.
+
+    Raises:
+        ValueError: the model's configuration has no mask token, or there is nothing to mask.
+    """
+    loss, count = _masked_loss(model, documents, None if num_tokens else positions_per_document, batch_size)
+    return math.exp(min(loss / (num_tokens or count), 700))
+
+
+def _masked_loss(
+    model: ClozeBertForMaskedLM, documents: Documents, positions_per_document: int | None, batch_size: int
+) -> tuple[float, int]:
+    """The sum of -log p over the tokens that are masked one at a time, and their number."""
+    config = model.config
+    if config.mask_token_id is None:
+        raise ValueError("mask_token_id of the model's configuration is not set: pseudo-perplexity masks tokens")
+    special = {getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep", "mask")}
+    was_training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    for document in documents:
+        positions = [index for index, token in enumerate(document) if token not in special]
+        if positions_per_document is not None and len(positions) > positions_per_document:
+            step = len(positions) / positions_per_document
+            positions = [positions[int(index * step)] for index in range(positions_per_document)]
+        ids_T = torch.tensor(document, device=model.device)
+        for first in range(0, len(positions), batch_size):
+            masked_B = torch.tensor(positions[first : first + batch_size], device=model.device)
+            rows_B = torch.arange(len(masked_B), device=model.device)
+            ids_BT = ids_T.repeat(len(masked_B), 1)
+            ids_BT[rows_B, masked_B] = config.mask_token_id
+            logits_BV = model(input_ids=ids_BT, masked_positions=rows_B * len(ids_T) + masked_B).logits
+            total += float(F.cross_entropy(logits_BV.float(), ids_T[masked_B], reduction="sum"))
+        count += len(positions)
+    model.train(was_training)
+    if count == 0:
+        raise ValueError("documents hold no token that could be masked: give some text")
+    return total, count
+
+
+def _report(old: ClozeBertForMaskedLM, new: ClozeBertForMaskedLM, documents: Documents) -> WarmStart:
+    return WarmStart(new, pseudo_perplexity(old, documents), pseudo_perplexity(new, documents))
+
+
+# Vocabulary
+
+
+def extend_vocabulary(
+    model: ClozeBertForMaskedLM, tokenizer: Any, new_tokens: Sequence[str], *, texts: Sequence[str]
+) -> WarmStart:
+    """Add tokens; the rows of each begin as the mean of those that it was cut into so far.
+
+    Args:
+        tokenizer: the model's; a copy of it gets the tokens.
+        new_tokens: whole words or strings, none of which the tokenizer has.
+        texts: on which pseudo-perplexity is measured, per token of the old tokenizer.
+
+    Raises:
+        ValueError: a token is known already, or is cut into nothing but unknown tokens.
+    """
+    _check_masked_lm(model)
+    known = tokenizer.get_vocab()
+    pieces: dict[str, list[int]] = {}
+    for token in new_tokens:
+        if token in known:
+            raise ValueError(f"new_tokens holds {token!r}, which the tokenizer has already")
+        ids = [i for i in tokenizer(token, add_special_tokens=False)["input_ids"] if i != tokenizer.unk_token_id]
+        if not ids:
+            raise ValueError(
+                f"new_tokens holds {token!r}, in which the tokenizer knows no part: there is no row to take"
+            )
+        pieces[token] = ids
+    larger = copy.deepcopy(tokenizer)
+    larger.add_tokens(list(pieces))
+    # A model may have more rows than its tokenizer has tokens; those are used up first.
+    config = _changed(model.config, vocab_size=max(model.config.vocab_size, len(larger)))
+    tensors = dict(model.state_dict())
+    for name in ("model.embeddings.word_embeddings.weight", "decoder.weight", "decoder.bias"):
+        if name not in tensors:
+            continue
+        old = tensors[name]
+        rows = old.new_zeros(config.vocab_size, *old.shape[1:])
+        rows[: len(old)] = old
+        for token, ids in pieces.items():
+            rows[larger.convert_tokens_to_ids(token)] = old[ids].float().mean(dim=0).to(old.dtype)
+        tensors[name] = rows
+    new = _rebuild(config, tensors)
+    old_documents, new_documents = ([cut(text)["input_ids"] for text in texts] for cut in (tokenizer, larger))
+    loss, count = _masked_loss(model, old_documents, None, 32)
+    after = pseudo_perplexity(new, new_documents, num_tokens=count)
+    return WarmStart(new, math.exp(min(loss / count, 700)), after, larger)
+
+
+# Depth
+
+
+def grow_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int, *, documents: Documents) -> WarmStart:
+    """Repeat layers in place: layer i of m is a copy of layer floor(i n / m) of n, its kind of attention included.
+
+    Raises:
+        ValueError: fewer layers than there are.
+    """
+    _check_masked_lm(model)
+    old_layers = model.config.num_hidden_layers
+    if num_hidden_layers < old_layers:
+        raise ValueError(
+            f"num_hidden_layers={num_hidden_layers} is less than the model's {old_layers}: layers are added"
+        )
+    sources = [index * old_layers // num_hidden_layers for index in range(num_hidden_layers)]
+    changes: dict[str, Any] = {"num_hidden_layers": num_hidden_layers}
+    if model.config.layer_types is not None:
+        changes["layer_types"] = [model.config.layer_types[source] for source in sources]
+    config = _changed(model.config, **changes)
+    old = model.state_dict()
+    tensors = {name: tensor for name, tensor in old.items() if not name.startswith("model.layers.")}
+    for layer, source in enumerate(sources):
+        names = [name for name in old if name.startswith(f"model.layers.{source}.")]
+        tensors.update({_at_layer(name, layer): old[name] for name in names})
+        if layer > 0 and source == 0 and not config.first_attention_norm:
+            # Layer 0 has no norm before its attention; a copy further up, where activations are larger, needs one.
+            norms = [name for name in old if name.startswith("model.layers.1.attention_norm.")]
+            if not norms:
+                raise ValueError("first_attention_norm=False and a single layer: there is no norm to copy for a second")
+            tensors.update({_at_layer(name, layer): old[name] for name in norms})
+    return _report(model, _rebuild(config, tensors), documents)
+
+
+def _at_layer(name: str, layer: int) -> str:
+    parts = name.split(".")
+    parts[2] = str(layer)
+    return ".".join(parts)
+
+
+# Width
+
+# Which size the rows and the columns of a weight have; a bias or a norm has that of the rows. `None` stays as it is.
+_AXES: dict[str, tuple[str | None, str | None]] = {
+    "q_proj": ("heads", "hidden"),
+    "k_proj": ("key_heads", "hidden"),
+    "v_proj": ("key_heads", "hidden"),
+    "o_proj": ("hidden", "heads"),
+    "gate_proj": ("feed_forward", "hidden"),
+    "up_proj": ("feed_forward", "hidden"),
+    "down_proj": ("hidden", "feed_forward"),
+    "attention_norm": ("hidden", None),
+    "mlp_norm": ("hidden", None),
+    "final_norm": ("hidden", None),
+    "q_norm": (None, None),
+    "k_norm": (None, None),
+    "projection": ("hidden", None),
+    "dense": ("embedding", "hidden"),
+    "norm": ("embedding", None),
+    # Embeddings are looked up, so their columns are outputs.
+    "word_embeddings": (None, "embedding"),
+    "token_type_embeddings": (None, "embedding"),
+    "table": (None, "embedding"),
+    "decoder": (None, "embedding"),
+}
+_LOOKED_UP = ("word_embeddings", "token_type_embeddings", "table")
+
+
+def grow_width(
+    model: ClozeBertForMaskedLM,
+    *,
+    hidden_size: int | None = None,
+    num_attention_heads: int | None = None,
+    intermediate_size: int | None = None,
+    documents: Documents,
+    noise: float = 0.01,
+    seed: int = 0,
+) -> WarmStart:
+    """Tile weights to a larger size: unit j is a copy of unit j mod n, and what reads copies reads each in part.
+
+    A weight on an input with c copies is divided by c (Net2Net, Chen et al. 2016), so that sums stay the same. The new
+    model computes what the old one did, exactly where sizes are whole multiples (but for `noise`); elsewhere norms over
+    units that were copied unequally often differ a little. A head's size stays, so heads grow with the hidden size.
+
+    Args:
+        hidden_size, num_attention_heads, intermediate_size: the new sizes; None: as before.
+        noise: each new weight is moved by a normal number of so many standard deviations of its tensor: copies that are
+            exactly the same get the same gradients, and would stay the same for ever.
+        seed: of the noise.
+
+    Raises:
+        ValueError: a size shrinks, a head's size changes, or the model's positions or embeddings cannot be tiled.
+    """
+    config = _check_width(model, hidden_size, num_attention_heads, intermediate_size)
+    index_of = _copies(model.config, config)
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        module = name.split(".")[-2]
+        rows, columns = _AXES[module]
+        if name.endswith(".bias") and module not in _LOOKED_UP:
+            columns = None
+        tied_decoder = module == "decoder" and config.tie_word_embeddings
+        tile = _tile(
+            tensor,
+            index_of[rows],
+            index_of[columns] if tensor.dim() > 1 else None,
+            share=module not in _LOOKED_UP and not tied_decoder,
+        )
+        if name.startswith("head.norm.") and config.tie_word_embeddings:
+            # The tied decoder sums over copies and cannot be divided, as it is also what ids are looked up in.
+            tile = tile / _multiplicity(index_of["embedding"], tile)
+        if noise and tensor.shape != tile.shape:
+            scale = noise * float(tensor.float().std()) if tensor.numel() > 1 else 0.0
+            tile = tile + scale * torch.randn(tile.shape, generator=generator).to(tile)
+        tensors[name] = tile.to(tensor.dtype)
+    return _report(model, _rebuild(config, tensors), documents)
+
+
+def _check_width(
+    model: ClozeBertForMaskedLM, hidden_size: int | None, num_attention_heads: int | None, intermediate_size: int | None
+) -> ClozeBertConfig:
+    _check_masked_lm(model)
+    old = model.config
+    sizes = {
+        "hidden_size": hidden_size or old.hidden_size,
+        "num_attention_heads": num_attention_heads or old.num_attention_heads,
+        "intermediate_size": intermediate_size or old.intermediate_size,
+    }
+    for name, size in sizes.items():
+        if size < getattr(old, name):
+            raise ValueError(f"{name}={size} is less than the model's {getattr(old, name)}: models grow here")
+    heads, size = sizes["num_attention_heads"], sizes["hidden_size"]
+    head_size = old.hidden_size // old.num_attention_heads
+    if size != heads * head_size:
+        raise ValueError(
+            f"hidden_size={size} must be num_attention_heads={heads} times the model's head size of {head_size}: "
+            f"{size // head_size} heads"
+        )
+    if size != old.hidden_size:
+        if old.position_embedding_type == "sinusoidal":
+            raise ValueError("position_embedding_type='sinusoidal' is a function of hidden_size: it cannot be tiled")
+        if old.tie_word_embeddings and not old.prediction_dense:
+            raise ValueError(
+                "tie_word_embeddings needs prediction_dense: a layer before the decoder that can be scaled"
+            )
+    key_heads = old.num_key_value_heads
+    if key_heads is not None:
+        if heads % old.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads={heads} must be a multiple of the model's {old.num_attention_heads}, as groups "
+                f"of heads share num_key_value_heads={key_heads}"
+            )
+        key_heads *= heads // old.num_attention_heads
+    return _changed(old, **sizes, num_key_value_heads=key_heads)
+
+
+def _copies(old: ClozeBertConfig, new: ClozeBertConfig) -> dict[str | None, torch.Tensor | None]:
+    """For each kind of axis, which old unit each new unit is a copy of."""
+
+    def wrap(old_size: int, new_size: int) -> torch.Tensor:
+        return torch.arange(new_size) % old_size
+
+    size = old.hidden_size // old.num_attention_heads
+    old_keys, new_keys = (c.num_key_value_heads or c.num_attention_heads for c in (old, new))
+    hidden = wrap(old.hidden_size, new.hidden_size)
+    return {
+        None: None,
+        "hidden": hidden,
+        "embedding": hidden if old.embedding_size in (None, old.hidden_size) else torch.arange(old.embedding_size),
+        # Heads are copied whole, and head j of the new is head j mod H of the old: the same as wrapping their channels.
+        "heads": wrap(old.num_attention_heads * size, new.num_attention_heads * size),
+        "key_heads": wrap(old_keys * size, new_keys * size),
+        "feed_forward": wrap(old.intermediate_size, new.intermediate_size),
+    }
+
+
+def _tile(
+    tensor: torch.Tensor, rows: torch.Tensor | None, columns: torch.Tensor | None, *, share: bool
+) -> torch.Tensor:
+    """Copies of rows and columns; with `share`, columns are inputs, and each copy carries its part of the weight."""
+    tile = tensor if rows is None else tensor[rows]
+    if columns is None:
+        return tile.clone()
+    tile = tile[:, columns]
+    return tile / _multiplicity(columns, tile) if share else tile
+
+
+def _multiplicity(index: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """How many copies there are of the unit that each unit is a copy of."""
+    assert index is not None
+    return torch.bincount(index)[index].to(like)
+
+
+# Length
+
+
+def extend_positions(
+    model: ClozeBertForMaskedLM,
+    max_position_embeddings: int,
+    *,
+    rope_theta: float | None = None,
+    documents: Documents,
+) -> WarmStart:
+    """Longer sequences: rotary positions turn more slowly, learned ones are interpolated, others just go on.
+
+    Rotary: the base theta of layers with full attention becomes `rope_theta`, by default theta * s^(K / (K - 2)) for s
+    times the length, which turns the slowest pair of channels by as much at the new end as at the old one (known as
+    NTK-aware). Windows see no further than before, so their base stays. Learned: row p of P' is taken, linearly, at
+    place p (P - 1) / (P' - 1) of the P old rows.
+
+    Raises:
+        ValueError: not longer than before, or `rope_theta` for a model without rotary positions.
+    """
+    _check_masked_lm(model)
+    old = model.config
+    length = old.max_position_embeddings
+    if max_position_embeddings <= length:
+        raise ValueError(f"max_position_embeddings={max_position_embeddings} must exceed the model's {length}")
+    kind = old.position_embedding_type
+    if rope_theta is not None and kind != "rope":
+        raise ValueError(f"rope_theta={rope_theta} needs rotary positions, but position_embedding_type={kind!r}")
+    changes: dict[str, Any] = {"max_position_embeddings": max_position_embeddings}
+    tensors = dict(model.state_dict())
+    if kind == "rope":
+        changes["rope_parameters"] = _slower(old, max_position_embeddings / length, rope_theta)
+    elif kind == "absolute":
+        name = "model.embeddings.positions.table.weight"
+        table_PE, offset = tensors[name], old.position_offset
+        longer = F.interpolate(
+            table_PE[offset:].T[None].float(), size=max_position_embeddings, mode="linear", align_corners=True
+        )
+        tensors[name] = torch.cat([table_PE[:offset], longer[0].T.to(table_PE.dtype)])
+    return _report(model, _rebuild(_changed(old, **changes), tensors), documents)
+
+
+def _slower(config: ClozeBertConfig, factor: float, rope_theta: float | None) -> dict[str, Any]:
+    parameters = copy.deepcopy(config.rope_parameters)
+    assert parameters is not None
+    size = config.hidden_size // config.num_attention_heads
+    by_type: Mapping[str, Any] = parameters if config.layer_types is not None else {"full_attention": parameters}
+    for layer_type, values in by_type.items():
+        if layer_type == "full_attention":
+            stretched = values["rope_theta"] * factor ** (size / max(size - 2, 1))
+            values["rope_theta"] = float(rope_theta or stretched)
+    return parameters
+
+
+# All of them
+
+
+def _check_masked_lm(model: Any) -> None:
+    if not isinstance(model, ClozeBertForMaskedLM):
+        raise ValueError(f"a {type(model).__name__} was given: warm starts are of ClozeBertForMaskedLM, to train on")
+
+
+def _changed(config: ClozeBertConfig, **changes: Any) -> ClozeBertConfig:
+    """A copy of the configuration with other values, checked as any new one is."""
+    return ClozeBertConfig.from_dict({**copy.deepcopy(config.to_dict()), **changes})
+
+
+def _rebuild(config: ClozeBertConfig, tensors: Mapping[str, torch.Tensor]) -> ClozeBertForMaskedLM:
+    """A model of that configuration with copies of these tensors."""
+    model = build(ClozeBertForMaskedLM, config)
+    fill(model, {name: tensor.clone().contiguous() for name, tensor in tensors.items()})
+    return model
+
+
+__all__ = ["WarmStart", "extend_positions", "extend_vocabulary", "grow_depth", "grow_width", "pseudo_perplexity"]

@@ -1,0 +1,271 @@
+"""Warm starts: what must stay the same does, what is new is what the formula says, and both are measured."""
+
+import math
+
+import pytest
+import torch
+
+from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
+from clozebert.hub import extend_positions, extend_vocabulary, grow_depth, grow_width, pseudo_perplexity, to_native
+
+SMALL = {
+    "vocab_size": 47,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "max_position_embeddings": 29,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "mask_token_id": 4,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+WINDOWED = {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 2}
+DOCUMENTS = [[2, 10, 11, 12, 13, 3], [2, 30, 31, 5, 3], [2, 44, 3]]
+KINDS = {
+    "bert": ("bert-base", {}),
+    "roberta": ("roberta-base", {"position_offset": 1}),
+    "modernbert": ("modernbert-base", WINDOWED),
+    "electra": ("bert-base", {"embedding_size": 10}),
+    "untied": ("bert-base", {"tie_word_embeddings": False}),
+    "rmsnorm": ("bert-base", {"norm_position": "pre", "norm_type": "rmsnorm", "qk_norm": True, "mlp_type": "glu",
+                              "num_key_value_heads": 2, "position_embedding_type": "rope"}),
+}  # fmt: skip
+
+
+def make(kind="bert", **changes):
+    name, more = KINDS[kind]
+    torch.manual_seed(0)
+    config = ClozeBertConfig.from_name(name, **{**SMALL, **more, "initializer_range": 0.2, **changes})
+    model = ClozeBertForMaskedLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def logits(model, length=9):
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(5, 47, (2, length), generator=generator)
+    return model(input_ids=ids).logits
+
+
+def test_pseudo_perplexity_is_the_formula():
+    model, total, count = make().requires_grad_(False), 0.0, 0
+    for document in DOCUMENTS:
+        for position, token in enumerate(document):
+            if token in (2, 3):
+                continue
+            masked = torch.tensor([[4 if index == position else t for index, t in enumerate(document)]])
+            total -= float(model(input_ids=masked).logits[0, position].log_softmax(-1)[token])
+            count += 1
+    assert pseudo_perplexity(model, DOCUMENTS) == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert pseudo_perplexity(model, DOCUMENTS, batch_size=2) == pytest.approx(math.exp(total / count), rel=1e-5)
+
+
+def test_pseudo_perplexity_needs_a_mask_token_and_text():
+    with pytest.raises(ValueError, match="mask_token_id"):
+        pseudo_perplexity(make(mask_token_id=None), DOCUMENTS)
+    with pytest.raises(ValueError, match="no token that could be masked"):
+        pseudo_perplexity(make(), [[2, 3]])
+
+
+@pytest.fixture
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters[:12], *(f"##{letter}" for letter in letters[:12])]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    core = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        mask_token="[MASK]",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["bert", "untied", "modernbert"])
+def test_new_tokens_are_means_of_their_parts(tokenizer, kind):
+    model = make(kind, vocab_size=len(tokenizer))
+    result = extend_vocabulary(model, tokenizer, ["face", "bad"], texts=["face a bad cab", "bad face"])
+    assert result.model.config.vocab_size == len(tokenizer) + 2 == len(result.tokenizer)
+    assert len(tokenizer) == 29  # the old one is left as it is
+    for token in ("face", "bad"):
+        parts = tokenizer(token, add_special_tokens=False)["input_ids"]
+        row = result.tokenizer.convert_tokens_to_ids(token)
+        for name in ("model.embeddings.word_embeddings.weight", "decoder.weight", "decoder.bias"):
+            old, new = model.state_dict()[name], result.model.state_dict()[name]
+            assert torch.allclose(new[row], old[parts].mean(dim=0), atol=1e-6)
+            assert torch.equal(new[: len(old)], old)
+    assert result.tokenizer("face")["input_ids"] == [2, row - 1, 3]
+    tied = result.model.decoder.weight is result.model.model.embeddings.word_embeddings.weight
+    assert tied == result.model.config.tie_word_embeddings
+    assert result.before > 1
+    assert result.after > 1
+
+
+def test_spare_rows_are_used_before_new_ones(tokenizer):
+    model = make(vocab_size=40)
+    result = extend_vocabulary(model, tokenizer, ["face"], texts=["face"])
+    assert result.model.config.vocab_size == 40
+
+
+def test_vocabulary_mistakes(tokenizer):
+    model = make(vocab_size=len(tokenizer))
+    with pytest.raises(ValueError, match="'a', which the tokenizer has already"):
+        extend_vocabulary(model, tokenizer, ["a"], texts=["a"])
+    with pytest.raises(ValueError, match="knows no part"):
+        extend_vocabulary(model, tokenizer, ["zzz"], texts=["a"])
+
+
+def test_depth_repeats_layers_in_place():
+    model = make("modernbert")
+    result = grow_depth(model, 7, documents=DOCUMENTS)
+    sources = [0, 0, 0, 1, 1, 2, 2]
+    assert result.model.config.layer_types == [WINDOWED["layer_types"][source] for source in sources]
+    old, new = model.state_dict(), result.model.state_dict()
+    for layer, source in enumerate(sources):
+        name = "model.layers.{}.attention.o_proj.weight"
+        assert torch.equal(new[name.format(layer)], old[name.format(source)])
+    # Layer 0 has no norm before its attention; its copies have layer 1's.
+    name = "model.layers.{}.attention_norm.weight"
+    assert name.format(0) not in new
+    assert torch.equal(new[name.format(1)], old[name.format(1)])
+    assert torch.equal(new["decoder.weight"], old["decoder.weight"])
+    assert model.config.num_hidden_layers == 3
+    assert type(to_native(result.model)).__name__ == "ModernBertForMaskedLM"
+
+
+def test_depth_of_layers_that_write_nothing_changes_nothing():
+    model = make("bert", norm_position="pre")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for projection in (layer.attention.o_proj, layer.mlp.down_proj):
+                projection.weight.zero_()
+                projection.bias.zero_()
+    result = grow_depth(model, 5, documents=DOCUMENTS)
+    assert result.after == pytest.approx(result.before, rel=1e-5)
+    assert torch.allclose(logits(model), logits(result.model), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("times", [2, 3])
+def test_whole_multiples_compute_the_same(kind, times):
+    model = make(kind)
+    result = grow_width(
+        model,
+        hidden_size=24 * times,
+        num_attention_heads=4 * times,
+        intermediate_size=50,
+        documents=DOCUMENTS,
+        noise=0.0,
+    )
+    assert result.model.config.hidden_size == 24 * times
+    assert torch.allclose(logits(model), logits(result.model), atol=2e-5)
+    assert result.after == pytest.approx(result.before, rel=1e-4)
+
+
+def test_feed_forward_alone_computes_the_same():
+    model = make("modernbert")
+    result = grow_width(model, intermediate_size=53, documents=DOCUMENTS, noise=0.0)
+    assert torch.allclose(logits(model), logits(result.model), atol=1e-5)
+
+
+def test_broken_multiples_are_close_and_noise_tells_copies_apart():
+    model = make("bert")
+    result = grow_width(model, hidden_size=30, num_attention_heads=5, documents=DOCUMENTS, noise=0.0)
+    assert result.model.config.hidden_size == 30
+    assert math.isfinite(result.after)
+    noisy = grow_width(model, hidden_size=48, num_attention_heads=8, documents=DOCUMENTS)
+    weight = noisy.model.model.layers[1].mlp.up_proj.weight
+    assert not torch.equal(weight[:, :24], weight[:, 24:])
+    assert noisy.after == pytest.approx(noisy.before, rel=0.1)
+    again = grow_width(model, hidden_size=48, num_attention_heads=8, documents=DOCUMENTS)
+    assert torch.equal(again.model.model.layers[1].mlp.up_proj.weight, weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sizes", "message"),
+    [
+        ("bert", {}, {"hidden_size": 12, "num_attention_heads": 2}, "hidden_size=12 is less than the model's 24"),
+        ("bert", {}, {"hidden_size": 48}, "hidden_size=48 must be num_attention_heads=4 times.*6: 8 heads"),
+        (
+            "bert",
+            {"position_embedding_type": "sinusoidal"},
+            {"hidden_size": 48, "num_attention_heads": 8},
+            "sinusoidal",
+        ),
+        ("rmsnorm", {}, {"hidden_size": 36, "num_attention_heads": 6}, "must be a multiple of the model's 4"),
+    ],
+)
+def test_width_mistakes(kind, changes, sizes, message):
+    with pytest.raises(ValueError, match=message):
+        grow_width(make(kind, **changes), **sizes, documents=DOCUMENTS)
+
+
+def test_learned_positions_are_interpolated():
+    model = make("roberta")
+    table = model.model.embeddings.positions.table.weight
+    with torch.no_grad():  # rows that lie on a line stay on it
+        table[1:] = torch.linspace(0, 28, 29)[:, None] * torch.linspace(-1, 1, 24)
+    result = extend_positions(model, 57, documents=DOCUMENTS)
+    new = result.model.model.embeddings.positions.table.weight
+    assert new.shape == (58, 24)
+    assert torch.equal(new[0], table[0])  # the row before the first position
+    assert torch.allclose(new[1:], torch.linspace(0, 28, 57)[:, None] * torch.linspace(-1, 1, 24), atol=1e-5)
+    assert torch.isfinite(logits(result.model, length=57)).all()
+
+
+def test_rotary_base_is_stretched_where_attention_is_full():
+    model = make("modernbert")
+    result = extend_positions(model, 29 * 4, documents=DOCUMENTS)
+    old, new = model.config.rope_parameters, result.model.config.rope_parameters
+    size = 6  # of a head
+    assert new["sliding_attention"] == old["sliding_attention"]
+    theta = new["full_attention"]["rope_theta"]
+    assert theta == pytest.approx(old["full_attention"]["rope_theta"] * 4 ** (size / (size - 2)))
+    # The slowest pair turns at the new end by as much as it did at the old.
+    slowest = (size - 2) / size
+    assert 4 * theta**-slowest == pytest.approx(old["full_attention"]["rope_theta"] ** -slowest)
+    assert extend_positions(model, 58, rope_theta=5e5, documents=DOCUMENTS).model.config.rope_parameters[
+        "full_attention"
+    ]["rope_theta"] == 5e5  # fmt: skip
+    assert result.after > 1
+
+
+def test_length_mistakes():
+    with pytest.raises(ValueError, match="must exceed the model's 29"):
+        extend_positions(make(), 29, documents=DOCUMENTS)
+    with pytest.raises(ValueError, match=r"rope_theta=1\.0 needs rotary positions"):
+        extend_positions(make(), 58, rope_theta=1.0, documents=DOCUMENTS)
+
+
+def test_only_masked_lm_models():
+    base = ClozeBertModel(make().config)
+    with pytest.raises(ValueError, match="ClozeBertModel was given"):
+        grow_depth(base, 5, documents=DOCUMENTS)
+
+
+def test_fewer_layers_are_refused():
+    with pytest.raises(ValueError, match="num_hidden_layers=2 is less than"):
+        grow_depth(make(), 2, documents=DOCUMENTS)
+
+
+def test_reported_in_words_and_trains_on(tmp_path):
+    result = grow_width(make(), hidden_size=48, num_attention_heads=8, documents=DOCUMENTS)
+    assert "before" in str(result)
+    assert "after" in str(result)
+    result.model(input_ids=torch.tensor(DOCUMENTS[:1]), labels=torch.tensor(DOCUMENTS[:1])).loss.backward()
+    assert all(parameter.grad is not None for parameter in result.model.parameters())
+    result.model.save_pretrained(tmp_path)
+    assert torch.equal(logits(ClozeBertForMaskedLM.from_pretrained(tmp_path)), logits(result.model.eval()))
