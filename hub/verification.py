@@ -1,0 +1,69 @@
+"""Does a folder open for somebody who has transformers and nothing of ours?
+
+It is loaded in a process of its own, offline, through every Auto class that it has an entry for, and has to give what
+its fingerprint says.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..modeling.bundle import class_of_auto_class
+
+# What must not reach a process that runs a folder's code.
+_SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a verified folder can do.
+
+    Attributes:
+        auto_classes: the Auto classes that open it.
+        new_heads: Auto class -> the tensors that the checkpoint does not have, which a reader would have to train.
+        pipelines: those that ran.
+    """
+
+    auto_classes: list[str]
+    new_heads: dict[str, list[str]]
+    pipelines: list[str]
+
+
+def verify_folder(directory: str | os.PathLike) -> Report:
+    """Load `directory` in a clean process without clozebert and without a network; its code is run there.
+
+    Raises:
+        ValueError: something does not load, is drawn at random or does not fit the fingerprint: all of it is named.
+    """
+    folder = Path(directory).resolve()
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{directory} holds no model: there is no config.json in it")
+    program = Path(__file__).with_name("clean_process.py")
+    with tempfile.TemporaryDirectory() as home:
+        answer = Path(home) / "report.json"
+        environment = {key: value for key, value in os.environ.items() if key not in _SECRETS}
+        environment.update(
+            HF_HOME=home,
+            HF_HUB_CACHE=str(Path(home) / "hub"),
+            HF_MODULES_CACHE=str(Path(home) / "modules"),
+            HF_HUB_OFFLINE="1",
+            PYTHONDONTWRITEBYTECODE="1",
+        )
+        done = subprocess.run(
+            [sys.executable, str(program), str(folder), str(answer), json.dumps(list(class_of_auto_class()))],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, cwd=home, check=False,
+        )  # fmt: skip
+        if not answer.is_file():
+            reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+            raise ValueError(f"{directory} could not be verified in a clean process: {reason}")
+        report = json.loads(answer.read_text(encoding="utf-8"))
+    if report["problems"]:
+        raise ValueError(f"{directory} does not open without clozebert as it should: {'; '.join(report['problems'])}")
+    return Report(report["auto_classes"], report["new_heads"], report["pipelines"])
+
+
+__all__ = ["Report", "verify_folder"]

@@ -1,0 +1,183 @@
+"""Fingerprints, and loading in a clean process: what is whole passes, and each way of being broken is named."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from saved_models import HEADS, make_model, make_tokenizer, save
+
+from clozebert.hub.fingerprint import (
+    find_differences,
+    make_fingerprint,
+    probe_inputs,
+    read_fingerprint,
+    write_fingerprint,
+)
+from clozebert.hub.native import to_native
+from clozebert.hub.verification import verify_folder
+
+MODEL_NAME = "model.safetensors"
+
+
+def saved_with_fingerprint(folder, head="ForMaskedLM", **options):
+    save(folder, head, **options)
+    write_fingerprint(folder, make_fingerprint(make_model(head, **options)))
+    return folder
+
+
+def change_tensors(folder, change):
+    tensors = load_file(folder / MODEL_NAME)
+    save_file(change(tensors), folder / MODEL_NAME, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_fingerprint_tells_other_weights(head, tmp_path):
+    stored = make_fingerprint(make_model(head))
+    write_fingerprint(tmp_path, stored)
+    assert read_fingerprint(tmp_path) == stored
+    assert find_differences(stored, make_fingerprint(make_model(head))) == []
+    differences = find_differences(stored, make_fingerprint(make_model(head, seed=1)))
+    assert len(differences) == len(stored["outputs"])
+
+
+def test_fingerprint_notices_one_random_matrix_and_not_rounding():
+    model = make_model()
+    stored = make_fingerprint(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + 1e-6)
+    assert find_differences(stored, make_fingerprint(model)) == []
+    torch.nn.init.normal_(model.model.layers[1].mlp.up_proj.weight, std=0.2)
+    assert find_differences(stored, make_fingerprint(model))
+
+
+def test_fingerprint_is_the_same_for_the_native_form():
+    model = make_model(name="bert-base", hidden_dropout_prob=0.0)
+    assert find_differences(make_fingerprint(model), make_fingerprint(to_native(model))) == []
+
+
+def test_fingerprint_leaves_padding_out_and_reaches_it():
+    inputs = probe_inputs(make_model().config)
+    assert inputs["attention_mask"].sum() < inputs["attention_mask"].numel()
+    outputs = make_fingerprint(make_model())["outputs"]
+    assert outputs["last_hidden_state"]["shape"] == [int(inputs["attention_mask"].sum()), 24]
+
+
+@pytest.mark.parametrize("length", [3, 5])
+def test_probe_of_short_models(length):
+    config = make_model(max_position_embeddings=length).config
+    assert probe_inputs(config)["input_ids"].shape[1] <= length
+
+
+def test_fingerprint_refuses_what_is_not_finite():
+    model = make_model()
+    model.model.layers[0].mlp.up_proj.weight.data[0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj\.weight"):
+        make_fingerprint(model)
+
+
+def test_damaged_fingerprint_is_named(tmp_path):
+    (tmp_path / "fingerprint.json").write_text("[]")
+    with pytest.raises(ValueError, match="not a fingerprint"):
+        read_fingerprint(tmp_path)
+
+
+def test_whole_bundle_passes(tmp_path):
+    report = verify_folder(saved_with_fingerprint(tmp_path))
+    assert len(report.auto_classes) == 7
+    assert report.pipelines == ["feature-extraction", "fill-mask"]
+    assert any("classifier" in key for key in report.new_heads["AutoModelForTokenClassification"])
+    assert "AutoModelForMaskedLM" not in report.new_heads
+
+
+def test_random_weights_are_an_error(tmp_path):
+    folder = saved_with_fingerprint(tmp_path)
+    change_tensors(folder, lambda tensors: {k: v for k, v in tensors.items() if "layers.1.mlp" not in k})
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj\.weight is missing .* drawn at random"):
+        verify_folder(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_passes(head, tmp_path):
+    report = verify_folder(saved_with_fingerprint(tmp_path, head))
+    assert len(report.auto_classes) == (2 if head == "ForImageClassification" else 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert-base", "roberta-base", "modernbert-base"])
+def test_native_folder_passes(name, tmp_path):
+    native = to_native(make_model("ForSequenceClassification", name=name))
+    native.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    write_fingerprint(tmp_path, make_fingerprint(native))
+    report = verify_folder(tmp_path)
+    assert {"AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"} <= set(report.auto_classes)
+    assert report.pipelines == ["feature-extraction", "text-classification"]
+
+
+def break_prefix(folder):
+    change_tensors(folder, lambda tensors: {k.replace("model.", "encoder."): v for k, v in tensors.items()})
+
+
+def break_values(folder):
+    change_tensors(folder, lambda tensors: {k: torch.flip(v, [0]) for k, v in tensors.items()})
+
+
+def break_code(folder):
+    (folder / "attention.py").unlink()
+
+
+def break_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+
+
+def break_vocabulary(folder):
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["unheard"])
+    tokenizer.save_pretrained(folder)
+
+
+def break_import(folder):
+    path = folder / "heads.py"
+    path.write_text(path.read_text() + "\nimport clozebert\n")
+
+
+def break_connection(folder):
+    path = folder / "modeling_clozebert.py"
+    path.write_text(path.read_text() + "\nimport socket\nsocket.create_connection(('127.0.0.1', 9))\n")
+
+
+def break_class(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"].pop("AutoModelForMaskedLM")
+    config["auto_map"].pop("AutoModelForPreTraining")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def break_fingerprint(folder):
+    (folder / "fingerprint.json").unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (break_prefix, "drawn at random"),
+        (break_values, "is off by"),
+        (break_code, "attention"),
+        (break_tokenizer, "no tokenizer"),
+        (break_vocabulary, "vocab_size"),
+        (break_import, "clozebert cannot be imported"),
+        (break_connection, "open a connection"),
+        (break_class, "no Auto class opens it as ClozeBertForMaskedLM"),
+        (break_fingerprint, "no fingerprint"),
+    ],
+)
+def test_each_damage_is_named(damage, message, tmp_path):
+    folder = saved_with_fingerprint(tmp_path)
+    damage(folder)
+    with pytest.raises(ValueError, match=message):
+        verify_folder(folder)
