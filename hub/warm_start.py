@@ -42,7 +42,6 @@ class WarmStart:
 # Measuring
 
 
-@torch.no_grad()
 def pseudo_perplexity(
     model: ClozeBertForMaskedLM,
     documents: Documents,
@@ -65,6 +64,7 @@ def pseudo_perplexity(
     return math.exp(min(loss / (num_tokens or count), 700))
 
 
+@torch.no_grad()
 def _masked_loss(
     model: ClozeBertForMaskedLM, documents: Documents, positions_per_document: int | None, batch_size: int
 ) -> tuple[float, int]:
