@@ -1,0 +1,127 @@
+"""`predict` over files and standard input, for both kinds of model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clozebert.scripts import finetune_sequence_classification, finetune_token_classification, predict
+from clozebert.scripts._program import run
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from finetuning_helpers import make_checkpoint, write_entities, write_json_lines, write_sentiment
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A classifier of texts, a tagger, and a regression over pairs."""
+    folder = tmp_path_factory.mktemp("tuned")
+    model = ["--model_name_or_path", make_checkpoint(folder / "m", model_type="clozebert"), "--learning_rate", "5e-3"]
+
+    def flags(name: str, data: str) -> list[str]:
+        return [*model, "--train_file", data, "--output_dir", str(folder / name), "--num_train_epochs", "5"]
+
+    films = write_sentiment(folder / "a.csv", rows=80)
+    finetune_sequence_classification.main(flags("sequence", films))
+    names = write_entities(folder / "a.conll", rows=60)
+    finetune_token_classification.main(flags("token", names))
+    pairs = write_json_lines(folder / "p.jsonl", [{"a": "the dog", "b": f"dog {i}", "score": i / 2} for i in range(20)])
+    columns = ["--text_column", "a", "--text_pair_column", "b"]
+    finetune_sequence_classification.main([*flags("pairs", pairs), *columns])
+    return {name: folder / name for name in ("sequence", "token", "pairs")}
+
+
+def predictions(model: Path, *flags: str, output: Path) -> list[dict[str, Any]]:
+    predict.main(["--model_name_or_path", str(model), "--output_file", str(output), *flags])
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+
+
+def test_standard_input_as_a_person_pipes_it(repository: Path, tuned: dict[str, Path], tmp_path: Path) -> None:
+    command = [sys.executable, str(repository / "scripts" / "predict.py"), "--model_name_or_path", str(tuned["token"])]
+    text = "Ada Lovelace runs to Paris today\n\nCharles Babbage runs to London today\n"
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    found = [[(e["label"], e["text"], e["start"], e["end"]) for e in record["entities"]] for record in records]
+    assert found == [
+        [("PER", "Ada Lovelace", 0, 12), ("LOC", "Paris", 21, 26)],
+        [("PER", "Charles Babbage", 0, 15), ("LOC", "London", 24, 30)],
+    ]
+    assert all(0 < e["score"] <= 1 for record in records for e in record["entities"])
+
+
+def test_texts_from_files_of_each_format(tuned: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a great film\nboring dog\n")
+    (tmp_path / "a.csv").write_text("text\na great film\nboring dog\n")
+    write_json_lines(tmp_path / "a.jsonl", [{"id": 1, "text": "a great film"}, {"id": 2, "text": "boring dog"}])
+    results = [
+        predictions(tuned["sequence"], "--input", str(tmp_path / name), output=tmp_path / "o")
+        for name in ("a.txt", "a.csv", "a.jsonl")
+    ]
+    assert results[0] == results[1] == results[2]
+    assert [record["label"] for record in results[0]] == ["pos", "neg"]
+    for record in results[0]:
+        assert sum(record["scores"].values()) == pytest.approx(1, abs=1e-4)
+        assert record["score"] == max(record["scores"].values())
+
+
+def test_prediction_repeats_what_training_wrote(tuned: dict[str, Path], tmp_path: Path) -> None:
+    """The same texts through the saved model must get the scores that evaluation gave them."""
+    for kind, field in (("sequence", "text"), ("token", "words")):
+        written = [json.loads(line) for line in (tuned[kind] / "eval_predictions.jsonl").read_text().splitlines()]
+        path = write_json_lines(tmp_path / "a.jsonl", [{field: record[field]} for record in written])
+        again = predictions(tuned[kind], "--input", path, "--batch_size", "3", output=tmp_path / "o")
+        for before, after in zip(written, again, strict=True):
+            before.pop("gold")
+            assert {k: v for k, v in before.items() if "score" not in k and k != "entities"} == {
+                k: v for k, v in after.items() if "score" not in k and k != "entities"
+            }
+            scores = [r["scores"].values() if kind == "sequence" else r["scores"] for r in (before, after)]
+            assert list(scores[0]) == pytest.approx(list(scores[1]), abs=1e-4)
+
+
+def test_words_of_conll_files(tuned: dict[str, Path], tmp_path: Path) -> None:
+    path = write_entities(tmp_path / "a.conll", rows=3)
+    records = predictions(tuned["token"], "--input", path, output=tmp_path / "o")
+    assert [record["tags"] for record in records] == [["B-PER", "I-PER", "O", "O", "B-LOC", "O"]] * 3
+
+
+def test_pairs(tuned: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the dog\tdog 3\n")
+    (tmp_path / "a.csv").write_text("b,a\ndog 3,the dog\n")
+    by_tab = predictions(tuned["pairs"], "--input", str(tmp_path / "a.txt"), output=tmp_path / "o")
+    by_name = predictions(tuned["pairs"], "--input", str(tmp_path / "a.csv"), output=tmp_path / "o")
+    assert by_tab == by_name
+    assert set(by_tab[0]) == {"text", "text_pair", "value"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "message"),
+    [
+        ("sequence", ["--input", "gone.txt"], "--input gone.txt: there is no such file"),
+        ("sequence", ["--batch_size", "0"], "--batch_size 0: must be at least 1"),
+        ("sequence", ["--input", "b.csv"], "b.csv, line 3: the text (column 'text') is empty"),
+        ("pairs", ["--input", "a.txt"], "a.txt, line 1: the model takes pairs; put a tab between two texts"),
+        ("m", [], "fine-tune it first"),
+    ],
+)
+def test_mistakes(
+    tuned: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    kind: str,
+    flags: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("no tab here\n")
+    Path("b.csv").write_text('id,text\n1,fine\n2,"  "\n')
+    model = str(tuned["sequence"].parent / kind)
+    with pytest.raises(SystemExit) as stopped:
+        run(lambda: predict.main(["--model_name_or_path", model, *flags]))
+    assert stopped.value.code == 2
+    assert message in capfd.readouterr().err
