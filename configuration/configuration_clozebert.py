@@ -33,10 +33,22 @@ _PROBABILITIES = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout", "mlp_dropout", "classifier_dropout",
 )  # fmt: skip
 _POSITIVE = (
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size",
     "max_position_embeddings", "embedding_size", "image_size", "patch_size", "num_channels", "sliding_window",
 )  # fmt: skip
-_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+_NOT_NEGATIVE = ("type_vocab_size", "position_offset", "norm_eps", "initializer_range")
+# What each type of rotary positions needs beside its base, and what it may have.
+_ROPE_NEEDS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+_ROPE_KEYS = [
+    "rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+    "partial_rotary_factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+]  # fmt: skip
 
 
 @strict
@@ -229,12 +241,7 @@ class ClozeBertConfig(PreTrainedConfig):
             for layer_type in sorted(set(self.layer_types or ["full_attention"]))
         }
         for values in parameters.values():
-            if values["rope_type"] not in _ROPE_TYPES:
-                raise ValueError(
-                    f"rope_parameters: rope_type={values['rope_type']!r} must be one of {', '.join(_ROPE_TYPES)}"
-                )
-            if values.get("partial_rotary_factor", 1.0) != 1.0:
-                raise ValueError("rope_parameters: partial_rotary_factor must be 1.0: all channels of a head turn")
+            _check_rope(values)
             if values["rope_type"] in ("llama3", "yarn"):
                 values.setdefault("original_max_position_embeddings", self.max_position_embeddings)
         self.rope_parameters = parameters if self.layer_types is not None else parameters["full_attention"]
@@ -259,6 +266,9 @@ class ClozeBertConfig(PreTrainedConfig):
             value = getattr(self, name)
             if isinstance(value, int) and value <= 0:
                 raise ValueError(f"{name}={value} must be at least 1")
+        for name in _NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         layer_types = self.layer_types or []
         for layer_type in layer_types:
             if layer_type not in ("full_attention", "sliding_attention"):
@@ -277,6 +287,27 @@ class ClozeBertConfig(PreTrainedConfig):
             raise ValueError("image_size is set: images take position_embedding_type absolute, sinusoidal or none")
         if self.position_rule == "non_pad" and self.pad_token_id is None:
             raise ValueError("position_rule='non_pad' counts the tokens that are not padding: set pad_token_id")
+        if self.position_rule == "non_pad" and self.position_embedding_type == "absolute" and not self.position_offset:
+            raise ValueError(
+                "position_rule='non_pad' lets padding stand on row position_offset - 1 of the learned positions: set "
+                "position_offset to at least 1"
+            )
+
+
+def _check_rope(parameters: dict[str, Any]) -> None:
+    rope_type = parameters["rope_type"]
+    if rope_type not in _ROPE_NEEDS:
+        raise ValueError(f"rope_parameters: rope_type={rope_type!r} must be one of {', '.join(_ROPE_NEEDS)}")
+    for key in parameters:
+        if key not in _ROPE_KEYS:
+            nearest = difflib.get_close_matches(key, _ROPE_KEYS, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(_ROPE_KEYS)}"
+            raise ValueError(f"unknown key {key!r} in rope_parameters; {hint}")
+    missing = [key for key in _ROPE_NEEDS[rope_type] if key not in parameters]
+    if missing:
+        raise ValueError(f"rope_parameters of rope_type={rope_type!r} need {', '.join(missing)}")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("rope_parameters: partial_rotary_factor must be 1.0: all channels of a head turn")
 
 
 def unknown_key_message(key: str, known: list[str]) -> str:

@@ -48,6 +48,11 @@ class TextEmbeddings(nn.Module):
             assert input_ids is not None
             check_ids(input_ids, self.word_embeddings.num_embeddings, name="input_ids", limit="vocab_size")
             inputs_embeds = self.word_embeddings(input_ids)
+        elif inputs_embeds.shape[-1] != self.word_embeddings.embedding_dim:
+            raise ValueError(
+                f"inputs_embeds of shape {tuple(inputs_embeds.shape)} must be "
+                f"[batch, length, {self.word_embeddings.embedding_dim}], the embeddings' size"
+            )
         x_BTE = inputs_embeds
         if self.token_type_embeddings is not None:
             if token_type_ids is None:
@@ -246,6 +251,8 @@ def sinusoidal_grid(rows: int, columns: int, size: int, device: torch.device) ->
 
 def check_ids(ids: torch.Tensor, limit_value: int, *, name: str, limit: str) -> None:
     """Raise `ValueError` where an id lies outside [0, limit_value). Only on a CPU: elsewhere the check would wait."""
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"{name} must be whole numbers (torch.long), not {ids.dtype}")
     if ids.device.type != "cpu" or _is_tracing() or not ids.numel():
         return
     low, high = (int(value) for value in torch.aminmax(ids))

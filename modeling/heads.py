@@ -89,6 +89,7 @@ def cross_entropy(
     `items` is the number of labels in the whole global batch where the training loop gives it, else that of this
     batch; so any split of a batch gives the same gradient.
     """
+    _check_labels(labels_M, rows=logits_MC.shape[0], classes=logits_MC.shape[-1])
     # float32: in bf16 the loss shifts in its third decimal.
     total = F.cross_entropy(
         widen(logits_MC), labels_M.to(logits_MC.device).long(), ignore_index=IGNORED_LABEL, reduction="sum"
@@ -134,6 +135,18 @@ def sequence_loss(
             f"multi_label_classification"
         )
     return _divide(total, targets.numel(), num_items_in_batch)
+
+
+def _check_labels(labels_M: torch.Tensor, *, rows: int, classes: int) -> None:
+    """Raise `ValueError` for labels of another number or, on a CPU, outside the classes."""
+    if labels_M.numel() != rows:
+        raise ValueError(f"labels hold {labels_M.numel()} numbers, but there are {rows} predictions: give one for each")
+    if labels_M.device.type != "cpu" or torch.compiler.is_compiling() or not labels_M.numel():
+        return
+    low, high = (int(value) for value in torch.aminmax(labels_M.masked_fill(labels_M == IGNORED_LABEL, 0)))
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise ValueError(f"labels hold {wrong}, outside the {classes} classes; {IGNORED_LABEL} marks no label")
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ A packed run holds several documents, `input_ids` [1, N], with `position_ids` th
 another, and heads over pooled vectors return one row for each document.
 """
 
+import itertools
 import os
 from typing import Any
 
@@ -35,7 +36,7 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
 from .blocks import EncoderLayer, make_norm
 from .bundle import auto_map, write_code
-from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings
+from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings, check_ids
 from .heads import DenseHead, Pooling, cross_entropy, make_classifier_head, pad_packed, sequence_loss
 from .ragged_attention import RaggedPlan, plan_ragged_attention
 
@@ -223,7 +224,9 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         if isinstance(self.embeddings, ImageEmbeddings):
             if pixel_values is None and inputs_embeds is None:
                 raise ValueError("this is an image model (image_size is set): give pixel_values or inputs_embeds")
-            return (self.embeddings(pixel_values) if inputs_embeds is None else inputs_embeds), None, None
+            x_BTD = self.embeddings(pixel_values) if inputs_embeds is None else inputs_embeds
+            _check_mask(attention_mask, x_BTD.shape[:2])
+            return x_BTD, None, None
         if pixel_values is not None:
             raise ValueError("pixel_values given to a text model: its configuration has image_size=None")
         if (input_ids is None) == (inputs_embeds is None):
@@ -235,9 +238,10 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
                 f"[batch, length{'' if inputs_embeds is None else ', size'}]"
             )
         shape_BT = given.shape[:2]
-        for name, value in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
-            if isinstance(value, torch.Tensor) and value.dim() == 2 and value.shape != shape_BT:
-                raise ValueError(f"{name} of shape {tuple(value.shape)} must be {tuple(shape_BT)}, as the input")
+        if not torch.compiler.is_compiling() and 0 in shape_BT:
+            raise ValueError(f"input of shape {tuple(given.shape)} holds no token: leave an empty batch out")
+        _check_shape(token_type_ids, shape_BT, name="token_type_ids")
+        _check_mask(attention_mask, shape_BT)
         boundaries = _boundaries(position_ids, attention_mask, shape_BT, kwargs.get("cu_seq_lens_q"))
         if boundaries is not None and position_ids is None:
             steps = torch.arange(shape_BT[1], device=given.device)
@@ -333,12 +337,12 @@ def _boundaries(
             raise ValueError("give either attention_mask or cu_seq_lens_q: a packed run has no padding to mask")
         if shape_BT[0] != 1:
             raise ValueError(f"cu_seq_lens_q describes one packed row, but the batch has {shape_BT[0]}")
-        if not torch.compiler.is_compiling() and int(cu_seq_lens[-1]) != shape_BT[1]:
-            raise ValueError(f"cu_seq_lens_q ends at {int(cu_seq_lens[-1])}, but the row has {shape_BT[1]} tokens")
+        if not torch.compiler.is_compiling():
+            _check_boundaries(cu_seq_lens, shape_BT[1])
         return cu_seq_lens
-    if position_ids is None or position_ids.dim() != 2:
+    if position_ids is None:
         return None
-    if position_ids.shape[1] != shape_BT[1] or position_ids.shape[0] not in (1, shape_BT[0]):
+    if position_ids.dim() != 2 or position_ids.shape[1] != shape_BT[1] or position_ids.shape[0] not in (1, shape_BT[0]):
         raise ValueError(f"position_ids of shape {tuple(position_ids.shape)} must be {tuple(shape_BT)}, as the input")
     if attention_mask is not None or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
@@ -348,6 +352,34 @@ def _boundaries(
     restarts_BT[:, 0] = True
     starts = restarts_BT.expand(shape_BT).flatten().nonzero().squeeze(1)
     return torch.cat([starts, starts.new_tensor([shape_BT.numel()])])
+
+
+def _check_boundaries(cu_seq_lens: torch.Tensor, length: int) -> None:
+    if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
+        raise ValueError(f"cu_seq_lens_q of shape {tuple(cu_seq_lens.shape)} must be [documents + 1], with documents")
+    bounds = cu_seq_lens.tolist()
+    if bounds[0] != 0 or bounds[-1] != length:
+        raise ValueError(f"cu_seq_lens_q runs from {bounds[0]} to {bounds[-1]}; the row has tokens 0 to {length}")
+    if any(end < start for start, end in itertools.pairwise(bounds)):
+        raise ValueError(f"cu_seq_lens_q={bounds} must not decrease: it holds cumulative lengths")
+
+
+def _check_shape(value: torch.Tensor | None, shape_BT: torch.Size, *, name: str) -> None:
+    if value is not None and value.shape != shape_BT:
+        raise ValueError(f"{name} of shape {tuple(value.shape)} must be {tuple(shape_BT)}, as the input")
+
+
+def _check_mask(attention_mask: Any, shape_BT: torch.Size) -> None:
+    """A mask of tokens is [B, T]; one for the attention itself fits [B, heads, T, T]."""
+    if not isinstance(attention_mask, torch.Tensor):
+        return
+    if attention_mask.dim() != 4:
+        _check_shape(attention_mask, shape_BT, name="attention_mask")
+    elif attention_mask.shape[0] not in (1, shape_BT[0]) or attention_mask.shape[2:] != (shape_BT[1], shape_BT[1]):
+        raise ValueError(
+            f"attention_mask of shape {tuple(attention_mask.shape)} must be [batch, heads or 1, {shape_BT[1]}, "
+            f"{shape_BT[1]}], or {tuple(shape_BT)}"
+        )
 
 
 def _document_ids(boundaries: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
@@ -439,6 +471,7 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
                     f"labels of shape {tuple(labels.shape)} must have masked_positions' shape, "
                     f"{tuple(masked_positions.shape)}"
                 )
+            check_ids(masked_positions, x.shape[:2].numel(), name="masked_positions", limit="batch * length")
             x = x.flatten(0, 1)[masked_positions]
         logits = self.decoder(self.head(x))
         loss = None
@@ -563,6 +596,8 @@ class ClozeBertForQuestionAnswering(ClozeBertPreTrainedModel):
         logits_BT2 = self.classifier(self.dropout(self.head(outputs.last_hidden_state)))
         start_BT, end_BT = (x.contiguous() for x in logits_BT2.unbind(-1))
         loss = None
+        if (start_positions is None) != (end_positions is None):
+            raise ValueError("give start_positions and end_positions, or neither: the loss is the mean of both")
         if start_positions is not None and end_positions is not None:
             targets = [_inside(x, start_BT.shape[1]) for x in (start_positions, end_positions)]
             losses = [
