@@ -564,10 +564,14 @@ def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
 def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> None:
     """The special tokens of the configuration are the tokenizer's, whatever the architecture said before."""
     had_ends = config.bos_token_id is not None
+    # RoBERTa's positions begin in the row after the padding id's, and only so does it export as one.
+    follows_padding = config.position_offset == (config.pad_token_id or 0) + 1
     for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "bos_token_id", "eos_token_id"):
         setattr(config, name, getattr(tokenizer, name))
     if had_ends and config.bos_token_id is None:
         config.bos_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
+    if config.position_rule == "non_pad" and follows_padding:
+        config.position_offset = tokenizer.pad_token_id + 1
 
 
 def remove_run(output_dir: Path) -> None:

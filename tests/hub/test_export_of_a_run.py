@@ -20,6 +20,7 @@ RUN = {"max_seq_length": 40, "global_batch_size": 8, "per_device_train_batch_siz
        "warmup_steps": 1, "disable_tqdm": True, "mixed_precision": "no"}  # fmt: skip
 SHAPES = {
     "bert": ("bert-base", {}),
+    "roberta": ("roberta-base", {}),
     "modernbert": ("modernbert-base", {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
 }
 
