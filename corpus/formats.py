@@ -113,7 +113,7 @@ def _decompressed(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
     try:
         if suffix == ".gz":
             with gzip.open(raw) as file:
-                yield io.BufferedReader(file)  # type: ignore[arg-type]
+                yield io.BufferedReader(file)
         else:
             try:
                 import zstandard

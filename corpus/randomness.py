@@ -28,10 +28,10 @@ def fold(key: int | np.ndarray, value: int | np.ndarray) -> np.ndarray:
 
 def derive(*values: int) -> int:
     """A 64-bit key from several integers, their order included."""
-    key = np.uint64(0)
+    key = 0
     for value in values:
-        key = fold(key, value % 2**64).astype(np.uint64)[()]
-    return int(key)
+        key = int(fold(key, value % 2**64))
+    return key
 
 
 def uniform(hashed: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ SPECIAL_TOKENS = {
     "mask_token": "[MASK]",
 }
 _BYTES = 256
+_REPEATED = 10_000
 _SMALLEST = {"wordpiece": 128, "bpe": _BYTES + len(SPECIAL_TOKENS), "unigram": _BYTES + 128}
 
 
@@ -88,16 +90,46 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool, progress:
     tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
+    pieces: Counter[str] = Counter()
+    for text in texts:
+        pieces.update(text.split())
+    # Each letter enters twice, as itself and as ##itself: rare ones must not fill the vocabulary.
+    letters, following = _alphabet(tokenizer, pieces, limit=min(1000, vocab_size // 4))
+    special = list(SPECIAL_TOKENS.values())
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS.values()),
-        # Each letter enters twice, as itself and as ##itself: rare ones must not fill the vocabulary.
-        limit_alphabet=min(1000, vocab_size // 4),
+        # Left to itself, the trainer numbers the ##letters in the order of a random hash, and breaks ties by number.
+        special_tokens=special + [f"##{letter}" for letter in following],
+        initial_alphabet=letters,
+        limit_alphabet=len(letters),
         show_progress=progress,
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    tokenizer.train_from_iterator(_repeated(pieces), trainer)
+    vocab = tokenizer.get_vocab()
+    trained = Tokenizer(models.WordPiece(vocab, unk_token=SPECIAL_TOKENS["unk_token"]))  # no ##letter is special here
+    trained.normalizer, trained.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    trained.decoder = decoders.WordPiece()
+    return trained
+
+
+def _alphabet(tokenizer: Tokenizer, pieces: Counter[str], *, limit: int) -> tuple[list[str], list[str]]:
+    """The most frequent letters of words, and those of them that follow another letter; both sorted."""
+    counts: Counter[str] = Counter()
+    follow: set[str] = set()
+    for piece, count in pieces.items():
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(piece)):
+            follow.update(word[1:])
+            for letter in word:
+                counts[letter] += count
+    frequent = sorted(counts, key=lambda letter: (-counts[letter], letter))[:limit]
+    return sorted(frequent), sorted(follow.intersection(frequent))
+
+
+def _repeated(pieces: Counter[str]) -> Iterator[str]:
+    """Text in which each piece occurs as often as it was counted."""
+    for piece, count in sorted(pieces.items()):
+        for first in range(0, count, _REPEATED):
+            yield " ".join([piece] * min(_REPEATED, count - first))
 
 
 def _bpe(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: bool) -> Tokenizer:
@@ -133,15 +165,32 @@ def _unigram(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: b
         show_progress=progress,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    # The trainer knows no bytes; with them behind everything that it learned, no character is unknown.
     vocab = [(token, score) for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
-    lowest = min(score for _, score in vocab) - 10.0
-    vocab += [(f"<0x{byte:02X}>", lowest) for byte in range(_BYTES)]
-    tokenizer.model = models.Unigram(vocab, unk_id=list(SPECIAL_TOKENS).index("unk_token"), byte_fallback=True)
+    special, learned = vocab[: len(SPECIAL_TOKENS)], _settled(vocab[len(SPECIAL_TOKENS) :])
+    # It knows no bytes; with them behind everything that it learned, no character is unknown.
+    lowest = learned[-1][1] - 10.0
+    all_bytes = [(f"<0x{byte:02X}>", lowest) for byte in range(_BYTES)]
+    unknown = list(SPECIAL_TOKENS).index("unk_token")
+    tokenizer.model = models.Unigram(special + learned + all_bytes, unk_id=unknown, byte_fallback=True)
     tokenizer.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="never"), decoders.Fuse()]
     )
     return tokenizer
+
+
+def _settled(learned: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """The trainer's pieces and scores without what differs from run to run.
+
+    It adds numbers in a random order, which shows in their last digits; and it gives the letters that no piece covers
+    the lowest score, in a random order, each 0.0001 more than the one before. Here they all get the lowest.
+    """
+    pieces = sorted(((piece, round(score, 6)) for piece, score in learned), key=lambda entry: (-entry[1], entry[0]))
+    first = len(pieces)
+    lowest = bound = pieces[-1][1]
+    while first and len(pieces[first - 1][0]) == 1 and pieces[first - 1][1] <= bound:
+        first -= 1
+        bound = pieces[first][1] + 1.1e-4
+    return pieces[:first] + [(letter, lowest) for letter in sorted(piece for piece, _ in pieces[first:])]
 
 
 def _not_empty(texts: Iterable[str]) -> Iterator[str]:
@@ -159,7 +208,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     Raises:
         ValueError: it cannot be loaded, is not a fast one, or lacks a special token.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     path = Path(name_or_path)
     if path.exists() and not (path / "tokenizer.json").is_file():
@@ -169,7 +218,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"tokenizer_name={name_or_path!r} cannot be loaded: {reason}") from None
-    if not tokenizer.is_fast:
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"tokenizer_name={name_or_path!r} is not a fast tokenizer; word boundaries need one")
     missing = [name for name in SPECIAL_TOKENS if getattr(tokenizer, name) is None and name != "unk_token"]
     if missing:

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from clozebert.corpus import demo_tasks
 from clozebert.corpus.installed_python import Docstring
 
@@ -39,7 +40,7 @@ def test_packages_are_balanced_and_no_docstring_is_in_two_splits(
 
 
 def test_one_package_is_nothing_to_tell_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_tasks, "read_installed_python", lambda: [])
+    monkeypatch.setattr(demo_tasks, "read_installed_python", list)
     with pytest.raises(ValueError, match="fewer than two packages"):
         demo_tasks.write_package_task(tmp_path, examples=10)
 
