@@ -313,9 +313,10 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             self.config._attn_implementation == "sdpa"
             and document_BT is None
             and (attention_mask is None or attention_mask.dim() == 2)
-            and x_BTD.shape[1] >= 8 * self.config.sliding_window
+            # Before the length is looked at: a compiled or exported graph would be tied to one side of the bound.
             and not torch.compiler.is_compiling()
             and not torch.jit.is_tracing()
+            and x_BTD.shape[1] >= 8 * self.config.sliding_window
         )
 
     def _tile_rows(self, x_BTD: torch.Tensor, attention_mask: torch.Tensor | None) -> RaggedPlan:
