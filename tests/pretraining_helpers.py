@@ -83,24 +83,15 @@ def run_program(
                        f"from clozebert.scripts.pretrain_mlm import main\nrun(main)\n")  # fmt: skip
     command = [sys.executable, str(program), *arguments]
     if processes > 1:
-        launch = output_dir.with_name("launch.yaml")
-        launch.write_text(LAUNCH_ON_CPU.format(processes=processes))
-        command[:1] = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(launch)]
+        launch = REPOSITORY / "configuration" / "accelerate_cpu.yaml"
+        command[:1] = [
+            sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(launch),
+            "--num_processes", str(processes),
+        ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
-
-
-LAUNCH_ON_CPU = """
-distributed_type: MULTI_GPU
-use_cpu: true
-num_machines: 1
-num_processes: {processes}
-machine_rank: 0
-main_process_port: 0
-mixed_precision: "no"
-"""
 
 
 def log_of(output_dir: Path) -> list[dict[str, Any]]:

@@ -61,16 +61,26 @@ class CombinedOptimizer(torch.optim.Optimizer):
             group["params"] = list(zip(group.pop("param_names"), group["params"], strict=True))
         super().__init__(groups, {})
         self.parts = parts
+        self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update by every part."""
         result = closure() if closure is not None else None
-        for index, part in enumerate(self.parts):
-            # Loading a state or sharding the model replaces groups and parameters: always hand over the present ones.
-            part.param_groups = [group for group in self.param_groups if group["part"] == index]
-            part.state = self.state
+        self._share()
+        for part in self.parts:
             part.step()
         return result
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's own; the parts follow."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """Let the parts work on this optimizer's groups and state, which loading and sharding may have replaced."""
+        for index, part in enumerate(self.parts):
+            part.param_groups = [group for group in self.param_groups if group["part"] == index]
+            part.state = self.state
 
     def set_learning_rate(self, factor: float) -> None:
         """Scale every group's peak learning rate."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from pretraining_helpers import losses_of, make_corpus, model_config, run_program, settings
+from pretraining_helpers import REPOSITORY, losses_of, make_corpus, model_config, run_program, settings
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -109,6 +110,18 @@ def test_a_launch_that_would_run_something_else_is_refused(monkeypatch: pytest.M
         make_accelerator(**accelerator)
 
 
+@pytest.mark.parametrize("name", ["cpu", "gpus", "machines", "fsdp"])
+def test_the_launch_files_are_read_by_accelerate(name: str) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(REPOSITORY / "configuration" / f"accelerate_{name}.yaml"))
+    assert config.distributed_type == ("FSDP" if name == "fsdp" else "MULTI_GPU")
+    assert config.num_processes > 1
+    if name == "fsdp":
+        assert config.fsdp_config["fsdp_version"] == 2
+        assert config.fsdp_config["fsdp_transformer_layer_cls_to_wrap"] in ClozeBertForMaskedLM._no_split_modules
+
+
 class ByHand:
     """What `accumulate_gradient` asks of an Accelerator, for a model sharded by hand or not at all."""
 
@@ -182,7 +195,10 @@ def train_sharded(rank: int, folder: Path) -> None:
             weights, state = whole_weights(model), optimizer_state(optimizer)
         if rank == 0:
             torch.save((losses, weights, state), folder / f"{name}.pt")
+    dist.barrier()
     dist.destroy_process_group()
+    # Under load, a thread of torch outlived the interpreter once, and aborted the process after its work was done.
+    os._exit(0)
 
 
 def test_sharded_training_is_the_same(tmp_path: Path) -> None:
