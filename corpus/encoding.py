@@ -13,7 +13,7 @@ piece is encoded once and looked up from then on, which takes a fraction of the 
 import json
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -70,21 +70,27 @@ class Encoder:
     def _with_starts(self, text: str, encoding: Encoding) -> bytes:
         ids, words = encoding.ids, encoding.word_ids
         starts = [word != before for word, before in zip(words, [None, *words], strict=False)]
-        if not self._words_known or (not text.isascii() and _UNSPACED.search(text)):
-            starts = [known or more for known, more in zip(starts, _starts_by_text(text, encoding), strict=True)]
+        if not self._words_known:
+            starts = [one or other for one, other in zip(starts, _after_spaces(text, encoding), strict=True)]
+        if not text.isascii() and _UNSPACED.search(text):
+            starts = [one or other for one, other in zip(starts, _in_unspaced_script(text, encoding), strict=True)]
         return array("I", [token << 1 | start for token, start in zip(ids, starts, strict=True)]).tobytes()
 
 
-def _starts_by_text(text: str, encoding: Encoding) -> list[bool]:
-    """Whether each token follows or begins with a space, or begins with a character of a script without spaces."""
-    starts = []
-    begin_before, end_before = -1, 0
+def _after_spaces(text: str, encoding: Encoding) -> Iterator[bool]:
+    """Whether each token follows or begins with a space."""
+    before = 0
     for begin, end in encoding.offsets:
-        lead = text[end_before : begin + 1]
-        new_character = begin != begin_before  # one character may be several byte tokens
-        starts.append(any(map(str.isspace, lead)) or (new_character and bool(_UNSPACED.match(text, begin))))
-        begin_before, end_before = begin, end
-    return starts
+        yield any(map(str.isspace, text[before : begin + 1]))
+        before = end
+
+
+def _in_unspaced_script(text: str, encoding: Encoding) -> Iterator[bool]:
+    """Whether each token begins with another character of a script without spaces than the one before it."""
+    before = -1
+    for begin, _ in encoding.offsets:
+        yield begin != before and bool(_UNSPACED.match(text, begin))  # one character may be several tokens of bytes
+        before = begin
 
 
 def _has_rare_space(text: str) -> bool:

@@ -190,6 +190,9 @@ class _Run:
                 content = document.text.encode("utf-8")
                 digest = hashlib.blake2b(content, digest_size=16).digest()
                 counts = fates.setdefault(source, Counter())
+                if not content or document.text.isspace():
+                    counts["empty"] += 1
+                    continue
                 if self.deduplicate != "none":
                     if digest in seen:
                         counts["duplicate"] += 1

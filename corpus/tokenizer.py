@@ -59,13 +59,21 @@ def train_tokenizer(
 
     check_choices(algorithm, vocab_size, model_max_length)
     train = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[algorithm]
-    tokenizer = train(_not_empty(texts), vocab_size, lowercase, progress)
+    trained = train(_not_empty(texts), vocab_size, lowercase, progress)
+    # A fresh one: what the trainer was given as special tokens is set there for good.
+    tokenizer = Tokenizer(trained.model)
+    tokenizer.pre_tokenizer, tokenizer.decoder = trained.pre_tokenizer, trained.decoder
+    if trained.normalizer is not None:
+        tokenizer.normalizer = trained.normalizer
     cls, sep = SPECIAL_TOKENS["cls_token"], SPECIAL_TOKENS["sep_token"]
-    tokenizer.post_processor = processors.TemplateProcessing(
+    template = processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
         pair=f"{cls} $A {sep} $B:1 {sep}:1",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
     )
+    # Offsets into the text leave out the space that a token of bytes begins with.
+    trims = [processors.ByteLevel(trim_offsets=True)] if algorithm == "bpe" else []
+    tokenizer.post_processor = processors.Sequence([*trims, template])
     # Where a space belongs to the token after it, the mask takes the space before it: "a [MASK] b" hides " word".
     mask = AddedToken(SPECIAL_TOKENS["mask_token"], lstrip=algorithm != "wordpiece", special=True, normalized=False)
     return PreTrainedTokenizerFast(
@@ -105,11 +113,7 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool, progress:
         show_progress=progress,
     )
     tokenizer.train_from_iterator(_repeated(pieces), trainer)
-    vocab = tokenizer.get_vocab()
-    trained = Tokenizer(models.WordPiece(vocab, unk_token=SPECIAL_TOKENS["unk_token"]))  # no ##letter is special here
-    trained.normalizer, trained.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
-    trained.decoder = decoders.WordPiece()
-    return trained
+    return tokenizer
 
 
 def _alphabet(tokenizer: Tokenizer, pieces: Counter[str], *, limit: int) -> tuple[list[str], list[str]]:

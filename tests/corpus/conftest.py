@@ -1,13 +1,16 @@
 """Corpora of random documents, small enough to check token by token."""
 
+import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 
-from clozebert.corpus import Corpus, ShardWriter
+from clozebert.corpus import Corpus, ShardWriter, installed_python
+from clozebert.corpus.tokenizer import ALGORITHMS, train_tokenizer
 
 VOCAB_SIZE = 97
 FACTS = {
@@ -70,3 +73,29 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """300 documents of 1 to some 400 tokens, in many shards."""
     lengths = np.random.default_rng(7).geometric(1 / 60, size=300)
     return write_corpus(tmp_path_factory.mktemp("corpus"), lengths.tolist())
+
+
+@pytest.fixture(scope="session")
+def english() -> list[str]:
+    """Real English, on every machine: the docstrings of some modules of the standard library."""
+    modules = (
+        "argparse",
+        "csv",
+        "datetime",
+        "decimal",
+        "functools",
+        "inspect",
+        "logging",
+        "pathlib",
+        "random",
+        "typing",
+    )
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    files = [(name, name, folder / f"{name}.py") for name in modules if (folder / f"{name}.py").is_file()]
+    return list(dict.fromkeys(docstring.text for docstring in installed_python._docstrings_of_files(files)))
+
+
+@pytest.fixture(scope="session")
+def tokenizers(english: list[str]) -> dict[str, PreTrainedTokenizerFast]:
+    """A tokenizer of each kind."""
+    return {name: train_tokenizer(english, algorithm=name, vocab_size=900) for name in ALGORITHMS}

@@ -43,6 +43,10 @@ def segments(batch: Batch) -> list[list[int]]:
     return found
 
 
+def segments_of_all(batches: Sequence[Batch]) -> list[list[int]]:
+    return [segment for batch in batches for segment in segments(batch)]
+
+
 def joined(batches: Sequence[Batch]) -> dict[str, list[Any]]:
     """The batches one after another, field by field."""
     shifts = np.cumsum([0, *(batch.input_ids.size for batch in batches)])
@@ -91,7 +95,7 @@ def test_every_split_of_a_batch_is_the_batch(
         for rank in range(world_size)
     ]
     assert joined(chunks) == joined([whole])
-    assert sum(map(segments, chunks), []) == segments(whole)
+    assert segments_of_all(chunks) == segments(whole)
     assert stream.num_predicted(step) == len(whole.labels)
     assert whole.sample_ids.size == 13
 
@@ -136,7 +140,7 @@ def test_validation_sees_each_document_once_with_frozen_masks(written: Written, 
     reference = list(validation_batches(written.corpus, batch_size=7, **options))
     batches = list(validation_batches(written.corpus, batch_size=batch_size, **options))
     assert joined(batches) == joined(reference)
-    found = sorted(sum(map(segments, batches), []))
+    found = sorted(segments_of_all(batches))
     expected = [document[first : first + 78].tolist() for document in written.documents
                 for first in range(0, len(document), 78)]  # fmt: skip
     assert found == sorted(expected)

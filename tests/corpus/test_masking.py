@@ -201,7 +201,7 @@ def test_selection_is_a_function_of_each_segment_alone(
                 lengths=np.array([length]),
                 starts=starts,
                 predictable=np.ones(length, dtype=bool),
-            )  # fmt: skip
+            )
         )
     assert together.tolist() == np.concatenate(apart).tolist()
     if rate == 1:

@@ -62,7 +62,7 @@ def test_what_is_wrong_with_a_folder_is_said(make_corpus: Callable[..., Written]
     with pytest.raises(FileNotFoundError, match="holds no prepared corpus"):
         Corpus(tmp_path / "nowhere")
     written = make_corpus([30, 40])
-    with pytest.raises(ValueError, match="split='test' is not in the corpus.*it has train"):
+    with pytest.raises(ValueError, match=r"split='test' is not in the corpus.*it has train"):
         Corpus(written.directory, "test")
     with pytest.raises(IndexError, match="document 2 of 2"):
         written.corpus.document(2)

@@ -1,0 +1,222 @@
+"""Readers: one set of documents out of every format, and errors that name the place."""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clozebert.corpus import formats
+from clozebert.corpus.readers import Reader
+
+DOCUMENTS = [
+    "First line.\nSecond “line”.",
+    "Ein zweites, kürzeres; Dokument",
+    'With "quotes", commas\tand tabs',
+    "漢字",
+]
+
+
+def as_text(documents: list[str]) -> bytes:
+    return "\n\n".join(documents).encode()
+
+
+def as_json(documents: list[str]) -> bytes:
+    return "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(documents)).encode()
+
+
+def as_csv(documents: list[str], delimiter: str = ",") -> bytes:
+    lines = io.StringIO()
+    csv.writer(lines, delimiter=delimiter).writerows([["id", "text"], *enumerate(documents)])
+    return lines.getvalue().encode()
+
+
+def as_parquet(documents: list[str]) -> bytes:
+    content = io.BytesIO()
+    pyarrow.parquet.write_table(pa.table({"id": range(len(documents)), "text": documents}), content)
+    return content.getvalue()
+
+
+FORMATS: dict[str, Callable[[list[str]], bytes]] = {
+    "a.txt": as_text,
+    "a.unknown": as_text,
+    "a": as_text,
+    "a.jsonl": as_json,
+    "a.csv": as_csv,
+    "a.tsv": lambda documents: as_csv(documents, "\t"),
+    "a.parquet": as_parquet,
+    "a.txt.gz": lambda documents: gzip.compress(as_text(documents)),
+    "a.jsonl.gz": lambda documents: gzip.compress(as_json(documents)),
+    "a.jsonl.zst": lambda documents: zstandard.compress(as_json(documents)),
+    "a.csv.zst": lambda documents: zstandard.compress(as_csv(documents)),
+}
+
+
+def read(*inputs: Path | str, **options: Any) -> list[str]:
+    return list(Reader(list(inputs), **options).texts())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_the_same_documents(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(FORMATS[name](DOCUMENTS))
+    reader = Reader([tmp_path / name])
+    assert list(reader.texts()) == DOCUMENTS
+    assert list(reader.texts()) == DOCUMENTS  # and again
+    assert reader.bytes_read == reader.total_bytes == (tmp_path / name).stat().st_size
+    assert [(source.path, source.documents, source.bad_text) for source in reader.sources] == [(name, 4, 0)]
+
+
+def test_folders_and_patterns_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "b/10.txt", "a.txt", ".hidden/x.txt", "b/.y.txt", "c.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert read(tmp_path) == ["a.txt", "b/10.txt", "b/2.txt", "c.md"]
+    assert read(str(tmp_path / "**/*.txt")) == ["a.txt", "b/10.txt", "b/2.txt"]
+    assert read(tmp_path / "c.md", tmp_path / "b") == ["c.md", "b/10.txt", "b/2.txt"]
+    reader = Reader([tmp_path])
+    list(reader)
+    assert [source.path for source in reader.sources] == ["a.txt", "b/10.txt", "b/2.txt", "c.md"]
+
+
+@pytest.mark.parametrize(
+    ("separator", "expected"),
+    [
+        ("blank_line", ["one\ntwo", "three\n  four"]),
+        ("line", ["one", "two", "three", "  four"]),
+        ("file", ["one\ntwo\n \t\n\nthree\n  four"]),
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_what_ends_a_document(tmp_path: Path, separator: str, expected: list[str], newline: str, mark: str) -> None:
+    lines = mark + "one\ntwo\n \t\n\nthree\n  four\n\n"
+    (tmp_path / "a.txt").write_bytes(lines.replace("\n", newline).encode())
+    assert read(tmp_path / "a.txt", document_separator=separator) == expected
+
+
+@given(st.text(alphabet="aé漢🤗 \n", max_size=400), st.sampled_from(["blank_line", "line", "file"]))
+def test_what_is_too_long_is_cut_and_not_lost(text: str, separator: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(formats, "LARGEST_DOCUMENT", 16)
+        found = list(formats._plain_texts(io.BytesIO(text.encode()), separator))
+    assert all(isinstance(document, str) and document.strip() for document in found if separator != "file")
+    assert "".join("".join(map(str, found)).split()) == "".join(text.split())
+    assert all(len(str(document).encode()) < 32 for document in found)
+
+
+def test_the_column_is_found_or_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("title,content\nx,hello there\n")
+    assert read(path) == ["hello there"]
+    assert read(path, text_column="title") == ["x"]
+    with pytest.raises(ValueError, match=r"a\.csv has no column 'body'.*\(columns: 'title', 'content'\)"):
+        Reader([path], text_column="body")
+    path.write_text("title,words\nx,hello there\n")
+    with pytest.raises(
+        ValueError, match=r"no column that is known to hold text; name the right one with --text_column"
+    ):
+        Reader([path])
+    (tmp_path / "b.jsonl").write_text('{"label": 1}\n')
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 1, has no column .*'label'"):
+        Reader([tmp_path / "b.jsonl"])
+    (tmp_path / "c.parquet").write_bytes(as_parquet(DOCUMENTS))
+    with pytest.raises(ValueError, match=r"c\.parquet has no column 'body'"):
+        Reader([tmp_path / "c.parquet"], text_column="body")
+
+
+BAD = {
+    "a.txt": (
+        b"fine\n\ngood\nb\xe4d\nmore\n\nfine too\n",
+        r"a\.txt, line 4: byte 0xe4 is not UTF-8",
+        ["fine", "fine too"],
+    ),
+    "a.jsonl": (
+        b'{"text": "fine"}\n{"text": "b\xe4d"}\n{"text": "fine too"}\n',
+        r"line 2: byte 0xe4",
+        ["fine", "fine too"],
+    ),
+    "b.jsonl": (b'{"text": "fine"}\n{"text": \n', r"line 2: not a line of JSON", ["fine"]),
+    "c.jsonl": (b'{"text": "fine"}\n{"body": "x"}\n', r"line 2: the record has no 'text'", ["fine"]),
+    "d.jsonl": (b'{"text": "fine"}\n{"text": 5}\n', r"line 2: the text is '5', a int", ["fine"]),
+    "e.jsonl": (b'{"text": "fine"}\n["x"]\n', r"line 2: a list where", ["fine"]),
+    "f.jsonl": (b'{"text": "fine"}\n{"text": "\\ud800"}\n', r"line 2: '\\ud800' is not UTF-8", ["fine"]),
+    "a.csv": (b'id,text\n1,fine\n2,"b\xe4d"\n3,fine too\n', r"line 3: '\\udce4' is not UTF-8", ["fine", "fine too"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_text_is_an_error_or_counted(tmp_path: Path, name: str) -> None:
+    content, message, rest = BAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / name)
+    reader = Reader([tmp_path / name], on_bad_text="skip")
+    assert list(reader.texts()) == rest
+    assert reader.sources[0].bad_text == 1
+    assert reader.sources[0].documents == len(rest) + 1
+
+
+def test_a_missing_text_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": null}\n\n{"text": "x"}\n')
+    (tmp_path / "b.csv").write_text("id,text\n1\n\n2,x\n")
+    assert read(tmp_path) == ["", "x", "", "x"]
+
+
+def test_what_is_wrong_with_inputs_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"missing\.txt does not exist"):
+        Reader([tmp_path / "missing.txt"])
+    with pytest.raises(FileNotFoundError, match="no file matches"):
+        Reader([str(tmp_path / "*.txt")])
+    with pytest.raises(ValueError, match="input is empty"):
+        Reader([])
+    with pytest.raises(ValueError, match="holds no file"):
+        Reader([tmp_path])
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(ValueError, match="the corpus is empty"):
+        Reader([tmp_path])
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(ValueError, match="did you mean 'line'"):
+        Reader([tmp_path], document_separator="lines")
+    for name in ("b.txt.gz", "b.txt.zst", "b.parquet"):
+        (tmp_path / name).write_bytes(b"this is none")
+        with pytest.raises(ValueError, match=f"{name} is not a"):
+            Reader([tmp_path / name])
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"word " * 10_000)[:-20])
+    with pytest.raises(ValueError, match=r"not a whole \.gz file"):
+        read(tmp_path / "c.txt.gz")
+
+
+def test_a_dataset_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import datasets
+    import huggingface_hub
+
+    asked: list[Any] = []
+
+    def load(name: str, config: str | None, **options: Any) -> list[dict[str, str]]:
+        asked.append((name, config, options["split"]))
+        if name != "owner/poems":
+            raise ConnectionError("no such dataset\nmore")
+        return [{"content": text} for text in DOCUMENTS]
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(["owner/poems"], dataset_config_name="english")
+    assert list(reader.texts()) == DOCUMENTS
+    assert asked == [("owner/poems", "english", "train")]
+    assert reader.total_bytes is None
+    assert (reader.sources[0].path, reader.sources[0].documents) == ("hub:owner/poems", 4)
+    with pytest.raises(FileNotFoundError, match="owner/none is neither a file or folder here nor a dataset"):
+        Reader(["owner/none"])
+    (tmp_path / "data").mkdir()
+    with pytest.raises(FileNotFoundError, match="data/none does not exist"):
+        Reader(["data/none"])

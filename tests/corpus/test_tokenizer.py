@@ -1,0 +1,124 @@
+"""Trained tokenizers: loadable, lossless where they promise to be, the same every time."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from clozebert.corpus.tokenizer import ALGORITHMS, load_tokenizer, tokenizer_facts, train_tokenizer
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_auto_tokenizer_loads_what_was_saved(
+    tokenizers: dict[str, PreTrainedTokenizerFast], algorithm: str, tmp_path: Path
+) -> None:
+    tokenizers[algorithm].save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.is_fast
+    assert loaded.convert_tokens_to_ids(SPECIAL) == [0, 1, 2, 3, 4]
+    assert (loaded.pad_token_id, loaded.unk_token_id, loaded.cls_token_id) == (0, 1, 2)
+    assert (loaded.sep_token_id, loaded.mask_token_id) == (3, 4)
+    assert sorted(loaded.all_special_ids) == [0, 1, 2, 3, 4]
+    assert loaded.model_max_length == 512
+    assert loaded.model_input_names == ["input_ids", "attention_mask"]
+    assert len(loaded) == 900
+    one, two = (loaded(text, add_special_tokens=False).input_ids for text in ("Return the list", "of items."))
+    assert set(loaded("Return the list")) == {"input_ids", "attention_mask"}
+    assert loaded("Return the list").input_ids == [2, *one, 3]
+    assert loaded("Return the list", "of items.").input_ids == [2, *one, 3, *two, 3]
+    assert 4 in loaded("Return the [MASK] of items.").input_ids
+    facts = tokenizer_facts(loaded)
+    assert facts == tokenizer_facts(tokenizers[algorithm])
+    assert (facts["vocab_size"], facts["mask_token_id"], facts["special_token_ids"]) == (900, 4, [0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_same_text_gives_the_same_file(english: list[str], algorithm: str, tmp_path: Path) -> None:
+    contents = set()
+    for name in "ab":
+        train_tokenizer(iter(english[:150]), algorithm=algorithm, vocab_size=600).save_pretrained(tmp_path / name)
+        contents.add(b"".join(path.read_bytes() for path in sorted((tmp_path / name).iterdir())))
+    assert len(contents) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.one_of(
+        st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="▁")),
+        st.lists(
+            st.sampled_from(["  ", " ", "\n", "\t", "the", "Return", "naïve", "漢字", "🤗", "don't", "\u00a0"])
+        ).map("".join),
+    )
+)
+def test_decoding_gives_the_text_back(
+    tokenizers: dict[str, PreTrainedTokenizerFast], algorithm: str, text: str
+) -> None:
+    tokenizer = tokenizers[algorithm]
+    ids = tokenizer(text).input_ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer.unk_token_id not in ids
+
+
+def test_wordpiece_is_berts(tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:
+    tokens = tokenizers["wordpiece"].tokenize("Return the iterable's 漢 item-list.")
+    words = "".join(token if not token.startswith("##") else "\0" + token[2:] for token in tokens)
+    assert tokens[0] == "Return"
+    assert [token for token in tokens if token in {"'", "-", ".", "[UNK]"}] == ["'", "[UNK]", "-", "."]
+    assert words.replace("\0", "").startswith("Returntheiterable's")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_lower_casing(english: list[str], algorithm: str) -> None:
+    tokenizer = train_tokenizer(english[:150], algorithm=algorithm, vocab_size=600, lowercase=True)
+    assert tokenizer.tokenize("RETURN The LIST") == tokenizer.tokenize("return the list")
+    learned = [token for token in tokenizer.get_vocab() if token not in SPECIAL and not token.startswith("<0x")]
+    if algorithm != "bpe":  # whose alphabet of bytes has capital letters by construction
+        assert all(token == token.lower() for token in learned)
+    assert tokenizer.convert_tokens_to_ids(SPECIAL) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_small_text_gives_a_small_vocabulary(algorithm: str) -> None:
+    texts = ["the cat sat on the mat and the dog sat on the log"] * 5
+    tokenizer = train_tokenizer(texts, algorithm=algorithm, vocab_size=5000)
+    assert len(tokenizer) < 600
+    assert tokenizer.convert_ids_to_tokens(tokenizer("the cat").input_ids)[0] == "[CLS]"
+
+
+def test_the_mask_hides_a_word_and_its_space(tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:
+    for algorithm in ("bpe", "unigram"):
+        tokenizer = tokenizers[algorithm]
+        with_mask = tokenizer("of the [MASK] of", add_special_tokens=False).input_ids
+        expected = tokenizer("of the", add_special_tokens=False).input_ids
+        assert with_mask[: len(expected) + 1] == [*expected, 4]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"algorithm": "wordpeice"}, "did you mean 'wordpiece'"),
+        ({"vocab_size": 100}, "vocab_size=100 must be at least 128"),
+        ({"algorithm": "bpe", "vocab_size": 260}, "vocab_size=260 must be at least 261"),
+        ({"model_max_length": 2}, "model_max_length=2"),
+    ],
+)
+def test_what_is_wrong_is_said(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train_tokenizer(["some text"], **wrong)
+    with pytest.raises(ValueError, match="holds no text"):
+        train_tokenizer(["", " \n"], vocab_size=300)
+
+
+def test_loading_names_what_is_missing(tokenizers: dict[str, PreTrainedTokenizerFast], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
+    incomplete = PreTrainedTokenizerFast(tokenizer_object=tokenizers["bpe"].backend_tokenizer, pad_token="[PAD]")
+    incomplete.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has no cls_token, sep_token, mask_token"):
+        load_tokenizer(str(tmp_path))
