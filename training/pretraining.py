@@ -101,6 +101,7 @@ class Pretraining:
         corpus = Corpus(arguments.corpus)
         if arguments.model_name_or_path is not None:
             config = load_configuration(arguments.model_name_or_path)
+            check_same_tokens(config, tokenizer, name_or_path=arguments.model_name_or_path)
         set_token_ids(config, tokenizer)
         check_fit(arguments, config, corpus, tokenizer)
 
@@ -559,6 +560,17 @@ def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
             f"the corpus {corpus.directory} was tokenized with another tokenizer ({', '.join(differing)} differ): "
             f"prepare it again with this one, or name the one it was prepared with"
         )
+
+
+def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast, *, name_or_path: str) -> None:
+    """Refuse to go on from a model whose special tokens show that it learned with another tokenizer."""
+    for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
+        theirs, ours = getattr(config, name), getattr(tokenizer, name)
+        if theirs is not None and theirs != ours:
+            raise ValueError(
+                f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings "
+                f"belong to another one; name its own as tokenizer_name, and prepare the corpus with it"
+            )
 
 
 def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -159,6 +159,16 @@ def test_pretraining_goes_on_from_a_model(prepared: Path, tmp_path: Path) -> Non
     assert second["parameters"] == first["parameters"]
 
 
+def test_a_model_of_another_tokenizer_is_refused(prepared: Path, tmp_path: Path) -> None:
+    ClozeBertForMaskedLM(model_config(mask_token_id=9)).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="has mask_token_id=9, the tokenizer 4"):
+        run(prepared, tmp_path / "run", max_steps=3, model_name_or_path=str(tmp_path / "other"))
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="is a bert model: convert it first"):
+        run(prepared, tmp_path / "run", max_steps=3, model_name_or_path=str(tmp_path / "bert"))
+
+
 def test_gradient_checkpointing_changes_nothing(prepared: Path, tmp_path: Path) -> None:
     for name, enabled in (("plain", False), ("recomputed", True)):
         run(prepared, tmp_path / name, max_steps=3, save_steps=0, gradient_checkpointing=enabled)
