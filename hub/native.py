@@ -221,12 +221,18 @@ def choose_architecture(
     candidates = [NATIVE[name] for name in names if ending in {head.ours for head in NATIVE[name].heads.values()}]
     if not candidates:
         raise ValueError(f"ClozeBert{ending} has no native counterpart" + (f" in {wanted}" if wanted else ""))
-    obstacles = {}
+    obstacles, refused = {}, {}
     for architecture in candidates:
-        found = find_obstacles(config, architecture, ending, pooled=pooled)
+        try:
+            found = find_obstacles(config, architecture, ending, pooled=pooled)
+        except (StrictDataclassError, ValueError) as error:
+            # Values that its own configuration class does not take at all.
+            refused[architecture.model_type] = [f"{architecture.config_class}: {' '.join(str(error).split())}"]
+            continue
         if not found:
             return architecture
         obstacles[architecture.model_type] = found
+    obstacles = obstacles or refused
     nearest = origin if origin in obstacles else min(obstacles, key=lambda name: len(obstacles[name]))
     raise ValueError(
         f"no native architecture equals this configuration; the nearest is {nearest}, but for "
@@ -241,10 +247,7 @@ def find_obstacles(
     ours = config.to_dict()
     ours["base_pooler"] = pooled
     mine = _effective({**ours, "num_labels": config.num_labels}, ending)
-    try:
-        back = _to_ours(architecture, _complete(architecture, _to_native(architecture, ours, ending)), ending)
-    except (StrictDataclassError, ValueError) as error:
-        return [f"its configuration class, {architecture.config_class}, refuses: {' '.join(str(error).split())}"]
+    back = _to_ours(architecture, _complete(architecture, _to_native(architecture, ours, ending)), ending)
     if architecture.optional_pooler:
         back["base_pooler"] = pooled
     labels = 2 if ending == "ForQuestionAnswering" else config.num_labels
@@ -379,6 +382,7 @@ def fill(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
     """Put tensors in place of the parameters, in their own type, and tie again what is tied."""
     model.load_state_dict(tensors, strict=True, assign=True)
     model.tie_weights()
+    model.to(next(iter(tensors.values())).device)  # the buffers, too
 
 
 def _transformers_class(name: str) -> Any:
