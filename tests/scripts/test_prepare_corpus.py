@@ -1,0 +1,133 @@
+"""prepare_corpus as a person runs it."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clozebert.corpus import BatchStream, Corpus, Masking, installed_python
+from clozebert.corpus.tokenizer import train_tokenizer
+from clozebert.scripts import prepare_corpus
+from clozebert.scripts._program import run
+
+SCRIPT = Path(prepare_corpus.__file__)
+DOCUMENTS = [f"The {animal} number {i} sat on the {place}.\nIt was {i} o'clock." for i in range(80) for animal, place in
+             [("cat", "mat"), ("dog", "log"), ("mouse", "house")]]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(DOCUMENTS, algorithm="wordpiece", vocab_size=200).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "a.txt").write_text("\n\n".join(DOCUMENTS[:100]))
+    (folder / "b.jsonl.gz").write_bytes(
+        gzip.compress("".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS[100:]).encode())
+    )
+    return folder
+
+
+def test_by_path_from_text_to_batches(text: Path, tokenizer: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--input", text, "--tokenizer_name", tokenizer, "--output_dir", tmp_path / "out",
+         "--validation_fraction", "0.1", "--num_processes", "2"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    train, validation = Corpus(tmp_path / "out"), Corpus(tmp_path / "out", "validation")
+    assert f"{train.num_tokens:,} tokens" in done.stdout
+    assert train.num_documents + validation.num_documents == 240
+    assert validation.num_documents > 5
+    assert "reading: 100%" in done.stderr
+    assert [source["path"] for source in train.manifest["sources"]] == ["a.txt", "b.jsonl.gz"]
+    stream = BatchStream(train, max_seq_length=64, global_batch_size=4, masking=Masking(), seed=0)
+    assert stream.batch(10**9).input_ids.size > 200
+
+
+def test_choices_and_what_is_left_out(
+    text: Path, tokenizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (text / "c.txt").write_bytes("\n\n".join(DOCUMENTS[:7]).encode() + b"\n\n\xff\n\n\xfe\n")
+    flags = ["--tokenizer_name", tokenizer, "--output_dir", str(tmp_path / "out"), "--disable_tqdm"]
+    prepare_corpus.main(
+        ["--input", str(text), *flags, "--on_bad_text", "skip", "--deduplicate", "exact", "--validation_fraction", "0"]
+    )
+    printed = capsys.readouterr().out
+    assert "2 documents: bad text" in printed
+    assert "7 documents: duplicate" in printed
+    assert "no document is held out" in printed
+    prepare_corpus.main(
+        ["--input", str(text / "a.txt"), *flags, "--validation_input", str(text / "b.jsonl.gz"), "--document_separator",
+         "line", "--overwrite_output_dir"]
+    )  # fmt: skip
+    assert Corpus(tmp_path / "out").num_documents == 200
+    assert Corpus(tmp_path / "out", "validation").num_documents == 140
+
+
+def test_the_installed_packages(
+    tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    chosen = [entry for entry in installed_python._source_files() if entry[0] in ("json", "email", "logging", "csv")]
+    monkeypatch.setattr(installed_python, "_source_files", lambda: iter(chosen))
+    prepare_corpus.main(
+        ["--input", "installed-python", "--tokenizer_name", tokenizer, "--output_dir", str(tmp_path / "out"),
+         "--validation_fraction", "0.2", "--disable_tqdm"]
+    )  # fmt: skip
+    sources = Corpus(tmp_path / "out").manifest["sources"]
+    assert {source["path"] for source in sources} == {
+        f"installed-python:{name}" for name in ("csv", "email", "json", "logging")
+    }
+    assert all(0 in (source["train"], source["validation"]) for source in sources)  # whole packages
+    assert Corpus(tmp_path / "out", "validation").num_documents > 0
+    assert "of the tokens are unknown to the tokenizer" in capsys.readouterr().out
+
+
+def test_mistakes_are_one_line(text: Path, tokenizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.txt").write_bytes(b"fine\n\nb\xe4d\n")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "table.csv").write_text("title,words\nx,y\n")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    good = ["--input", str(text), "--tokenizer_name", tokenizer]
+    out = ["--output_dir", str(tmp_path / "out")]
+    named = [*out, "--tokenizer_name", tokenizer]
+    cases = [
+        ([*named, "--input", str(tmp_path / "missing")], "missing does not exist"),
+        ([*named, "--input", str(tmp_path / "empty.txt")], "the corpus is empty"),
+        ([*named, "--input", str(tmp_path / "bad.txt")], "bad.txt, line 3: byte 0xe4 is not UTF-8"),
+        ([*named, "--input", str(tmp_path / "table.csv")], "name the right one with --text_column"),
+        ([*out, "--input", str(text), "--tokenizer_name", str(text)], "holds no tokenizer.json"),
+        ([*good, "--output_dir", str(tmp_path / "full")], "is not empty; give --overwrite_output_dir"),
+        ([*good, *out, "--deduplicate", "exactly"], "did you mean 'exact'"),
+        ([*good, *out, "--document_separator", "lines"], "did you mean 'line'"),
+        ([*good, *out, "--validation_fraction", "2"], "validation_fraction=2.0"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(SystemExit) as stopped:
+            run(lambda arguments=arguments: prepare_corpus.main([*arguments, "--disable_tqdm"]))
+        printed = capsys.readouterr()
+        assert stopped.value.code == 2
+        assert message in printed.err
+        assert printed.err.startswith("error: ")
+        assert printed.err.count("\n") == 1
+        assert not printed.out
+    assert not (tmp_path / "out").exists()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_a_mistake_by_path_has_no_traceback(tokenizer: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--input", tmp_path / "missing.txt", "--tokenizer_name", tokenizer,
+         "--output_dir", tmp_path / "out"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path / 'missing.txt'} does not exist\n")
