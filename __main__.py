@@ -13,7 +13,7 @@ PROGRAMS = {
     "demo": ("demo", "run all of it on the docstrings of this machine's Python packages"),
     "finetune-sequence": ("finetune_sequence_classification", "fine-tune an encoder to classify texts"),
     "finetune-token": ("finetune_token_classification", "fine-tune an encoder to tag tokens"),
-    "convert": ("convert_checkpoint", "convert transformers' own bert, roberta, modernbert, vit … to ClozeBERT, or back"),
+    "convert": ("convert_checkpoint", "convert a BERT, RoBERTa, ModernBERT, ViT … to ClozeBERT, or back"),
 }
 
 
