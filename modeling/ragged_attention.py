@@ -64,6 +64,8 @@ def plan_ragged_attention(
     bounds = cu_seq_lens.to("cpu", torch.long)
     starts, lengths = bounds[:-1], bounds.diff()
     max_length = int(lengths.max()) if len(lengths) else 0
+    if window is not None and window >= max_length - 1:
+        window = None  # no document is long enough for it to hide anything
     if not use_tiles:
         return RaggedPlan(cu_seq_lens.to(torch.int32), max_length, window, (), None)
     starts, lengths = starts[lengths > 0], lengths[lengths > 0]
