@@ -11,6 +11,7 @@ PROGRAMS = {
     "prepare-corpus": ("prepare_corpus", "tokenize text into memory-mapped shards"),
     "pretrain": ("pretrain_mlm", "pretrain an encoder by masked-language modelling"),
     "demo": ("demo", "run all of it on the docstrings of this machine's Python packages"),
+    "describe": ("describe", "print what an encoder costs, part by part, or draw where its heads look"),
     "finetune-sequence": ("finetune_sequence_classification", "fine-tune an encoder to classify texts"),
     "finetune-token": ("finetune_token_classification", "fine-tune an encoder to tag tokens"),
     "convert": ("convert_checkpoint", "convert a BERT, RoBERTa, ModernBERT, ViT … to ClozeBERT, or back"),

@@ -1,0 +1,338 @@
+#!/usr/bin/env python
+"""What an encoder costs, part by part, with the formula beside each number; and where its heads look.
+
+    describe.py bert-base --batch_size 16 --sequence_length 512
+    describe.py runs/demo --text "the cat sat on the mat" --output_file maps.png
+
+CONFIG is a named architecture, a recipe (its name or a YAML file) or a folder with a config.json.
+
+The formulas below are what is computed and what is printed: one string each, in the symbols of `symbols_of`.
+"""
+
+import dataclasses
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clozebert.scripts._program import parse, run
+
+if TYPE_CHECKING:
+    from clozebert import ClozeBertConfig
+
+DESCRIPTION = "Parameters, FLOPs and bytes of an encoder, part by part, as functions of batch and length."
+BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
+SYMBOLS = {
+    "B": "batch", "T": "length", "D": "hidden size", "H": "heads", "K": "head size", "G": "key heads * head size",
+    "F": "feed-forward size", "V": "vocabulary", "E": "embedding size", "P": "positions", "Y": "token types",
+    "W": "window on each side, at most T - 1", "C": "labels", "Q": "values of a patch",
+}  # fmt: skip
+
+
+@dataclasses.dataclass
+class DescribeArguments:
+    """What to describe, and at which batch."""
+
+    config: str = dataclasses.field(metadata={"help": "named architecture, recipe, YAML file or folder of a model"})
+    batch_size: int = dataclasses.field(default=1, metadata={"help": "rows of a batch"})
+    sequence_length: int | None = dataclasses.field(
+        default=None, metadata={"help": "tokens of a row; default: 512 or the longest, or the patches of an image"}
+    )
+    dtype: str = dataclasses.field(default="float32", metadata={"help": "float32, bfloat16 or float16"})
+    text: str | None = dataclasses.field(
+        default=None, metadata={"help": "draw where each head looks in this sentence; CONFIG is a model's folder then"}
+    )
+    output_file: str = dataclasses.field(default="attention.png", metadata={"help": "the picture for --text"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of the model and its formulas: parameters, FLOPs of its matrix products, values that these write.
+
+    `times`: how many of it there are.
+    """
+
+    name: str
+    times: int
+    parameters: str
+    flops: str
+    written: str
+
+    def count(self, formula: str, symbols: dict[str, int]) -> int:
+        """The value of one of the part's formulas, for all of its kind."""
+        return self.times * int(eval(formula, {"__builtins__": {}}, symbols))  # our own strings, our own symbols
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table, or draw the attention maps."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv and not argv[0].startswith("-"):  # `describe CONFIG`, without the flag's name
+        argv.insert(0, "--config")
+    arguments = parse(DescribeArguments, argv, prog="describe", description=DESCRIPTION)
+    for name in ("batch_size", "sequence_length"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name}={value} must be at least 1")
+    if arguments.dtype not in BYTES_OF:
+        raise ValueError(f"--dtype={arguments.dtype!r} must be one of {', '.join(BYTES_OF)}")
+    if arguments.text is not None:
+        draw_attention(arguments.config, arguments.text, arguments.output_file)
+        print(f"attention maps in {arguments.output_file}")
+        return
+    config = find_config(arguments.config)
+    length = arguments.sequence_length or default_length(config)
+    print(
+        "\n".join(table(config, batch_size=arguments.batch_size, length=length, bytes_each=BYTES_OF[arguments.dtype]))
+    )
+
+
+def find_config(name: str) -> "ClozeBertConfig":
+    """The configuration that a person means by `name`.
+
+    Raises:
+        ValueError: nothing has that name, or the folder holds another kind of model.
+    """
+    from clozebert.configuration import ARCHITECTURES, ClozeBertConfig, list_recipes, load_recipe
+
+    path = Path(name)
+    if path.is_dir():
+        import json
+
+        if not (path / "config.json").is_file():
+            raise ValueError(f"folder {name} holds no config.json")
+        values = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if values.get("model_type") != ClozeBertConfig.model_type:
+            raise ValueError(f"{name} holds a model of type {values.get('model_type')!r}: convert it first")
+        return ClozeBertConfig.from_pretrained(path)
+    if name in ARCHITECTURES:
+        return ClozeBertConfig.from_name(name)
+    if path.suffix in (".yaml", ".yml") or name in list_recipes():
+        recipe = load_recipe(name)
+        model = recipe.get("model") or {}
+        return (
+            ClozeBertConfig.from_name(recipe["architecture"], **model)
+            if recipe.get("architecture")
+            else (ClozeBertConfig(**model))
+        )
+    known = sorted({*ARCHITECTURES, *list_recipes()})
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
+    raise ValueError(f"{name!r} is neither an architecture, a recipe nor a folder; {hint}")
+
+
+def default_length(config: "ClozeBertConfig") -> int:
+    """512 tokens or the longest sequence, whichever is shorter; all patches and the class token of an image."""
+    if config.image_size is not None and config.patch_size is not None:
+        return (config.image_size // config.patch_size) ** 2 + 1
+    return min(512, config.max_position_embeddings)
+
+
+def symbols_of(config: "ClozeBertConfig", *, batch_size: int, length: int) -> dict[str, int]:
+    """The values of SYMBOLS."""
+    head_size = config.hidden_size // config.num_attention_heads
+    return {
+        "B": batch_size,
+        "T": length,
+        "D": config.hidden_size,
+        "H": config.num_attention_heads,
+        "K": head_size,
+        "G": (config.num_key_value_heads or config.num_attention_heads) * head_size,
+        "F": config.intermediate_size,
+        "V": config.vocab_size,
+        "E": config.embedding_size or config.hidden_size,
+        "P": config.max_position_embeddings + config.position_offset,
+        "Y": config.type_vocab_size,
+        "W": min(config.sliding_window or 0, length - 1),
+        "C": config.num_labels or 2,
+        "Q": config.num_channels * (config.patch_size or 0) ** 2,
+    }
+
+
+def parts_of(config: "ClozeBertConfig") -> list[Part]:
+    """The parts of the masked-LM model, or of the image classifier where the configuration is one of images."""
+    layers = config.num_hidden_layers
+    windowed = sum(config.attention_type(layer) == "sliding_attention" for layer in range(layers))
+    glu = config.mlp_type == "glu"  # then two maps lead from D to F; one leads back
+    attention_bias = " + 2*D + 2*G" if config.attention_bias else ""
+    mlp_bias = (" + 2*F + D" if glu else " + F + D") if config.mlp_bias else ""
+    parts = [*_front(config)]
+    parts.append(
+        Part(
+            "attention maps q k v o",
+            layers,
+            f"2*D*D + 2*D*G{attention_bias}",
+            "2*B*T*(2*D*D + 2*D*G)",
+            "B*T*(2*D + 2*G)",
+        )
+    )
+    if layers > windowed:
+        parts.append(Part("attention, all tokens", layers - windowed, "0", "4*B*T*T*D", "B*T*D"))
+    if windowed:
+        parts.append(Part("attention, window", windowed, "0", "4*B*(T*(2*W + 1) - W*(W + 1))*D", "B*T*D"))
+    maps, flops, written = ("3*D*F", "6*B*T*D*F", "2*F") if glu else ("2*D*F", "4*B*T*D*F", "F")
+    parts.append(Part("feed-forward", layers, maps + mlp_bias, flops, f"B*T*({written} + D)"))
+    norms = 2 * layers - (not config.first_attention_norm)
+    norms += config.norm_position == "pre" if config.final_norm is None else config.final_norm
+    parts.append(Part("norms", norms, _norm(config, "D"), "0", "0"))
+    if config.qk_norm:
+        parts.append(Part("norms of queries and keys", layers, "2*K", "0", "0"))
+    return [*parts, *_head(config)]
+
+
+def _norm(config: "ClozeBertConfig", size: str) -> str:
+    return f"2*{size}" if config.norm_type == "layernorm" and config.norm_bias else size
+
+
+def _front(config: "ClozeBertConfig") -> list[Part]:
+    absolute = config.position_embedding_type == "absolute"
+    norm = f" + {_norm(config, 'E')}" if config.embedding_norm else ""
+    if config.image_size is not None:
+        positions = f" + {default_length(config)}*D" if absolute else ""
+        return [Part("patches, class token", 1, f"D*Q + 2*D{positions}{norm}", "2*B*(T - 1)*D*Q", "B*(T - 1)*D")]
+    tables = "V*E" + (" + P*E" if absolute else "") + (" + Y*E" if config.type_vocab_size else "")
+    projected = config.embedding_size is not None and config.embedding_size != config.hidden_size
+    parts = [Part("embeddings", 1, tables + norm, "0", "0")]
+    if projected:
+        parts.append(Part("embeddings to hidden size", 1, "E*D + D", "2*B*T*E*D", "B*T*D"))
+    return parts
+
+
+def _head(config: "ClozeBertConfig") -> list[Part]:
+    parts = []
+    head_norm, bias = f" + {_norm(config, 'E')}", " + E" if config.head_bias else ""
+    if config.image_size is not None:
+        if config.classifier_dense != "none":
+            norm = head_norm if config.classifier_norm else ""
+            parts.append(Part("classifier's dense layer", 1, f"D*E{bias}{norm}", "2*B*D*E", "B*E"))
+        pooled = "D + " if config.classifier_pooling == "attention" else ""
+        return [
+            *parts,
+            Part("classifier", 1, f"{pooled}D*C{' + C' if config.classifier_bias else ''}", "2*B*D*C", "B*C"),
+        ]
+    if config.prediction_dense:
+        parts.append(Part("prediction's dense layer", 1, f"D*E{bias}{head_norm}", "2*B*T*D*E", "B*T*E"))
+    terms = [term for term, own in (("V*E", not config.tie_word_embeddings), ("V", config.decoder_bias)) if own]
+    return [*parts, Part("decoder onto the vocabulary", 1, " + ".join(terms) or "0", "2*B*T*E*V", "B*T*V")]
+
+
+def table(config: "ClozeBertConfig", *, batch_size: int, length: int, bytes_each: int) -> list[str]:
+    """The lines that are printed."""
+    symbols, parts = symbols_of(config, batch_size=batch_size, length=length), parts_of(config)
+    counts = [
+        [part.count(formula, symbols) for formula in (part.parameters, part.flops, part.written)] for part in parts
+    ]
+    total = [sum(column) for column in zip(*counts, strict=True)]
+    rows = [["", "part", "parameters", "weights", "FLOPs forward", "activations"]]
+    for part, (parameters, flops, written) in zip(parts, counts, strict=True):
+        times = f"{part.times} of" if part.times > 1 else ""
+        rows.append([times, part.name, *_figures(parameters, flops, written, bytes_each)])
+    rows.append(["", "all", *_figures(*total, bytes_each)])
+    lines = [f"batch B = {batch_size}, length T = {length}, {bytes_each} bytes a number", "", *_aligned(rows), ""]
+    lines.append("formulas, of one each: parameters; FLOPs of its matrix products; values that these write")
+    lines += _aligned([[part.name, *map(_pretty, (part.parameters, part.flops, part.written))] for part in parts])
+    used = set(re.findall(r"[A-Z]", " ".join(f"{part.parameters} {part.flops} {part.written}" for part in parts)))
+    lines += ["", ", ".join(f"{name} {SYMBOLS[name]} = {symbols[name]:,}" for name in symbols if name in used)]
+    lines += ["", *_remarks(config, symbols, total, bytes_each)]
+    return lines
+
+
+def _remarks(config: "ClozeBertConfig", symbols: dict[str, int], total: list[int], bytes_each: int) -> list[str]:
+    maps = 3 if config.mlp_type == "glu" else 2
+    d, g, f = (symbols[name] for name in "DGF")
+    even = (2 * d * d + 2 * d * g + maps * d * f) // (2 * d)
+    weights = config.num_hidden_layers * symbols["B"] * symbols["H"] * symbols["T"] ** 2
+    return [
+        f"A training step takes about three times the forward FLOPs: {_short(3 * total[1])}.",
+        f"Attention over all tokens grows as T²·D, everything else as T. They cost a layer the same at T = {even:,}.",
+        f"Eager attention writes its weights too, B·H·T² numbers a layer: {_short(weights * bytes_each)}B in all.",
+    ]
+
+
+def _figures(parameters: int, flops: int, written: int, bytes_each: int) -> list[str]:
+    return [f"{parameters:,}", f"{_short(parameters * bytes_each)}B", _short(flops), f"{_short(written * bytes_each)}B"]
+
+
+def _short(number: int) -> str:
+    """`1.23 G`: three digits and a thousand's prefix."""
+    value = float(number)
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if value < 1000:
+            return f"{value:.3g} {prefix}"
+        value /= 1000
+    return f"{value:.3g} E"
+
+
+def _pretty(formula: str) -> str:
+    """Times as a dot and squares as such: `2*D*D` becomes `2·D²`."""
+    return re.sub(r"\b([A-Z])\*\1\b", r"\1²", formula).replace("*", "·")
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    number = re.compile(r"[\d.,]+( [kMGTPE]?B?)?$|parameters$|weights$|FLOPs forward$|activations$")
+    return [
+        "  ".join(
+            cell.rjust(width) if column and number.match(cell.strip()) else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def draw_attention(folder: str, text: str, output_file: str) -> None:
+    """A picture of the weights softmax(QK^T / sqrt(K)): a row for each layer, a column for each head.
+
+    Raises:
+        ValueError: the folder holds no text model, or no tokenizer.
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("drawing attention maps needs matplotlib: pip install 'clozebert[plots]'") from None
+    if not Path(folder).is_dir():
+        raise ValueError(f"--text needs the folder of a trained model with its tokenizer, but {folder!r} is none")
+    if find_config(folder).image_size is not None:
+        raise ValueError(f"--text needs a text model, but {folder} holds one of images")
+    tokens, weights_LHTT = attention_of(folder, text)
+    layers, heads = len(weights_LHTT), len(weights_LHTT[0])
+    side = max(1.2, 0.16 * len(tokens))
+    figure = Figure(figsize=(side * heads + 1, side * layers + 1), layout="constrained")
+    axes = figure.subplots(layers, heads, squeeze=False)
+    for layer in range(layers):
+        for head in range(heads):
+            axis = axes[layer][head]
+            axis.imshow(weights_LHTT[layer][head], vmin=0, vmax=1, cmap="Blues")
+            axis.set_title(f"layer {layer}, head {head}", fontsize=6)
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if head == 0:
+                axis.set_yticks(range(len(tokens)), tokens, fontsize=5)
+            if layer == layers - 1:
+                axis.set_xticks(range(len(tokens)), tokens, fontsize=5, rotation=90)
+    figure.supylabel("a token (row) looks at …", fontsize=7)
+    figure.savefig(output_file, dpi=150)
+
+
+def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
+    """The tokens of a sentence, and the attention weights [layers][H, T, T] as arrays."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from clozebert import ClozeBertModel
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    inputs = tokenizer(text, return_tensors="pt")
+    with torch.no_grad():
+        attentions = model(
+            inputs["input_ids"], attention_mask=inputs["attention_mask"], output_attentions=True
+        ).attentions
+    tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
+    return tokens, [weights_1HTT[0].float().numpy() for weights_1HTT in attentions]
+
+
+if __name__ == "__main__":
+    run(main)
