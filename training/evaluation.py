@@ -20,7 +20,7 @@ def evaluate_masked_lm(
 ) -> dict[str, float]:
     """The mean of -log p(token) over all predicted tokens, and how many of them the model's first guess gets right.
 
-    Process r takes every batch whose number is r modulo the number of processes.
+    Of each run of as many batches as there are processes, every process takes one.
 
     Returns:
         eval_loss (nats per predicted token), eval_perplexity (its exponential), eval_accuracy, eval_predicted_tokens.
@@ -31,12 +31,16 @@ def evaluate_masked_lm(
     totals = torch.zeros(3, dtype=torch.float64, device="cpu")
     was_training = model.training
     model.eval()
-    mine = itertools.islice(batches, accelerator.process_index, max_batches, accelerator.num_processes)
-    for batch in mine:
+    batches, rank = itertools.islice(batches, max_batches), accelerator.process_index
+    while together := list(itertools.islice(batches, accelerator.num_processes)):
+        # The last run may be short. All processes go through the model all the same: a sharded one needs them.
+        counts = rank < len(together)
+        batch = together[rank if counts else 0]
         inputs = to_device(model_inputs(batch), accelerator.device)
         outputs = model(**inputs, num_items_in_batch=1)
         hits = (outputs.logits.argmax(dim=-1) == inputs["labels"]).sum()
-        totals += torch.tensor([outputs.loss.item(), hits.item(), len(batch.labels)], dtype=torch.float64)
+        if counts:
+            totals += torch.tensor([outputs.loss.item(), hits.item(), len(batch.labels)], dtype=torch.float64)
     model.train(was_training)
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()
     if not predicted:

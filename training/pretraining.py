@@ -124,8 +124,7 @@ class Pretraining:
             masking=make_masking(arguments, rate=arguments.mlm_probability),
             seed=arguments.seed,
         )
-        has_validation = (Path(arguments.corpus) / "validation").is_dir()
-        self.validation = Corpus(arguments.corpus, "validation") if has_validation else None
+        self.validation = open_validation(arguments.corpus)
 
         checkpoint = None if arguments.dry_run else self._on_main(self._find_checkpoint)
         torch.manual_seed(arguments.seed)
@@ -549,6 +548,14 @@ def check_fit(
     # Sizes that do not divide one another show when the model is built; here it costs nothing.
     with torch.device("meta"):
         ClozeBertForMaskedLM(config)
+
+
+def open_validation(corpus: str) -> Corpus | None:
+    """The validation split of a prepared corpus, if it has one with anything in it."""
+    if not (Path(corpus) / "validation").is_dir():
+        return None
+    validation = Corpus(corpus, "validation")
+    return validation if validation.num_documents else None
 
 
 def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:

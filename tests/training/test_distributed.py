@@ -16,9 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.corpus import BatchStream, Corpus
+from clozebert.corpus import BatchStream, Corpus, Masking, validation_batches
 from clozebert.training.arguments import PretrainingArguments
-from clozebert.training.evaluation import sum_over_processes
+from clozebert.training.evaluation import evaluate_masked_lm, sum_over_processes
 from clozebert.training.machine import make_accelerator
 from clozebert.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state, whole_weights
 from clozebert.training.prefetch import StepLoader
@@ -171,6 +171,14 @@ def train(
     return losses
 
 
+def evaluate(model: Any, folder: Path, accelerator: ByHand) -> dict[str, float]:
+    """On three batches: one of two processes has none in the second round."""
+    corpus = Corpus(folder / "corpus", "validation")
+    batches = list(validation_batches(corpus, max_seq_length=40, batch_size=5, masking=Masking(rate=0.15), seed=5))
+    assert len(batches) >= 3
+    return evaluate_masked_lm(model, batches[:3], accelerator=accelerator)
+
+
 def train_sharded(rank: int, folder: Path) -> None:
     """In one of two processes, for each optimizer: two steps, a save, and two more after loading into a fresh model."""
     torch.set_num_threads(1)
@@ -193,8 +201,9 @@ def train_sharded(rank: int, folder: Path) -> None:
                 load_optimizer_state(optimizer, state)
             losses += train(model, optimizer, stream, arguments, ByHand(2, rank), steps)
             weights, state = whole_weights(model), optimizer_state(optimizer)
+        metrics = evaluate(model, folder, ByHand(2, rank))
         if rank == 0:
-            torch.save((losses, weights, state), folder / f"{name}.pt")
+            torch.save((losses, weights, state, metrics), folder / f"{name}.pt")
     dist.barrier()
     dist.destroy_process_group()
     # Under load, a thread of torch outlived the interpreter once, and aborted the process after its work was done.
@@ -207,12 +216,15 @@ def test_sharded_training_is_the_same(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(train_sharded, args=(tmp_path,), nprocs=2)
     # Muon orthogonalises in bf16, which amplifies the rounding of another order of sums.
     for name, drift in (("adamw", 1e-5), ("muon", 1e-3)):
-        losses, weights, state = torch.load(tmp_path / f"{name}.pt")
+        losses, weights, state, metrics = torch.load(tmp_path / f"{name}.pt")
         model, stream, arguments = make_parts(tmp_path, name)
         optimizer = make_optimizer(model, arguments)
         expected = train(model, optimizer, stream, arguments, ByHand(), range(4))
         assert losses == pytest.approx(expected, abs=drift)
         assert expected[-1] < expected[0]
+        expected_metrics = evaluate(model, tmp_path, ByHand())
+        assert metrics["eval_predicted_tokens"] == expected_metrics["eval_predicted_tokens"] > 0
+        assert metrics["eval_loss"] == pytest.approx(expected_metrics["eval_loss"], abs=10 * drift)
         expected_state = optimizer_state(optimizer)
         assert state.keys() == expected_state.keys()
         for key, value in expected_state.items():
