@@ -5,8 +5,8 @@
 
 Both sides have the same text files and the same WordPiece tokenizer, and end with rows on disk. Ours is timed from the
 files to shards, manifest and row index. The other is timed for its two `map` calls only, its table of texts being read
-before: tokenize in batches of 1,000 lines, then join and cut into rows, dropping each batch's remainder, as transformers'
-masked-LM example does. Each run is a fresh process bound to `--cores` processors with as many worker processes; runs are
+before: tokenize in batches of 1,000 lines, then join and cut into rows, dropping each batch's remainder, as the example
+of transformers does. Each run is a fresh process bound to `--cores` processors with as many worker processes; runs are
 interleaved, and medians compared. Tokens are those of the texts, without special tokens, the same for both.
 """
 

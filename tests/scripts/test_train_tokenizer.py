@@ -30,8 +30,8 @@ def test_by_path_and_twice_the_same(tmp_path: Path) -> None:
     contents = []
     for name in ("one", "two"):
         done = subprocess.run(
-            [sys.executable, SCRIPT, "--input", tmp_path / "a.txt", "--output_dir", tmp_path / name, "--vocab_size", "400",
-             "--model_max_length", "64"],
+            [sys.executable, SCRIPT, "--input", tmp_path / "a.txt", "--output_dir", tmp_path / name,
+             "--vocab_size", "400", "--model_max_length", "64"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert "the text holds enough for" in done.stdout
@@ -47,8 +47,8 @@ def test_by_path_and_twice_the_same(tmp_path: Path) -> None:
 def test_other_algorithms_and_skipped_text(algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_bytes(TEXT.encode() + b"\n\nbad \xff\n")
     train_tokenizer.main(
-        ["--input", str(tmp_path), "--output_dir", str(tmp_path / "out"), "--algorithm", algorithm, "--vocab_size", "400",
-         "--on_bad_text", "skip", "--lowercase"]
+        ["--input", str(tmp_path), "--output_dir", str(tmp_path / "out"), "--algorithm", algorithm,
+         "--vocab_size", "400", "--on_bad_text", "skip", "--lowercase"]
     )  # fmt: skip
     assert "1 documents were left out: not valid UTF-8" in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
