@@ -18,6 +18,8 @@ from clozebert import (
 COMPILER = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 NEEDS_COMPILER = pytest.mark.skipif(not COMPILER, reason="FlexAttention needs a C++ compiler")
 LAYERS = pytest.mark.parametrize("layer_types", [None, MIXED_LAYERS], ids=["full", "mixed"])
+HALF_AND_WHOLE = [torch.float32, torch.bfloat16]  # on a CPU they take different ways through attention
+DTYPES = pytest.mark.parametrize("dtype", HALF_AND_WHOLE, ids=str)
 SECOND = slice(DOCUMENTS[0], LENGTH)  # every document after the first
 
 
@@ -38,15 +40,15 @@ def two_runs():
 
 
 @pytest.mark.parametrize(
-    ("implementation", "layer_types", "form"),
+    ("dtype", "implementation", "layer_types", "form"),
     [
-        *itertools.product(["eager", "sdpa"], [None, MIXED_LAYERS], ["cu_seq_lens", "position_ids"]),
-        pytest.param("flex_attention", MIXED_LAYERS, "cu_seq_lens", marks=NEEDS_COMPILER),
+        *itertools.product(HALF_AND_WHOLE, ["eager", "sdpa"], [None, MIXED_LAYERS], ["cu_seq_lens", "position_ids"]),
+        pytest.param(torch.float32, "flex_attention", MIXED_LAYERS, "cu_seq_lens", marks=NEEDS_COMPILER),
     ],
 )
-def test_another_first_document_changes_the_second_by_exactly_zero(implementation, layer_types, form):
+def test_another_first_document_changes_the_second_by_exactly_zero(dtype, implementation, layer_types, form):
     config = tiny_config(implementation, layer_types=layer_types)
-    model = build(ClozeBertModel, config, dtype=torch.float32)
+    model = build(ClozeBertModel, config, dtype=dtype)
     with torch.no_grad():
         first, second = (model(ids, **packed_arguments(form)).last_hidden_state for ids in two_runs())
     assert not torch.equal(first[:, : DOCUMENTS[0]], second[:, : DOCUMENTS[0]])
@@ -71,26 +73,32 @@ def test_another_first_document_changes_the_second_by_exactly_zero_on_the_varlen
             torch.testing.assert_close(found[name], wanted[name])
 
 
+@DTYPES
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @LAYERS
 @pytest.mark.parametrize("form", ["cu_seq_lens", "position_ids"])
-def test_no_gradient_crosses_a_document_boundary(implementation, layer_types, form):
+def test_no_gradient_crosses_a_document_boundary(dtype, implementation, layer_types, form):
     """The outputs of the later documents have exactly zero gradient with respect to the first one's embeddings."""
     config = tiny_config(implementation, layer_types=layer_types)
-    model = build(ClozeBertModel, config, dtype=torch.float32)
-    embeds = torch.randn(1, LENGTH, config.hidden_size, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    model = build(ClozeBertModel, config, dtype=dtype)
+    embeds = (
+        torch.randn(1, LENGTH, config.hidden_size, generator=torch.Generator().manual_seed(0))
+        .to(dtype)
+        .requires_grad_()
+    )
     out = model(inputs_embeds=embeds, **packed_arguments(form)).last_hidden_state
     (gradient,) = torch.autograd.grad(out[:, SECOND].square().sum(), embeds)
     assert torch.equal(gradient[:, : DOCUMENTS[0]], torch.zeros_like(gradient[:, : DOCUMENTS[0]]))
     assert bool((gradient[:, SECOND] != 0).any(dim=-1).all())
 
 
+@DTYPES
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @LAYERS
-def test_another_first_document_leaves_the_gradient_of_the_second_loss(implementation, layer_types):
+def test_another_first_document_leaves_the_gradient_of_the_second_loss(dtype, implementation, layer_types):
     """To the bit: the loss of the later documents gives the parameters the same gradient."""
     config = tiny_config(implementation, layer_types=layer_types, tie_word_embeddings=False)
-    model = build(ClozeBertForMaskedLM, config, dtype=torch.float32)
+    model = build(ClozeBertForMaskedLM, config, dtype=dtype)
     labels = torch.as_tensor(random_ids(1, LENGTH, seed=4))
     labels[:, : DOCUMENTS[0]] = -100
     wanted, found = (
@@ -113,15 +121,15 @@ def padded_mask(side):
 
 
 @pytest.mark.parametrize(
-    ("implementation", "layer_types", "side"),
+    ("dtype", "implementation", "layer_types", "side"),
     [
-        *itertools.product(["eager", "sdpa"], [None, MIXED_LAYERS], ["right", "left", "holes"]),
-        pytest.param("flex_attention", MIXED_LAYERS, "holes", marks=NEEDS_COMPILER),
+        *itertools.product(HALF_AND_WHOLE, ["eager", "sdpa"], [None, MIXED_LAYERS], ["right", "left", "holes"]),
+        pytest.param(torch.float32, "flex_attention", MIXED_LAYERS, "holes", marks=NEEDS_COMPILER),
     ],
 )
-def test_what_stands_under_a_zero_of_the_mask_never_matters(implementation, layer_types, side):
+def test_what_stands_under_a_zero_of_the_mask_never_matters(dtype, implementation, layer_types, side):
     config = tiny_config(implementation, layer_types=layer_types, positions="absolute")
-    model = build(ClozeBertModel, config, dtype=torch.float32)
+    model = build(ClozeBertModel, config, dtype=dtype)
     mask = padded_mask(side)
     ids = torch.as_tensor(random_ids(3, LENGTH))
     outputs = []
@@ -133,14 +141,19 @@ def test_what_stands_under_a_zero_of_the_mask_never_matters(implementation, laye
         assert torch.equal(out[mask == 0], torch.zeros_like(out[mask == 0]))
 
 
+@DTYPES
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @LAYERS
 @pytest.mark.parametrize("side", ["right", "left", "holes"])
-def test_padding_gets_no_gradient(implementation, layer_types, side):
+def test_padding_gets_no_gradient(dtype, implementation, layer_types, side):
     config = tiny_config(implementation, layer_types=layer_types)
-    model = build(ClozeBertModel, config, dtype=torch.float32)
+    model = build(ClozeBertModel, config, dtype=dtype)
     mask = padded_mask(side)
-    embeds = torch.randn(3, LENGTH, config.hidden_size, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    embeds = (
+        torch.randn(3, LENGTH, config.hidden_size, generator=torch.Generator().manual_seed(0))
+        .to(dtype)
+        .requires_grad_()
+    )
     out = model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state
     (gradient,) = torch.autograd.grad(out.square().sum(), embeds)
     assert torch.equal(gradient[mask == 0], torch.zeros_like(gradient[mask == 0]))
