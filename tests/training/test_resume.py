@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from pretraining_helpers import assert_same_bits, log_of, run_program
 
+from clozebert.training.checkpoints import find_damage, read_training_state
+
 STEPS = 40
 RUN = {"max_steps": STEPS, "save_steps": 17, "eval_steps": 20, "logging_steps": 3, "save_total_limit": 3}
 
@@ -45,14 +47,18 @@ def test_a_killed_run_goes_on_bitwise(prepared: Path, undisturbed: Path, tmp_pat
     assert_same_bits(undisturbed, tmp_path / "run", step=STEPS)
 
 
-def test_sigterm_saves_and_the_rest_is_the_same(prepared: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_sigterm_saves_the_step_that_it_came_in(prepared: Path, undisturbed: Path, tmp_path: Path) -> None:
     run = {**RUN, "resume_from_checkpoint": "latest"}
     stopped = run_program(prepared, tmp_path / "run", prelude=dying_at(10, how="SIGTERM"), check=False, **run)
     assert stopped.returncode == 128 + 15, stopped.stdout + stopped.stderr
     assert "stopped at step 10" in stopped.stdout
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-10"]
-    run_program(prepared, tmp_path / "run", **run)
-    assert_same_bits(undisturbed, tmp_path / "run", step=STEPS)
+    state, _ = read_training_state(tmp_path / "run" / "checkpoint-10")
+    assert state.step == 10
+    assert find_damage(tmp_path / "run" / "checkpoint-10") is None
+    # Step 10 lies between two log entries: the next one needs its loss.
+    assert len(state.losses) == 1
+    assert log_of(tmp_path / "run") == log_of(undisturbed)[:3]
 
 
 def test_a_damaged_newest_checkpoint_is_skipped(prepared: Path, undisturbed: Path, tmp_path: Path) -> None:
