@@ -15,6 +15,7 @@ PROGRAMS = {
     "finetune-sequence": ("finetune_sequence_classification", "fine-tune an encoder to classify texts"),
     "finetune-token": ("finetune_token_classification", "fine-tune an encoder to tag tokens"),
     "convert": ("convert_checkpoint", "convert a BERT, RoBERTa, ModernBERT, ViT … to ClozeBERT, or back"),
+    "publish": ("publish", "complete a model, try it as a reader would, and push it to the Hub"),
 }
 
 

@@ -1,0 +1,347 @@
+"""From a run's folder to a model that anyone can load: complete it, try it as a reader would, push it.
+
+Nothing is written into the folder that is published. A copy is completed beside it, of known files only, so neither a
+pickle nor what resuming needs can get out.
+"""
+
+import contextlib
+import errno
+import hashlib
+import importlib.metadata
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from .architectures import NATIVE
+from .card import CARD_NAME, _sign, is_ours, render_card, write_card
+from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
+from .folders import copy_processors, load_clozebert, load_native, read_config
+from .native import convert_from_native, to_native
+from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
+from .verification import Report, verify_folder
+
+FORMATS = ("auto", "native", "bundle")
+_LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_COPIED = ("*.png", "LICENSE", "LICENSE.*", "NOTICE", ".eval_results/*.yaml")
+# How it was loaded here, which transformers writes down beside what the tokenizer is.
+_NOT_THE_TOKENIZERS = ("is_local", "local_files_only", "name_or_path", "tokenizer_file")
+_CARD_KEYS = ("license", "language", "datasets", "base_model", "tags")
+_HOW_TO_LOAD = "## How to load it"
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a person says of a model beside what its folder says.
+
+    Attributes:
+        license: its name on the Hub, such as `apache-2.0`. language: such as `en`.
+        datasets: names on the Hub of what it was trained on. data_statement: sentences about the training data.
+        evaluation: (dataset on the Hub, its task, a number of all_results.json): a result for the Hub's tables.
+    """
+
+    license: str | None = None
+    language: str | None = None
+    datasets: list[str] = field(default_factory=list)
+    data_statement: str | None = None
+    evaluation: tuple[str, str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What came of publishing a folder.
+
+    Attributes:
+        form: `native` or `bundle`. files: name -> bytes. report: of the verification.
+        push: None in a dry run. notes: what a person should know.
+    """
+
+    form: str
+    files: dict[str, int]
+    report: Report
+    push: Push | None
+    notes: list[str]
+
+
+def publish(
+    source: Path,
+    repo_id: str,
+    *,
+    form: str = "auto",
+    completion: Completion | None = None,
+    public: bool = False,
+    revision: str | None = None,
+    dry_run: bool = False,
+    output_dir: Path | None = None,
+) -> Publication:
+    """Complete a copy of a saved model, load it as a reader would, and push it in one commit.
+
+    Args:
+        source: a folder with a model, of ClozeBERT's form or a native one; it is only read.
+        repo_id: ORG/NAME.
+        form: `native` (transformers' own architecture), `bundle` (with our code), or `auto`: native where the
+            configuration equals one.
+        completion: what the folder does not say.
+        public: without it, the repository is private.
+        revision: a branch; None: main.
+        dry_run: stop before the push; the Hub is not asked anything.
+        output_dir: where to write the completed copy and leave it; None: a temporary folder.
+
+    Raises:
+        ValueError: something is missing, does not verify, or the Hub refuses. Nothing is pushed then.
+    """
+    completion = completion or Completion()
+    check_repo_id(repo_id)
+    _check(source, form, completion, public)
+    with _staging(output_dir) as folder:
+        form, notes = complete_folder(source, folder, repo_id, form=form, completion=completion)
+        report = verify_folder(folder)
+        files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+        push = None
+        if not dry_run:
+            push = push_folder(folder, repo_id, public=public, revision=revision, message=f"Publish {source.name}")
+            notes = [*notes, *push.notes]
+    return Publication(form, files, report, push, notes)
+
+
+def _check(source: Path, form: str, completion: Completion, public: bool) -> None:
+    if form not in FORMATS:
+        raise ValueError(f"format={form!r} must be one of {', '.join(FORMATS)}")
+    if not source.is_dir():
+        raise ValueError(f"there is no folder {source}")
+    if completion.license is not None and not _LICENSE.fullmatch(completion.license):
+        raise ValueError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
+    if public and completion.license is None and not _card_data(source).get("license"):
+        raise ValueError("a public model needs a licence: give --license, such as apache-2.0, or name it in README.md")
+    if completion.evaluation is not None:
+        _evaluation_value(source, completion.evaluation)
+
+
+@contextlib.contextmanager
+def _staging(output_dir: Path | None) -> Iterator[Path]:
+    """An empty folder; a full disk or a folder that cannot be written to is told in a line."""
+    place = output_dir or Path(tempfile.gettempdir())
+    try:
+        if output_dir is None:
+            with tempfile.TemporaryDirectory(prefix="clozebert-publish-") as temporary:
+                yield Path(temporary)
+            return
+        if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+            raise ValueError(f"output_dir={output_dir} is there already: give a folder that is empty or not there")
+        output_dir.mkdir(parents=True, exist_ok=True)
+        yield output_dir
+    except Exception as error:
+        number = getattr(error, "errno", None)
+        if number in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error):
+            raise ValueError(
+                f"no space left in {place} for a copy of the model: free some, or set TMPDIR or --output_dir"
+            ) from None
+        if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise ValueError(
+                f"{getattr(error, 'filename', None) or place} cannot be read or written ({error.strerror})"  # type: ignore[attr-defined]
+            ) from None
+        raise
+
+
+def complete_folder(
+    source: Path, folder: Path, repo_id: str, *, form: str = "auto", completion: Completion | None = None
+) -> tuple[str, list[str]]:
+    """Write into `folder` all that is published of `source`; gives the form and what a person should know.
+
+    Raises:
+        ValueError: `source` is not a whole model, or `form` is native and no architecture equals its configuration.
+    """
+    completion = completion or Completion()
+    model, form = _load(source, form)
+    model.save_pretrained(folder)
+    if form == "bundle" and (text := code_license()) is not None:
+        (folder / CODE_LICENSE_NAME).write_text(text, encoding="utf-8")
+    copy_processors(source, folder)
+    if getattr(model.config, "image_size", None) is None:
+        # What a native configuration calls so may count rows of its table, more than a sequence can use.
+        _check_tokenizer(source, folder, None if _is_native(source) else read_config(source)["max_position_embeddings"])
+    for pattern in _COPIED:
+        for path in source.glob(pattern):
+            target = folder / path.relative_to(source)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target)
+    if completion.evaluation is not None:
+        _write_evaluation(source, folder, completion.evaluation)
+    notes = _write_card(source, folder, repo_id, completion)
+    _write_fingerprint(source, folder, model)
+    return form, notes
+
+
+def _is_native(source: Path) -> bool:
+    return read_config(source).get("model_type") in NATIVE
+
+
+def _load(source: Path, form: str) -> tuple[Any, str]:
+    """The model to be published, of the class it is published as."""
+    if _is_native(source):
+        native = load_native(source)
+        return (convert_from_native(native, copy_tensors=False), form) if form == "bundle" else (native, "native")
+    ours = load_clozebert(source)
+    if form == "bundle":
+        return ours, form
+    try:
+        return to_native(ours, copy_tensors=False), "native"
+    except ValueError:
+        if form == "native":
+            raise
+        return ours, "bundle"
+
+
+def code_license() -> str | None:
+    """The licence of the code in a bundle: it may be another than that of the weights."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        text = importlib.metadata.distribution("clozebert").read_text("licenses/LICENSE")
+        if text:
+            return text
+    in_checkout = Path(__file__).parents[1] / "LICENSE"
+    return in_checkout.read_text(encoding="utf-8") if in_checkout.is_file() else None
+
+
+def _check_tokenizer(source: Path, folder: Path, longest: int | None) -> None:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        raise ValueError(f"{source} has no tokenizer: save it there with tokenizer.save_pretrained({str(source)!r})")
+    values = json.loads(path.read_text(encoding="utf-8"))
+    for key in _NOT_THE_TOKENIZERS:
+        values.pop(key, None)
+    if longest is not None and not values.get("model_max_length", 1e30) <= longest:
+        # Without it, pipelines do not know where to cut a text.
+        values["model_max_length"] = longest
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write_fingerprint(source: Path, folder: Path, model: Any) -> None:
+    values = make_fingerprint(model.float())
+    stored = read_fingerprint(source)
+    if stored is not None and (differences := find_differences(stored, values)):
+        raise ValueError(
+            f"the weights of {source} are not those that its fingerprint.json was made of ({'; '.join(differences)}): "
+            f"delete that file if the model was trained on since, or bring the weights back"
+        )
+    card = (folder / CARD_NAME).read_bytes()
+    # By the card's hash the next push knows whether somebody edited it on the Hub.
+    values.update(clozebert=__version__, card_sha256=hashlib.sha256(card).hexdigest())
+    write_fingerprint(folder, values)
+
+
+def _evaluation_value(source: Path, evaluation: tuple[str, str, str]) -> float:
+    dataset, _, metric = evaluation
+    check_repo_id(dataset)
+    path = source / "all_results.json"
+    if not path.is_file():
+        raise ValueError(f"eval_metric={metric!r} is looked for in {path}, which is not there")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(results.get(metric), (int, float)):
+        numbers = sorted(key for key, value in results.items() if isinstance(value, (int, float)))
+        raise ValueError(f"eval_metric={metric!r} is not a number of {path}; these are: {', '.join(numbers)}")
+    return results[metric]
+
+
+def _write_evaluation(source: Path, folder: Path, evaluation: tuple[str, str, str]) -> None:
+    """`.eval_results/NAME.yaml`, as the Hub shows it and puts it into the dataset's table."""
+    import yaml
+
+    dataset, task, metric = evaluation
+    entry = {"dataset": {"id": dataset, "task_id": task}, "value": _evaluation_value(source, evaluation)}
+    path = folder / ".eval_results" / f"{dataset.split('/')[-1]}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.safe_dump([{**entry, "notes": metric}], sort_keys=False), encoding="utf-8")
+
+
+# The card
+
+
+def _card_data(source: Path) -> dict[str, Any]:
+    """The metadata of a folder's card; empty where there is none.
+
+    Raises:
+        ValueError: they are not YAML.
+    """
+    if not (source / CARD_NAME).is_file():
+        return {}
+    from huggingface_hub import ModelCard
+
+    try:
+        return ModelCard.load(source / CARD_NAME).data.to_dict()
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"the metadata on top of {source / CARD_NAME} cannot be read: {reason}") from None
+
+
+def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion) -> list[str]:
+    """The card of the copy: that of the folder, completed where we wrote it, and as it is where a person did."""
+    data = _card_data(source)
+    old = (source / CARD_NAME).read_text(encoding="utf-8") if (source / CARD_NAME).is_file() else None
+    if old is not None and not is_ours(old):
+        (folder / CARD_NAME).write_text(old, encoding="utf-8")
+        left_out = [name for name in ("license", "language", "datasets", "data_statement") if getattr(completion, name)]
+        say = f"{source / CARD_NAME} was edited by a person and goes up as it is"
+        return [say + (f"; say {', '.join(left_out)} there" if left_out else "")]
+    facts: dict[str, Any] = {key: data.get(key) for key in _CARD_KEYS}
+    facts.update(name=repo_id.split("/")[-1], repo_id=repo_id)
+    for key in ("license", "language", "datasets"):
+        facts[key] = getattr(completion, key) or facts[key]
+    if old is None:
+        facts["metrics"] = _scores(source)
+        write_card(folder, facts)
+        text, kept = (folder / CARD_NAME).read_text(encoding="utf-8"), ""
+        head, kept = _split_card(text)
+    else:
+        facts["description"] = _description(old)
+        head, _ = _split_card(render_card(folder, facts))
+        _, kept = _split_card(old)
+    if completion.data_statement:
+        kept = _say_data(kept, completion.data_statement)
+    (folder / CARD_NAME).write_text(_sign(f"{head}\n\n{kept}"), encoding="utf-8")
+    missing = [] if facts["license"] else ["the card names no licence: give --license"]
+    if "## Training data" not in kept and not facts["datasets"]:
+        missing.append("the card does not say what the model was trained on: give --data_statement or --datasets")
+    return missing
+
+
+def _split_card(text: str) -> tuple[str, str]:
+    """What a card says of the form it is published in, up to how to load it, and what it says of the model's making."""
+    text = re.sub(r"\n<!-- clozebert-card \w+ -->\s*$", "", text)
+    start = text.find(_HOW_TO_LOAD)
+    end = text.find("\n## ", start + len(_HOW_TO_LOAD)) if start >= 0 else -1
+    return (text[:end].strip(), text[end:].strip()) if end >= 0 else (text.strip(), "")
+
+
+def _description(card: str) -> str | None:
+    """The sentences that stood before ours in a card's first paragraph."""
+    match = re.search(r"^# .*\n\n(.*?)\bThis is an? [a-z ]*encoder, saved for", card, flags=re.MULTILINE | re.DOTALL)
+    return match.group(1).strip() or None if match else None
+
+
+def _say_data(kept: str, statement: str) -> str:
+    heading = "## Training data"
+    if heading in kept:
+        return kept.replace(heading, f"{heading}\n\n{statement}", 1).replace("\n\nNot recorded.", "")
+    return f"{heading}\n\n{statement}\n\n{kept}"
+
+
+def _scores(source: Path) -> Mapping[str, float]:
+    """The measurements of a fine-tuning or pretraining run that the card lists."""
+    path = source / "all_results.json"
+    if not path.is_file():
+        return {}
+    results = json.loads(path.read_text(encoding="utf-8"))
+    speeds = ("_runtime", "_per_second", "_samples")
+    return {
+        key: value
+        for key, value in results.items()
+        if key.startswith(("eval_", "test_")) and isinstance(value, (int, float)) and not key.endswith(speeds)
+    }
+
+
+__all__ = ["FORMATS", "Completion", "Publication", "code_license", "complete_folder", "publish"]

@@ -1,0 +1,249 @@
+"""One folder into one repository on the Hub, in one commit, and nothing where nothing changed.
+
+The commit names the revision it was compared with, so a push that lost a race is refused; large files go up before it,
+so a push that is cut off leaves the last revision as it was, and the next one goes on from the files already there.
+"""
+
+import contextlib
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..modeling.bundle import CODE_FILES
+from .card import CARD_NAME, is_ours
+from .fingerprint import FILE_NAME as FINGERPRINT_NAME
+from .fingerprint import find_differences, read_fingerprint
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+CODE_LICENSE_NAME = "LICENSE.clozebert"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# Files of an earlier push that the new one may not have: weights in other shards, code that a native model does not
+# need, and the pickles that Trainer pushes.
+_OURS = re.compile(
+    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin|training_args\.bin"
+)
+
+
+@dataclass(frozen=True)
+class Push:
+    """What a push did.
+
+    Attributes:
+        commit: the revision that now holds the folder. uploaded, deleted: names of files; none where nothing changed.
+        notes: what a person should know.
+    """
+
+    commit: str
+    uploaded: list[str]
+    deleted: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Refuse what cannot be a repository's name.
+
+    Raises:
+        ValueError: it is not ORG/NAME as the Hub takes it.
+    """
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    reason = "it must be ORG/NAME, of letters, digits, '-', '_' and single '.'"
+    if not _NAME.fullmatch(repo_id):
+        raise ValueError(f"repo_id={repo_id!r}: {reason}")
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError:
+        raise ValueError(f"repo_id={repo_id!r}: {reason}") from None
+
+
+def push_folder(
+    folder: Path, repo_id: str, *, public: bool = False, revision: str | None = None, message: str = "Publish"
+) -> Push:
+    """Make a branch of a repository hold `folder`: files of other people's that lie there stay.
+
+    The token is the one huggingface_hub finds (`HF_TOKEN`, or `hf auth login`).
+
+    Args:
+        folder: every file in it goes up.
+        public: whether everybody may read the repository; one that is made is private otherwise.
+        revision: the branch, made where it is not there; None: main.
+        message: of the commit.
+
+    Raises:
+        ValueError: the Hub cannot be reached or refuses, in one line that holds no token.
+    """
+    from huggingface_hub import HfApi
+
+    check_repo_id(repo_id)
+    api = HfApi(library_name="clozebert")
+    with hub_errors(repo_id):
+        api.whoami()
+        notes = _open_repository(api, repo_id, public)
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        head = api.repo_info(repo_id, revision=revision).sha
+        assert head is not None
+        return _commit(api, folder, repo_id, head, revision, message, notes)
+
+
+def _open_repository(api: "HfApi", repo_id: str, public: bool) -> list[str]:
+    if not api.repo_exists(repo_id):
+        api.create_repo(repo_id, private=not public, exist_ok=True)
+        return []
+    is_private = bool(api.repo_info(repo_id).private)
+    if not is_private and not public:
+        raise ValueError(f"{repo_id} is public on the Hub: give --public to publish for everybody, or another name")
+    return [f"{repo_id} was private and stays so; its settings on the Hub change that"] if is_private and public else []
+
+
+def _commit(
+    api: "HfApi", folder: Path, repo_id: str, head: str, revision: str | None, message: str, notes: list[str]
+) -> Push:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+    from huggingface_hub.hf_api import RepoFile
+
+    there = {
+        item.path: item
+        for item in api.list_repo_tree(repo_id, recursive=True, revision=head)
+        if isinstance(item, RepoFile)
+    }
+    here = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    changed = [name for name, path in here.items() if name not in there or not _is_same(path, there[name])]
+    kept, reasons = _keep_what_is_theirs(api, folder, repo_id, head, changed, set(there))
+    changed = [name for name in changed if name not in kept]
+    removed = [name for name in sorted(there) if name not in here and _is_ours(name)]
+    notes = [*notes, *reasons]
+    if not changed and not removed:
+        return Push(head, [], [], notes)
+    done = api.create_commit(
+        repo_id,
+        [
+            *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(here[name])) for name in changed),
+            *(CommitOperationDelete(path_in_repo=name) for name in removed),
+        ],
+        commit_message=message,
+        revision=revision,
+        parent_commit=head,
+    )
+    return Push(done.oid, changed, removed, notes)
+
+
+def _is_ours(name: str) -> bool:
+    return _OURS.fullmatch(name) is not None or name in CODE_FILES or name == CODE_LICENSE_NAME
+
+
+def _is_same(path: Path, there: Any) -> bool:
+    """Whether a file is the one on the Hub: large ones go by their SHA-256, others by git's hash."""
+    if there.size != path.stat().st_size:
+        return False
+    if there.lfs is not None:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+        return digest.hexdigest() == there.lfs.sha256
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == there.blob_id
+
+
+def _keep_what_is_theirs(
+    api: "HfApi", folder: Path, repo_id: str, head: str, changed: list[str], there: set[str]
+) -> tuple[set[str], list[str]]:
+    """Those changed files that stay as they are on the Hub, and why: a card that a person edited there, and a
+    fingerprint that differs by rounding only.
+    """
+    wanted = {CARD_NAME, FINGERPRINT_NAME} & there
+    if not {CARD_NAME, FINGERPRINT_NAME} & set(changed) or not wanted:
+        return set(), []
+    kept, reasons = set(), []
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in wanted:
+            api.hf_hub_download(repo_id, name, revision=head, local_dir=temporary)
+        try:
+            old = read_fingerprint(temporary) or {}
+        except ValueError:
+            old = {}
+        if CARD_NAME in wanted and CARD_NAME in changed:
+            card = (Path(temporary) / CARD_NAME).read_bytes()
+            is_as_pushed = hashlib.sha256(card).hexdigest() == old.get("card_sha256")
+            if not is_as_pushed and not is_ours(card.decode(errors="replace")):
+                kept.add(CARD_NAME)
+                reasons.append(f"{CARD_NAME} was edited on the Hub and stays as it is there")
+    new = read_fingerprint(folder)
+    if new is not None and old and FINGERPRINT_NAME in changed:
+        beside = [key for key in {*old, *new} if key != "outputs" and old.get(key) != new.get(key)]
+        if not beside and list(old["outputs"]) == list(new["outputs"]) and not find_differences(old, new):
+            kept.add(FINGERPRINT_NAME)
+    return kept, reasons
+
+
+@contextlib.contextmanager
+def hub_errors(repo_id: str) -> Iterator[None]:
+    """Whatever goes wrong with the Hub as one line that says what to do.
+
+    What libraries say is not passed on but for the Hub's own sentence, and no token stands in it.
+    """
+    try:
+        yield
+    except Exception as error:
+        message = _explain(error, repo_id)
+        if message is None:
+            raise
+        raise ValueError(message) from None
+
+
+def _explain(error: BaseException, repo_id: str) -> str | None:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        LocalTokenNotFoundError,
+        OfflineModeIsEnabled,
+    )
+
+    if isinstance(error, LocalTokenNotFoundError):
+        return "there is no token for the Hub: run `hf auth login`, or set HF_TOKEN"
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set, and publishing needs the Hub: unset it"
+    if isinstance(error, HfHubHTTPError):
+        return _explain_answer(error, repo_id)
+    in_transport = type(error).__module__.split(".")[0] in ("httpx", "httpx2", "requests")
+    if in_transport or isinstance(error, LocalEntryNotFoundError):
+        return f"the Hub at {constants.ENDPOINT} cannot be reached ({type(error).__name__}): is there a network?"
+    if isinstance(error, RuntimeError):
+        # An upload in a thread wraps what happened; one by Xet tells of it in words only.
+        explained = _explain(error.__cause__, repo_id) if error.__cause__ is not None else None
+        return explained or f"uploading to {repo_id} failed{_quote(str(error))}: publish again to go on from there"
+    if isinstance(error, ValueError) and "metadata in README.md" in str(error):
+        return f"the Hub does not take the metadata on top of README.md{_quote(str(error))}"
+    return None
+
+
+def _quote(text: str) -> str:
+    """What somebody else says, in parentheses, on one line and without the token."""
+    from huggingface_hub import get_token
+
+    said, token = " ".join(text.split()), get_token()
+    said = (said.replace(token, "…") if token else said)[:300]
+    return f" ({said})" if said else ""
+
+
+def _explain_answer(error: Any, repo_id: str) -> str:
+    status = error.response.status_code
+    said = _quote(str(error.server_message or error.response.headers.get("X-Error-Message") or ""))
+    return {
+        401: f"the Hub does not accept the token{said}: run `hf auth login`, or set HF_TOKEN",
+        403: f"the token may not write to {repo_id}{said}: it needs the right to write there",
+        404: f"there is no repository {repo_id} that this token can see{said}",
+        409: f"{repo_id} was changed by somebody else at the same time{said}: publish again",
+        412: f"{repo_id} was changed by somebody else at the same time{said}: publish again",
+    }.get(status, f"the Hub answers {status}{said}: nothing was committed to {repo_id}")
+
+
+__all__ = ["CODE_LICENSE_NAME", "Push", "check_repo_id", "hub_errors", "push_folder"]

@@ -1,0 +1,143 @@
+"""Publish a saved model on the Hub, so that anyone can load it: complete, tried in a clean process, in one commit.
+
+python scripts/publish.py DIR --repo_id ORG/NAME [--dry_run] [--public --license apache-2.0] [--all_checkpoints]
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clozebert.scripts._program import parse, run
+
+if TYPE_CHECKING:
+    from clozebert.hub.publishing import Completion, Publication
+
+
+@dataclass
+class PublishArguments:
+    directory: str = field(metadata={"help": "the folder of the model; may stand first, without the flag"})
+    repo_id: str = field(metadata={"help": "the repository on the Hub, ORG/NAME; made where it is not there"})
+    format: str = field(
+        default="auto",
+        metadata={
+            "help": "native: an architecture of transformers' own; bundle: with our code; auto: native where one fits",
+            "choices": ["auto", "native", "bundle"],
+        },
+    )
+    dry_run: bool = field(default=False, metadata={"help": "complete and verify, but do not ask the Hub anything"})
+    output_dir: str | None = field(
+        default=None, metadata={"help": "write the completed copy here and leave it (default: a temporary folder)"}
+    )
+    public: bool = field(default=False, metadata={"help": "everybody may read it (default: private)"})
+    revision: str | None = field(default=None, metadata={"help": "the branch to push to (default: main)"})
+    all_checkpoints: bool = field(
+        default=False, metadata={"help": "each checkpoint-STEP of the folder too, as a branch of that name"}
+    )
+    license: str | None = field(default=None, metadata={"help": "of the weights, as the Hub names it: apache-2.0, mit"})
+    language: str | None = field(default=None, metadata={"help": "such as en"})
+    datasets: list[str] | None = field(
+        default=None, metadata={"help": "what it was trained on, by its names on the Hub", "nargs": "+"}
+    )
+    data_statement: str | None = field(
+        default=None, metadata={"help": "sentences on the training data, for the card; @FILE reads them from a file"}
+    )
+    eval_dataset: str | None = field(
+        default=None, metadata={"help": "the dataset on the Hub, ORG/NAME, that a result in the Hub's form is about"}
+    )
+    eval_task: str = field(default="default", metadata={"help": "the task of that dataset"})
+    eval_metric: str | None = field(
+        default=None, metadata={"help": "the result: the name of a number in all_results.json"}
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given and not given[0].startswith("-"):
+        given.insert(0, "--directory")
+    arguments = parse(PublishArguments, given, prog="publish", description=__doc__ or "")
+    source = Path(arguments.directory)
+    checkpoints = _checkpoints(arguments, source)
+    completion = _completion(arguments)
+
+    from transformers.utils import logging
+
+    from clozebert.hub.publishing import publish
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    for folder, revision in [(source, arguments.revision), *((path, path.name) for path in checkpoints)]:
+        done = publish(
+            folder,
+            arguments.repo_id,
+            form=arguments.format,
+            completion=completion,
+            public=arguments.public,
+            revision=revision,
+            dry_run=arguments.dry_run,
+            output_dir=Path(arguments.output_dir) if arguments.output_dir else None,
+        )
+        print(_describe(arguments.repo_id, revision, done))
+
+
+def _checkpoints(arguments: PublishArguments, source: Path) -> list[Path]:
+    """The training checkpoints to publish beside the folder itself; all that is to go up is checked to be whole."""
+    from clozebert.training.checkpoints import find_damage, list_checkpoints
+
+    found = list_checkpoints(source) if arguments.all_checkpoints else []
+    if arguments.all_checkpoints:
+        if not found:
+            raise ValueError(f"--all_checkpoints: {source} has no folder checkpoint-STEP")
+        if arguments.output_dir or arguments.revision:
+            raise ValueError("--all_checkpoints gives each checkpoint a branch: leave out output_dir and revision")
+    for path in [source, *found]:
+        # Only our pretraining loop leaves a manifest.
+        if (path / "training_state").is_dir() and (damage := find_damage(path)):
+            raise ValueError(f"{path} is not whole: {damage}")
+    return found
+
+
+def _completion(arguments: PublishArguments) -> "Completion":
+    from clozebert.hub.publishing import Completion
+
+    evaluation = None
+    if (arguments.eval_dataset is None) != (arguments.eval_metric is None):
+        raise ValueError("eval_dataset and eval_metric say one thing together: give both, or neither")
+    if arguments.eval_dataset is not None and arguments.eval_metric is not None:
+        evaluation = (arguments.eval_dataset, arguments.eval_task, arguments.eval_metric)
+    statement = arguments.data_statement
+    if statement is not None and statement.startswith("@"):
+        path = Path(statement[1:])
+        if not path.is_file():
+            raise ValueError(f"data_statement={statement}: there is no file {path}")
+        statement = path.read_text(encoding="utf-8").strip()
+    return Completion(
+        license=arguments.license,
+        language=arguments.language,
+        datasets=arguments.datasets or [],
+        data_statement=statement,
+        evaluation=evaluation,
+    )
+
+
+def _describe(repo_id: str, revision: str | None, done: "Publication") -> str:
+    where = f"{repo_id} ({revision})" if revision else repo_id
+    lines = [f"{where}: {done.form}, opens with {', '.join(done.report.auto_classes)}"]
+    if done.report.pipelines:
+        lines.append(f"  pipelines that ran: {', '.join(done.report.pipelines)}")
+    for auto_class, names in done.report.new_heads.items():
+        lines.append(f"  {auto_class} gets a new, untrained head ({', '.join(names)})")
+    if done.push is None:
+        lines.append("  would be pushed, as far as it is not there yet:")
+        lines += [f"    {name}  {size:,} bytes" for name, size in done.files.items()]
+    elif not done.push.uploaded and not done.push.deleted:
+        lines.append(f"  nothing changed since {done.push.commit}")
+    else:
+        changes = [f"{len(done.push.uploaded)} files uploaded"]
+        changes += [f"{name} deleted" for name in done.push.deleted]
+        lines.append(f"  {', '.join(changes)}; revision {done.push.commit}")
+    return "\n".join([*lines, *(f"  note: {note}" for note in done.notes)])
+
+
+if __name__ == "__main__":
+    run(main)

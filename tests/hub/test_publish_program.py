@@ -1,0 +1,214 @@
+"""`scripts/publish.py` as a person runs it, and what a reader in a clean environment gets of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hub_server import Hub
+from saved_models import make_model, make_tokenizer, save
+
+from clozebert.modeling.bundle import class_of_auto_class
+
+TEXT_CLASSES = [name for name in class_of_auto_class() if name != "AutoModelForImageClassification"]
+READER = Path(__file__).with_name("reader.py")
+
+
+@pytest.fixture(scope="module")
+def hub():
+    with Hub() as server:
+        yield server
+
+
+def environment(hub, home, **changes):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+    return {
+        **kept,
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HOME": str(home),
+        "HF_TOKEN": "hf_writer",
+        "HF_HUB_DISABLE_XET": "1",
+        **changes,
+    }
+
+
+def publish(hub, home, *arguments, **options):
+    repository = Path(__file__).parents[2]
+    changes = {key: options.pop(key) for key in list(options) if key.isupper()}
+    return subprocess.run(
+        [sys.executable, repository / "scripts" / "publish.py", *map(str, arguments)],
+        capture_output=True, text=True, env=environment(hub, home, **changes), timeout=300, check=False, **options,
+    )  # fmt: skip
+
+
+def read(hub, home, source, *, revision="-", package="absent", auto_classes=TEXT_CLASSES, **changes):
+    done = subprocess.run(
+        [sys.executable, READER, str(source), revision, package, ",".join(auto_classes)],
+        capture_output=True, text=True, env=environment(hub, home, **changes), cwd=home, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def hashes(answers):
+    return {name: value for name, (_, value) in answers.items()}
+
+
+def run_folder(folder, **options):
+    """A folder with the final model and a checkpoint, as pretraining leaves it."""
+    save(folder, **options)
+    save(folder / "checkpoint-4", seed=4, **options)
+    return folder
+
+
+@pytest.mark.slow
+def test_every_auto_class_everywhere_bit_for_bit(hub, tmp_path):
+    """Auto classes x {installed, not} x {online, offline cache} x {local folder, repository}."""
+    folder = save(tmp_path / "run")
+    done = publish(hub, tmp_path, folder, "--repo_id", "org/matrix")
+    assert done.returncode == 0, done.stderr
+    expected = None
+    for package in ("absent", "installed"):
+        home = tmp_path / package
+        home.mkdir()
+        for offline in ("0", "1"):
+            for source in ("org/matrix", folder):
+                answers = read(hub, home, source, package=package, HF_HUB_OFFLINE=offline)
+                expected = expected or hashes(answers)
+                assert hashes(answers) == expected, (package, offline, source)
+                modules = {module.split(".")[0] for module, _ in answers.values() if module}
+                assert modules == ({"clozebert"} if package == "installed" else {"transformers_modules"})
+    assert set(expected) == {*TEXT_CLASSES, "AutoTokenizer"}
+
+
+@pytest.mark.slow
+def test_checkpoints_are_revisions_in_a_clean_environment(hub, tmp_path):
+    folder = run_folder(tmp_path / "run")
+    done = publish(hub, tmp_path, folder, "--repo_id", "org/steps", "--all_checkpoints", "--license", "mit")
+    assert done.returncode == 0, done.stderr
+    assert set(hub.repositories["org/steps"].branches) == {"main", "checkpoint-4"}
+    (tmp_path / "reader").mkdir()
+    answers = {
+        revision: hashes(read(hub, tmp_path / "reader", "org/steps", revision=revision, auto_classes=["AutoModel"]))
+        for revision in ("main", "checkpoint-4")
+    }
+    assert answers["main"] != answers["checkpoint-4"]
+    local = read(hub, tmp_path / "reader", folder / "checkpoint-4", auto_classes=["AutoModel"])
+    assert answers["checkpoint-4"] == hashes(local)
+    uploads = len(hub.uploads)
+    again = publish(hub, tmp_path, folder, "--repo_id", "org/steps", "--all_checkpoints", "--license", "mit")
+    assert again.stdout.count("nothing changed since") == 2, again.stdout
+    assert len(hub.uploads) == uploads
+
+
+@pytest.mark.slow
+def test_native_form_needs_neither_package_nor_trust(hub, tmp_path):
+    folder = save(tmp_path / "run", name="bert-base", hidden_dropout_prob=0.0)
+    done = publish(hub, tmp_path, folder, "--repo_id", "org/native")
+    assert done.returncode == 0, done.stderr
+    code = (
+        "from transformers import AutoModelForMaskedLM, pipeline\n"
+        "print(type(AutoModelForMaskedLM.from_pretrained('org/native')).__module__)\n"
+        "print(len(pipeline('fill-mask', model='org/native')('the [MASK] stone')))\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(hub, tmp_path), check=False
+    )
+    assert shown.stdout.split() == ["transformers.models.bert.modeling_bert", "5"], shown.stderr
+
+
+def test_mistakes_are_one_line_and_status_2(hub, tmp_path):
+    folder = save(tmp_path / "run")
+    wrong = "hf_TopSecretTopSecret"
+    for arguments, changes, message in (
+        ((folder, "--repo_id", "org/../name"), {}, "must be ORG/NAME"),
+        ((folder, "--repo_id", "org/name", "--licence", "mit"), {}, "did you mean --license?"),
+        ((folder, "--repo_id", "org/name"), {"HF_TOKEN": wrong}, "does not accept the token"),
+    ):
+        done = publish(hub, tmp_path, *arguments, **changes)
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+        assert wrong not in done.stdout + done.stderr
+    assert "org/name" not in hub.repositories
+
+
+@pytest.mark.slow
+def test_more_mistakes(hub, tmp_path):
+    folder = save(tmp_path / "run")
+    for arguments, changes, message in (
+        ((tmp_path / "no", "--repo_id", "org/name"), {}, "there is no folder"),
+        ((folder, "--repo_id", "org/name"), {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be reached"),
+        ((folder, "--repo_id", "nobody/name"), {}, "may not write to nobody/name"),
+        ((folder, "--repo_id", "org/name", "--all_checkpoints"), {}, "no folder checkpoint-STEP"),
+        ((folder, "--repo_id", "org/name", "--data_statement", "@nowhere.md"), {}, "there is no file nowhere.md"),
+        ((folder, "--repo_id", "org/name", "--eval_metric", "f1"), {}, "give both, or neither"),
+        ((folder, "--repo_id", "org/name", "--public"), {}, "needs a licence"),
+    ):
+        done = publish(hub, tmp_path, *arguments, **changes)
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "org/name" not in hub.repositories
+
+
+@pytest.mark.slow
+def test_damaged_checkpoint_is_refused(hub, tmp_path):
+    folder = run_folder(tmp_path / "run")
+    state = folder / "checkpoint-4" / "training_state"
+    state.mkdir()
+    manifest = {"files": {"model.safetensors": {"size": 7, "sha256": "0"}}}
+    (state / "manifest.json").write_text(json.dumps(manifest))
+    done = publish(hub, tmp_path, folder, "--repo_id", "org/damaged", "--all_checkpoints")
+    assert done.returncode == 2
+    assert "checkpoint-4 is not whole: model.safetensors has" in done.stderr
+    assert "org/damaged" not in hub.repositories
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs root, to be somebody else")
+def test_read_only_folders(hub, tmp_path):
+    """A folder that can only be read is published; one that cannot be written to is named."""
+    for part in (tmp_path, *tmp_path.parents):
+        if part.stat().st_uid == 0 and part != Path("/tmp") and "pytest" in part.name:
+            part.chmod(0o755)
+    folder = save(tmp_path / "run")
+    for path in [folder, *folder.iterdir()]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    home = tmp_path / "home"
+    home.mkdir(mode=0o777)
+    home.chmod(0o777)
+    try:
+        subprocess.run([sys.executable, "-c", "import torch, clozebert"], user=65534, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("another user cannot run this Python")
+    options = {"user": 65534, "HOME": str(home), "TMPDIR": str(home)}
+    done = publish(hub, home, folder, "--repo_id", "org/readonly", **options)
+    assert done.returncode == 0, done.stderr
+    done = publish(hub, home, folder, "--repo_id", "org/other", "--output_dir", tmp_path / "copy", **options)
+    assert done.returncode == 2
+    assert "cannot be read or written (Permission denied)" in done.stderr
+
+
+@pytest.mark.slow
+def test_trainer_pushes_open_without_the_package(hub, tmp_path):
+    """Every push on the way, by `hub_strategy="every_save"`, and the last one."""
+    code = Path(__file__).with_name("trainer_pushes.py")
+    make_tokenizer().save_pretrained(tmp_path / "start")
+    make_model("ForSequenceClassification").save_pretrained(tmp_path / "start")
+    done = subprocess.run(
+        [sys.executable, code, str(tmp_path / "start"), str(tmp_path / "out")],
+        capture_output=True, text=True, env=environment(hub, tmp_path), timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    repository = hub.repositories["org/trainer"]
+    pushes = [sha for sha, message in repository.messages.items() if "initial" not in message]
+    assert len(pushes) >= 3
+    (tmp_path / "reader").mkdir()
+    for sha in pushes:
+        names = set(repository.commits[sha])
+        assert "training_args.bin" not in names
+        assert {"modeling_clozebert.py", "model.safetensors", "config.json"} <= names
+    assert read(hub, tmp_path / "reader", "org/trainer", revision=pushes[0], auto_classes=["AutoModel"])

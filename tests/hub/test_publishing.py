@@ -1,0 +1,399 @@
+"""Publishing, against a server on loopback that speaks the Hub's protocol, by the real client over real HTTP."""
+
+import errno
+import hashlib
+import json
+
+import huggingface_hub
+import pytest
+import yaml
+from hub_server import Hub
+from huggingface_hub import ModelCard, constants
+from saved_models import make_model, make_tokenizer, save
+from transformers import AutoModel
+
+from clozebert.hub import publishing
+from clozebert.hub.card import is_ours, write_card
+from clozebert.hub.fingerprint import read_fingerprint
+from clozebert.hub.publishing import Completion, complete_folder, publish
+from clozebert.hub.pushing import push_folder
+from clozebert.hub.verification import Report
+
+TOKEN = "hf_writer"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with Hub() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        huggingface_hub.close_session()
+        yield server
+        huggingface_hub.close_session()
+
+
+@pytest.fixture
+def unverified(monkeypatch):
+    """The clean process costs seconds; it has tests of its own."""
+    monkeypatch.setattr(publishing, "verify_folder", lambda folder: Report(["AutoModel"], {}, []))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    folder = save(tmp_path / "run")
+    write_card(folder, {"description": "Reads docstrings.", "corpus": {"tokens": 77}, "validation_loss": 2.5})
+    return folder
+
+
+# What is published
+
+
+def test_pickles_and_what_resuming_needs_stay_at_home(saved, tmp_path):
+    (saved / "training_args.bin").write_bytes(b"pickle")
+    (saved / "optimizer.pt").write_bytes(b"pickle")
+    (saved / "training_state").mkdir()
+    (saved / "training_state" / "optimizer.safetensors").write_bytes(b"x")
+    (saved / "notes.txt").write_text("mine")
+    (saved / "loss_curve.png").write_bytes(b"png")
+    form, _ = complete_folder(saved, tmp_path / "copy", "org/name")
+    names = {path.name for path in (tmp_path / "copy").rglob("*")}
+    assert form == "bundle"
+    assert {"model.safetensors", "modeling_clozebert.py", "LICENSE.clozebert", "loss_curve.png"} <= names
+    assert not {"training_args.bin", "optimizer.pt", "training_state", "optimizer.safetensors", "notes.txt"} & names
+
+
+def test_the_source_is_only_read(saved, tmp_path):
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    complete_folder(saved, tmp_path / "copy", "org/name", completion=Completion(license="mit"))
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+
+
+def test_auto_is_native_where_the_configuration_is(tmp_path):
+    folder = save(tmp_path / "run", "ForTokenClassification", name="bert-base")
+    form, _ = complete_folder(folder, tmp_path / "copy", "org/name")
+    config = json.loads((tmp_path / "copy" / "config.json").read_text())
+    assert (form, config["model_type"], config["architectures"]) == ("native", "bert", ["BertForTokenClassification"])
+    assert "auto_map" not in config
+    assert not list((tmp_path / "copy").glob("*.py"))
+    assert "trust_remote_code" not in (tmp_path / "copy" / "README.md").read_text()
+    assert complete_folder(folder, tmp_path / "forced", "org/name", form="bundle")[0] == "bundle"
+    # A native folder stays one, or becomes a bundle.
+    assert complete_folder(tmp_path / "copy", tmp_path / "again", "org/name")[0] == "native"
+    assert complete_folder(tmp_path / "copy", tmp_path / "back", "org/name", form="bundle")[0] == "bundle"
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "clozebert"
+
+
+def test_native_is_refused_where_nothing_equals(saved, tmp_path):
+    with pytest.raises(ValueError, match="no native architecture equals"):
+        complete_folder(saved, tmp_path / "copy", "org/name", form="native")
+
+
+def test_completing_twice_gives_the_same_bytes(saved, tmp_path):
+    for name in ("one", "two"):
+        complete_folder(saved, tmp_path / name, "org/name", completion=Completion(license="mit"))
+    one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    assert one == two
+
+
+def test_card_is_completed_and_keeps_what_it_said(saved, tmp_path):
+    given = Completion(license="mit", language="en", datasets=["org/text"], data_statement="Docstrings of the 1990s.")
+    _, notes = complete_folder(saved, tmp_path / "copy", "org/name", completion=given)
+    text = (tmp_path / "copy" / "README.md").read_text()
+    data = ModelCard.load(tmp_path / "copy" / "README.md").data
+    assert notes == []
+    assert (data.license, data.language, data.datasets) == ("mit", "en", ["org/text"])
+    assert '.from_pretrained("org/name", trust_remote_code=True)' in text
+    for part in ("# name", "Reads docstrings.", "Docstrings of the 1990s.", "| tokens | 77 |", "| 2.5 |", "## Limits"):
+        assert text.count(part) == 1, part
+    assert is_ours(text)
+    # Publishing what was downloaded keeps it, too.
+    complete_folder(tmp_path / "copy", tmp_path / "again", "org/name")
+    assert (tmp_path / "again" / "README.md").read_text() == text
+
+
+def test_card_of_a_person_goes_up_to_the_letter(saved, tmp_path):
+    (saved / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    _, notes = complete_folder(saved, tmp_path / "copy", "org/name", completion=Completion(language="en"))
+    assert (tmp_path / "copy" / "README.md").read_text() == "---\nlicense: mit\n---\n# Mine\n"
+    assert "edited by a person" in notes[0]
+    assert "language" in notes[0]
+
+
+def test_missing_licence_and_data_are_said(tmp_path):
+    folder = save(tmp_path / "run")
+    (folder / "all_results.json").write_text(json.dumps({"eval_accuracy": 0.75, "eval_runtime": 3.0, "epoch": 2}))
+    _, notes = complete_folder(folder, tmp_path / "copy", "org/name")
+    assert ["licence" in notes[0], "trained on" in notes[1]] == [True, True]
+    text = (tmp_path / "copy" / "README.md").read_text()
+    assert "| eval_accuracy | 0.75 |" in text
+    assert "runtime" not in text
+
+
+def test_evaluation_in_the_hubs_form(saved, tmp_path):
+    (saved / "all_results.json").write_text(json.dumps({"test_f1": 0.5, "note": "x"}))
+    given = Completion(evaluation=("org/data", "ner", "test_f1"))
+    complete_folder(saved, tmp_path / "copy", "org/name", completion=given)
+    written = yaml.safe_load((tmp_path / "copy" / ".eval_results" / "data.yaml").read_text())
+    entry = huggingface_hub.EvalResultEntry(dataset_id="org/data", task_id="ner", value=0.5, notes="test_f1")
+    assert written == huggingface_hub.eval_result_entries_to_yaml([entry])
+    with pytest.raises(ValueError, match=r"'test_accuracy' is not a number .*these are: test_f1"):
+        publish(saved, "org/name", completion=Completion(evaluation=("org/data", "ner", "test_accuracy")), dry_run=True)
+
+
+def test_tokenizer_is_needed_and_knows_its_length(tmp_path):
+    make_model().save_pretrained(tmp_path / "run")
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        complete_folder(tmp_path / "run", tmp_path / "copy", "org/name")
+    tokenizer = make_tokenizer()
+    tokenizer.model_max_length = int(1e30)
+    tokenizer.save_pretrained(tmp_path / "run")
+    complete_folder(tmp_path / "run", tmp_path / "again", "org/name")
+    values = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())
+    assert values["model_max_length"] == 41
+    assert "is_local" not in values
+
+
+def test_weights_that_are_not_the_fingerprints(saved, tmp_path):
+    complete_folder(saved, tmp_path / "copy", "org/name")
+    make_model(seed=3).save_pretrained(tmp_path / "copy")
+    with pytest.raises(ValueError, match="not those that its fingerprint"):
+        complete_folder(tmp_path / "copy", tmp_path / "again", "org/name")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "onnx"}, "format='onnx' must be one of auto, native, bundle"),
+        ({"public": True}, "needs a licence"),
+        ({"completion": Completion(license="My License")}, "not a name the Hub knows"),
+        ({"repo_id": "../name"}, "must be ORG/NAME"),
+        ({"repo_id": "org/na..me"}, "must be ORG/NAME"),
+        ({"repo_id": "name"}, "must be ORG/NAME"),
+        ({"repo_id": "org/name/more"}, "must be ORG/NAME"),
+        ({"source": "nowhere"}, "no folder"),
+    ],
+)
+def test_mistakes_come_before_work(saved, options, message, unverified):
+    source = saved / options.pop("source") if "source" in options else saved
+    with pytest.raises(ValueError, match=message):
+        publish(source, **{"repo_id": "org/name", "dry_run": True, **options})
+
+
+def test_disk_full_and_read_only(saved, tmp_path, monkeypatch):
+    for number, message in ((errno.ENOSPC, "no space left in"), (errno.EROFS, "cannot be read or written")):
+
+        def fail(*args, number=number, **kwargs):
+            raise OSError(number, "as the system says", "place")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(publishing, "write_fingerprint", fail)
+            with pytest.raises(ValueError, match=message):
+                publish(saved, "org/name", dry_run=True)
+    with pytest.raises(ValueError, match="is there already"):
+        publish(saved, "org/name", dry_run=True, output_dir=saved)
+
+
+# The push
+
+
+def test_dry_run_asks_the_hub_nothing(saved, hub, unverified, tmp_path):
+    done = publish(saved, "org/name", dry_run=True, output_dir=tmp_path / "copy")
+    assert hub.requests == []
+    assert done.push is None
+    assert set(done.files) == {path.name for path in (tmp_path / "copy").iterdir()}
+
+
+def test_push_is_private_one_commit_and_nothing_the_second_time(saved, hub, unverified):
+    done = publish(saved, "org/name", completion=Completion(license="mit"))
+    repository = hub.repositories["org/name"]
+    assert repository.private
+    assert len(repository.commits) == 2  # with the one that made the repository
+    assert set(hub.files("org/name")) == {*done.files, ".gitattributes"}
+    hub.requests.clear()
+    hub.uploads.clear()
+    again = publish(saved, "org/name", completion=Completion(license="mit"))
+    assert (again.push.uploaded, again.push.commit) == ([], done.push.commit)
+    assert hub.uploads == []
+    assert not [path for method, path in hub.requests if method != "GET"]
+
+
+def test_only_what_changed_goes_up(saved, hub, unverified):
+    publish(saved, "org/name", completion=Completion(license="mit"))
+    hub.uploads.clear()
+    done = publish(saved, "org/name", completion=Completion(license="apache-2.0"))
+    assert done.push.uploaded == ["README.md", "fingerprint.json"]
+    assert hub.uploads == []
+
+
+def test_fingerprint_that_differs_by_rounding_stays(saved, hub, unverified, monkeypatch):
+    publish(saved, "org/name")
+    real = publishing.make_fingerprint
+
+    def rounded(model):
+        values = real(model)
+        values["outputs"]["logits"]["mean"] *= 1 + 1e-6
+        return values
+
+    monkeypatch.setattr(publishing, "make_fingerprint", rounded)
+    assert publish(saved, "org/name").push.uploaded == []
+
+
+def test_card_edited_on_the_hub_stays(saved, hub, unverified):
+    publish(saved, "org/name")
+    hub.edit("org/name", "README.md", b"# Edited on the page\n")
+    done = publish(saved, "org/name", completion=Completion(license="mit"))
+    assert hub.files("org/name")["README.md"] == b"# Edited on the page\n"
+    assert "edited on the Hub" in " ".join(done.notes)
+    # and still stays, although that push stored a fingerprint beside it
+    publish(saved, "org/name", completion=Completion(license="apache-2.0"))
+    assert hub.files("org/name")["README.md"] == b"# Edited on the page\n"
+
+
+def test_own_card_edited_here_may_change_again(saved, hub, unverified):
+    for text in ("# Mine, first\n", "# Mine, second\n"):
+        (saved / "README.md").write_text(text)
+        publish(saved, "org/name")
+        assert hub.files("org/name")["README.md"].decode() == text
+
+
+def test_what_other_people_put_there_stays_and_what_we_left_goes(saved, hub, unverified, tmp_path):
+    publish(saved, "org/name")
+    hub.edit("org/name", "paper.pdf", b"theirs")
+    hub.edit("org/name", "training_args.bin", b"a pickle of Trainer's")
+    native = save(tmp_path / "native", name="bert-base")
+    done = publish(native, "org/name")
+    names = set(hub.files("org/name"))
+    assert "paper.pdf" in names
+    assert not {"training_args.bin", "modeling_clozebert.py", "LICENSE.clozebert"} & names
+    assert "modeling_clozebert.py" in done.push.deleted
+    assert done.form == "native"
+
+
+def test_revision_is_a_branch(saved, hub, unverified, tmp_path):
+    publish(saved, "org/name")
+    other = save(tmp_path / "checkpoint-5", seed=5)
+    publish(other, "org/name", revision="checkpoint-5")
+    assert set(hub.repositories["org/name"].branches) == {"main", "checkpoint-5"}
+    assert hub.files("org/name")["model.safetensors"] == (saved / "model.safetensors").read_bytes()
+    assert hub.files("org/name", "checkpoint-5")["model.safetensors"] == (other / "model.safetensors").read_bytes()
+
+
+def test_push_cut_off_leaves_the_last_revision_and_resumes(saved, hub, unverified, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client waits between its tries
+    publish(saved, "org/name")
+    before = hub.files("org/name")
+    other = save(tmp_path / "other", seed=5)
+    (other / "loss_curve.png").write_bytes(b"png")
+    uploads = []
+
+    def second_upload(method, path):
+        uploads.extend([path] if method == "PUT" and path not in uploads else [])
+        return method == "PUT" and len(uploads) > 1 and path == uploads[-1]
+
+    for broken in (second_upload, lambda method, path: "/commit/" in path):
+        hub.broken = broken
+        with pytest.raises(ValueError, match="cannot be reached"):
+            publish(other, "org/name")
+        assert hub.files("org/name") == before
+    hub.broken = lambda method, path: False
+    arrived = list(hub.uploads)
+    done = publish(other, "org/name")
+    assert len(arrived) > 1  # of the first push, and of the one that was cut off
+    assert len(hub.uploads) == len(set(hub.uploads)), "a large file went up twice"
+    assert "model.safetensors" in done.push.uploaded
+    assert hub.files("org/name")["model.safetensors"] == (other / "model.safetensors").read_bytes()
+
+
+def test_push_that_lost_a_race_is_refused(saved, hub, unverified):
+    publish(saved, "org/name")
+
+    def someone_else_commits(method, path):
+        if "/commit/" in path:
+            hub.edit("org/name", "other.txt", b"first")
+        return False
+
+    hub.broken = someone_else_commits
+    with pytest.raises(ValueError, match="changed by somebody else"):
+        publish(saved, "org/name", completion=Completion(license="mit"))
+
+
+def test_public_only_by_word(saved, hub, unverified):
+    publish(saved, "org/name", public=True, completion=Completion(license="mit"))
+    assert not hub.repositories["org/name"].private
+    with pytest.raises(ValueError, match="org/name is public"):
+        publish(saved, "org/name")
+    hub.repositories["org/name"].private = True
+    done = publish(saved, "org/name", public=True, completion=Completion(license="mit"))
+    assert "stays so" in done.notes[-1]
+
+
+def message_of(call):
+    with pytest.raises(ValueError) as caught:
+        call()
+    shown = str(caught.value)
+    assert "\n" not in shown
+    assert caught.value.__cause__ is None
+    return shown
+
+
+@pytest.mark.parametrize("token", ["hf_wrongwrongwrong", None])
+def test_wrong_token_and_none(saved, hub, token, monkeypatch, tmp_path):
+    (monkeypatch.delenv("HF_TOKEN") if token is None else monkeypatch.setenv("HF_TOKEN", token))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    shown = message_of(lambda: push_folder(saved, "org/name"))
+    assert "hf auth login" in shown
+    assert "hf_wrong" not in shown
+    assert hub.repositories == {}
+
+
+def test_no_right_to_write(saved, hub):
+    shown = message_of(lambda: push_folder(saved, "stranger/name"))
+    assert "may not write to stranger/name" in shown
+    assert "rights to create" in shown
+
+
+def test_server_that_shows_the_token_in_its_answer(saved, hub, monkeypatch):
+    hub.tokens["hf_shown_to_nobody"] = ("writer", set())
+    monkeypatch.setenv("HF_TOKEN", "hf_shown_to_nobody")
+    shown = message_of(lambda: push_folder(saved, "hf_shown_to_nobody/name"))
+    assert "rights to create" in shown
+    assert 'namespace "hf_shown_to_nobody' not in shown
+
+
+def test_no_network(saved, hub, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "cannot be reached" in message_of(lambda: push_folder(saved, "org/name"))
+
+
+def test_offline(saved, hub, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    huggingface_hub.close_session()
+    assert "HF_HUB_OFFLINE is set" in message_of(lambda: push_folder(saved, "org/name"))
+
+
+# What Trainer and models push by themselves
+
+
+def test_model_pushes_its_code(hub, tmp_path):
+    make_model().push_to_hub("org/pushed", private=True)
+    assert {"config.json", "model.safetensors", "modeling_clozebert.py", "heads.py"} <= set(hub.files("org/pushed"))
+    make_model(seed=2).save_pretrained(tmp_path / "saved", push_to_hub=True, repo_id="org/saved")
+    assert {"config.json", "model.safetensors", "modeling_clozebert.py"} <= set(hub.files("org/saved"))
+
+
+def test_fingerprint_names_version_and_card(saved, hub, unverified, tmp_path):
+    publish(saved, "org/name", output_dir=tmp_path / "copy")
+    values = read_fingerprint(tmp_path / "copy")
+    assert values["card_sha256"] == hashlib.sha256((tmp_path / "copy" / "README.md").read_bytes()).hexdigest()
+    assert values["clozebert"]
+
+
+def test_native_repository_opens_by_name(hub, unverified, tmp_path):
+    publish(save(tmp_path / "run", name="bert-base"), "org/native")
+    model = AutoModel.from_pretrained("org/native", cache_dir=tmp_path / "cache")
+    assert type(model).__name__ == "BertModel"
