@@ -43,6 +43,7 @@ class FinetuningArguments:
     early_stopping_patience: int | None = flag("Stop after so many evaluations without a better score.")
     eval_steps: int | None = flag("Evaluate and save every so many steps (default: after each epoch).")
     metric_for_best_model: str | None = flag("Score that chooses the best evaluation (default: by the task).")
+    mixed_precision: str = flag("auto (bf16 where it is fast), no, bf16 or fp16.", "auto")
     packing: str = flag("'auto': no padding where the model reads packed batches; 'off': always pad.", "auto")
     seed: int = flag("Seed of the head, the order of the data and the dropout.", 42)
     seeds: list[int] | None = field(
@@ -82,9 +83,14 @@ class FinetuningArguments:
             raise ValueError(f"--seeds {self.seeds}: a seed comes twice")
 
     def _check_choices(self) -> None:
-        for name, choices in (("class_weights", ("none", "balanced")), ("packing", ("auto", "off"))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"--{name} {getattr(self, name)}: expected {' or '.join(choices)}")
+        choices = {
+            "class_weights": ("none", "balanced"),
+            "packing": ("auto", "off"),
+            "mixed_precision": ("auto", "no", "bf16", "fp16"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"--{name} {getattr(self, name)}: expected {' or '.join(allowed)}")
         if self.lora_rank is not None and self.freeze_layers:
             raise ValueError("--lora_rank freezes the encoder already; leave out --freeze_layers")
 

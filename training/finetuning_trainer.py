@@ -54,6 +54,7 @@ from .finetuning_tables import read_hub_dataset, read_table
 from .finetuning_tags import detect_scheme, to_iob2
 from .finetuning_tokens import TokenTask, make_token_task, read_tagged_file, sentences_of_table
 from .finetuning_windows import Collator, PackedCollator, PaddedCollator, Window, WindowMaker
+from .machine import choose_precision
 
 SELECTION = "selection"
 SETTINGS_FILE = "finetuning_settings.json"
@@ -143,14 +144,17 @@ class FinetuningTrainer(Trainer):
             self.optimizer = torch.optim.AdamW(self.groups, lr=self.args.learning_rate, fused=fused)
         return self.optimizer
 
-    def document_logits(self, examples: Sequence[Any], windows: Sequence[Window]) -> Any:
-        """Logits of whole documents, from those of their windows. Every process computes all of them."""
+    def document_logits(self, examples: Sequence[Any], windows: Sequence[Window], *, precise: bool = False) -> Any:
+        """Logits of whole documents, from those of their windows. Every process computes all of them.
+
+        `precise` leaves out mixed precision: so the final scores are those of the model as it is saved.
+        """
         logits = predict_logits(
             self.model,
             windows,
             self.collator,
             batch_size=self.args.eval_batch_size,
-            autocast=self.compute_loss_context_manager,
+            autocast=None if precise else self.compute_loss_context_manager,
         )
         return self.task.assemble(examples, windows, logits)  # type: ignore[arg-type]
 
@@ -374,7 +378,7 @@ def run_once(
     results = {key: value for key, value in results.items() if not _is_nan(value)}
     for split, name in (("validation", "eval"), ("test", "test")):
         if split in splits:
-            logits = trainer.document_logits(splits[split], windows[split])
+            logits = trainer.document_logits(splits[split], windows[split], precise=True)
             scores = task.metrics(logits, splits[split])
             results |= {f"{name}_{key}": value for key, value in scores.items()}
             results[f"{name}_samples"] = len(splits[split])
@@ -409,6 +413,10 @@ def _training_arguments(
     arguments: FinetuningArguments, model: Any, num_windows: int, folder: str, seed: int
 ) -> TrainingArguments:
     """Trainer's arguments, with what was not given chosen by the size of data and model."""
+    device = torch.device(
+        "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    )
+    precision = choose_precision(arguments.mixed_precision, device)
     batch_size = arguments.per_device_train_batch_size or default_batch_size(num_windows)
     epochs = arguments.num_train_epochs or float(default_epochs(num_windows))
     strategy = "epoch" if arguments.eval_steps is None else "steps"
@@ -432,7 +440,9 @@ def _training_arguments(
         load_best_model_at_end=True,
         metric_for_best_model=SELECTION,
         greater_is_better=True,
-        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
+        use_cpu=device.type == "cpu",
         seed=seed,
         remove_unused_columns=False,
         report_to=arguments.report_to,
@@ -599,6 +609,7 @@ def _say_plan(
         f"{training.num_train_epochs:g} epochs of batches of {training.per_device_train_batch_size}"
         f"{'' if training.gradient_accumulation_steps == 1 else f' x {training.gradient_accumulation_steps}'}, "
         f"learning rate {training.learning_rate:g}, seed {training.seed}, {'packed' if packed else 'padded'} batches"
+        + (", bf16" if training.bf16 else ", fp16" if training.fp16 else "")
         + ("" if checkpoint is None else f"; going on from {checkpoint}"),
         flush=True,
     )

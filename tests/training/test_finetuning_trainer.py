@@ -59,7 +59,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]
 
 def arguments_of(kind: str, files: tuple[str, str], model: str, output: Path, **flags: Any) -> Any:
     arguments_class = TokenArguments if kind == "token" else SequenceArguments
-    values = {"num_train_epochs": 2.0, "learning_rate": 2e-3, **flags}
+    values = {"num_train_epochs": 2.0, "learning_rate": 4e-3, "mixed_precision": "no", **flags}
     return arguments_class(
         model_name_or_path=model,
         train_file=files[0],
@@ -234,7 +234,7 @@ def test_results_files_and_pipelines_of_a_classifier(
     output = tmp_path / "o"
     results = finetune(
         arguments_of(
-            "single", data["single"], models["bert"], output, num_train_epochs=8.0, test_file=data["single"][1]
+            "single", data["single"], models["bert"], output, num_train_epochs=20.0, test_file=data["single"][1]
         )
     )
     assert json.loads((output / "all_results.json").read_text()) == results
@@ -390,10 +390,10 @@ def test_lora_saves_an_ordinary_model(models: dict[str, str], data: dict[str, tu
     output = tmp_path / "o"
     results = finetune(
         arguments_of(
-            "single", data["single"], models["bert"], output, lora_rank=4, num_train_epochs=15.0, learning_rate=1e-2
+            "single", data["single"], models["bert"], output, lora_rank=4, num_train_epochs=20.0, learning_rate=2e-2
         )
     )
-    assert results["eval_accuracy"] == 1.0
+    assert results["eval_accuracy"] > 0.8 > results["eval_majority_accuracy"]
     assert not (output / "adapter_config.json").exists()
     assert pipeline("text-classification", str(output))("a great film")[0]["label"] == "pos"
 
