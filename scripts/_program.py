@@ -20,7 +20,13 @@ def parse(
     """
     from transformers import HfArgumentParser
 
-    parser = HfArgumentParser(arguments_class, prog=prog, description=description, allow_abbrev=False)  # type: ignore[arg-type]
+    parser = HfArgumentParser(
+        arguments_class,  # type: ignore[arg-type]
+        prog=prog,
+        description=description,
+        usage="%(prog)s [flags]; --help lists them",
+        allow_abbrev=False,
+    )
     namespace, unknown = parser.parse_known_args(None if argv is None else list(argv))
     if unknown:
         parser.error(unknown_flag_message(unknown[0], [f.name for f in dataclasses.fields(arguments_class)]))  # type: ignore[arg-type]

@@ -144,7 +144,7 @@ def report(folder: Path, encoder: Path, sequence: Path, token: Path, *, seconds:
         "tokenizer": folder / "tokenizer",
         "corpus": folder / "corpus",
         "encoder": encoder,
-        "loss curve": encoder / "loss.png",
+        "loss curve": encoder / "loss_curve.png",
         "model card": encoder / "README.md",
         "package classifier": sequence,
         "token tagger": token,
