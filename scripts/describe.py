@@ -288,14 +288,14 @@ def draw_attention(folder: str, text: str, output_file: str) -> None:
         ValueError: the folder holds no text model, or no tokenizer.
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("drawing attention maps needs matplotlib: pip install 'clozebert[plots]'") from None
     if not Path(folder).is_dir():
         raise ValueError(f"--text needs the folder of a trained model with its tokenizer, but {folder!r} is none")
     if find_config(folder).image_size is not None:
         raise ValueError(f"--text needs a text model, but {folder} holds one of images")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("drawing attention maps needs matplotlib: pip install 'clozebert[plots]'") from None
     tokens, weights_LHTT = attention_of(folder, text)
     layers, heads = len(weights_LHTT), len(weights_LHTT[0])
     side = max(1.2, 0.16 * len(tokens))
