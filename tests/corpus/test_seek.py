@@ -57,7 +57,7 @@ def write_sparse(folder: Path, tokens: int) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory as Linux reports it")
 @pytest.mark.parametrize("tokens", [3 * 10**6, pytest.param(10**9, marks=pytest.mark.slow)])
 def test_any_step_is_found_without_those_before(tmp_path: Path, tokens: int) -> None:
-    """Steps far beyond the first epoch. With 10^9 tokens: 2.8 s and 173 MB to build the index, then 0.04 s and 55 MB."""
+    """Steps far beyond the first epoch. With 10^9 tokens: index built in 2.8 s and 173 MB, then 0.04 s and 55 MB."""
     write_sparse(tmp_path, tokens)
     runs = []
     for _ in range(2):  # the first one builds the row index
