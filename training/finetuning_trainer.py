@@ -14,6 +14,7 @@ import random
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,10 +49,17 @@ from .finetuning_models import (
     scale_output,
 )
 from .finetuning_reports import mean_and_deviation, write_json, write_sequence_reports, write_token_reports
-from .finetuning_sequence import REGRESSION, SequenceTask, find_columns, find_problem_type, make_sequence_task
+from .finetuning_sequence import (
+    REGRESSION,
+    SequenceExample,
+    SequenceTask,
+    find_columns,
+    find_problem_type,
+    make_sequence_task,
+)
 from .finetuning_sequence import read_examples as read_sequence_examples
 from .finetuning_tables import read_hub_dataset, read_table
-from .finetuning_tags import detect_scheme, to_iob2
+from .finetuning_tags import TaggedSentence, detect_scheme, to_iob2
 from .finetuning_tokens import TokenTask, make_token_task, read_tagged_file, sentences_of_table
 from .finetuning_windows import Collator, PackedCollator, PaddedCollator, Window, WindowMaker
 from .machine import choose_precision
@@ -323,7 +331,7 @@ def _named_splits(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hold_out_validation(splits: Splits, seed: int) -> None:
-    """Without validation data, move a tenth of the training data there (at least one example)."""
+    """Without validation data, move a tenth of the training data there, but never the last example of a label."""
     if "validation" in splits:
         return
     examples = splits["train"]
@@ -331,9 +339,25 @@ def _hold_out_validation(splits: Splits, seed: int) -> None:
         raise ValueError("one training example, and no --validation_file to evaluate on; give more data")
     order = list(range(len(examples)))
     random.Random(seed).shuffle(order)
-    held_out = set(order[: max(1, len(examples) // 10)])
+    left = Counter(name for example in examples for name in _labels_in(example))
+    held_out: set[int] = set()
+    for index in order:
+        names = _labels_in(examples[index])
+        if len(held_out) < max(1, len(examples) // 10) and all(left[name] > 1 for name in names):
+            held_out.add(index)
+            left.subtract(names)
+    if not held_out:
+        raise ValueError("no example can be held out without losing its label; give --validation_file")
     splits["train"] = [example for index, example in enumerate(examples) if index not in held_out]
     splits["validation"] = [example for index, example in enumerate(examples) if index in held_out]
+
+
+def _labels_in(example: SequenceExample | TaggedSentence) -> set[str]:
+    """The labels that an example teaches: its classes or its tags; none for numbers."""
+    if isinstance(example, TaggedSentence):
+        return {tag for tag in example.tags or [] if tag is not None}
+    label = example.label
+    return set(label) if isinstance(label, frozenset) else {label} if isinstance(label, str) else set()
 
 
 def run_once(

@@ -20,6 +20,7 @@ from clozebert.training.finetuning_arguments import (
     default_epochs,
     default_learning_rate,
 )
+from clozebert.training.finetuning_sequence import SequenceExample
 from clozebert.training.finetuning_trainer import finetune, newest_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -406,6 +407,18 @@ def test_validation_is_held_out_where_there_is_none(
     )
     results = finetune(arguments)
     assert (results["train_samples"], results["eval_samples"]) == (54, 6)
+
+
+def test_the_only_example_of_a_label_is_never_held_out() -> None:
+    examples = [SequenceExample("t", None, label, "f") for label in ["a"] * 8 + ["b", "c"] + ["d"] * 20]
+    for seed in range(20):
+        splits = {"train": list(examples)}
+        finetuning_trainer._hold_out_validation(splits, seed)
+        assert len(splits["validation"]) == 3
+        assert {e.label for e in splits["train"]} == {"a", "b", "c", "d"}
+        assert len(splits["train"]) + len(splits["validation"]) == len(examples)
+    with pytest.raises(ValueError, match="give --validation_file"):
+        finetuning_trainer._hold_out_validation({"train": examples[7:10]}, 0)
 
 
 def test_a_dataset_of_the_hub_by_its_folder(models: dict[str, str], tmp_path: Path) -> None:
