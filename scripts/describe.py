@@ -225,10 +225,10 @@ def table(config: "ClozeBertConfig", *, batch_size: int, length: int, bytes_each
     ]
     total = [sum(column) for column in zip(*counts, strict=True)]
     rows = [["", "part", "parameters", "weights", "FLOPs forward", "activations"]]
-    for part, (parameters, flops, written) in zip(parts, counts, strict=True):
+    for part, count in zip(parts, counts, strict=True):
         times = f"{part.times} of" if part.times > 1 else ""
-        rows.append([times, part.name, *_figures(parameters, flops, written, bytes_each)])
-    rows.append(["", "all", *_figures(*total, bytes_each)])
+        rows.append([times, part.name, *_figures(count, bytes_each)])
+    rows.append(["", "all", *_figures(total, bytes_each)])
     lines = [f"batch B = {batch_size}, length T = {length}, {bytes_each} bytes a number", "", *_aligned(rows), ""]
     lines.append("formulas, of one each: parameters; FLOPs of its matrix products; values that these write")
     lines += _aligned([[part.name, *map(_pretty, (part.parameters, part.flops, part.written))] for part in parts])
@@ -250,7 +250,8 @@ def _remarks(config: "ClozeBertConfig", symbols: dict[str, int], total: list[int
     ]
 
 
-def _figures(parameters: int, flops: int, written: int, bytes_each: int) -> list[str]:
+def _figures(count: list[int], bytes_each: int) -> list[str]:
+    parameters, flops, written = count
     return [f"{parameters:,}", f"{_short(parameters * bytes_each)}B", _short(flops), f"{_short(written * bytes_each)}B"]
 
 
@@ -330,7 +331,7 @@ def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
         attentions = model(
             inputs["input_ids"], attention_mask=inputs["attention_mask"], output_attentions=True
         ).attentions
-    tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
+    tokens: Any = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
     return tokens, [weights_1HTT[0].float().numpy() for weights_1HTT in attentions]
 
 
