@@ -123,10 +123,10 @@ def class_report(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, dic
 
     names = sorted({*gold, *predicted})
     columns = precision_recall_fscore_support(gold, predicted, labels=names, zero_division=0)
-    rows = {name: _row(*values) for name, *values in zip(names, *columns, strict=True)}
-    averages = precision_recall_fscore_support(gold, predicted, labels=names, average="macro", zero_division=0)
-    return {**rows, "macro avg": _row(*averages[:3], len(gold))}
-
-
-def _row(precision: float, recall: float, f1: float, support: float) -> dict[str, float]:
-    return {"precision": float(precision), "recall": float(recall), "f1-score": float(f1), "support": float(support)}
+    measures = ("precision", "recall", "f1-score", "support")
+    rows = {
+        name: {measure: float(column[index]) for measure, column in zip(measures, columns, strict=True)}
+        for index, name in enumerate(names)
+    }
+    macro = {measure: sum(row[measure] for row in rows.values()) / len(rows) for measure in measures[:3]}
+    return {**rows, "macro avg": {**macro, "support": float(len(gold))}}

@@ -127,6 +127,7 @@ def load_fine_tuned(name_or_path: str, *, trust_remote_code: bool = False) -> tu
 
     config = load_config(name_or_path, trust_remote_code=trust_remote_code)
     architectures = getattr(config, "architectures", None) or []
+    auto: Any
     if any(name.endswith("ForSequenceClassification") for name in architectures):
         kind, auto = "sequence", transformers.AutoModelForSequenceClassification
     elif any(name.endswith("ForTokenClassification") for name in architectures):
@@ -222,7 +223,7 @@ def freeze_layers(model: nn.Module, count: int) -> None:
                 parameter.requires_grad_(False)
 
 
-def add_lora(model: nn.Module, *, rank: int) -> nn.Module:
+def add_lora(model: Any, *, rank: int) -> Any:
     """Train low-rank updates of the encoder's linear maps (Hu et al. 2022) and the whole head; the rest stays."""
     try:
         from peft import LoraConfig, get_peft_model
@@ -232,7 +233,7 @@ def add_lora(model: nn.Module, *, rank: int) -> nn.Module:
         raise ValueError(f"--lora_rank {rank}: must be at least 1")
     layers = encoder_layers(model)
     prefix = next(name for name, module in model.named_modules() if module is layers)
-    base = model.base_model_prefix + "."  # type: ignore[operator]
+    base = model.base_model_prefix + "."
     targets = [
         name
         for name, module in model.named_modules()
@@ -241,7 +242,7 @@ def add_lora(model: nn.Module, *, rank: int) -> nn.Module:
     heads = [name for name, _ in model.named_children() if not (name + ".").startswith(base)]
     heads = [name for name in heads if any(True for _ in model.get_submodule(name).parameters())]
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, modules_to_save=heads)
-    return get_peft_model(model, config)  # type: ignore[arg-type]
+    return get_peft_model(model, config)
 
 
 def scale_output(model: nn.Module, *, mean: float, scale: float) -> nn.Linear | None:

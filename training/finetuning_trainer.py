@@ -164,7 +164,7 @@ class FinetuningTrainer(Trainer):
             batch_size=self.args.eval_batch_size,
             autocast=None if precise else self.compute_loss_context_manager,
         )
-        return self.task.assemble(examples, windows, logits)  # type: ignore[arg-type]
+        return self.task.assemble(examples, windows, logits)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -282,8 +282,8 @@ def read_sequence_data(
         known_names=known,
         balanced=arguments.class_weights == "balanced",
     )
-    for split in splits.values():
-        task.check(split)
+    for examples in splits.values():
+        task.check(examples)
     facts = {
         "text_column": columns.text,
         "text_pair_column": columns.pair,
@@ -313,8 +313,8 @@ def read_token_data(arguments: TokenArguments, known: list[str] | None) -> tuple
     task = make_token_task(
         splits["train"], scheme=scheme, known_names=known, balanced=arguments.class_weights == "balanced"
     )
-    for split in splits.values():
-        task.check(split)
+    for examples in splits.values():
+        task.check(examples)
     return splits, task, {"tag_scheme": scheme, "label_subwords": arguments.label_subwords}
 
 

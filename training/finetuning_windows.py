@@ -229,8 +229,8 @@ class WindowMaker:
         self, number: int, words: list[list[int]], target: Sequence[tuple[int, int]] | None
     ) -> list[Window]:
         ids = [token for word in words for token in word]
-        word_at = {}  # sub-word position -> the word that begins there
-        labels = []
+        word_at: dict[int, int] = {}  # sub-word position -> the word that begins there
+        labels: list[int] = []
         for index, word in enumerate(words):
             word_at[len(labels)] = index
             first, other = (IGNORED, IGNORED) if target is None else target[index]
