@@ -345,8 +345,18 @@ def _boundaries(
         return None
     if position_ids.dim() != 2 or position_ids.shape[1] != shape_BT[1] or position_ids.shape[0] not in (1, shape_BT[0]):
         raise ValueError(f"position_ids of shape {tuple(position_ids.shape)} must be {tuple(shape_BT)}, as the input")
-    if attention_mask is not None or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if attention_mask is not None:
         return None
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        raise ValueError(
+            "position_ids may restart, which a traced graph does not follow: give attention_mask with them"
+        )
+    return _restarts(position_ids, shape_BT)
+
+
+@torch.compiler.disable
+def _restarts(position_ids: torch.Tensor, shape_BT: torch.Size) -> torch.Tensor | None:
+    """Cumulative lengths of the documents whose positions restart, or None. Outside of graphs: it looks at values."""
     restarts_BT = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
     if not bool(restarts_BT.any()):
         return None

@@ -55,6 +55,26 @@ def test_another_first_document_changes_the_second_by_exactly_zero(dtype, implem
     assert torch.equal(first[:, SECOND], second[:, SECOND])
 
 
+@pytest.mark.parametrize("model_class", [ClozeBertModel, ClozeBertForSequenceClassification])
+@pytest.mark.parametrize("form", ["cu_seq_lens", "position_ids"])
+def test_a_compiled_model_keeps_documents_apart_too(model_class, form):
+    """A pooled head gives one row for each document, as it does uncompiled."""
+    torch._dynamo.reset()
+    model = build(model_class, tiny_config(), dtype=torch.float32)
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        for ids in two_runs():
+            assert torch.equal(compiled(ids, **packed_arguments(form))[0], model(ids, **packed_arguments(form))[0])
+    torch._dynamo.reset()
+
+
+def test_a_graph_that_cannot_see_restarting_positions_is_not_exported():
+    model = build(ClozeBertModel, tiny_config(), dtype=torch.float32)
+    ids, _ = two_runs()
+    with pytest.raises(ValueError, match="position_ids may restart"):
+        torch.export.export(model, (ids,), {"position_ids": torch.arange(LENGTH)[None]}, strict=False)
+
+
 @pytest.mark.gpu
 @LAYERS
 def test_another_first_document_changes_the_second_by_exactly_zero_on_the_varlen_kernel(layer_types):
