@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from .named_architectures import ARCHITECTURES
+from .named_architectures import ARCHITECTURES, every_third_full
 
 # What a configuration file may hold beside the fields below: transformers writes and reads these itself.
 _KEYS_OF_TRANSFORMERS = {
@@ -197,6 +197,8 @@ class ClozeBertConfig(PreTrainedConfig):
     def from_name(cls, name: str, **overrides: Any) -> "ClozeBertConfig":
         """A named architecture (`bert-base`, `modernbert-base`, …), with some fields changed.
 
+        Another number of layers goes on with the architecture's pattern of layer types.
+
         Raises:
             ValueError: no architecture has that name.
         """
@@ -204,7 +206,10 @@ class ClozeBertConfig(PreTrainedConfig):
             nearest = difflib.get_close_matches(name, ARCHITECTURES, n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(ARCHITECTURES)}"
             raise ValueError(f"unknown architecture {name!r}; {hint}")
-        return cls(**{**copy.deepcopy(ARCHITECTURES[name]), **overrides})
+        fields = copy.deepcopy(ARCHITECTURES[name])
+        if "layer_types" in fields and "num_hidden_layers" in overrides:
+            fields["layer_types"] = every_third_full(overrides["num_hidden_layers"])
+        return cls(**{**fields, **overrides})
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

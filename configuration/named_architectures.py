@@ -42,7 +42,8 @@ _MODERNBERT: dict[str, Any] = {
 }
 
 
-def _every_third_full(num_hidden_layers: int) -> list[str]:
+def every_third_full(num_hidden_layers: int) -> list[str]:
+    """The layer types of ModernBERT: full attention in layers 0, 3, 6, …, windows in the others."""
     return ["sliding_attention" if layer % 3 else "full_attention" for layer in range(num_hidden_layers)]
 
 
@@ -69,7 +70,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
         "intermediate_size": 512,
         "max_position_embeddings": 512,
-        "layer_types": _every_third_full(4),
+        "layer_types": every_third_full(4),
         "sliding_window": 256,
         "pad_token_id": 0,
         "bos_token_id": None,
@@ -79,6 +80,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "small": {
         **_BERT,
+        "vocab_size": 32768,
         "hidden_size": 256,
         "num_hidden_layers": 6,
         "num_attention_heads": 8,
@@ -108,7 +110,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         **_MODERNBERT,
         "num_hidden_layers": 22,
         "intermediate_size": 1152,
-        "layer_types": _every_third_full(22),
+        "layer_types": every_third_full(22),
     },
     "modernbert-large": {
         **_MODERNBERT,
@@ -116,7 +118,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 28,
         "num_attention_heads": 16,
         "intermediate_size": 2624,
-        "layer_types": _every_third_full(28),
+        "layer_types": every_third_full(28),
     },
     # Dosovitskiy et al. 2020.
     "vit-base": {
@@ -132,4 +134,4 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }
 
-__all__ = ["ARCHITECTURES"]
+__all__ = ["ARCHITECTURES", "every_third_full"]
