@@ -17,9 +17,8 @@ from torch.nn import functional as F
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling.modeling_clozebert import ClozeBertForMaskedLM
+from ..modeling.pseudo_likelihood import Documents, masked_log_likelihoods
 from .native import build, fill
-
-Documents = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,6 @@ def pseudo_perplexity(
     return math.exp(min(loss / (num_tokens or count), 700))
 
 
-@torch.no_grad()
 def _masked_loss(
     model: ClozeBertForMaskedLM, documents: Documents, positions_per_document: int | None, batch_size: int
 ) -> tuple[float, int]:
@@ -73,27 +71,18 @@ def _masked_loss(
     if config.mask_token_id is None:
         raise ValueError("mask_token_id of the model's configuration is not set: pseudo-perplexity masks tokens")
     special = {getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep", "mask")}
-    was_training = model.training
-    model.eval()
-    total, count = 0.0, 0
-    for document in documents:
-        positions = [index for index, token in enumerate(document) if token not in special]
-        if positions_per_document is not None and len(positions) > positions_per_document:
-            step = len(positions) / positions_per_document
-            positions = [positions[int(index * step)] for index in range(positions_per_document)]
-        ids_T = torch.tensor(document, device=model.device)
-        for first in range(0, len(positions), batch_size):
-            masked_B = torch.tensor(positions[first : first + batch_size], device=model.device)
-            rows_B = torch.arange(len(masked_B), device=model.device)
-            ids_BT = ids_T.repeat(len(masked_B), 1)
-            ids_BT[rows_B, masked_B] = config.mask_token_id
-            logits_BV = model(input_ids=ids_BT, masked_positions=rows_B * len(ids_T) + masked_B).logits
-            total += float(F.cross_entropy(logits_BV.float(), ids_T[masked_B], reduction="sum"))
-        count += len(positions)
-    model.train(was_training)
+    scores = masked_log_likelihoods(
+        model,
+        documents,
+        mask_token_id=config.mask_token_id,
+        never_masked=special - {None},
+        positions_per_document=positions_per_document,
+        tokens_per_batch=batch_size * max(map(len, documents), default=1),
+    )
+    count = sum(map(len, scores))
     if count == 0:
         raise ValueError("documents hold no token that could be masked: give some text")
-    return total, count
+    return -sum(float(score.sum()) for score in scores), count
 
 
 def _report(old: ClozeBertForMaskedLM, new: ClozeBertForMaskedLM, documents: Documents) -> WarmStart:

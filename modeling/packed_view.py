@@ -1,0 +1,86 @@
+"""Any masked-LM model behind the packed interface of `ClozeBertForMaskedLM`, so that what measures one measures all.
+
+Shapes: N tokens in S sequences, M of them to be predicted, V vocabulary; B rows of T tokens in one padded chunk.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import MaskedLMOutput
+
+# Models without a packed path give logits at every token, so a chunk of them is kept small.
+_PADDED_TOKENS = 4096
+
+
+class PackedView(nn.Module):
+    """A model that knows rows and padding only, fed from packed runs: chunks of rows of like length.
+
+    Args:
+        model: any `AutoModelForMaskedLM`.
+        pad_token_id: what fills the rows; it is masked from attention.
+    """
+
+    def __init__(self, model: nn.Module, *, pad_token_id: int = 0) -> None:
+        super().__init__()
+        self.model = model
+        self.pad_token_id = pad_token_id
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        cu_seq_lens_q: torch.Tensor,
+        masked_positions: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int = 1,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """input_ids [1, N], cu_seq_lens_q [S + 1], masked_positions [M], labels [M].
+
+        Positions are left to the model: it counts them as it always does.
+
+        Returns:
+            logits [M, V] and, with labels, loss = the sum of -log p(label) / `num_items_in_batch`.
+        """
+        starts_S, lengths_S = cu_seq_lens_q[:-1].long(), cu_seq_lens_q.diff().long()
+        sequences_M = torch.bucketize(masked_positions, cu_seq_lens_q[1:].long(), right=True)
+        order_S = lengths_S.argsort(descending=True, stable=True)
+        parts, places, first = [], [], 0
+        while first < len(order_S):
+            count = max(1, _PADDED_TOKENS // int(lengths_S[order_S[first]]))
+            chosen_B = order_S[first : first + count]
+            first += count
+            row_of_S = torch.full_like(lengths_S, -1)
+            row_of_S[chosen_B] = torch.arange(len(chosen_B), device=chosen_B.device)
+            here = (row_of_S[sequences_M] >= 0).nonzero().squeeze(1)
+            if len(here) == 0:
+                continue
+            logits_BTV = self._padded(input_ids[0], starts_S[chosen_B], lengths_S[chosen_B])
+            sequences = sequences_M[here]
+            parts.append(logits_BTV[row_of_S[sequences], masked_positions[here] - starts_S[sequences]])
+            places.append(here)
+        # Back into the order of the positions.
+        logits_MV = torch.cat(parts)[torch.cat(places).argsort()]
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits_MV.float(), labels, reduction="sum") / num_items_in_batch
+        return MaskedLMOutput(loss=loss, logits=logits_MV)
+
+    def _padded(self, ids_N: torch.Tensor, starts_B: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
+        steps_T = torch.arange(int(lengths_B.max()), device=ids_N.device)
+        inside_BT = steps_T < lengths_B[:, None]
+        ids_BT = ids_N[(starts_B[:, None] + steps_T).clamp(max=len(ids_N) - 1)]
+        ids_BT = ids_BT.masked_fill(~inside_BT, self.pad_token_id)
+        return self.model(input_ids=ids_BT, attention_mask=inside_BT.long()).logits
+
+
+def packed_view(model: nn.Module) -> nn.Module:
+    """The model itself where it takes packed runs, else a view of it that does."""
+    config: Any = model.config
+    if config.model_type == "clozebert":
+        return model
+    return PackedView(model, pad_token_id=config.pad_token_id or 0)
+
+
+__all__ = ["PackedView", "packed_view"]

@@ -1,0 +1,100 @@
+"""Pseudo-log-likelihood (Salazar et al. 2020): PLL(x) = sum_t log p(x_t | x without x_t), each token masked in turn.
+
+Every (document, position) is a sequence of its own with one mask in it. Sequences of like length are packed into one
+run, in which only the masked places are projected onto the vocabulary.
+
+Shapes: D documents of N tokens in all; R masked sequences; B of them in one run of L tokens.
+"""
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+
+import torch
+from torch import nn
+
+from .packed_view import packed_view
+
+Documents = Sequence[Sequence[int]]
+_TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 8192, 131_072
+
+
+@torch.no_grad()
+def masked_log_likelihoods(
+    model: nn.Module,
+    documents: Documents,
+    *,
+    mask_token_id: int,
+    never_masked: Collection[int],
+    positions_per_document: int | None = None,
+    tokens_per_batch: int | None = None,
+) -> list[torch.Tensor]:
+    """log p(x_t | x without x_t) of each document's tokens, in float64 on the CPU.
+
+    Args:
+        model: any masked-LM model; it is left in the mode it was in.
+        documents: token ids, special tokens included.
+        never_masked: ids of special tokens: they are seen, but not scored.
+        positions_per_document: at most so many tokens of a document, evenly spaced; None: all.
+        tokens_per_batch: of the model's run; None: what suits the device.
+
+    Returns:
+        one tensor for each document, [its scored tokens].
+    """
+    device = next(model.parameters()).device
+    budget = tokens_per_batch or (_TOKENS_ON_CPU if device.type == "cpu" else _TOKENS_ON_DEVICE)
+    ids_N = torch.tensor(list(chain.from_iterable(documents)), dtype=torch.long)
+    lengths_D = torch.tensor([len(document) for document in documents], dtype=torch.long)
+    starts_D = lengths_D.cumsum(0) - lengths_D
+    scored_N = ~torch.isin(ids_N, torch.tensor(sorted(never_masked), dtype=torch.long))
+    documents_N = torch.repeat_interleave(torch.arange(len(documents)), lengths_D)
+    places_R = scored_N.nonzero().squeeze(1)
+    if positions_per_document is not None:
+        places_R = places_R[_evenly(documents_N[places_R], len(documents), positions_per_document)]
+    documents_R = documents_N[places_R]
+
+    view, was_training = packed_view(model), model.training
+    model.eval()
+    scores_R = torch.empty(len(places_R), dtype=torch.float64)
+    order_R = lengths_D[documents_R].argsort(descending=True, stable=True)
+    first = 0
+    while first < len(order_R):
+        count = max(1, budget // int(lengths_D[documents_R[order_R[first]]]))
+        now_B = order_R[first : first + count]
+        first += count
+        starts_B, lengths_B = starts_D[documents_R[now_B]], lengths_D[documents_R[now_B]]
+        ends_B = lengths_B.cumsum(0)
+        # Token l of the run is token l - (where its sequence begins) of that sequence's document.
+        shift_L = torch.repeat_interleave(starts_B - (ends_B - lengths_B), lengths_B)
+        ids_L = ids_N[torch.arange(int(ends_B[-1])) + shift_L]
+        masked_B = ends_B - lengths_B + places_R[now_B] - starts_B
+        labels_B = ids_L[masked_B]
+        ids_L[masked_B] = mask_token_id
+        bounds = torch.cat([torch.zeros(1, dtype=torch.long), ends_B]).to(device, torch.int32)
+        longest = int(lengths_B.max())
+        logits_BV = view(
+            input_ids=ids_L[None].to(device),
+            cu_seq_lens_q=bounds,
+            cu_seq_lens_k=bounds,
+            max_length_q=longest,
+            max_length_k=longest,
+            masked_positions=masked_B.to(device),
+        ).logits
+        log_p_B = logits_BV.float().log_softmax(dim=-1).gather(1, labels_B.to(device)[:, None]).squeeze(1)
+        scores_R[now_B] = log_p_B.cpu().double()
+    model.train(was_training)
+    return list(scores_R.split(torch.bincount(documents_R, minlength=len(documents)).tolist()))
+
+
+def _evenly(documents_R: torch.Tensor, documents: int, most: int) -> torch.Tensor:
+    """Which of the candidates to keep, at most `most` of each document; documents_R rises."""
+    counts = torch.bincount(documents_R, minlength=documents).tolist()
+    kept: list[int] = []
+    first = 0
+    for count in counts:
+        taken = min(count, most)
+        kept.extend(first + index * count // taken for index in range(taken))
+        first += count
+    return torch.tensor(kept, dtype=torch.long)
+
+
+__all__ = ["Documents", "masked_log_likelihoods"]

@@ -1,0 +1,183 @@
+#!/usr/bin/env python
+"""What a masked-LM model knows: loss and accuracy on frozen masks, pseudo-perplexity, BLiMP's minimal pairs.
+
+    evaluate_mlm.py --model_name_or_path encoder --corpus corpus --blimp blimp/data
+    evaluate_mlm.py --model_name_or_path bert-base-cased --input held_out.txt --output_file results.json
+
+Takes any `AutoModelForMaskedLM`: ours, and every other masked-LM model of transformers.
+"""
+
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clozebert.scripts._program import parse, run
+
+if TYPE_CHECKING:
+    from clozebert.corpus import Corpus
+
+DESCRIPTION = "Score a masked-LM model on held-out text and on minimal pairs."
+
+
+def _flag(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclasses.dataclass
+class EvaluationArguments:
+    """What to score, and on what."""
+
+    model_name_or_path: str = dataclasses.field(metadata={"help": "folder or Hub name of a masked-LM model"})
+    tokenizer_name: str | None = _flag(None, "tokenizer, where it is not the model's own folder")
+    corpus: str | None = _flag(None, "folder that prepare_corpus wrote")
+    split: str = _flag("validation", "which part of the corpus: train or validation")
+    input: list[str] = dataclasses.field(
+        default_factory=list, metadata={"help": "text files or folders to score, instead of a prepared corpus"}
+    )
+    blimp: list[str] = dataclasses.field(
+        default_factory=list, metadata={"help": "JSON lines with sentence_good and sentence_bad, or folders of them"}
+    )
+    eval_mlm_probability: float = _flag(0.15, "share of the tokens that is predicted; the masks are frozen")
+    masking_unit: str = _flag("token", "what is masked as a whole: token, word or span")
+    seed: int = _flag(42, "decides the masks; pretraining's own figures have its seed")
+    max_seq_length: int | None = _flag(None, "tokens in a row; default: 512 or what the model takes")
+    per_device_eval_batch_size: int = _flag(32, "rows in one batch")
+    max_eval_batches: int | None = _flag(None, "use only the first batches, a fair sample")
+    pseudo_perplexity_documents: int = _flag(
+        100, "documents whose every token is masked in turn, evenly spaced; 0: leave pseudo-perplexity out"
+    )
+    mixed_precision: str = _flag("auto", "no, bf16, fp16, or auto: bf16 where it is fast")
+    use_cpu: bool = _flag(False, "stay on the CPU although there is an accelerator")
+    trust_remote_code: bool = _flag(False, "run the code that comes with the model")
+    output_file: str | None = _flag(None, "write the results here, as JSON")
+
+    def __post_init__(self) -> None:
+        if not (self.corpus or self.input or self.blimp):
+            raise ValueError("nothing to score on: give --corpus DIR, --input FILE… or --blimp DIR")
+        if self.corpus and self.input:
+            raise ValueError("--corpus and --input are two texts: give one of them")
+        if self.split not in ("train", "validation"):
+            raise ValueError(f"--split={self.split!r} must be train or validation")
+        if self.mixed_precision not in ("auto", "no", "bf16", "fp16"):
+            raise ValueError(f"--mixed_precision={self.mixed_precision!r} must be auto, no, bf16 or fp16")
+        if not 0 < self.eval_mlm_probability <= 1:
+            raise ValueError(f"--eval_mlm_probability={self.eval_mlm_probability} must lie in (0, 1]")
+        for name, least in (("per_device_eval_batch_size", 1), ("max_eval_batches", 1), ("max_seq_length", 8),
+                            ("pseudo_perplexity_documents", 0)):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"--{name}={value} must be at least {least}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Score, print a table, write JSON."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv and not argv[0].startswith("-"):  # `evaluate MODEL`, without the flag's name
+        argv.insert(0, "--model_name_or_path")
+    arguments = parse(EvaluationArguments, argv, prog="evaluate_mlm", description=DESCRIPTION)
+    results = evaluate(arguments)
+    print("\n".join(table(results)))
+    if arguments.output_file is not None:
+        Path(arguments.output_file).parent.mkdir(parents=True, exist_ok=True)
+        Path(arguments.output_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        print(f"results in {arguments.output_file}")
+
+
+def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
+    """All figures that were asked for, by name."""
+    import torch
+
+    from clozebert.corpus import Masking
+    from clozebert.corpus.tokenizer import load_tokenizer
+    from clozebert.training.machine import choose_precision
+    from clozebert.training.scoring import (
+        load_masked_lm,
+        longest_sequence,
+        precision_of,
+        read_minimal_pairs,
+        score_frozen_masks,
+        score_minimal_pairs,
+        score_pseudo_perplexity,
+    )
+
+    # Everything a person can get wrong comes first; the model is loaded when it is needed.
+    masking = Masking(rate=arguments.eval_mlm_probability, unit=arguments.masking_unit)
+    paradigms = read_minimal_pairs(arguments.blimp)
+    tokenizer = load_tokenizer(arguments.tokenizer_name or arguments.model_name_or_path)
+    corpus = None if arguments.corpus is None else _open(arguments.corpus, arguments.split, tokenizer)
+    device = torch.device("cuda" if torch.cuda.is_available() and not arguments.use_cpu else "cpu")
+    precision = choose_precision(arguments.mixed_precision, device)
+    model = load_masked_lm(arguments.model_name_or_path, device=device, trust_remote_code=arguments.trust_remote_code)
+    longest = longest_sequence(model, tokenizer)
+    length = arguments.max_seq_length or min(512, longest)
+    if length > longest:
+        raise ValueError(f"--max_seq_length={length} exceeds the {longest} tokens that the model takes")
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # type: ignore[operator]
+        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, more than the model: name the model's own")
+    results: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision}
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, precision_of(device, precision):
+        if arguments.input:
+            corpus = _prepare(arguments.input, tokenizer, folder)
+        if corpus is not None:
+            results |= {"documents": corpus.num_documents, "tokens": corpus.num_tokens, "max_seq_length": length}
+            results |= score_frozen_masks(
+                model,
+                corpus,
+                max_seq_length=length,
+                batch_size=arguments.per_device_eval_batch_size,
+                masking=masking,
+                seed=arguments.seed,
+                max_batches=arguments.max_eval_batches,
+            )
+            if arguments.pseudo_perplexity_documents:
+                results |= score_pseudo_perplexity(
+                    model, corpus, max_seq_length=length, max_documents=arguments.pseudo_perplexity_documents
+                )
+            del corpus
+        if paradigms:
+            results |= score_minimal_pairs(model, tokenizer, paradigms, max_seq_length=longest)
+    return {**results, "seconds": time.perf_counter() - begun}
+
+
+def _open(folder: str, split: str, tokenizer: Any) -> "Corpus":
+    from clozebert.corpus import Corpus
+    from clozebert.training.pretraining import check_tokenizer
+
+    corpus = Corpus(folder, split)
+    check_tokenizer(corpus, tokenizer)
+    if corpus.num_documents == 0:
+        raise ValueError(f"the {split} split of {folder} is empty: name another --split")
+    return corpus
+
+
+def _prepare(inputs: list[str], tokenizer: Any, folder: str) -> "Corpus":
+    from clozebert.corpus import Corpus
+    from clozebert.corpus.prepare import prepare
+    from clozebert.corpus.readers import Reader
+
+    prepare(Reader(inputs), tokenizer=tokenizer, output_dir=Path(folder) / "text", validation_fraction=0.0)
+    return Corpus(Path(folder) / "text")
+
+
+def table(results: dict[str, Any]) -> list[str]:
+    """The figures for a person, one a line."""
+    rows = []
+    for name, value in results.items():
+        if name == "blimp_paradigms":
+            rows += [(f"  {paradigm}", f"{figures['accuracy']:.1%}") for paradigm, figures in value.items()]
+        elif name.endswith("accuracy"):
+            rows.append((name, f"{value:.1%}"))
+        else:
+            rows.append((name, f"{value:,.4f}" if isinstance(value, float) else str(value)))
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:{width}}  {value:>14}" for name, value in rows]
+
+
+if __name__ == "__main__":
+    run(main)

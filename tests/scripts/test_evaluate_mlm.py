@@ -1,0 +1,73 @@
+"""The evaluation program: one table and one JSON file, for our models and others, and mistakes in one line."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parent.parent))
+from pretraining_helpers import make_corpus, make_tokenizer, model_config
+from transformers import BertConfig, BertForMaskedLM
+
+from clozebert import ClozeBertForMaskedLM
+from clozebert.scripts.evaluate_mlm import main
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus, minimal pairs, our model and a BERT with the corpus' tokenizer."""
+    folder = make_corpus(tmp_path_factory.mktemp("evaluate"))
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "intermediate_size": 30, "max_position_embeddings": 50}  # fmt: skip
+    for name, model in (("ours", ClozeBertForMaskedLM(model_config())), ("bert", BertForMaskedLM(BertConfig(**sizes)))):
+        model.save_pretrained(folder / name)
+        make_tokenizer(56).save_pretrained(folder / name)
+    (folder / "pairs.jsonl").write_text('{"sentence_good": "w1 w4", "sentence_bad": "w1 w9", "UID": "rule"}\n')
+    (folder / "text.txt").write_text("w1 w4 w7 w10\n\nw2 w5 w8\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["ours", "bert"])
+def test_a_table_and_a_file(workplace: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output = workplace / "results" / f"{name}.json"
+    main(
+        [str(workplace / name), "--corpus", str(workplace / "corpus"), "--blimp", str(workplace / "pairs.jsonl"),
+         "--pseudo_perplexity_documents", "3", "--mixed_precision", "no", "--output_file", str(output)]
+    )  # fmt: skip
+    results = json.loads(output.read_text())
+    shown = capsys.readouterr().out
+    assert 3 < results["eval_loss"] < 6, "random weights are near log 61"
+    assert 30 < results["pseudo_perplexity"] < 150
+    assert results["blimp_accuracy"] in (0.0, 1.0)
+    assert results["blimp_paradigms"]["rule"]["pairs"] == 1
+    assert results["documents"] == 12
+    assert f"eval_loss{results['eval_loss']:.4f}" in "".join(shown.split())
+    assert "rule" in shown
+
+
+def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(workplace / "ours"), "--input", str(workplace / "text.txt"), "--eval_mlm_probability", "0.9"])
+    shown = capsys.readouterr().out
+    assert "pseudo_perplexity" in shown
+    assert ["tokens", "7"] in [line.split() for line in shown.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "nothing to score on"),
+        (["--corpus", "a", "--input", "b"], "two texts"),
+        (["--corpus", "corpus", "--split", "test"], "--split='test' must be"),
+        (["--corpus", "corpus", "--max_seq_length", "49"], "--max_seq_length=49 exceeds the 48 tokens"),
+        (["--corpus", "corpus", "--masking_unit", "wrod"], "did you mean 'word'"),
+        (["--blimp", "nowhere"], "nowhere does not exist"),
+        (["--corpus", "corpus", "--tokenizer_name", "bert/none"], "cannot be loaded"),
+    ],
+)
+def test_mistakes_are_named(workplace: Path, flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
+    with pytest.raises((ValueError, OSError), match=message):
+        main(["ours", *flags])

@@ -1,0 +1,223 @@
+"""What a masked-LM model knows, measured without training it: frozen masks, pseudo-perplexity, minimal pairs.
+
+Works on any `AutoModelForMaskedLM`. The masks are a function of (seed, document, position), so two models with one
+tokenizer predict the same tokens, and their figures can be compared.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from ..corpus import Corpus, Masking, validation_batches
+from ..modeling.packed_view import packed_view
+from ..modeling.pseudo_likelihood import masked_log_likelihoods
+from .evaluation import evaluate_masked_lm
+
+# The name of a set of minimal pairs, and its pairs (acceptable, unacceptable).
+Paradigms = dict[str, list[tuple[str, str]]]
+
+
+def score_frozen_masks(
+    model: torch.nn.Module,
+    corpus: Corpus,
+    *,
+    max_seq_length: int,
+    batch_size: int = 32,
+    masking: Masking | None = None,
+    seed: int = 42,
+    max_batches: int | None = None,
+) -> dict[str, float]:
+    """Masked-LM loss (nats), perplexity and accuracy over a prepared split; see `evaluate_masked_lm`."""
+    batches = validation_batches(
+        corpus,
+        max_seq_length=max_seq_length,
+        batch_size=batch_size,
+        masking=masking or Masking(rate=0.15),
+        seed=seed,
+    )
+    one_process = SimpleNamespace(process_index=0, num_processes=1, device=next(model.parameters()).device)
+    return evaluate_masked_lm(packed_view(model), batches, accelerator=one_process, max_batches=max_batches)
+
+
+def score_pseudo_perplexity(
+    model: torch.nn.Module,
+    corpus: Corpus,
+    *,
+    max_seq_length: int,
+    max_documents: int | None = None,
+    positions_per_document: int | None = None,
+) -> dict[str, float]:
+    """exp(-(1/N) sum_t log p(x_t | x without x_t)) over the first documents of a split.
+
+    A document longer than a row is cut into pieces of `max_seq_length`, each with its special tokens.
+
+    Args:
+        max_documents: how many documents, evenly spaced over the split; None: all.
+        positions_per_document: at most so many tokens of each piece; None: all.
+
+    Raises:
+        ValueError: the corpus holds no token to score.
+    """
+    wanted = corpus.num_documents if max_documents is None else min(max_documents, corpus.num_documents)
+    pieces = [
+        piece
+        for index in range(wanted)
+        for piece in _pieces(corpus, index * corpus.num_documents // wanted, max_seq_length)
+    ]
+    scores = masked_log_likelihoods(
+        model,
+        pieces,
+        mask_token_id=corpus.mask_token_id,
+        never_masked=corpus.special_token_ids,
+        positions_per_document=positions_per_document,
+    )
+    count = sum(map(len, scores))
+    if count == 0:
+        raise ValueError(f"the corpus {corpus.folder} holds no token to score")
+    loss = -sum(float(score.sum()) for score in scores) / count
+    return {"pseudo_loss": loss, "pseudo_perplexity": math.exp(min(700.0, loss)), "pseudo_tokens": count}
+
+
+def _pieces(corpus: Corpus, document: int, max_seq_length: int) -> Iterator[list[int]]:
+    ids, capacity = corpus.document(document).tolist(), max_seq_length - 2
+    for first in range(0, len(ids), capacity):
+        yield [corpus.cls_token_id, *ids[first : first + capacity], corpus.sep_token_id]
+
+
+def read_minimal_pairs(paths: Sequence[str | Path]) -> Paradigms:
+    """Minimal pairs from JSON-lines files, or from folders of them, in the form of BLiMP (Warstadt et al. 2020).
+
+    Each line holds `sentence_good` and `sentence_bad`. A file is one paradigm, named after its `UID` or the file.
+
+    Raises:
+        ValueError: a path that holds no pairs, or a line that is none.
+    """
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ValueError(f"--blimp: {path} does not exist")
+        found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        if not found:
+            raise ValueError(f"--blimp: {path} holds no .jsonl file")
+        files += found
+    paradigms: Paradigms = {}
+    for file in files:
+        name, pairs = file.stem, []
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+            if line.strip():
+                name, pair = _read_pair(line, name=name, where=f"{file}, line {number}")
+                pairs.append(pair)
+        if not pairs:
+            raise ValueError(f"--blimp: {file} holds no pair")
+        if name in paradigms:
+            raise ValueError(f"--blimp: {file} is a second file of the paradigm {name!r}")
+        paradigms[name] = pairs
+    return paradigms
+
+
+def _read_pair(line: str, *, name: str, where: str) -> tuple[str, tuple[str, str]]:
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is not JSON: {error.msg}") from None
+    sentences = []
+    for key in ("sentence_good", "sentence_bad"):
+        sentence = values.get(key) if isinstance(values, dict) else None
+        if not isinstance(sentence, str) or not sentence.strip():
+            raise ValueError(f"{where} has no text under {key!r}")
+        sentences.append(sentence)
+    return str(values.get("UID", name)), (sentences[0], sentences[1])
+
+
+def score_minimal_pairs(
+    model: torch.nn.Module, tokenizer: Any, paradigms: Paradigms, *, max_seq_length: int | None = None
+) -> dict[str, Any]:
+    """How often PLL(good) > PLL(bad), as in Salazar et al. 2020; a tie counts as wrong.
+
+    All sentences of all paradigms are scored together, sorted by length, each different sentence once.
+
+    Returns:
+        blimp_accuracy (the mean over paradigms, as BLiMP reports it), blimp_pairs, and blimp_paradigms: by name, the
+        accuracy, the number of pairs and the share of tokens that are unknown to the tokenizer.
+
+    Raises:
+        ValueError: a sentence longer than `max_seq_length`.
+    """
+    sentences = sorted({sentence for pairs in paradigms.values() for pair in pairs for sentence in pair})
+    documents = tokenizer(sentences, add_special_tokens=True)["input_ids"]
+    for sentence, ids in zip(sentences, documents, strict=True):
+        if max_seq_length is not None and len(ids) > max_seq_length:
+            raise ValueError(
+                f"--blimp: a sentence has {len(ids)} tokens, more than {max_seq_length}: {sentence[:60]!r}"
+            )
+    unknown = tokenizer.unk_token_id
+    scores = masked_log_likelihoods(
+        model, documents, mask_token_id=tokenizer.mask_token_id, never_masked=_special_ids(tokenizer)
+    )
+    pll = {sentence: float(score.sum()) for sentence, score in zip(sentences, scores, strict=True)}
+    ids_of = dict(zip(sentences, documents, strict=True))
+    results = {}
+    for name, pairs in paradigms.items():
+        tokens = [token for pair in pairs for sentence in pair for token in ids_of[sentence]]
+        results[name] = {
+            "accuracy": sum(pll[good] > pll[bad] for good, bad in pairs) / len(pairs),
+            "pairs": len(pairs),
+            "unknown_share": tokens.count(unknown) / len(tokens),
+        }
+    return {
+        "blimp_accuracy": sum(result["accuracy"] for result in results.values()) / len(results),
+        "blimp_pairs": sum(map(len, paradigms.values())),
+        "blimp_paradigms": results,
+    }
+
+
+def _special_ids(tokenizer: Any) -> Collection[int]:
+    """The special tokens but the unknown one, which stands for text: leaving it out would favour unknown words."""
+    return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+
+
+def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code: bool = False) -> torch.nn.Module:
+    """Any masked-LM model of transformers, in float32, ready to score.
+
+    Raises:
+        ValueError: it cannot be loaded, or is not a masked-LM model: weights are missing.
+    """
+    from transformers import AutoModelForMaskedLM
+
+    try:
+        model, report = AutoModelForMaskedLM.from_pretrained(
+            name_or_path, dtype=torch.float32, trust_remote_code=trust_remote_code, output_loading_info=True
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"model_name_or_path={name_or_path!r} cannot be loaded: {reason}") from None
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(
+            f"model_name_or_path={name_or_path!r} has no masked-LM head: {len(missing)} weights, {missing[0]} among "
+            f"them, would be random"
+        )
+    return model.to(device).eval()
+
+
+def longest_sequence(model: torch.nn.Module, tokenizer: Any) -> int:
+    """How many tokens, special ones included, the model takes."""
+    config: Any = model.config
+    places = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+    # RoBERTa's table begins with rows that no token uses, and its tokenizer may not say how long a text may be.
+    if config.model_type in ("roberta", "xlm-roberta", "camembert"):
+        places -= config.pad_token_id + 1
+    return min(int(tokenizer.model_max_length), places)
+
+
+@contextlib.contextmanager
+def precision_of(device: torch.device, precision: str) -> Iterator[None]:
+    """Compute in `bf16` or `fp16` where that was chosen (`choose_precision`); `no`: as the weights are."""
+    dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    with torch.autocast(device.type, dtype=dtype, enabled=precision != "no"):
+        yield
