@@ -27,12 +27,13 @@ from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
 from .verification import Report, verify_folder
 
 FORMATS = ("auto", "native", "bundle")
+SERVING = ("onnx", "int8", "sentence-transformers")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _COPIED = ("*.png", "LICENSE", "LICENSE.*", "NOTICE", ".eval_results/*.yaml")
 # How it was loaded here, which transformers writes down beside what the tokenizer is.
 _NOT_THE_TOKENIZERS = ("is_local", "local_files_only", "name_or_path", "tokenizer_file")
 _CARD_KEYS = ("license", "language", "datasets", "base_model", "tags")
-_HOW_TO_LOAD = "## How to load it"
+_HOW_TO_LOAD, _FOR_SERVERS = "## How to load it", "## For servers"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Completion:
         license: its name on the Hub, such as `apache-2.0`. language: such as `en`.
         datasets: names on the Hub of what it was trained on. data_statement: sentences about the training data.
         evaluation: (dataset on the Hub, its task, a number of all_results.json): a result for the Hub's tables.
+        serving: forms for servers beside the weights, of `SERVING`. int8_texts: texts on which int8 is compared.
     """
 
     license: str | None = None
@@ -50,6 +52,8 @@ class Completion:
     datasets: list[str] = field(default_factory=list)
     data_statement: str | None = None
     evaluation: tuple[str, str, str] | None = None
+    serving: tuple[str, ...] = ()
+    int8_texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,11 @@ def _check(source: Path, form: str, completion: Completion, public: bool) -> Non
         raise ValueError("a public model needs a licence: give --license, such as apache-2.0, or name it in README.md")
     if completion.evaluation is not None:
         _evaluation_value(source, completion.evaluation)
+    for name in completion.serving:
+        if name not in SERVING:
+            raise ValueError(f"serving={name!r} must be one of {', '.join(SERVING)}")
+    if "int8" in completion.serving and not completion.int8_texts:
+        raise ValueError("int8 is published with what it costs: give --int8_texts, a file with a text on each line")
 
 
 @contextlib.contextmanager
@@ -172,7 +181,9 @@ def complete_folder(
             shutil.copyfile(path, target)
     if completion.evaluation is not None:
         _write_evaluation(source, folder, completion.evaluation)
-    notes = _write_card(source, folder, repo_id, completion)
+    model = model.float()
+    forms = _write_serving(source, folder, model, completion)
+    notes = _write_card(source, folder, repo_id, completion, forms)
     _write_fingerprint(source, folder, model)
     return form, notes
 
@@ -221,7 +232,7 @@ def _check_tokenizer(source: Path, folder: Path, longest: int | None) -> None:
 
 
 def _write_fingerprint(source: Path, folder: Path, model: Any) -> None:
-    values = make_fingerprint(model.float())
+    values = make_fingerprint(model)
     stored = read_fingerprint(source)
     if stored is not None and (differences := find_differences(stored, values)):
         raise ValueError(
@@ -232,6 +243,33 @@ def _write_fingerprint(source: Path, folder: Path, model: Any) -> None:
     # By the card's hash the next push knows whether somebody edited it on the Hub.
     values.update(clozebert=__version__, card_sha256=hashlib.sha256(card).hexdigest())
     write_fingerprint(folder, values)
+
+
+def _write_serving(source: Path, folder: Path, model: Any, completion: Completion) -> list[str]:
+    """The forms for servers; gives a line of the card on each."""
+    from . import serving
+
+    lines = []
+    if {"onnx", "int8"} & set(completion.serving):
+        worst = serving.export_onnx(model, folder)
+        lines.append(f"`{serving.ONNX_NAME}`: within {worst:.1g} of PyTorch in onnxruntime, any batch and length")
+    if "int8" in completion.serving:
+        from transformers import AutoTokenizer
+
+        serving.quantize_int8(folder)
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+        report = serving.compare_int8(folder, completion.int8_texts, tokenizer)
+        lines.append(f"`{serving.INT8_NAME}`, for CPUs, on {len(completion.int8_texts)} texts: {report}")
+    if "sentence-transformers" in completion.serving:
+        kept = read_config(source)
+        pooling = kept.get("classifier_pooling", "cls") if not _is_native(source) else "mean"
+        values = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        length = min(values.get("model_max_length", 512), 1_000_000)
+        serving.write_sentence_transformers(
+            folder, pooling=pooling, hidden_size=model.config.hidden_size, length=int(length)
+        )
+        lines.append(f"sentence-transformers: the folder opens there, with {pooling} pooling")
+    return lines
 
 
 def _evaluation_value(source: Path, evaluation: tuple[str, str, str]) -> float:
@@ -278,7 +316,7 @@ def _card_data(source: Path) -> dict[str, Any]:
         raise ValueError(f"the metadata on top of {source / CARD_NAME} cannot be read: {reason}") from None
 
 
-def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion) -> list[str]:
+def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion, forms: list[str]) -> list[str]:
     """The card of the copy: that of the folder, completed where we wrote it, and as it is where a person did."""
     data = _card_data(source)
     old = (source / CARD_NAME).read_text(encoding="utf-8") if (source / CARD_NAME).is_file() else None
@@ -302,6 +340,9 @@ def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion
         _, kept = _split_card(old)
     if completion.data_statement:
         kept = _say_data(kept, completion.data_statement)
+    kept = re.sub(rf"{_FOR_SERVERS}\n.*?(?=\n## |\Z)", "", kept, flags=re.DOTALL).strip()
+    if forms:
+        kept = "\n".join([_FOR_SERVERS, "", *(f"- {line}." for line in forms), "", kept])
     (folder / CARD_NAME).write_text(_sign(f"{head}\n\n{kept}"), encoding="utf-8")
     missing = [] if facts["license"] else ["the card names no licence: give --license"]
     if "## Training data" not in kept and not facts["datasets"]:
@@ -344,4 +385,4 @@ def _scores(source: Path) -> Mapping[str, float]:
     }
 
 
-__all__ = ["FORMATS", "Completion", "Publication", "code_license", "complete_folder", "publish"]
+__all__ = ["FORMATS", "SERVING", "Completion", "Publication", "code_license", "complete_folder", "publish"]

@@ -27,6 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # need, and the pickles that Trainer pushes.
 _OURS = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin|training_args\.bin"
+    r"|onnx/model(_int8)?\.onnx(\.data)?"
 )
 
 

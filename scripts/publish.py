@@ -42,6 +42,14 @@ class PublishArguments:
     data_statement: str | None = field(
         default=None, metadata={"help": "sentences on the training data, for the card; @FILE reads them from a file"}
     )
+    with_onnx: bool = field(default=False, metadata={"help": "an ONNX form too, tried in onnxruntime"})
+    with_sentence_transformers: bool = field(
+        default=False, metadata={"help": "a folder that sentence-transformers opens, pooling as trained"}
+    )
+    int8_texts: str | None = field(
+        default=None,
+        metadata={"help": "an int8 ONNX form too; its cost is measured on this file, a text on each line"},
+    )
     eval_dataset: str | None = field(
         default=None, metadata={"help": "the dataset on the Hub, ORG/NAME, that a result in the Hub's form is about"}
     )
@@ -107,17 +115,27 @@ def _completion(arguments: PublishArguments) -> "Completion":
         evaluation = (arguments.eval_dataset, arguments.eval_task, arguments.eval_metric)
     statement = arguments.data_statement
     if statement is not None and statement.startswith("@"):
-        path = Path(statement[1:])
-        if not path.is_file():
-            raise ValueError(f"data_statement={statement}: there is no file {path}")
-        statement = path.read_text(encoding="utf-8").strip()
+        statement = _read("data_statement", statement[1:])
+    forms = {"onnx": arguments.with_onnx, "int8": arguments.int8_texts is not None}
+    forms["sentence-transformers"] = arguments.with_sentence_transformers
     return Completion(
         license=arguments.license,
         language=arguments.language,
         datasets=arguments.datasets or [],
         data_statement=statement,
         evaluation=evaluation,
+        serving=tuple(name for name, is_wanted in forms.items() if is_wanted),
+        int8_texts=tuple(line for line in _read("int8_texts", arguments.int8_texts).splitlines() if line.strip()),
     )
+
+
+def _read(name: str, file: str | None) -> str:
+    if file is None:
+        return ""
+    path = Path(file)
+    if not path.is_file():
+        raise ValueError(f"{name}: there is no file {path}")
+    return path.read_text(encoding="utf-8").strip()
 
 
 def _describe(repo_id: str, revision: str | None, done: "Publication") -> str:

@@ -1,0 +1,344 @@
+"""Forms that servers take beside the weights: ONNX, its int8 form, and a sentence-transformers folder.
+
+Each is tried where it is made: ONNX in onnxruntime against PyTorch at three shapes, sentence embeddings against our own
+pooling, int8 against float on texts that a person gives.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ONNX_NAME, INT8_NAME = "onnx/model.onnx", "onnx/model_int8.onnx"
+# Measured: at most 4e-6 for every head at random weights, with outputs of about 1.
+ONNX_TOLERANCE = 1e-4
+EMBEDDING_TOLERANCE = 1e-6
+_POOLINGS = ("cls", "mean", "max")
+_ONE_FILE = 1_800_000_000  # a protobuf ends at 2 GB
+_CHOICES = 3
+
+
+@dataclass(frozen=True)
+class Int8Report:
+    """What int8 costs, and what it gains.
+
+    Attributes:
+        float_bytes, int8_bytes: sizes of the two files.
+        agreement: share of predictions (argmax) that are the same; mean_shift: mean |difference| of probabilities.
+        float_accuracy, int8_accuracy: against labels, where they were given.
+    """
+
+    float_bytes: int
+    int8_bytes: int
+    agreement: float
+    mean_shift: float
+    float_accuracy: float | None = None
+    int8_accuracy: float | None = None
+
+    def __str__(self) -> str:
+        text = (
+            f"int8: {self.int8_bytes / self.float_bytes:.0%} of the size, {self.agreement:.2%} of predictions as in "
+            f"float32, probabilities shifted by {self.mean_shift:.2g} on average"
+        )
+        if self.float_accuracy is not None:
+            text += f", accuracy {self.int8_accuracy:.4f} instead of {self.float_accuracy:.4f}"
+        return text
+
+
+# ONNX
+
+
+def export_onnx(model: Any, directory: str | os.PathLike) -> float:
+    """Write `onnx/model.onnx` into a folder, for any batch and length, by transformers' own exporter.
+
+    Args:
+        model: of ours, or of a native architecture, with any head.
+
+    Returns:
+        the largest difference from PyTorch that onnxruntime showed, over three shapes and all outputs.
+
+    Raises:
+        ImportError: transformers is too old to export, or onnx, onnxscript or onnxruntime is missing.
+        ValueError: onnxruntime's outputs are off by more than 1e-4.
+    """
+    with _quiet():
+        exporter, options = _exporter()
+    path = Path(directory) / ONNX_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model = model.float().eval()
+    with _quiet():
+        program = exporter.export(model, _inputs(model, 2, 9), options).program
+    import onnx_ir
+
+    for node in program.graph.all_nodes():
+        # Where in whose source each operation came from: it holds paths of this machine and differs from run to run.
+        for item in (node, *node.outputs):
+            item.metadata_props.clear()
+    is_large = sum(p.numel() * 4 for p in model.parameters()) > _ONE_FILE
+    onnx_ir.save(program, str(path), external_data=f"{path.name}.data" if is_large else None)
+    worst = max(_difference(model, path, rows, length) for rows, length in ((1, 3), (3, 17), (5, 64)))
+    if not worst <= ONNX_TOLERANCE:
+        path.unlink()
+        raise ValueError(f"the ONNX form of this model is off by {worst:.3g} in onnxruntime: it was not kept")
+    return worst
+
+
+def _exporter() -> tuple[Any, Any]:
+    import transformers
+
+    try:
+        from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+    except ImportError:
+        raise ImportError(
+            f"ONNX needs transformers.exporters, which transformers {transformers.__version__} does not have: "
+            f"pip install 'transformers>=5.23'"
+        ) from None
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        _need(name)
+    return OnnxExporter(), OnnxConfig(dynamic=True)
+
+
+def _need(name: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ImportError(f"this needs {name}: pip install 'clozebert[serving]'") from None
+
+
+def _inputs(model: Any, rows: int, length: int) -> dict[str, torch.Tensor]:
+    """Inputs of a shape, the last row padded; lengths that the model cannot take are cut."""
+    config = model.config
+    generator = torch.Generator().manual_seed(rows * 1000 + length)
+    if getattr(config, "image_size", None):
+        size = config.image_size
+        return {"pixel_values": torch.randn(rows, config.num_channels, size, size, generator=generator)}
+    pad = config.pad_token_id or 0
+    length = min(length, config.max_position_embeddings - pad - 1)
+    ids_BT = torch.randint(0, config.vocab_size, (rows, length), generator=generator)
+    ids_BT = torch.where(ids_BT == pad, (pad + 1) % config.vocab_size, ids_BT)
+    mask_BT = torch.ones_like(ids_BT)
+    if rows > 1:
+        mask_BT[-1, length // 2 :], ids_BT[-1, length // 2 :] = 0, pad
+    inputs = {"input_ids": ids_BT, "attention_mask": mask_BT}
+    if getattr(config, "type_vocab_size", 0) > 1:
+        inputs["token_type_ids"] = (torch.arange(length) >= length // 2).long().expand(rows, length).clone()
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        inputs = {key: x.unsqueeze(1).repeat(1, _CHOICES, 1) for key, x in inputs.items()}
+    return inputs
+
+
+def _difference(model: Any, path: Path, rows: int, length: int) -> float:
+    inputs = _inputs(model, rows, length)
+    with torch.no_grad():
+        expected = model(**inputs)
+    found = run_onnx(open_onnx(path), {key: value.numpy() for key, value in inputs.items()})
+    differences = []
+    for name, value in found.items():
+        here = expected[name].numpy()
+        if name == "last_hidden_state" and "attention_mask" in inputs:
+            is_token = inputs["attention_mask"].bool().numpy()
+            here, value = here[is_token], value[is_token]
+        differences.append(float(np.abs(here - value).max()))
+    return max(differences)
+
+
+def open_onnx(path: str | os.PathLike) -> Any:
+    """A session of onnxruntime on the CPU."""
+    return _need("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def run_onnx(session: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Output name -> values; inputs that the graph does not have are left out."""
+    taken = {item.name for item in session.get_inputs()}
+    values = session.run(None, {key: value for key, value in inputs.items() if key in taken})
+    return {item.name: value for item, value in zip(session.get_outputs(), values, strict=True)}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's progress and its notes on operators of other libraries."""
+    disabled = logging.root.manager.disable
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+
+
+# int8
+
+
+def quantize_int8(directory: str | os.PathLike) -> Path:
+    """Write `onnx/model_int8.onnx` from `onnx/model.onnx`: weights of matrix products as int8, one scale for each
+    output channel, activations quantised as they come (dynamic). For CPUs.
+
+    Raises:
+        ValueError: there is no ONNX form yet.
+    """
+    source, target = Path(directory) / ONNX_NAME, Path(directory) / INT8_NAME
+    if not source.is_file():
+        raise ValueError(f"{source} is not there: export_onnx writes it first")
+    onnx = _need("onnx")
+    _need("onnxruntime")
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as temporary, _quiet():
+        # Shapes noted for weights go stale when the quantiser transposes them, and it then trips over them.
+        program = onnx.load(str(source))
+        weights = {weight.name for weight in program.graph.initializer}
+        noted = [item for item in program.graph.value_info if item.name not in weights]
+        del program.graph.value_info[:]
+        program.graph.value_info.extend(noted)
+        copy = Path(temporary) / "model.onnx"
+        is_large = source.with_name(f"{source.name}.data").is_file()
+        onnx.save(program, str(copy), save_as_external_data=is_large)
+        quantize_dynamic(
+            str(copy), str(target), weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"],
+            use_external_data_format=is_large,
+        )  # fmt: skip
+    return target
+
+
+def compare_int8(
+    directory: str | os.PathLike, texts: Sequence[str], tokenizer: Any, labels: Sequence[int] | None = None
+) -> Int8Report:
+    """What int8 changes on some texts: predictions of each text, or of each token for heads over tokens.
+
+    Args:
+        directory: with both ONNX forms. labels: the right class of each text, for heads over texts.
+
+    Raises:
+        ValueError: the model gives no logits, no texts, or labels that are not one for each text.
+    """
+    if not texts:
+        raise ValueError("texts is empty: give some that are like those the model will see")
+    if labels is not None and len(labels) != len(texts):
+        raise ValueError(f"labels has {len(labels)} entries for {len(texts)} texts")
+    paths = [Path(directory) / name for name in (ONNX_NAME, INT8_NAME)]
+    sessions = [open_onnx(path) for path in paths]
+    predicted: list[list[np.ndarray]] = [[], []]
+    shifts = []
+    for start in range(0, len(texts), 16):
+        batch = tokenizer(list(texts[start : start + 16]), padding=True, truncation=True, return_tensors="np")
+        logits = [run_onnx(session, {key: x.astype(np.int64) for key, x in batch.items()}) for session in sessions]
+        if any("logits" not in outputs for outputs in logits):
+            raise ValueError("int8 is compared by predictions, and this model has no logits")
+        values = [outputs["logits"] for outputs in logits]
+        if values[0].ndim == 3:
+            values = [value[batch["attention_mask"].astype(bool)] for value in values]
+        for rows, value in zip(predicted, values, strict=True):
+            rows.append(value.argmax(-1))
+        probabilities = [_softmax(value) for value in values]
+        shifts.append(np.abs(probabilities[0] - probabilities[1]).mean(-1))
+    before, after = (np.concatenate(rows) for rows in predicted)
+    accuracies = {}
+    if labels is not None:
+        if len(before) != len(labels):
+            raise ValueError("labels are one for each text, and this head predicts for each token")
+        right = np.asarray(labels)
+        accuracies = {
+            "float_accuracy": float((before == right).mean()),
+            "int8_accuracy": float((after == right).mean()),
+        }
+    sizes = [sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*")) for path in paths]
+    return Int8Report(
+        float_bytes=sizes[0],
+        int8_bytes=sizes[1],
+        agreement=float((before == after).mean()),
+        mean_shift=float(np.concatenate(shifts).mean()),
+        **accuracies,
+    )
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+# sentence-transformers
+
+
+def write_sentence_transformers(directory: str | os.PathLike, *, pooling: str, hidden_size: int, length: int) -> None:
+    """Make a saved model a sentence-transformers folder too, which pools as our classifiers do.
+
+    Args:
+        directory: holds the model and its tokenizer. pooling: `cls`, `mean` or `max`.
+        length: the longest text, in tokens; longer ones are cut.
+
+    Raises:
+        ValueError: sentence-transformers has no such pooling.
+    """
+    if pooling not in _POOLINGS:
+        raise ValueError(
+            f"classifier_pooling={pooling!r} has no counterpart in sentence-transformers, which has {_POOLINGS}"
+        )
+    folder = Path(directory)
+    prefix = "sentence_transformers.models"
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{prefix}.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{prefix}.Pooling"},
+    ]
+    modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
+    # The keys that every release reads, old ones and new.
+    pooled = {
+        "word_embedding_dimension": hidden_size,
+        **{f"pooling_mode_{name}": kind == pooling for kind, name in modes.items()},
+    }
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    for name, value in (
+        ("modules.json", modules),
+        ("sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False}),
+        ("1_Pooling/config.json", pooled),
+    ):
+        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def check_sentence_transformers(directory: str | os.PathLike, texts: Sequence[str]) -> float:
+    """The largest difference between sentence-transformers' embeddings of `texts` and our pooling of the encoder.
+
+    Raises:
+        ImportError: sentence-transformers is not installed. ValueError: they differ by more than 1e-6 of their size.
+    """
+    _need("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoModel, AutoTokenizer
+
+    from ..configuration.configuration_clozebert import ClozeBertConfig
+    from ..modeling.heads import Pooling
+
+    folder = os.fspath(directory)
+    found = SentenceTransformer(folder, trust_remote_code=True, device="cpu").encode(
+        list(texts), convert_to_numpy=True, show_progress_bar=False
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    encoder = AutoModel.from_pretrained(folder, local_files_only=True, trust_remote_code=True).eval()
+    kind = json.loads((Path(folder) / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
+    names = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_max_tokens": "max"}
+    pooling = Pooling(ClozeBertConfig(classifier_pooling=next(v for k, v in names.items() if kind.get(k))))
+    batch = tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = pooling(encoder(**batch).last_hidden_state, batch["attention_mask"]).numpy()
+    worst = float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))
+    if not worst <= EMBEDDING_TOLERANCE:
+        raise ValueError(f"sentence-transformers' embeddings are off by {worst:.3g} of their size from our pooling")
+    return worst
+
+
+__all__ = [
+    "INT8_NAME", "ONNX_NAME", "Int8Report", "check_sentence_transformers", "compare_int8", "export_onnx", "open_onnx",
+    "quantize_int8", "run_onnx", "write_sentence_transformers",
+]  # fmt: skip

@@ -1,0 +1,181 @@
+"""What servers take, tried in what they run: onnxruntime and sentence-transformers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from saved_models import HEADS, make_model, make_tokenizer, save
+
+from clozebert.hub import serving
+from clozebert.hub.native import to_native
+from clozebert.hub.serving import (
+    check_sentence_transformers,
+    compare_int8,
+    export_onnx,
+    open_onnx,
+    quantize_int8,
+    run_onnx,
+    write_sentence_transformers,
+)
+
+TEXTS = ["the river is long", "stone", "the history of the place , a b c d e f", "q r s"]
+
+
+def need_onnx():
+    for name in ("onnx", "onnxscript", "onnxruntime", "transformers.exporters.exporter_onnx"):
+        pytest.importorskip(name, exc_type=ImportError)
+
+
+def check_at_three_shapes(model, folder):
+    """Independently of the check that export_onnx makes: other shapes and inputs."""
+    session = open_onnx(folder / "onnx" / "model.onnx")
+    generator = torch.Generator().manual_seed(11)
+    for rows, length in ((1, 6), (4, 13), (2, 33)):
+        if model.config.image_size is not None:
+            inputs = {"pixel_values": torch.randn(rows, 3, 14, 14, generator=generator)}
+        else:
+            ids = torch.randint(5, 41, (rows, length), generator=generator)
+            mask = torch.ones_like(ids)
+            mask[-1, :2] = 0  # padding on the left
+            inputs = {"input_ids": ids, "attention_mask": mask}
+        if type(model).__name__.endswith("MultipleChoice"):
+            inputs = {key: value.unsqueeze(1).repeat(1, 3, 1) for key, value in inputs.items()}
+        with torch.no_grad():
+            expected = model(**inputs)
+        found = run_onnx(session, {key: value.numpy() for key, value in inputs.items()})
+        assert found
+        for name, value in found.items():
+            assert np.abs(value - expected[name].numpy()).max() <= 1e-4, (name, rows, length)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", HEADS)
+def test_onnx_of_every_head(head, tmp_path):
+    need_onnx()
+    model = make_model(head)
+    assert export_onnx(model, tmp_path) <= 1e-4
+    check_at_three_shapes(model, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "classifier_pooling": "attention",
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 2,
+        },
+        {"classifier_pooling": "cls", "position_embedding_type": "absolute", "position_offset": 1},
+        {"classifier_pooling": "max", "type_vocab_size": 2, "norm_position": "post", "num_key_value_heads": 1},
+    ],
+)
+def test_onnx_of_other_blocks(changes, tmp_path):
+    need_onnx()
+    model = make_model("ForSequenceClassification", **changes)
+    export_onnx(model, tmp_path)
+    names = {item.name for item in open_onnx(tmp_path / "onnx" / "model.onnx").get_inputs()}
+    assert ("token_type_ids" in names) == ("type_vocab_size" in changes)
+    if "type_vocab_size" not in changes:
+        check_at_three_shapes(model, tmp_path)
+
+
+@pytest.mark.slow
+def test_onnx_of_the_native_form(tmp_path):
+    need_onnx()
+    assert export_onnx(to_native(make_model(name="bert-base", hidden_dropout_prob=0.0)), tmp_path) <= 1e-4
+
+
+@pytest.mark.slow
+def test_int8_and_its_cost(tmp_path):
+    need_onnx()
+    model = make_model("ForSequenceClassification", hidden_size=96, intermediate_size=384, initializer_range=0.05)
+    export_onnx(model, tmp_path)
+    quantize_int8(tmp_path)
+    tokenizer = make_tokenizer()
+    with torch.no_grad():
+        batch = tokenizer(TEXTS, padding=True, return_tensors="pt")
+        labels = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.argmax(-1)
+    report = compare_int8(tmp_path, TEXTS, tokenizer, labels.tolist())
+    assert report.float_accuracy == 1.0
+    assert report.int8_accuracy == report.agreement
+    assert report.int8_bytes < 0.5 * report.float_bytes
+    assert 0 < report.mean_shift < 0.1
+    with pytest.raises(ValueError, match="3 entries for 4 texts"):
+        compare_int8(tmp_path, TEXTS, tokenizer, [0, 1, 2])
+    with pytest.raises(ValueError, match="texts is empty"):
+        compare_int8(tmp_path, [], tokenizer)
+
+
+def test_int8_needs_the_float_form(tmp_path):
+    with pytest.raises(ValueError, match="export_onnx writes it first"):
+        quantize_int8(tmp_path)
+
+
+def test_missing_packages_are_named(monkeypatch):
+    monkeypatch.setattr("importlib.import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    with pytest.raises(ImportError, match=r"needs onnxruntime: pip install 'clozebert\[serving\]'"):
+        serving._need("onnxruntime")
+
+
+def test_sentence_transformers_folder_says_the_pooling(tmp_path):
+    write_sentence_transformers(tmp_path, pooling="max", hidden_size=24, length=41)
+    pooling = json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
+    assert [key for key, value in pooling.items() if value is True] == ["pooling_mode_max_tokens"]
+    assert [module["path"] for module in json.loads((tmp_path / "modules.json").read_text())] == ["", "1_Pooling"]
+
+
+def test_sentence_transformers_has_no_learned_pooling(tmp_path):
+    with pytest.raises(ValueError, match="classifier_pooling='attention' has no counterpart"):
+        write_sentence_transformers(tmp_path, pooling="attention", hidden_size=24, length=41)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("form", ["bundle", "native"])
+def test_sentence_transformers_embeddings(pooling, form, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    if form == "bundle":
+        save(tmp_path, "Model", classifier_pooling=pooling)
+    else:
+        to_native(make_model("Model", name="bert-base", hidden_dropout_prob=0.0)).save_pretrained(tmp_path)
+        make_tokenizer().save_pretrained(tmp_path)
+    write_sentence_transformers(tmp_path, pooling=pooling, hidden_size=24, length=41)
+    assert check_sentence_transformers(tmp_path, TEXTS) <= 1e-6
+    # The check can fail: another pooling is far away.
+    other = {"cls": "mean", "mean": "max", "max": "cls"}[pooling]
+    config = json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
+    from sentence_transformers import SentenceTransformer
+
+    found = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu").encode(TEXTS)
+    write_sentence_transformers(tmp_path, pooling=other, hidden_size=24, length=41)
+    assert config != json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
+    moved = SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu").encode(TEXTS)
+    assert np.abs(found - moved).max() > 1e-2
+
+
+@pytest.mark.slow
+def test_published_with_all_forms(tmp_path, monkeypatch):
+    """Twice the same bytes, named on the card, and the sentence-transformers folder is one."""
+    need_onnx()
+    pytest.importorskip("sentence_transformers")
+    from clozebert.hub.publishing import Completion, complete_folder
+
+    folder = save(tmp_path / "run", "ForSequenceClassification", classifier_pooling="max")
+    given = Completion(serving=("onnx", "int8", "sentence-transformers"), int8_texts=tuple(TEXTS), license="mit")
+    for name in ("one", "two"):
+        complete_folder(folder, tmp_path / name, "org/name", completion=given)
+    one, two = (
+        {p.relative_to(tmp_path / name): p.read_bytes() for p in (tmp_path / name).rglob("*") if p.is_file()}
+        for name in ("one", "two")
+    )
+    assert [name for name in one if one[name] != two.get(name)] == []
+    assert str(tmp_path).encode() not in b"".join(one.values())
+    assert b"site-packages" not in b"".join(one.values())
+    card = (tmp_path / "one" / "README.md").read_text()
+    for part in ("`onnx/model.onnx`", "`onnx/model_int8.onnx`", "on 4 texts", "max pooling"):
+        assert part in card
+    assert check_sentence_transformers(tmp_path / "one", TEXTS) <= 1e-6
+    complete_folder(tmp_path / "one", tmp_path / "plain", "org/name")
+    assert "For servers" not in (tmp_path / "plain" / "README.md").read_text()
