@@ -12,7 +12,8 @@ sys.path.append(str(Path(__file__).parent.parent))
 from pretraining_helpers import MODEL, REPOSITORY, flags, make_corpus
 
 from clozebert.configuration import list_recipes
-from clozebert.scripts.pretrain_mlm import _parse_flags, main, split_settings
+from clozebert.scripts.pretrain_mlm import _parse_flags, main
+from clozebert.training.run_settings import split_settings
 
 PROGRAM = REPOSITORY / "scripts" / "pretrain_mlm.py"
 SMALL = {**MODEL, "layer_types": "null", "max_seq_length": 40, "global_batch_size": 8, "logging_steps": 1}
