@@ -7,6 +7,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .configuration_clozebert import ClozeBertConfig
 
 SYMBOLS = {
@@ -20,7 +22,7 @@ SYMBOLS = {
 class Part:
     """A part of the model and its formulas: parameters, FLOPs of its matrix products, values that these write.
 
-    `times`: how many of it there are.
+    `times`: how many of it there are. `predicted`: training needs it at the predicted tokens only.
     """
 
     name: str
@@ -28,8 +30,9 @@ class Part:
     parameters: str
     flops: str
     written: str
+    predicted: bool = False
 
-    def count(self, formula: str, symbols: dict[str, int]) -> int:
+    def count(self, formula: str, symbols: "Mapping[str, float]") -> int:
         """The value of one of the part's formulas, for all of its kind."""
         return self.times * int(eval(formula, {"__builtins__": {}}, symbols))  # our own strings, our own symbols
 
@@ -124,9 +127,9 @@ def _head(config: "ClozeBertConfig") -> list[Part]:
             Part("classifier", 1, f"{pooled}D*C{' + C' if config.classifier_bias else ''}", "2*B*D*C", "B*C"),
         ]
     if config.prediction_dense:
-        parts.append(Part("prediction's dense layer", 1, f"D*E{bias}{head_norm}", "2*B*T*D*E", "B*T*E"))
+        parts.append(Part("prediction's dense layer", 1, f"D*E{bias}{head_norm}", "2*B*T*D*E", "B*T*E", True))
     terms = [term for term, own in (("V*E", not config.tie_word_embeddings), ("V", config.decoder_bias)) if own]
-    return [*parts, Part("decoder onto the vocabulary", 1, " + ".join(terms) or "0", "2*B*T*E*V", "B*T*V")]
+    return [*parts, Part("decoder onto the vocabulary", 1, " + ".join(terms) or "0", "2*B*T*E*V", "B*T*V", True)]
 
 
 def short_number(number: int) -> str:

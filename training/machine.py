@@ -87,6 +87,43 @@ def compile_model(model: torch.nn.Module, device: torch.device) -> None:
     model.compile(dynamic=True)
 
 
+def measure_matmul_flops(device: torch.device, precision: str, *, size: int | None = None) -> float:
+    """The FLOP/s that this device reaches in a plain product of two square matrices: the best of several.
+
+    Takes about a tenth of a second on a GPU or a few cores. The peak that a model's own FLOP/s are compared with.
+    """
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    size = size or (8192 if device.type == "cuda" else 768)
+    left = torch.randn(size, size, device=device, dtype=dtype)
+    right = torch.randn(size, size, device=device, dtype=dtype)
+    best = float("inf")
+    for _ in range(8):
+        _wait(device)
+        begun = time.perf_counter()
+        left @ right
+        _wait(device)
+        best = min(best, time.perf_counter() - begun)
+    return 2 * size**3 / best
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes of memory: the GPU's, else the machine's."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError):
+        raise ValueError("this system does not say how much memory it has: name a kind of GPU with --device") from None
+
+
+def _wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def make_deterministic() -> None:
     """Only kernels that give the same bits each time; an operation without one raises an error."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -1,0 +1,132 @@
+#!/usr/bin/env python
+"""What a pretraining run will take: parameters, FLOPs, memory by part, hours and cost, before it begins.
+
+    plan.py --config bert-base --device h100 --num_devices 8 --price_per_hour 2.5
+    plan.py --config small --corpus corpus --calibrate
+
+All flags of pretraining are understood. Without `--device` the plan is for this machine; `--calibrate` trains on random
+tokens for some seconds to measure it.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clozebert.scripts._program import parse, run
+
+if TYPE_CHECKING:
+    from clozebert.training.planning import Device
+
+DESCRIPTION = "Plan a pretraining run: parameters, FLOPs, memory by part, tokens/s, hours and cost."
+_OWN_FLAGS = (
+    ("device", str, "a kind of GPU, such as a100-80gb, h100, rtx-4090 (default: this machine)"),
+    ("num_devices", int, "how many of them (default: 1)"),
+    ("sharded", bool, "weights, gradients and optimizer state spread over the devices (FSDP2)"),
+    ("utilization", float, "share of the peak that is achieved (default: 0.4), where nothing is measured"),
+    ("price_per_hour", float, "of one device, for the cost"),
+    ("calibrate", bool, "train on random tokens on this machine, and plan with what was measured"),
+    ("calibrate_seconds", float, "how long (default: 20)"),
+    ("output_file", str, "write the plan here, as JSON"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read recipe and flags, then print the plan."""
+    from clozebert.training.run_settings import flags_class, make_config, read_flag, split_settings
+
+    values = vars(parse(flags_class(*_OWN_FLAGS), argv, prog="plan", description=DESCRIPTION))
+    flags = {key: read_flag(key, value) for key, value in values.items() if value is not None}
+    own = {name: flags.pop(name) for name, *_ in _OWN_FLAGS if name in flags}
+    settings, model = split_settings(flags.pop("config", None), flags)
+    plan(settings, make_config(model), **own)
+
+
+def plan(
+    settings: dict[str, Any],
+    config: Any,
+    *,
+    device: str | None = None,
+    num_devices: int = 1,
+    sharded: bool = False,
+    utilization: float = 0.4,
+    price_per_hour: float | None = None,
+    calibrate: bool = False,
+    calibrate_seconds: float = 20.0,
+    output_file: str | None = None,
+) -> dict[str, Any]:
+    """Print the plan of a run and return it; `settings` are fields of PretrainingArguments."""
+    import dataclasses
+
+    from clozebert.training.arguments import PretrainingArguments
+    from clozebert.training.planning import calibrate as measure
+    from clozebert.training.planning import make_plan, table
+
+    corpus = settings.get("corpus")
+    # A plan needs none of the paths that a run needs.
+    paths = {"corpus": corpus or "-", "tokenizer_name": settings.get("tokenizer_name") or "-", "dry_run": True}
+    arguments = PretrainingArguments(**{**settings, **paths})
+    if calibrate and device is not None:
+        raise ValueError(f"--calibrate measures this machine: leave out --device {device}")
+    length = None if corpus is None else _document_length(corpus, arguments.max_seq_length)
+    kind, precision, here = _find_device(device, arguments)
+    calibration = None
+    if calibrate:
+        calibration = measure(
+            arguments, config, device=here, precision=precision, seconds=calibrate_seconds, document_length=length
+        )
+    result = make_plan(
+        arguments,
+        config,
+        device=kind,
+        num_devices=num_devices,
+        half=precision != "no",
+        sharded=sharded,
+        utilization=utilization,
+        document_length=length,
+        price_per_hour=price_per_hour,
+        calibration=calibration,
+    )
+    for line in table(result, device=kind, num_devices=num_devices):
+        print(line)
+    measured = None if calibration is None else dataclasses.asdict(calibration)
+    if calibration is None:
+        print(f"The speed assumes {utilization:.0%} of the peak; --calibrate measures it, --utilization sets it.")
+    elif calibration.peak_bytes is not None:
+        print(f"memory measured       {calibration.peak_bytes / 2**30:>14.2f} GiB, one micro-batch to an update")
+    facts = {**dataclasses.asdict(result), "device": dataclasses.asdict(kind), "calibration": measured}
+    if output_file is not None:
+        Path(output_file).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return facts
+
+
+def _document_length(corpus: str, max_seq_length: int) -> float:
+    import numpy as np
+
+    from clozebert.corpus import Corpus
+    from clozebert.training.planning import attention_length
+
+    return attention_length(np.diff(Corpus(corpus).offsets), max_seq_length=max_seq_length)
+
+
+def _find_device(name: str | None, arguments: Any) -> "tuple[Device, str, Any]":
+    """The kind of device, the precision that a run chooses there, and, for this machine, torch's device."""
+    from clozebert.configuration import reject_unknown_keys
+    from clozebert.training.planning import DEVICES, Device
+
+    if name is not None:
+        reject_unknown_keys([name], DEVICES, where="the kinds of devices (--device)")
+        precision = arguments.mixed_precision
+        return DEVICES[name], "bf16" if precision == "auto" else precision, None
+    import torch
+
+    from clozebert.training.machine import choose_precision, measure_matmul_flops, memory_of
+
+    on_gpu = torch.cuda.is_available() and not arguments.use_cpu
+    here = torch.device("cuda" if on_gpu else "cpu")
+    precision = choose_precision(arguments.mixed_precision, here)
+    return Device(here.type, measure_matmul_flops(here, precision), memory_of(here)), precision, here
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,402 @@
+"""What a pretraining run will take: FLOPs, memory on each device by part, hours and money; from closed formulas.
+
+Symbols as in `clozebert.configuration.costs`; N tokens and M predicted tokens in a micro-batch, P parameters, c bytes
+of a number in the computing precision (2 under bf16 and fp16, else 4).
+
+    FLOPs of a step   3 x forward; 4 x where activations are recomputed. The head works at predicted tokens only.
+    weights           4 P, and under half precision their copies, 2 for each weight of a matrix
+    gradients         4 P
+    optimizer         AdamW 8 P; Muon 4 for each weight of its matrices, 8 for each of the rest
+    activations       for each layer and token: two norms read 4 D each; the maps read c (3 D + F), and under half
+                      precision c 2 D more, gated c 3 D; attention keeps c (D + 2 G) of queries, keys and values; the
+                      feed-forward keeps c F before its activation, gated ones c 3 F. With checkpointing: 4 D a layer,
+                      and one layer in full
+    logits            M V (c + 4 + 4): as they come, in float32, and the gradient of these
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..configuration import ClozeBertConfig
+from ..configuration.costs import parts_of, symbols_of
+from .arguments import PretrainingArguments
+
+GIB = 1 << 30
+# Room that a plan leaves free: the device's own context, its libraries' workspace, and gaps between blocks.
+_FREE_SHARE, _FREE_BYTES = 0.06, GIB
+_NEWTON_SCHULZ_STEPS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """A kind of device: dense bf16 FLOP/s with float32 accumulation, as its maker states them, and memory."""
+
+    name: str
+    peak_flops: float
+    memory: float
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("a10", 125e12, 22.5 * GIB),
+        Device("a100-40gb", 312e12, 39.5 * GIB),
+        Device("a100-80gb", 312e12, 79.2 * GIB),
+        Device("b200", 2250e12, 178 * GIB),
+        Device("h100", 989e12, 79.6 * GIB),
+        Device("h200", 989e12, 140 * GIB),
+        Device("l4", 121e12, 22 * GIB),
+        Device("l40s", 362e12, 44.5 * GIB),
+        Device("rtx-3090", 71e12, 23.6 * GIB),
+        Device("rtx-4090", 165e12, 23.6 * GIB),
+        Device("rtx-5090", 209e12, 31.4 * GIB),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What a few steps on this machine took: seconds of a micro-batch and of an update, and memory at the peak."""
+
+    micro_batch_seconds: float
+    update_seconds: float
+    peak_bytes: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A run in figures; bytes are those of one device.
+
+    Attributes:
+        flops_per_step: of the whole global batch, optimizer included.
+        memory: bytes by part; `peak_memory` is less than their sum where they do not meet.
+        largest_batch: rows of the largest micro-batch that fits and divides a process' share; None: not even one row.
+    """
+
+    parameters: int
+    flops_per_step: int
+    memory: dict[str, int]
+    peak_memory: int
+    largest_batch: int | None
+    tokens_per_second: float
+    utilization: float
+    seconds: float
+    cost: float | None
+
+
+def make_plan(
+    arguments: PretrainingArguments,
+    config: ClozeBertConfig,
+    *,
+    device: Device,
+    num_devices: int = 1,
+    half: bool = True,
+    sharded: bool = False,
+    utilization: float = 0.4,
+    document_length: float | None = None,
+    price_per_hour: float | None = None,
+    calibration: Calibration | None = None,
+) -> Plan:
+    """The plan of a run on `num_devices` devices.
+
+    Args:
+        half: compute in bf16 or fp16.
+        sharded: weights, gradients and optimizer state are spread over the devices (FSDP2).
+        utilization: the share of the peak that is achieved, where nothing was measured.
+        document_length: how far attention reaches, see `attention_length`; None: whole rows.
+        price_per_hour: of one device.
+        calibration: seconds measured on a device of this kind, in place of `utilization`.
+
+    Raises:
+        ValueError: a value out of range, or a batch that does not fit the number of devices.
+    """
+    if num_devices < 1:
+        raise ValueError(f"num_devices={num_devices} must be at least 1")
+    if not 0 < utilization <= 1:
+        raise ValueError(f"utilization={utilization} must lie in (0, 1]")
+    micro_batches = arguments.micro_batches(num_devices)
+    share = arguments.global_batch_size // num_devices
+    rows = share // micro_batches
+    length = min(document_length or arguments.max_seq_length, arguments.max_seq_length)
+
+    def memory_of(rows: int) -> tuple[dict[str, int], int]:
+        accumulates = rows < share
+        shards = num_devices if sharded else 1
+        return _memory(
+            arguments,
+            config,
+            rows=rows,
+            half=half,
+            shards=shards,
+            keeps_gradients=accumulates or num_devices > 1,
+            on_cpu=device.name == "cpu",
+            length=length,
+        )
+
+    memory, peak = memory_of(rows)
+    room = device.memory * (1 - _FREE_SHARE) - _FREE_BYTES
+    fitting = (size for size in range(share, 0, -1) if share % size == 0 and memory_of(size)[1] <= room)
+    tokens = arguments.tokens_per_step
+    forward = forward_flops(config, tokens=tokens, length=length, predicted=arguments.mlm_probability)
+    update = _update_flops(arguments, config)
+    passes = 4 if arguments.gradient_checkpointing else 3
+    if calibration is not None:
+        step_seconds = micro_batches * calibration.micro_batch_seconds + calibration.update_seconds
+    else:
+        step_seconds = (passes * forward / num_devices + update) / (device.peak_flops * utilization)
+    seconds = step_seconds * arguments.max_steps
+    return Plan(
+        parameters=parameters_of(config),
+        flops_per_step=passes * forward + update,
+        memory=memory,
+        peak_memory=peak,
+        largest_batch=next(fitting, None),
+        tokens_per_second=tokens / step_seconds,
+        # Model FLOP/s: what is recomputed does not count as work done.
+        utilization=3 * forward / num_devices / step_seconds / device.peak_flops,
+        seconds=seconds,
+        cost=None if price_per_hour is None else price_per_hour * num_devices * seconds / 3600,
+    )
+
+
+def parameters_of(config: ClozeBertConfig) -> int:
+    """All parameters of the masked-LM model, tied ones once."""
+    symbols = symbols_of(config, batch_size=1, length=1)
+    return sum(part.count(part.parameters, symbols) for part in parts_of(config))
+
+
+def matrix_parameters(config: ClozeBertConfig) -> int:
+    """The weights of the linear maps between embeddings and vocabulary projection: half their FLOPs for one token."""
+    symbols = symbols_of(config, batch_size=1, length=1)
+    maps = [part for part in parts_of(config) if not part.name.startswith(("attention, ", "decoder"))]
+    return sum(part.count(part.flops, symbols) for part in maps) // 2
+
+
+def forward_flops(config: ClozeBertConfig, *, tokens: int, length: float, predicted: float) -> int:
+    """FLOPs of the matrix products of one forward pass in training.
+
+    Args:
+        tokens: in the batch.
+        length: of a document: how many tokens each one attends to.
+        predicted: the share of the tokens that the head sees.
+    """
+    window = min(config.sliding_window or 0, length - 1)
+    symbols = {**symbols_of(config, batch_size=1, length=1), "B": tokens / length, "T": length, "W": window}
+    return sum(
+        int(part.count(part.flops, symbols) * (predicted if part.predicted else 1.0)) for part in parts_of(config)
+    )
+
+
+def attention_length(lengths: np.ndarray, *, max_seq_length: int) -> float:
+    """How many tokens a token sees on average, itself and its special tokens included: sum l^2 / sum l over segments.
+
+    Args:
+        lengths: tokens of each document, without special tokens; longer ones are cut to rows.
+    """
+    room = max_seq_length - 2
+    whole, rest = np.divmod(lengths.astype(np.float64), room)
+    rest = np.where(rest > 0, rest + 2, 0.0)
+    squares = float((whole * max_seq_length**2 + rest**2).sum())
+    return squares / float((whole * max_seq_length + rest).sum())
+
+
+def _update_flops(arguments: PretrainingArguments, config: ClozeBertConfig) -> int:
+    """Muon's Newton-Schulz iterations; AdamW has no matrix product.
+
+    An m x n matrix, m <= n, takes X X^T, the square of that, and a product with X: 2 m^2 n + 2 m^3 + 2 m^2 n.
+    """
+    if arguments.optimizer != "muon":
+        return 0
+    symbols = symbols_of(config, batch_size=1, length=1)
+    d, g, f, e = (symbols[name] for name in "DGFE")
+    feed_forward = [(f, d), (d, f), (f, d)] if config.mlp_type == "glu" else [(f, d), (d, f)]
+    shapes = [(d, d), (g, d), (g, d), (d, d), *feed_forward] * config.num_hidden_layers
+    shapes += [(e, d)] * config.prediction_dense
+    total = 0
+    for shape in shapes:
+        m, n = min(shape), max(shape)
+        total += _NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3)
+    return total
+
+
+def _memory(
+    arguments: PretrainingArguments,
+    config: ClozeBertConfig,
+    *,
+    rows: int,
+    half: bool,
+    shards: int,
+    keeps_gradients: bool,
+    on_cpu: bool,
+    length: float,
+) -> tuple[dict[str, int], int]:
+    """Bytes by part, and the most that is there at once."""
+    parameters, matrices, c = parameters_of(config), matrix_parameters(config), 2 if half else 4
+    symbols = symbols_of(config, batch_size=1, length=1)
+    tokens = rows * arguments.max_seq_length
+    predicted = math.ceil(tokens * arguments.mlm_probability)
+    on_muon = matrices if arguments.optimizer == "muon" else 0
+    decoder = symbols["V"] * symbols["E"]
+    memory = {
+        # The copies are made for one forward and backward pass; a sharded model gathers one layer at a time.
+        "weights": 4 * parameters // shards + (2 * (matrices + decoder) // shards if half else 0),
+        "gradients": 4 * parameters // shards,
+        "optimizer": (8 * (parameters - on_muon) + 4 * on_muon) // shards,
+        "activations": int(
+            tokens
+            * activation_bytes(
+                config, half=half, recompute=arguments.gradient_checkpointing, on_cpu=on_cpu, length=length
+            )
+        ),
+        "logits": predicted * (symbols["V"] * (c + 8) + symbols["E"] * (8 + 2 * c)),
+    }
+    # The backward pass frees activations while it makes gradients; in the first micro-batch there are none before it.
+    fixed = memory["weights"] + memory["optimizer"]
+    passing = memory["activations"] + memory["logits"]
+    moving = memory["gradients"] + passing if keeps_gradients else max(memory["gradients"], passing)
+    return memory, fixed + moving
+
+
+def activation_bytes(config: ClozeBertConfig, *, half: bool, recompute: bool, on_cpu: bool, length: float) -> float:
+    """Bytes that the encoder keeps of each token for the backward pass, without dropout; see the module's formulas.
+
+    Args:
+        on_cpu: attention there has no kernel that reads packed runs: it keeps copies, in half precision its weights.
+        length: of a document.
+    """
+    symbols = symbols_of(config, batch_size=1, length=1)
+    d, g, f, heads = (symbols[name] for name in "DGFH")
+    c = 2 if half else 4
+    norm = 4 * d + 8
+    # Autocast narrows a norm's output once for each map that reads it: three, and one or, gated, two.
+    glu = config.mlp_type == "glu"
+    maps = c * ((3 if half else 1) * d + d + (2 if half and glu else 1) * d + f)
+    attention: float = c * (d + 2 * g) + 4 * heads
+    if on_cpu:
+        attention += c * heads * length if half else c * d
+    if config.qk_norm:
+        attention += 4 * (d + g)
+    layer = 2 * norm + maps + attention + c * (3 * f if glu else f)
+    layers = config.num_hidden_layers
+    final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
+    ends = norm * (int(config.embedding_norm) + int(final_norm)) + 24
+    return ends + (4 * d * layers + layer if recompute else layer * layers)
+
+
+def calibrate(
+    arguments: PretrainingArguments,
+    config: ClozeBertConfig,
+    *,
+    device: Any,
+    precision: str,
+    seconds: float = 20.0,
+    document_length: float | None = None,
+) -> Calibration:
+    """Train on random tokens for some seconds, one micro-batch to an update, and time both.
+
+    Documents of `document_length` fill the rows. The medians of what the first steps leave out are taken.
+    """
+    import torch
+
+    from ..modeling import ClozeBertForMaskedLM
+    from .machine import compile_model
+    from .optimizers import make_optimizer
+
+    rows = min(arguments.per_device_train_batch_size, arguments.global_batch_size)
+    before = _peak_bytes(device, reset=True)
+    torch.manual_seed(arguments.seed)
+    model = ClozeBertForMaskedLM(config).to(device).train()
+    if arguments.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    if arguments.torch_compile:
+        compile_model(model, device)
+    optimizer = make_optimizer(model, arguments)
+    batch = _random_batch(arguments, config, rows=rows, length=document_length, device=device)
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    times: list[tuple[float, float]] = []
+    begun = time.perf_counter()
+    while len(times) < 5 or time.perf_counter() - begun < seconds:
+        start = _now(device)
+        with torch.autocast(device.type, dtype=half, enabled=half is not None):
+            loss = model(**batch).loss
+        loss.backward()
+        middle = _now(device)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), arguments.max_grad_norm or math.inf)
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append((middle - start, _now(device) - middle))
+    after = _peak_bytes(device, reset=False)
+    warm = times[2:]
+    return Calibration(
+        micro_batch_seconds=sorted(pair[0] for pair in warm)[len(warm) // 2],
+        update_seconds=sorted(pair[1] for pair in warm)[len(warm) // 2],
+        peak_bytes=None if before is None or after is None else after - before,
+    )
+
+
+def _random_batch(
+    arguments: PretrainingArguments, config: ClozeBertConfig, *, rows: int, length: float | None, device: Any
+) -> dict[str, Any]:
+    import torch
+
+    row = arguments.max_seq_length
+    size = max(8, min(row, round(length or row)))
+    bounds = [place for first in range(0, rows * row, row) for place in range(first, first + row, size)] + [rows * row]
+    cu_seq_lens = torch.tensor(bounds, dtype=torch.int32, device=device)
+    predicted = math.ceil(rows * row * arguments.mlm_probability)
+    positions = torch.randperm(rows * row)[:predicted].sort().values.to(device)
+    return {
+        "input_ids": torch.randint(config.vocab_size, (1, rows * row), device=device),
+        "cu_seq_lens_q": cu_seq_lens,
+        "cu_seq_lens_k": cu_seq_lens,
+        "max_length_q": size,
+        "max_length_k": size,
+        "masked_positions": positions,
+        "labels": torch.randint(config.vocab_size, (predicted,), device=device),
+    }
+
+
+def _now(device: Any) -> float:
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _peak_bytes(device: Any, *, reset: bool) -> float | None:
+    """The most memory used so far: of the GPU's since `reset`, of this process on a CPU; None where nobody says."""
+    if device.type == "cuda":
+        import torch
+
+        if reset:
+            torch.cuda.reset_peak_memory_stats(device)
+        return float(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+        import sys
+    except ImportError:  # Windows
+        return None
+    # Kilobytes, but bytes on macOS.
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+
+
+def table(plan: Plan, *, device: Device, num_devices: int) -> Iterator[str]:
+    """The plan for a person, a line for each figure."""
+    yield f"parameters            {plan.parameters:>18,}"
+    yield f"FLOPs of a step       {plan.flops_per_step:>18.4g}"
+    for part, size in plan.memory.items():
+        yield f"memory, {part:13} {size / GIB:>14.2f} GiB"
+    yield f"memory at the peak    {plan.peak_memory / GIB:>14.2f} GiB of {device.memory / GIB:.1f} on each device"
+    fits = "none: shard the model, or shorten the rows" if plan.largest_batch is None else f"{plan.largest_batch} rows"
+    yield f"largest micro-batch   {fits:>18}"
+    yield f"tokens/s              {plan.tokens_per_second:>18,.0f}"
+    yield f"model FLOP/s          {plan.utilization:>18.0%} of the peak of {num_devices} x {device.name}"
+    yield f"hours                 {plan.seconds / 3600:>18,.2f}"
+    if plan.cost is not None:
+        yield f"cost                  {plan.cost:>18,.2f}"
