@@ -37,6 +37,7 @@ class FinetuningArguments:
     lr_scheduler_type: str = flag("Schedule after warm-up, by transformers' name.", "linear")
     weight_decay: float = flag("Decoupled weight decay of matrices.", 0.01)
     layer_decay: float = flag("Factor on the learning rate for each layer further down.", 1.0)
+    dropout: float | None = flag("Dropout in training (default: the model's own, or 0.1 where it has none).")
     freeze_layers: int = flag("Keep the embeddings and so many layers as they are.", 0)
     lora_rank: int | None = flag("Train low-rank updates of this rank (needs peft), merged at the end.")
     class_weights: str = flag("'none', or 'balanced' to weigh every class alike in the loss.", "none")
@@ -77,6 +78,8 @@ class FinetuningArguments:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"--{name} {value}: must not be negative")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"--dropout {self.dropout}: must be at least 0 and below 1")
         if self.max_steps == 0 or self.max_steps < -1:
             raise ValueError(f"--max_steps {self.max_steps}: must be above 0, or -1 for whole epochs")
         if self.seeds is not None and len(set(self.seeds)) != len(self.seeds):

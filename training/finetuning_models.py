@@ -8,6 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+DEFAULT_DROPOUT = 0.1
+# What encoders call the dropout of their sub-layers and heads.
+DROPOUTS = (
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "classifier_dropout_prob", "dropout",
+    "attention_dropout", "seq_classif_dropout", "mlp_dropout", "hidden_dropout",
+)  # fmt: skip
 LONGEST_BY_DEFAULT = 512  # attention over more than that is rarely worth its price; --max_seq_length overrides
 
 
@@ -66,9 +72,12 @@ def load_classifier(
     kind: str,
     label_names: Sequence[str],
     problem_type: str | None,
+    dropout: float | None = None,
     trust_remote_code: bool = False,
 ) -> nn.Module:
     """The encoder with a head for these labels, in float32. A head trained for other labels is initialised anew.
+
+    `dropout` is for training only: `model.dropout_before` keeps what the configuration said (see `restore_dropout`).
 
     Raises:
         ValueError: the checkpoint cannot be loaded, has no such head, or lacks weights of the encoder itself.
@@ -82,6 +91,7 @@ def load_classifier(
     config.label2id = {name: number for number, name in enumerate(label_names)}
     if kind == "sequence":
         config.problem_type = problem_type
+    dropout_before = set_dropout(config, dropout)
     auto = (
         transformers.AutoModelForSequenceClassification
         if kind == "sequence"
@@ -101,7 +111,29 @@ def load_classifier(
     _refuse_random_encoder(model, loading["missing_keys"], name_or_path)
     if not same_labels:
         _forget_output_layer(model)
+    model.dropout_before = dropout_before
     return model
+
+
+def set_dropout(config: Any, dropout: float | None) -> dict[str, Any]:
+    """Set the dropout of a configuration, and return what it said before.
+
+    None keeps an encoder's own; one pretrained without any, as is usual where text is plenty, gets `DEFAULT_DROPOUT`:
+    the few labelled examples are seen many times.
+    """
+    before = {name: getattr(config, name) for name in DROPOUTS if hasattr(config, name)}
+    if dropout is None:
+        dropout = None if any(before.values()) else DEFAULT_DROPOUT
+    if dropout is not None:
+        for name in before:
+            setattr(config, name, dropout)
+    return before
+
+
+def restore_dropout(model: Any) -> None:
+    """Let the configuration say again what it said before training; it is what other programs go by."""
+    for name, value in model.dropout_before.items():
+        setattr(model.config, name, value)
 
 
 def _forget_output_layer(model: Any) -> None:

@@ -46,6 +46,7 @@ from .finetuning_models import (
     load_tokenizer,
     longest_input,
     parameter_groups,
+    restore_dropout,
     scale_output,
 )
 from .finetuning_reports import mean_and_deviation, write_json, write_sequence_reports, write_token_reports
@@ -377,6 +378,7 @@ def run_once(
         kind=task.kind,
         label_names=task.label_names,
         problem_type=task.problem_type,
+        dropout=arguments.dropout,
         trust_remote_code=arguments.trust_remote_code,
     )
     check_tokenizer_fits(model, tokenizer)
@@ -650,6 +652,7 @@ def _save(model: Any, tokenizer: Any, folder: str) -> None:
     """The model as an ordinary one (adapters merged) with its tokenizer."""
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
+    restore_dropout(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -20,16 +20,19 @@ from clozebert.training.finetuning_metrics import (
     tag_metrics,
 )
 from clozebert.training.finetuning_models import (
+    DEFAULT_DROPOUT,
     add_lora,
     depth_of_parameters,
     encoder_layers,
     freeze_layers,
     known_label_names,
     load_classifier,
+    load_config,
     load_fine_tuned,
     longest_input,
     output_layer,
     parameter_groups,
+    restore_dropout,
     scale_output,
 )
 from clozebert.training.finetuning_reports import confusion_matrix, mean_and_deviation, table_of_results
@@ -365,6 +368,26 @@ def test_a_scaled_head_trains_like_standardised_targets(tmp_path: Path) -> None:
         outputs.append(raw if in_own_unit else raw * scale + mean)
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-2)
     assert (outputs[0] - mean).abs().max() > 1
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_dropout_is_for_training_only(tmp_path: Path, model_type: str) -> None:
+    folder = make_checkpoint(tmp_path / "m", model_type=model_type)
+
+    def rates(**given: float | None) -> set[float]:
+        model = load_classifier(folder, kind="sequence", label_names="ab", problem_type=SINGLE_LABEL, **given)
+        found = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+        restore_dropout(model)
+        saved, before = model.config.to_dict(), load_config(folder).to_dict()
+        assert {name: saved[name] for name in saved if "dropout" in name} == {
+            name: before[name] for name in before if "dropout" in name
+        }
+        return found
+
+    if model_type != "distilbert":  # its classifier has 0.2 of its own, so nothing is changed
+        assert rates() == {DEFAULT_DROPOUT}
+    assert rates(dropout=0.3) == {0.3}
+    assert rates(dropout=0.0) <= {0.0}
 
 
 def test_label_order_of_a_fine_tuned_model_is_kept_and_its_head_too(tmp_path: Path) -> None:
