@@ -97,7 +97,7 @@ def run_program(
 def log_of(output_dir: Path) -> list[dict[str, Any]]:
     """The entries of a run's log, without those fields that depend on the clock."""
     lines = (output_dir / "training_log.jsonl").read_text().splitlines()
-    timed = ("tokens_per_second", "data_wait")
+    timed = ("tokens_per_second", "data_wait", "model_flops_per_second", "model_flops_share")
     return [{key: value for key, value in json.loads(line).items() if key not in timed} for line in lines]
 
 

@@ -94,8 +94,9 @@ def measure_matmul_flops(device: torch.device, precision: str, *, size: int | No
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     size = size or (8192 if device.type == "cuda" else 768)
-    left = torch.randn(size, size, device=device, dtype=dtype)
-    right = torch.randn(size, size, device=device, dtype=dtype)
+    # A generator of its own: the run's seed decides the weights, and must not be used up here.
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     best = float("inf")
     for _ in range(8):
         _wait(device)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig, PreTrainedTokenizerFast
@@ -25,6 +26,7 @@ from ..configuration import ClozeBertConfig
 from ..corpus import BatchStream, Corpus, Masking, validation_batches
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..modeling import ClozeBertForMaskedLM
+from . import doctor
 from .arguments import PretrainingArguments
 from .checkpoints import (
     TrainingState,
@@ -40,8 +42,16 @@ from .checkpoints import (
 )
 from .curves import CURVE_NAME, draw_loss_curve
 from .evaluation import evaluate_masked_lm, sum_over_processes
-from .machine import StopRequest, compile_model, make_accelerator, make_deterministic, seed_step
+from .machine import (
+    StopRequest,
+    compile_model,
+    make_accelerator,
+    make_deterministic,
+    measure_matmul_flops,
+    seed_step,
+)
 from .optimizers import load_optimizer_state, make_optimizer, optimizer_state, whole_tensor, whole_weights
+from .planning import attention_length, forward_flops
 from .prefetch import ModelInputs, StepLoader, prefetch, to_device
 from .progress import LOG_NAME, RunLog, Stopwatch
 
@@ -126,6 +136,12 @@ class Pretraining:
         )
         self.validation = open_validation(arguments.corpus)
 
+        self.peak_flops = measure_matmul_flops(self.accelerator.device, self.accelerator.mixed_precision)
+        self.flops_per_token = _flops_per_token(config, arguments, corpus)
+        self.survey: doctor.Survey | None = None
+        self.gradient_norm = 0.0
+        self._warned: set[str] = set()
+
         checkpoint = None if arguments.dry_run else self._on_main(self._find_checkpoint)
         torch.manual_seed(arguments.seed)
         self.state, tensors = TrainingState(step=0), None
@@ -185,7 +201,7 @@ class Pretraining:
             self.optimizer.optimizer.set_learning_rate(arguments.learning_rate_factor(state.step))
             seed_step(arguments.seed, state.step, self.accelerator.process_index)
             part = accumulate_gradient(self.model, batches, num_predicted=num_predicted, accelerator=self.accelerator)
-            gradient_norm = self._update_weights()
+            self.gradient_norm = self._update_weights()
             loss, tokens, stopping = self._agree(part, batches, stop)
 
             state.step += 1
@@ -194,7 +210,7 @@ class Pretraining:
             watch.end(tokens)
             self.log.advance()
             if self._is_due(arguments.logging_steps) or state.step == self.last_step:
-                self._log_training(gradient_norm, watch)
+                self._log_training(watch)
             if arguments.dry_run:
                 continue
             if stopping:
@@ -239,8 +255,8 @@ class Pretraining:
     def _is_due(self, every: int) -> bool:
         return every > 0 and self.state.step % every == 0
 
-    def _log_training(self, gradient_norm: float, watch: Stopwatch) -> None:
-        state = self.state
+    def _log_training(self, watch: Stopwatch) -> None:
+        state, gradient_norm = self.state, self.gradient_norm
         state.seconds += watch.seconds
         state.train_loss = sum(state.losses) / len(state.losses)
         state.losses.clear()
@@ -251,9 +267,18 @@ class Pretraining:
             "grad_norm": gradient_norm if math.isfinite(gradient_norm) else str(gradient_norm),
             "tokens_seen": state.tokens_seen,
             **reading,
+            **self._speed(reading["tokens_per_second"]),
         }
         self.log.record(state.step, values)
         self.log.warn_of_starvation(watch)
+
+    def _speed(self, tokens_per_second: float) -> dict[str, float]:
+        """Model FLOP/s of all processes together, and what share it is of their products of plain matrices."""
+        flops = tokens_per_second * self.flops_per_token
+        return {
+            "model_flops_per_second": flops,
+            "model_flops_share": flops / (self.peak_flops * self.accelerator.num_processes),
+        }
 
     def evaluate(self) -> None:
         """Masked-LM loss and accuracy on the validation split, the same masks each time."""
@@ -272,6 +297,43 @@ class Pretraining:
         )
         self.state.evaluation = {"step": self.state.step, **metrics}
         self.log.record(self.state.step, metrics)
+        if self.accelerator.is_main_process:
+            self._examine()
+
+    def _examine(self) -> None:
+        """Say, once for each, what is likely wrong with the run."""
+        arguments, state = self.arguments, self.state
+        if self.survey is None:
+            self.survey = doctor.survey(self.corpus, unk_token_id=self.tokenizer.unk_token_id)
+        eval_loss = state.evaluation["eval_loss"]
+        findings = {
+            "plateau": doctor.plateau(
+                loss=eval_loss,
+                entropy=self.survey.unigram_entropy,
+                step=state.step,
+                max_steps=arguments.max_steps,
+                warmup_steps=arguments.warmup_steps,
+                gradient_norm=self.gradient_norm,
+                most_norm=arguments.max_grad_norm,
+            ),
+            "repetition": doctor.repetition(
+                epochs=state.step * arguments.global_batch_size / self.stream.rows_per_epoch,
+                train_loss=state.train_loss,
+                eval_loss=eval_loss,
+                repeated_share=self.survey.repeated_share,
+            ),
+            "gradients": doctor.gradients(
+                skipped_steps=state.skipped_steps,
+                step=state.step,
+                warmup_steps=arguments.warmup_steps,
+                precision=self.accelerator.mixed_precision,
+            ),
+            "unknowns": doctor.unknowns(unknown_share=self.survey.unknown_share),
+        }
+        for name, finding in findings.items():
+            if finding is not None and name not in self._warned:
+                self._warned.add(name)
+                self.log.say(f"warning: {finding}")
 
     def save_checkpoint(self) -> None:
         """Commit the model with what resuming needs, as OUTPUT_DIR/checkpoint-STEP."""
@@ -426,13 +488,15 @@ class Pretraining:
 
     def _results(self) -> dict[str, Any]:
         evaluation = {key: value for key, value in self.state.evaluation.items() if key != "step"}
+        speed = self.state.tokens_seen / max(self.state.seconds, 1e-9)
         return {
             "step": self.state.step,
             "train_loss": self.state.train_loss,
             **evaluation,
             "tokens_seen": self.state.tokens_seen,
             "train_runtime": self.state.seconds,
-            "tokens_per_second": self.state.tokens_seen / max(self.state.seconds, 1e-9),
+            "tokens_per_second": speed,
+            **self._speed(speed),
             "skipped_steps": self.state.skipped_steps,
             "parameters": self.num_parameters,
         }
@@ -493,6 +557,14 @@ def accumulate_gradient(
             accelerator.backward(loss * accelerator.num_processes)
         total = total + loss.detach()
     return total
+
+
+def _flops_per_token(config: ClozeBertConfig, arguments: PretrainingArguments, corpus: Corpus) -> float:
+    """FLOPs of a training step for each token, forward and backward; what is recomputed is not counted."""
+    # A sample of the documents is enough for their mean length, and bounds the memory.
+    length = attention_length(np.diff(corpus.offsets[:1_000_001]), max_seq_length=arguments.max_seq_length)
+    tokens = 1_000_000
+    return 3 * forward_flops(config, tokens=tokens, length=length, predicted=arguments.mlm_probability) / tokens
 
 
 def make_masking(arguments: PretrainingArguments, *, rate: float) -> Masking:

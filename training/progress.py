@@ -11,7 +11,7 @@ from .checkpoints import replace_text
 from .curves import read_log
 
 LOG_NAME = "training_log.jsonl"
-_STARVED, _STARVED_SECONDS = 0.1, 5.0
+_STARVED, _STARVED_SECONDS = 0.05, 5.0
 
 
 class RunLog:

@@ -1,0 +1,115 @@
+"""The doctor: each finding where it should be, none where a run is healthy, and each said once by the loop."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pretraining_helpers import VOCAB_SIZE, log_of, make_corpus, make_tokenizer, model_config, settings
+
+from clozebert.corpus import Corpus, ShardWriter
+from clozebert.corpus.tokenizer import tokenizer_facts
+from clozebert.training import PretrainingArguments, doctor, pretrain
+from clozebert.training.machine import measure_matmul_flops
+
+HEALTHY = {"loss": 3.0, "entropy": 6.0, "step": 5000, "max_steps": 10_000, "warmup_steps": 500, "gradient_norm": 0.5,
+           "most_norm": 1.0}  # fmt: skip
+
+
+def test_entropy_is_the_formula() -> None:
+    assert doctor.unigram_entropy(np.array([5, 5, 0, 5, 5])) == pytest.approx(math.log(4))
+    assert doctor.unigram_entropy(np.array([3, 1])) == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    assert doctor.unigram_entropy(np.array([7, 0])) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({}, None),
+        ({"loss": 5.9}, "learning_rate is too low"),
+        ({"loss": 5.9, "step": 900}, None),
+        ({"loss": 5.9, "gradient_norm": 9.0}, "updates are too large"),
+        ({"loss": 5.9, "gradient_norm": 9.0, "most_norm": 0.0}, "learning_rate is too low"),
+        ({"loss": 7.0}, "updates are too large"),
+    ],
+)
+def test_plateau(changes: dict[str, Any], cause: str | None) -> None:
+    found = doctor.plateau(**{**HEALTHY, **changes})
+    assert found is None if cause is None else cause in str(found)
+
+
+def test_repetition() -> None:
+    healthy = {"epochs": 5.0, "train_loss": 3.2, "eval_loss": 3.0, "repeated_share": 0.01}
+    assert doctor.repetition(**healthy) is None
+    assert "20% of the documents" in str(doctor.repetition(**{**healthy, "repeated_share": 0.2}))
+    assert "by heart" in str(doctor.repetition(**{**healthy, "train_loss": 2.0}))
+    assert doctor.repetition(**{**healthy, "train_loss": 2.0, "epochs": 0.7}) is None
+
+
+def test_gradients() -> None:
+    healthy = {"skipped_steps": 0, "step": 5000, "warmup_steps": 100, "precision": "bf16"}
+    assert doctor.gradients(**healthy) is None
+    assert "accident of the hardware" in str(doctor.gradients(**{**healthy, "skipped_steps": 2}))
+    assert "lower learning_rate" in str(doctor.gradients(**{**healthy, "skipped_steps": 200}))
+    assert doctor.gradients(**{**healthy, "skipped_steps": 9, "precision": "fp16"}) is None
+    assert "fp16 overflows" in str(doctor.gradients(**{**healthy, "skipped_steps": 90, "precision": "fp16"}))
+
+
+def test_unknowns() -> None:
+    assert doctor.unknowns(unknown_share=0.004) is None
+    assert "12.0% of the tokens are unknown" in str(doctor.unknowns(unknown_share=0.12))
+
+
+def write_sick_corpus(folder: Path) -> Path:
+    """Random words, a tenth of them unknown, every document twice: nothing to learn but frequencies."""
+    tokenizer = make_tokenizer(VOCAB_SIZE - 5)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    draws = np.random.default_rng(0)
+    for split, count in (("train", 60), ("validation", 12)):
+        writer = ShardWriter(folder / "corpus" / split, vocab_size=VOCAB_SIZE)
+        for _ in range(count):
+            ids = draws.integers(5, VOCAB_SIZE, size=30)
+            ids[draws.choice(30, size=3, replace=False)] = tokenizer.unk_token_id
+            for _ in range(2):
+                writer.append(ids, np.ones(30, dtype=bool))
+        writer.close({"tokenizer": tokenizer_facts(tokenizer)})
+    return folder
+
+
+def test_survey(tmp_path: Path) -> None:
+    sick = doctor.survey(Corpus(write_sick_corpus(tmp_path / "sick") / "corpus"), unk_token_id=1)
+    assert sick.unknown_share == pytest.approx(0.1)
+    assert sick.repeated_share == pytest.approx(0.5)
+    assert sick.unigram_entropy == pytest.approx(math.log(56), abs=0.03)
+    well = doctor.survey(Corpus(make_corpus(tmp_path / "well") / "corpus"), unk_token_id=1)
+    assert well.unknown_share == 0
+    assert well.repeated_share < 0.3, "7 beginnings of 87 lengths, drawn 150 times"
+
+
+def test_the_loop_says_each_finding_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_sick_corpus(tmp_path)
+    arguments = PretrainingArguments(
+        **settings(folder, output_dir=str(tmp_path / "run"), full_determinism=False, max_steps=120, eval_steps=110,
+                   save_steps=0, learning_rate=1e-5, logging_steps=40)
+    )  # fmt: skip
+    results = pretrain(arguments, model_config())
+    shown = capsys.readouterr().out
+    for words in ("no better than guessing by frequency", "50% of the documents", "10.0% of the tokens are unknown"):
+        assert shown.count(words) == 1, words
+    assert "not finite" not in shown
+    assert results["model_flops_share"] > 0
+    entries = [
+        line for line in (tmp_path / "run" / "training_log.jsonl").read_text().splitlines() if "grad_norm" in line
+    ]
+    assert all('"model_flops_share"' in line for line in entries)
+    assert len(log_of(tmp_path / "run")) == 5
+
+
+def test_measuring_the_peak_leaves_the_seed_alone() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    assert measure_matmul_flops(torch.device("cpu"), "no", size=64) > 1e6
+    assert torch.equal(torch.rand(3), expected)

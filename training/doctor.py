@@ -1,0 +1,113 @@
+"""What is likely wrong with a run, from figures that the loop has anyway. Each function gives a sentence, or None."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..corpus import Corpus
+
+# A loss above this share of the unigram entropy knows frequencies and little else.
+_PLATEAU = 0.96
+_MANY_UNKNOWN, _MANY_REPEATED = 0.01, 0.05
+_SAMPLED_DOCUMENTS, _SAMPLED_TOKENS = 20_000, 2_000_000
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A corpus in three figures, from a sample of its documents.
+
+    Attributes:
+        unigram_entropy: -sum p log p over the tokens, nats: the loss of guessing by frequency alone.
+        unknown_share: of the tokens, how many the tokenizer did not know.
+        repeated_share: of the documents, how many had been seen before, word for word.
+    """
+
+    unigram_entropy: float
+    unknown_share: float
+    repeated_share: float
+
+
+def survey(corpus: Corpus, *, unk_token_id: int | None) -> Survey:
+    """Look at up to 20,000 documents, evenly spaced, and about two million tokens."""
+    step = max(1, corpus.num_documents // _SAMPLED_DOCUMENTS)
+    counts = np.zeros(corpus.vocab_size, dtype=np.int64)
+    seen: set[bytes] = set()
+    documents = tokens = 0
+    for index in range(0, corpus.num_documents, step):
+        ids = corpus.document(index)
+        counts += np.bincount(ids, minlength=corpus.vocab_size)
+        seen.add(ids.tobytes())
+        documents += 1
+        tokens += len(ids)
+        if tokens >= _SAMPLED_TOKENS:
+            break
+    unknown = 0 if unk_token_id is None else int(counts[unk_token_id])
+    predictable = counts.copy()
+    predictable[corpus.special_token_ids] = 0
+    return Survey(unigram_entropy(predictable), unknown / max(tokens, 1), 1 - len(seen) / max(documents, 1))
+
+
+def unigram_entropy(counts: np.ndarray) -> float:
+    """-sum p log p of frequencies, in nats."""
+    shares = counts[counts > 0] / max(int(counts.sum()), 1)
+    return float(-(shares * np.log(shares)).sum())
+
+
+def plateau(
+    *, loss: float, entropy: float, step: int, max_steps: int, warmup_steps: int, gradient_norm: float, most_norm: float
+) -> str | None:
+    """The loss has not left the unigram entropy although the warm-up is over and a twentieth of the run has passed.
+
+    Args:
+        gradient_norm, most_norm: of the last step, and what it is clipped to (0: not).
+    """
+    if step < warmup_steps + max(100, max_steps // 20) or loss < _PLATEAU * entropy:
+        return None
+    found = (
+        f"the validation loss of {loss:.2f} at step {step:,} is no better than guessing by frequency ({entropy:.2f}): "
+        f"the model does not use the context yet. "
+    )
+    if loss > 1.1 * entropy or (most_norm and gradient_norm > 5 * most_norm):
+        return found + "The updates are too large: lower learning_rate, or lengthen warmup_steps"
+    return found + "Likely learning_rate is too low, or too high for post-norm: try norm_position=pre, optimizer=muon"
+
+
+def repetition(*, epochs: float, train_loss: float | None, eval_loss: float, repeated_share: float) -> str | None:
+    """Documents come again: in the corpus itself, or so many epochs that the model knows them by heart.
+
+    The training loss is normally the higher one, for more tokens are masked there.
+    """
+    if repeated_share > _MANY_REPEATED:
+        return (
+            f"{repeated_share:.0%} of the documents looked at are copies of another: prepare the corpus with "
+            f"--deduplicate exact, or near"
+        )
+    if train_loss is not None and epochs > 2 and train_loss < 0.9 * eval_loss:
+        return (
+            f"after {epochs:.1f} epochs the training loss of {train_loss:.2f} lies under the validation loss of "
+            f"{eval_loss:.2f}: the model learns the documents by heart; add text, or stop earlier"
+        )
+    return None
+
+
+def gradients(*, skipped_steps: int, step: int, warmup_steps: int, precision: str) -> str | None:
+    """Updates were left out because a gradient was not finite."""
+    # fp16 finds its scale by overflowing, about once in two thousand steps.
+    if skipped_steps == 0 or (precision == "fp16" and skipped_steps <= 20 + step // 500):
+        return None
+    found = f"{skipped_steps} of {step:,} updates were left out, for their gradient was not finite. "
+    if precision == "fp16":
+        return found + "fp16 overflows: take mixed_precision=bf16, or no"
+    if step <= 2 * warmup_steps or skipped_steps > step // 100:
+        return found + "Likely the updates are too large: lower learning_rate, or lengthen warmup_steps"
+    return found + "So few are likely an accident of the hardware; where they grow, lower learning_rate"
+
+
+def unknowns(*, unknown_share: float) -> str | None:
+    """The tokenizer does not know the text."""
+    if unknown_share <= _MANY_UNKNOWN:
+        return None
+    return (
+        f"{unknown_share:.1%} of the tokens are unknown to the tokenizer, and nothing is learned from them: it was "
+        f"made for other text or another script; train one on this corpus (train-tokenizer, or --algorithm bpe)"
+    )
