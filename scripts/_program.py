@@ -10,6 +10,9 @@ from typing import Any, NoReturn, TypeVar
 
 Arguments = TypeVar("Arguments")
 
+# Before torch is imported: threads that spin while they wait make a busy machine several times slower (docs/LOG.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 def parse(
     arguments_class: type[Arguments], argv: Sequence[str] | None = None, *, prog: str, description: str
