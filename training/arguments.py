@@ -45,6 +45,9 @@ class PretrainingArguments:
     seed: int = _field(42, "decides initial weights, order, masks and dropout", on_resume=_SAME)
 
     mlm_probability: float = _field(0.3, "share of the tokens that is predicted", on_resume=_SAME)
+    final_mlm_probability: float | None = _field(
+        None, "where that share ends, rising or falling linearly over the run (None: it is constant)", on_resume=_SAME
+    )
     masking_unit: Literal["token", "word", "span"] = _field("token", "what is masked as a whole", on_resume=_SAME)
     mask_share: float = _field(0.8, "share of the predicted tokens that become [MASK]", on_resume=_SAME)
     random_share: float = _field(0.1, "share of the predicted tokens that become a random token", on_resume=_SAME)
@@ -97,6 +100,12 @@ class PretrainingArguments:
         """Room for tokens in one global batch."""
         return self.global_batch_size * self.max_seq_length
 
+    @property
+    def mean_mlm_probability(self) -> float:
+        """The share of the tokens that is predicted, over the whole run."""
+        final = self.mlm_probability if self.final_mlm_probability is None else self.final_mlm_probability
+        return (self.mlm_probability + final) / 2
+
     def learning_rate_factor(self, step: int) -> float:
         """The schedule's factor of the update made in `step`."""
         from .schedules import learning_rate_factor
@@ -144,6 +153,9 @@ class PretrainingArguments:
             kind, value = item.metadata["on_resume"], getattr(self, item.name)
             if kind and item.name in saved and saved[item.name] != value:
                 found[kind].append(f"{item.name}={saved[item.name]!r} there, {item.name}={value!r} here")
+        if self.final_mlm_probability is not None and saved.get("max_steps") not in (None, self.max_steps):
+            # The rate of a step depends on the length of the run.
+            found[_SAME].append(f"max_steps={saved['max_steps']!r} there, max_steps={self.max_steps!r} here")
         return found[_SAME], found[_SAID]
 
     def _check_ranges(self) -> None:
@@ -157,8 +169,9 @@ class PretrainingArguments:
             value = getattr(self, name)
             if value is not None and value < bound:
                 raise ValueError(f"{name}={value} must be at least {bound}")
-        for name in ("mlm_probability", "eval_mlm_probability"):
-            if not 0 < getattr(self, name) < 1:
+        for name in ("mlm_probability", "final_mlm_probability", "eval_mlm_probability"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must lie between 0 and 1, both excluded")
         for name in ("adam_beta1", "adam_beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:

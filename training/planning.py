@@ -142,7 +142,7 @@ def make_plan(
     room = device.memory * (1 - _FREE_SHARE) - _FREE_BYTES
     fitting = (size for size in range(share, 0, -1) if share % size == 0 and memory_of(size)[1] <= room)
     tokens = arguments.tokens_per_step
-    forward = forward_flops(config, tokens=tokens, length=length, predicted=arguments.mlm_probability)
+    forward = forward_flops(config, tokens=tokens, length=length, predicted=arguments.mean_mlm_probability)
     update = _update_flops(arguments, config)
     passes = 4 if arguments.gradient_checkpointing else 3
     if calibration is not None:
@@ -239,7 +239,9 @@ def _memory(
     parameters, matrices, c = parameters_of(config), matrix_parameters(config), 2 if half else 4
     symbols = symbols_of(config, batch_size=1, length=1)
     tokens = rows * arguments.max_seq_length
-    predicted = math.ceil(tokens * arguments.mlm_probability)
+    # The step that predicts most decides.
+    most = max(arguments.mlm_probability, arguments.final_mlm_probability or 0.0)
+    predicted = math.ceil(tokens * most)
     on_muon = matrices if arguments.optimizer == "muon" else 0
     decoder = symbols["V"] * symbols["E"]
     memory = {

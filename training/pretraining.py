@@ -131,8 +131,11 @@ class Pretraining:
             corpus,
             max_seq_length=arguments.max_seq_length,
             global_batch_size=arguments.global_batch_size,
-            masking=make_masking(arguments, rate=arguments.mlm_probability),
+            masking=dataclasses.replace(
+                make_masking(arguments, rate=arguments.mlm_probability), final_rate=arguments.final_mlm_probability
+            ),
             seed=arguments.seed,
+            total_steps=arguments.max_steps,
         )
         self.validation = open_validation(arguments.corpus)
 
@@ -564,7 +567,7 @@ def _flops_per_token(config: ClozeBertConfig, arguments: PretrainingArguments, c
     # A sample of the documents is enough for their mean length, and bounds the memory.
     length = attention_length(np.diff(corpus.offsets[:1_000_001]), max_seq_length=arguments.max_seq_length)
     tokens = 1_000_000
-    return 3 * forward_flops(config, tokens=tokens, length=length, predicted=arguments.mlm_probability) / tokens
+    return 3 * forward_flops(config, tokens=tokens, length=length, predicted=arguments.mean_mlm_probability) / tokens
 
 
 def make_masking(arguments: PretrainingArguments, *, rate: float) -> Masking:
