@@ -16,6 +16,7 @@ PROGRAMS = {
     "describe": ("describe", "print what an encoder costs, part by part, or draw where its heads look"),
     "finetune-sequence": ("finetune_sequence_classification", "fine-tune an encoder to classify texts"),
     "finetune-token": ("finetune_token_classification", "fine-tune an encoder to tag tokens"),
+    "predict": ("predict", "classify texts or tag tokens of files or of standard input"),
     "convert": ("convert_checkpoint", "convert a BERT, RoBERTa, ModernBERT, ViT … to ClozeBERT, or back"),
     "publish": ("publish", "complete a model, try it as a reader would, and push it to the Hub"),
 }
