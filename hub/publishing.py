@@ -22,7 +22,7 @@ from .architectures import NATIVE
 from .card import CARD_NAME, _sign, is_ours, render_card, write_card
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
 from .folders import copy_processors, load_clozebert, load_native, read_config
-from .native import convert_from_native, to_native
+from .native import config_from_native, convert_from_native, to_native
 from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
 from .verification import Report, verify_folder
 
@@ -261,8 +261,7 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
         report = serving.compare_int8(folder, completion.int8_texts, tokenizer)
         lines.append(f"`{serving.INT8_NAME}`, for CPUs, on {len(completion.int8_texts)} texts: {report}")
     if "sentence-transformers" in completion.serving:
-        kept = read_config(source)
-        pooling = kept.get("classifier_pooling", "cls") if not _is_native(source) else "mean"
+        pooling = _pooling(source, model)
         values = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         length = min(values.get("model_max_length", 512), 1_000_000)
         serving.write_sentence_transformers(
@@ -270,6 +269,16 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
         )
         lines.append(f"sentence-transformers: the folder opens there, with {pooling} pooling")
     return lines
+
+
+def _pooling(source: Path, model: Any) -> str:
+    """How the model's classifiers pool a text, whichever architecture it is published as."""
+    if not _is_native(source):
+        return read_config(source).get("classifier_pooling", "cls")
+    if model.config.model_type not in NATIVE:
+        return model.config.classifier_pooling
+    ending = NATIVE[model.config.model_type].heads[type(model).__name__].ours
+    return config_from_native(model.config, ending).classifier_pooling
 
 
 def _evaluation_value(source: Path, evaluation: tuple[str, str, str]) -> float:

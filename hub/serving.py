@@ -96,13 +96,14 @@ def export_onnx(model: Any, directory: str | os.PathLike) -> float:
 def _exporter() -> tuple[Any, Any]:
     import transformers
 
-    try:
-        from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
-    except ImportError:
+    # The oldest release tried: 5.12 has no exporters, and theirs has changed since they came.
+    if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 23):
         raise ImportError(
-            f"ONNX needs transformers.exporters, which transformers {transformers.__version__} does not have: "
-            f"pip install 'transformers>=5.23'"
-        ) from None
+            f"ONNX is written by transformers' own exporter, and transformers {transformers.__version__} is too old "
+            f"for it: pip install 'transformers>=5.23'"
+        )
+    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
     for name in ("onnx", "onnxscript", "onnxruntime"):
         _need(name)
     return OnnxExporter(), OnnxConfig(dynamic=True)
@@ -183,8 +184,8 @@ def _quiet() -> Iterator[None]:
 
 
 def quantize_int8(directory: str | os.PathLike) -> Path:
-    """Write `onnx/model_int8.onnx` from `onnx/model.onnx`: weights of matrix products as int8, one scale for each
-    output channel, activations quantised as they come (dynamic). For CPUs.
+    """Write `onnx/model_int8.onnx` from `onnx/model.onnx`: the weights of matrix products (one scale for each output
+    channel) and embeddings as int8, activations quantised as they come (dynamic). For CPUs.
 
     Raises:
         ValueError: there is no ONNX form yet.
@@ -207,7 +208,7 @@ def quantize_int8(directory: str | os.PathLike) -> Path:
         is_large = source.with_name(f"{source.name}.data").is_file()
         onnx.save(program, str(copy), save_as_external_data=is_large)
         quantize_dynamic(
-            str(copy), str(target), weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"],
+            str(copy), str(target), weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gather"],
             use_external_data_format=is_large,
         )  # fmt: skip
     return target

@@ -87,6 +87,25 @@ def test_auto_is_native_where_the_configuration_is(tmp_path):
     assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "clozebert"
 
 
+@pytest.mark.parametrize("form", ["auto", "bundle"])
+def test_sentence_transformers_pool_as_trained_in_every_form(form, tmp_path):
+    """ours with mean pooling; ModernBERT, native and made a bundle again; BERT's first token."""
+    for name, changes, expected in (
+        (None, {}, "mean"),
+        ("modernbert-base", {"classifier_pooling": "mean"}, "mean"),
+        ("bert-base", {}, "cls"),
+    ):
+        source = save(tmp_path / f"{name}", "ForSequenceClassification", name=name, **changes)
+        complete_folder(source, tmp_path / f"{name}-there", "org/name")
+        for folder in (source, tmp_path / f"{name}-there"):
+            target = tmp_path / f"{folder.name}-{form}"
+            given = Completion(serving=("sentence-transformers",))
+            complete_folder(folder, target, "org/name", form=form, completion=given)
+            pooling = json.loads((target / "1_Pooling" / "config.json").read_text())
+            chosen = [key for key, value in pooling.items() if value is True]
+            assert chosen == [{"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}[expected]]
+
+
 def test_native_is_refused_where_nothing_equals(saved, tmp_path):
     with pytest.raises(ValueError, match="no native architecture equals"):
         complete_folder(saved, tmp_path / "copy", "org/name", form="native")
