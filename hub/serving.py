@@ -208,8 +208,8 @@ def quantize_int8(directory: str | os.PathLike) -> Path:
         is_large = source.with_name(f"{source.name}.data").is_file()
         onnx.save(program, str(copy), save_as_external_data=is_large)
         quantize_dynamic(
-            str(copy), str(target), weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gather"],
-            use_external_data_format=is_large,
+            str(copy), str(target), weight_type=QuantType.QInt8, per_channel=True,
+            op_types_to_quantize=["MatMul", "Gather"], use_external_data_format=is_large,
         )  # fmt: skip
     return target
 

@@ -50,6 +50,9 @@ class PublishArguments:
         default=None,
         metadata={"help": "an int8 ONNX form too; its cost is measured on this file, a text on each line"},
     )
+    with_space: str | None = field(
+        default=None, metadata={"help": "write a page to try the model on into this folder, as a Space takes it"}
+    )
     eval_dataset: str | None = field(
         default=None, metadata={"help": "the dataset on the Hub, ORG/NAME, that a result in the Hub's form is about"}
     )
@@ -72,6 +75,10 @@ def main(argv: list[str] | None = None) -> None:
 
     from clozebert.hub.publishing import publish
 
+    if arguments.with_space:
+        from clozebert.hub.space import write_space
+
+        write_space(arguments.with_space, arguments.repo_id)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     for folder, revision in [(source, arguments.revision), *((path, path.name) for path in checkpoints)]:

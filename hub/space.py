@@ -1,0 +1,49 @@
+"""A Space: the folder that the Hub serves as a page, here `demo_page` for one model."""
+
+import json
+import os
+from pathlib import Path
+
+from .pushing import check_repo_id
+
+_LIST = "MODELS: list[str] = []"
+_README = """---
+title: {name}
+sdk: gradio
+sdk_version: "{gradio}"
+app_file: app.py
+models:
+- {repo_id}
+---
+
+Try [{repo_id}](https://huggingface.co/{repo_id}) in the browser.
+"""
+# The release that the page was tried with.
+_GRADIO = "6.31.0"
+
+
+def write_space(directory: str | os.PathLike, repo_id: str) -> None:
+    """Write `app.py`, `requirements.txt` and `README.md` of a page for a published model.
+
+    A private model needs a token in the secrets of the Space (`HF_TOKEN`).
+
+    Raises:
+        ValueError: the folder holds something already, or the name is none.
+    """
+    check_repo_id(repo_id)
+    folder = Path(directory)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"with_space={folder} is there already: give a folder that is empty or not there")
+    folder.mkdir(parents=True, exist_ok=True)
+    page = Path(__file__).with_name("demo_page.py").read_text(encoding="utf-8")
+    assert page.count(_LIST) == 1
+    texts = {
+        "app.py": page.replace(_LIST, f"MODELS: list[str] = {json.dumps([repo_id])}"),
+        "requirements.txt": "torch\ntransformers>=5.10.1\n",
+        "README.md": _README.format(name=repo_id.split("/")[-1], gradio=_GRADIO, repo_id=repo_id),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+__all__ = ["write_space"]

@@ -1,0 +1,39 @@
+"""A page in the browser to try models on: fill in blanks, tag, classify, and look at their attention.
+
+python scripts/demo_app.py DIR [--more_models DIR DIR] [--port 7860]
+"""
+
+import sys
+from dataclasses import dataclass, field
+
+from clozebert.scripts._program import parse, run
+
+
+@dataclass
+class DemoAppArguments:
+    model_name_or_path: str = field(metadata={"help": "a folder or a name on the Hub; may stand first, without flag"})
+    more_models: list[str] | None = field(default=None, metadata={"help": "further ones, a tab each", "nargs": "+"})
+    host: str = field(default="127.0.0.1", metadata={"help": "0.0.0.0 shows the page to the whole network"})
+    port: int = field(default=7860, metadata={"help": "where the page is served"})
+
+
+def main(argv: list[str] | None = None) -> None:
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given and not given[0].startswith("-"):
+        given.insert(0, "--model_name_or_path")
+    arguments = parse(DemoAppArguments, given, prog="demo_app", description=__doc__ or "")
+    try:
+        import gradio  # noqa: F401
+    except ImportError:
+        raise ImportError("the page needs gradio: pip install 'clozebert[demo]'") from None
+    from clozebert.hub.demo_page import STYLE, build_page, load_subject
+    from clozebert.hub.folders import find_folder
+
+    names = [arguments.model_name_or_path, *(arguments.more_models or [])]
+    # clozebert is imported, so none of the folders' code is run.
+    subjects = [load_subject(str(find_folder(name))) for name in names]
+    build_page(subjects).launch(server_name=arguments.host, server_port=arguments.port, css=STYLE)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,243 @@
+"""The demo page: what each view answers, bad input, long texts, and the page itself in a browser."""
+
+import html
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from saved_models import make_model, make_tokenizer, save
+
+from clozebert.hub.demo_page import (
+    BadInputError,
+    Subject,
+    attention,
+    classify,
+    draw_attention,
+    draw_blanks,
+    fill_mask,
+    load_subject,
+    tag,
+    windows_of,
+)
+from clozebert.hub.space import write_space
+
+LONG = " ".join(["the river is long , stone"] * 30)
+REPOSITORY = Path(__file__).parents[2]
+
+
+def subject(head, **changes):
+    kinds = {
+        "ForMaskedLM": "fill-mask",
+        "ForTokenClassification": "tagging",
+        "ForSequenceClassification": "classification",
+    }
+    model = make_model(head, **changes)
+    model.set_attn_implementation("eager")
+    return Subject("tiny", kinds[head], model, make_tokenizer(), 39)
+
+
+class TaggedBy(torch.nn.Module):
+    """Gives each token id the label that a table says."""
+
+    def __init__(self, table, labels):
+        super().__init__()
+        self.table = table
+        self.config = type("Config", (), {"id2label": dict(enumerate(labels))})
+
+    def forward(self, input_ids):
+        labels = list(self.config.id2label.values())
+        wanted = torch.tensor([[labels.index(self.table.get(i, "O")) for i in row] for row in input_ids.tolist()])
+        return type("Output", (), {"logits": torch.nn.functional.one_hot(wanted, len(labels)).float()})
+
+
+def tagged(text, table):
+    tokenizer = make_tokenizer()
+    ids = {tokenizer.convert_tokens_to_ids(word): label for word, label in table.items()}
+    labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    return tag(Subject("t", "tagging", TaggedBy(ids, labels), tokenizer, 39), text)
+
+
+def test_fill_mask_is_the_models_softmax():
+    tested = subject("ForMaskedLM")
+    answers = fill_mask(tested, "the [MASK] is [MASK]")
+    ids = tested.tokenizer("the [MASK] is [MASK]", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = tested.model(input_ids=ids).logits[0].softmax(-1)
+    assert len(answers) == 2
+    for answer, position in zip(answers, (2, 4), strict=True):
+        values, indices = expected[position].topk(5)
+        assert [word for word, _ in answer] == [tested.tokenizer.decode([i]) for i in indices.tolist()]
+        assert torch.allclose(torch.tensor([p for _, p in answer]), values)
+
+
+def test_spans_are_merged_words_and_lose_no_text():
+    text = "The river stone, of the long long place."
+    found = tagged(text, {"river": "B-PER", "stone": "I-PER", "long": "B-LOC"})
+    assert "".join(piece for piece, _ in found) == text
+    assert [piece for piece in found if piece[1]] == [("river stone", "PER"), ("long", "LOC"), ("long", "LOC")]
+
+
+def test_tags_without_prefixes():
+    labels = {"river": "B-PER", "stone": "B-PER"}
+    assert tagged("a river a stone", labels)[1::2] == [("river", "PER"), ("stone", "PER")]
+    assert tagged("a b c", labels) == [("a b c", None)]
+
+
+def test_long_texts_are_windowed_and_nothing_is_cut():
+    tested = subject("ForTokenClassification")
+    windows = windows_of(tested, LONG)
+    assert len(windows) > 3
+    assert {offset for window in windows for offset in window["offsets"] if offset != (0, 0)} >= {
+        (match.start(), match.end()) for match in re.finditer(r"\w+|,", LONG)
+    }
+    assert "".join(piece for piece, _ in tag(tested, LONG)) == LONG
+    assert sum(classify(subject("ForSequenceClassification"), LONG).values()) == pytest.approx(1)
+    blanks = fill_mask(subject("ForMaskedLM"), f"{LONG} [MASK] {LONG} [MASK]")
+    assert len(blanks) == 2
+
+
+def test_window_with_more_context_decides():
+    tested = subject("ForMaskedLM")
+    text = f"{LONG} [MASK] {LONG}"
+    answer = fill_mask(tested, text)[0]
+    at = text.index("[MASK]")
+    rooms = []
+    for window in windows_of(tested, text):
+        for position, (start, _) in enumerate(window["offsets"]):
+            if start == at and window["input_ids"][position] == 4:
+                rooms.append((min(position, len(window["input_ids"]) - 1 - position), window, position))
+    _, window, position = max(rooms, key=lambda room: room[0])
+    with torch.no_grad():
+        expected = tested.model(input_ids=torch.tensor([window["input_ids"]])).logits[0, position].softmax(-1)
+    assert answer[0][1] == pytest.approx(float(expected.max()))
+
+
+def test_classification_of_one_number():
+    assert set(classify(subject("ForSequenceClassification", num_labels=1), "the river")) == {"LABEL_0"}
+
+
+def test_attention_is_the_models_and_escaped():
+    tested = subject("ForMaskedLM")
+    tokens, weights = attention(tested, "the river is long", 2, 3)
+    assert tokens == ["[CLS]", "the", "river", "is", "long", "[SEP]"]
+    assert torch.allclose(weights.sum(-1), torch.ones(6))
+    with torch.no_grad():
+        ids = tested.tokenizer("the river is long", return_tensors="pt")["input_ids"]
+        expected = tested.model(input_ids=ids, output_attentions=True).attentions[1][0, 2]
+    assert torch.equal(weights, expected)
+    drawn = draw_attention(["<script>", "b"], torch.eye(2))
+    assert "<script>" not in drawn
+    assert html.escape("<script>") in drawn
+    assert "<b>&lt;i&gt;</b>" in draw_blanks([[("<i>", 0.5)]])
+
+
+@pytest.mark.parametrize(
+    ("head", "call", "text", "message"),
+    [
+        ("ForMaskedLM", fill_mask, "no blank", r"Put \[MASK\] where"),
+        ("ForMaskedLM", fill_mask, "  ", "Type some text"),
+        ("ForTokenClassification", tag, "", "Type some text"),
+        ("ForSequenceClassification", classify, "x" * 20_001, "20,001 characters"),
+        ("ForSequenceClassification", classify, "\u200b", "no token"),
+        ("ForMaskedLM", lambda s, text: attention(s, text, 3, 1), "the", "no layer 3: the model has 2"),
+    ],
+)
+def test_bad_input_is_told(head, call, text, message):
+    tested = subject(head)
+    if message == "no token":
+        tested.tokenizer.backend_tokenizer.normalizer = __import__("tokenizers").normalizers.Replace("\u200b", "")
+    with pytest.raises(BadInputError, match=message):
+        call(tested, text)
+
+
+def test_models_without_a_view_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds a ClozeBertForQuestionAnswering; the page shows fill-mask"):
+        load_subject(str(save(tmp_path, "ForQuestionAnswering")))
+
+
+def test_space_folder(tmp_path):
+    write_space(tmp_path / "space", "org/name")
+    app = (tmp_path / "space" / "app.py").read_text()
+    compile(app, "app.py", "exec")
+    assert 'MODELS: list[str] = ["org/name"]' in app
+    assert not re.search(r"^\s*(from|import) (clozebert|\.)", app, flags=re.MULTILINE)
+    assert "sdk: gradio" in (tmp_path / "space" / "README.md").read_text()
+    with pytest.raises(ValueError, match="there already"):
+        write_space(tmp_path / "space", "org/name")
+
+
+@pytest.fixture
+def address(tmp_path):
+    """The program, showing three models."""
+    pytest.importorskip("gradio")
+    folders = [
+        save(tmp_path / name, head, id2label=labels, label2id={v: k for k, v in labels.items()})
+        for name, head, labels in (
+            ("filler", "ForMaskedLM", {0: "a", 1: "b", 2: "c"}),
+            ("tagger", "ForTokenClassification", {0: "O", 1: "B-PER", 2: "B-LOC"}),
+            ("judge", "ForSequenceClassification", {0: "bad", 1: "so-so", 2: "good"}),
+        )
+    ]
+    port = 20_000 + os.getpid() % 20_000
+    command = [sys.executable, REPOSITORY / "scripts" / "demo_app.py", folders[0], "--more_models", *folders[1:]]
+    process = subprocess.Popen([*map(str, command), "--port", str(port)], stderr=subprocess.PIPE, text=True)
+    url = f"http://127.0.0.1:{port}"
+    for _ in range(600):
+        assert process.poll() is None, process.stderr.read()
+        try:
+            urllib.request.urlopen(url, timeout=1).read()
+            break
+        except OSError:
+            time.sleep(0.2)
+    yield url
+    process.terminate()
+    process.wait(timeout=30)
+    process.stderr.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_page_in_a_browser(address, width, tmp_path):
+    """All four views on a telephone and on a desk: answers, messages for bad input, no sideways scrolling."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    browsers = [path for path in map(Path, ("/usr/bin/chromium", "/usr/bin/google-chrome")) if path.exists()]
+    if not browsers:
+        pytest.skip("no Chromium here")
+    pictures = Path(os.environ.get("CLOZEBERT_SCREENSHOTS", tmp_path))
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(browsers[0]), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        errors = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(address)
+        for number, (kind, text, shown) in enumerate(
+            (
+                ("fill-mask", "the [MASK] is long", "#words td"),
+                ("tagging", f"the river , {LONG}", "#spans .textspan, #spans mark, #spans span"),
+                ("classification", "the river is long", "#scores"),
+            )
+        ):
+            if number:
+                tab = page.get_by_role("tab", name=re.compile(kind))
+                if not tab.is_visible():
+                    page.locator(".overflow-menu button").first.click()
+                    tab = page.get_by_role("button", name=re.compile(kind))
+                tab.first.click()
+            box = page.locator(f"#text-{kind} textarea")
+            box.fill(text)
+            page.locator(f"#run-{kind}").click()
+            page.locator(shown).first.wait_for(state="visible")
+            page.locator(f"#attention-{kind} table.grid td").first.wait_for(state="visible")
+            page.screenshot(path=pictures / f"{kind}-{width}.png", full_page=True)
+            assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            box.fill("")
+            page.locator(f"#run-{kind}").click()
+            page.locator(f"#message-{kind}").get_by_text("Type some text first.").wait_for()
+        assert errors == []
+        browser.close()
