@@ -31,7 +31,7 @@ class FinetuningArguments:
     max_steps: int = flag("Stop after so many optimizer steps; -1 for whole epochs.", -1)
     learning_rate: float | None = flag("Peak learning rate (default: by the width of the model).")
     per_device_train_batch_size: int | None = flag("Windows per step and device (default: by the size of the data).")
-    per_device_eval_batch_size: int = flag("Windows per forward pass in evaluation.", 64)
+    per_device_eval_batch_size: int = flag("Windows per forward pass in evaluation.", 32)
     gradient_accumulation_steps: int = flag("Micro-batches per optimizer step; the gradient is exactly that of one.", 1)
     warmup_steps: float = flag("Steps of linear warm-up, or their share of all steps if below 1.", 0.1)
     lr_scheduler_type: str = flag("Schedule after warm-up, by transformers' name.", "linear")

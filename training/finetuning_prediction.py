@@ -25,7 +25,7 @@ class PredictionArguments:
     text_column: str | None = flag("Column of the text in tables (default: as in training, else by name).")
     text_pair_column: str | None = flag("Column of the second text of a pair.")
     max_seq_length: int | None = flag("Tokens read at once (default: as in training).")
-    batch_size: int = flag("Windows per forward pass.", 64)
+    batch_size: int = flag("Windows per forward pass.", 32)
     trust_remote_code: bool = flag("Allow code that comes with the model.", False)
 
     def __post_init__(self) -> None:
