@@ -40,7 +40,7 @@ def write_package_task(folder: Path, *, examples: int, seed: int = 0) -> None:
     texts: dict[str, list[str]] = defaultdict(list)
     for record in read_installed_python():
         text = " ".join(record.text.split())
-        if 60 <= len(text) <= 2000:
+        if 60 <= len(text) <= 400:
             texts[record.package].append(text)
     largest = sorted(texts, key=lambda package: (-len(texts[package]), package))[:_PACKAGES]
     if len(largest) < 2:

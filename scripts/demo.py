@@ -30,7 +30,7 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 folder, prompts = sys.argv[1], json.loads(sys.argv[2])
 model = transformers.AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
-tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 fill = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer, top_k=4)
 found = [[(guess["token_str"].strip(), guess["score"]) for guess in fill(prompt)] for prompt in prompts]
 print(json.dumps({"class": type(model).__module__, "found": found}))
@@ -46,7 +46,7 @@ class DemoArguments:
     input: str = field(default="installed-python", metadata={"help": "text to learn from"})
     config: str = field(default="tiny", metadata={"help": "recipe of the pretraining run"})
     max_steps: int | None = field(default=None, metadata={"help": "steps of pretraining, if not the recipe's"})
-    task_examples: int = field(default=3000, metadata={"help": "training examples of each fine-tuning task, at most"})
+    task_examples: int = field(default=1500, metadata={"help": "training examples of each fine-tuning task, at most"})
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -103,7 +103,7 @@ def finetune_flags(encoder: Path, data: Path, suffix: str, output: Path) -> list
     """The flags that both fine-tuning programs share."""
     files = [f"{flag}={data}/{split}.{suffix}" for flag, split in (
         ("--train_file", "train"), ("--validation_file", "validation"), ("--test_file", "test"))]  # fmt: skip
-    return ["--model_name_or_path", encoder, *files, "--output_dir", output]
+    return ["--model_name_or_path", encoder, *files, "--num_train_epochs", "3", "--output_dir", output]
 
 
 def show_fill_mask(encoder: Path) -> None:
@@ -116,7 +116,7 @@ def show_fill_mask(encoder: Path) -> None:
     )
     if done.returncode:
         sys.exit(f"error: the saved encoder does not load without clozebert:\n{done.stderr}")
-    for prompt, guesses in zip(PROMPTS, json.loads(done.stdout)["found"], strict=True):
+    for prompt, guesses in zip(PROMPTS, json.loads(done.stdout.splitlines()[-1])["found"], strict=True):
         words = ", ".join(f"{word} {score:.0%}" for word, score in guesses)
         print(f"  {prompt:55} {words}")
 

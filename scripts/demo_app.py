@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         import gradio  # noqa: F401
     except ImportError:
-        raise ImportError("the page needs gradio: pip install 'clozebert[demo]'") from None
+        raise ImportError("the page needs gradio: pip install 'clozebert[page]'") from None
     from clozebert.hub.demo_page import STYLE, build_page, load_subject
     from clozebert.hub.folders import find_folder
 
