@@ -382,7 +382,7 @@ def fill(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
     """Put tensors in place of the parameters, in their own type, and tie again what is tied."""
     model.load_state_dict(tensors, strict=True, assign=True)
     model.tie_weights()
-    model.to(next(iter(tensors.values())).device)  # the buffers, too  # type: ignore[arg-type]
+    model.to(next(iter(tensors.values())).device)  # type: ignore[arg-type]  # the buffers, too
 
 
 def _transformers_class(name: str) -> Any:
