@@ -145,6 +145,7 @@ class FinetuningTrainer(Trainer):
         self.evaluation = evaluation
         self.collator = collator
         self.groups = groups
+        self.autocast: Any = self.compute_loss_context_manager
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """AdamW over the groups that were given."""
@@ -153,17 +154,19 @@ class FinetuningTrainer(Trainer):
             self.optimizer = torch.optim.AdamW(self.groups, lr=self.args.learning_rate, fused=fused)
         return self.optimizer
 
-    def document_logits(self, examples: Sequence[Any], windows: Sequence[Window], *, precise: bool = False) -> Any:
-        """Logits of whole documents, from those of their windows. Every process computes all of them.
+    def leave_mixed_precision(self) -> None:
+        """From now on predict as the saved model will, in float32. Accelerate had put autocast around `forward`."""
+        self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+        self.autocast = None
 
-        `precise` leaves out mixed precision: so the final scores are those of the model as it is saved.
-        """
+    def document_logits(self, examples: Sequence[Any], windows: Sequence[Window]) -> Any:
+        """Logits of whole documents, from those of their windows. Every process computes all of them."""
         logits = predict_logits(
             self.model,
             windows,
             self.collator,
             batch_size=self.args.eval_batch_size,
-            autocast=None if precise else self.compute_loss_context_manager,
+            autocast=self.autocast,
         )
         return self.task.assemble(examples, windows, logits)
 
@@ -398,13 +401,14 @@ def run_once(
     if trainer.is_world_process_zero():
         write_json(os.path.join(folder, SETTINGS_FILE), settings)
     train_output = trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.leave_mixed_precision()
     results = {"train_runtime": train_output.metrics["train_runtime"], "train_loss": train_output.metrics["train_loss"]}
     results |= {"train_samples": len(splits["train"]), "train_windows": len(windows["train"])}
     results["epoch"] = float(trainer.state.epoch or 0)
     results = {key: value for key, value in results.items() if not _is_nan(value)}
     for split, name in (("validation", "eval"), ("test", "test")):
         if split in splits:
-            logits = trainer.document_logits(splits[split], windows[split], precise=True)
+            logits = trainer.document_logits(splits[split], windows[split])
             scores = task.metrics(logits, splits[split])
             results |= {f"{name}_{key}": value for key, value in scores.items()}
             results[f"{name}_samples"] = len(splits[split])

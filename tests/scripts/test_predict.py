@@ -64,7 +64,7 @@ def test_texts_from_files_of_each_format(tuned: dict[str, Path], tmp_path: Path)
     assert results[0] == results[1] == results[2]
     assert [record["label"] for record in results[0]] == ["pos", "neg"]
     for record in results[0]:
-        assert sum(record["scores"].values()) == pytest.approx(1, abs=1e-4)
+        assert sum(record["scores"].values()) == pytest.approx(1, abs=2e-6)
         assert record["score"] == max(record["scores"].values())
 
 
@@ -80,7 +80,7 @@ def test_prediction_repeats_what_training_wrote(tuned: dict[str, Path], tmp_path
                 k: v for k, v in after.items() if "score" not in k and k != "entities"
             }
             scores = [r["scores"].values() if kind == "sequence" else r["scores"] for r in (before, after)]
-            assert list(scores[0]) == pytest.approx(list(scores[1]), abs=1e-4)
+            assert list(scores[0]) == pytest.approx(list(scores[1]), abs=2e-6)
 
 
 def test_words_of_conll_files(tuned: dict[str, Path], tmp_path: Path) -> None:
