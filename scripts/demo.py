@@ -137,7 +137,7 @@ def report(folder: Path, encoder: Path, sequence: Path, token: Path, *, seconds:
     for title, results in (("package of a docstring", sequence), ("kinds of Python tokens", token)):
         values = json.loads((results / "all_results.json").read_text())
         print(
-            f"  {title:24} accuracy {values['test_accuracy']:.3f}   F1 {values['test_f1']:.3f}   "
+            f"  {title:24} accuracy {values['test_accuracy']:.3f}   F1 {values['test_f1_macro']:.3f}   "
             f"majority baseline {values['test_majority_accuracy']:.3f}"
         )
     places = {

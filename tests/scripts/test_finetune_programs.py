@@ -33,7 +33,7 @@ def test_sequence_program_by_path(repository: Path, model: str, tmp_path: Path) 
     flags = ["--train_file", write_sentiment(tmp_path / "a.csv", rows=60), "--model_name_or_path", model]
     flags += ["--validation_file", write_sentiment(tmp_path / "b.csv", rows=20, seed=1)]
     flags += ["--test_file", write_sentiment(tmp_path / "c.csv", rows=20, seed=2)]
-    flags += ["--output_dir", str(tmp_path / "o"), "--num_train_epochs", "6", "--learning_rate", "3e-3"]
+    flags += ["--output_dir", str(tmp_path / "o"), "--num_train_epochs", "12", "--learning_rate", "3e-3"]
     done = run_program(repository, "finetune_sequence_classification", *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "o" / "all_results.json").read_text())
