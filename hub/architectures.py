@@ -634,7 +634,7 @@ def _eurobert_to_ours(native: Values, ending: str) -> Values:
     return {
         "rope_parameters": dict(native["rope_parameters"]),
         "classifier_pooling": _EUROBERT_POOLING.get(pooling, "cls"),
-        "mask_token_id": native["mask_token_id"],
+        "mask_token_id": None if native["mask_token_id"] == native["pad_token_id"] else native["mask_token_id"],
         "decoder_bias": native["mlp_bias"],  # its decoder has a bias where its feed-forwards have
     }
 
@@ -645,8 +645,8 @@ def _eurobert_to_native(ours: Values, ending: str) -> Values:
         "num_key_value_heads": ours["num_key_value_heads"] or ours["num_attention_heads"],
         "head_dim": ours["hidden_size"] // ours["num_attention_heads"],
         "classifier_pooling": "mean" if ours["classifier_pooling"] == "mean" else "bos",
-        # Its mask token is a number always.
-        **({} if ours["mask_token_id"] is None else {"mask_token_id": ours["mask_token_id"]}),
+        # Its mask token is a number always, and its default lies beyond other vocabularies: none is padding.
+        "mask_token_id": _or(ours["mask_token_id"], ours["pad_token_id"] or 0),
     }
 
 

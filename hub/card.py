@@ -54,7 +54,7 @@ def write_card(directory: str | os.PathLike, facts: Mapping[str, Any]) -> None:
     if path.is_file() and not is_ours(path.read_text(encoding="utf-8")):
         warnings.warn(f"{path} was written or edited by a person and is left as it is", stacklevel=2)
         return
-    text = _sign(render_card(folder, facts))
+    text = sign_card(render_card(folder, facts))
     temporary = path.with_name(f".{CARD_NAME}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
@@ -66,7 +66,8 @@ def is_ours(text: str) -> bool:
     return mark is not None and hashlib.sha256(text[: mark.start()].encode()).hexdigest() == mark.group(1)
 
 
-def _sign(text: str) -> str:
+def sign_card(text: str) -> str:
+    """A card's text with the last line by which `is_ours` knows it."""
     text = text.rstrip("\n")
     return f"{text}\n<!-- clozebert-card {hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
@@ -128,10 +129,8 @@ def _what_it_is(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any
 
 
 def _how_to_load(name: str, config: Mapping[str, Any], auto_class: str, task: str) -> str:
-    processor = "AutoImageProcessor" if task == "image-classification" else "AutoTokenizer"
-    call = f'{auto_class}.from_pretrained("{name}"'
     if config.get("model_type", "clozebert") != "clozebert":
-        lines = ["It is in transformers' own format:", "", *_python(f"model = {call})", auto_class, processor, name)]
+        lines = ["It is in transformers' own format:", "", *_python(name, auto_class, task)]
         return "\n".join(["## How to load it", "", *lines])
     return "\n".join(
         [
@@ -139,25 +138,27 @@ def _how_to_load(name: str, config: Mapping[str, Any], auto_class: str, task: st
             "",
             "The folder carries the model's code. With transformers alone, which then runs that code:",
             "",
-            *_python(f"model = {call}, trust_remote_code=True)", auto_class, processor, name),
+            *_python(name, auto_class, task, options=", trust_remote_code=True"),
             "",
             "Or with the package, and no code from the folder:",
             "",
-            *_python(
-                f"model = {call})", auto_class, processor, name, first="import clozebert  # pip install clozebert"
-            ),
+            *_python(name, auto_class, task, first="import clozebert  # pip install clozebert"),
         ]
     )
 
 
-def _python(load: str, auto_class: str, processor: str, name: str, first: str | None = None) -> list[str]:
-    lines = [first] if first else []
-    lines += [f"from transformers import {auto_class}, {processor}", "", load]
-    if processor == "AutoTokenizer":
-        lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}")')
-    else:
-        lines.append(f'image_processor = AutoImageProcessor.from_pretrained("{name}")')
-    return ["```python", *lines, "```"]
+def _python(name: str, auto_class: str, task: str, *, options: str = "", first: str | None = None) -> list[str]:
+    is_image = task == "image-classification"
+    variable, processor = ("image_processor", "AutoImageProcessor") if is_image else ("tokenizer", "AutoTokenizer")
+    return [
+        "```python",
+        *([first] if first else []),
+        f"from transformers import {auto_class}, {processor}",
+        "",
+        f'model = {auto_class}.from_pretrained("{name}"{options})',
+        f'{variable} = {processor}.from_pretrained("{name}"{options})',
+        "```",
+    ]
 
 
 def _training_data(facts: Mapping[str, Any]) -> str:
@@ -253,4 +254,4 @@ def _count_parameters(folder: Path) -> int:
     return total
 
 
-__all__ = ["is_ours", "render_card", "write_card"]
+__all__ = ["is_ours", "render_card", "sign_card", "write_card"]

@@ -26,6 +26,8 @@ from .native import convert_from_native, to_native
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
                     "sentencepiece.bpe.model", "tokenizer.model")  # fmt: skip
+# How a tokenizer was loaded here, which transformers writes down beside what it is.
+_NOT_THE_TOKENIZERS = ("is_local", "local_files_only", "name_or_path", "tokenizer_file")
 _IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 _DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *_TOKENIZER_FILES,
              "merges.txt", "special_tokens_map.json", "added_tokens.json", *_IMAGE_FILES)  # fmt: skip
@@ -264,6 +266,10 @@ def copy_processors(folder: Path, directory: Path) -> None:
         # Saved anew rather than copied: old folders leave the tokenizer's class to be guessed from `model_type`.
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         tokenizer.save_pretrained(directory)
+        path = directory / "tokenizer_config.json"
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = {key: value for key, value in settings.items() if key not in _NOT_THE_TOKENIZERS}
+        path.write_text(json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
     for name in _IMAGE_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, directory / name)

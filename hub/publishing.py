@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import __version__
 from .architectures import NATIVE
-from .card import CARD_NAME, _sign, is_ours, render_card, write_card
+from .card import CARD_NAME, is_ours, render_card, sign_card, write_card
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
 from .folders import copy_processors, load_clozebert, load_native, read_config
 from .native import config_from_native, convert_from_native, to_native
@@ -30,8 +30,6 @@ FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _COPIED = ("*.png", "LICENSE", "LICENSE.*", "NOTICE", ".eval_results/*.yaml")
-# How it was loaded here, which transformers writes down beside what the tokenizer is.
-_NOT_THE_TOKENIZERS = ("is_local", "local_files_only", "name_or_path", "tokenizer_file")
 _CARD_KEYS = ("license", "language", "datasets", "base_model", "tags")
 _HOW_TO_LOAD, _FOR_SERVERS = "## How to load it", "## For servers"
 
@@ -223,12 +221,10 @@ def _check_tokenizer(source: Path, folder: Path, longest: int | None) -> None:
     if not path.is_file():
         raise ValueError(f"{source} has no tokenizer: save it there with tokenizer.save_pretrained({str(source)!r})")
     values = json.loads(path.read_text(encoding="utf-8"))
-    for key in _NOT_THE_TOKENIZERS:
-        values.pop(key, None)
     if longest is not None and not values.get("model_max_length", 1e30) <= longest:
         # Without it, pipelines do not know where to cut a text.
         values["model_max_length"] = longest
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(values, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _write_fingerprint(source: Path, folder: Path, model: Any) -> None:
@@ -352,7 +348,7 @@ def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion
     kept = re.sub(rf"{_FOR_SERVERS}\n.*?(?=\n## |\Z)", "", kept, flags=re.DOTALL).strip()
     if forms:
         kept = "\n".join([_FOR_SERVERS, "", *(f"- {line}." for line in forms), "", kept])
-    (folder / CARD_NAME).write_text(_sign(f"{head}\n\n{kept}"), encoding="utf-8")
+    (folder / CARD_NAME).write_text(sign_card(f"{head}\n\n{kept}"), encoding="utf-8")
     missing = [] if facts["license"] else ["the card names no licence: give --license"]
     if "## Training data" not in kept and not facts["datasets"]:
         missing.append("the card does not say what the model was trained on: give --data_statement or --datasets")

@@ -122,17 +122,37 @@ def _commit(
     notes = [*notes, *reasons]
     if not changed and not removed:
         return Push(head, [], [], notes)
-    done = api.create_commit(
-        repo_id,
-        [
-            *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(here[name])) for name in changed),
-            *(CommitOperationDelete(path_in_repo=name) for name in removed),
-        ],
-        commit_message=message,
-        revision=revision,
-        parent_commit=head,
-    )
+    with contextlib.ExitStack() as opened:
+        contents: dict[str, Any] = {name: str(here[name]) for name in changed}
+        if not _has_xet(repo_id, revision or "main"):
+            # What has a path goes by Xet where hf_xet is installed; an open file goes over HTTP.
+            contents = {name: opened.enter_context(here[name].open("rb")) for name in changed}
+        done = api.create_commit(
+            repo_id,
+            [
+                *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=x) for name, x in contents.items()),
+                *(CommitOperationDelete(path_in_repo=name) for name in removed),
+            ],
+            commit_message=message,
+            revision=revision,
+            parent_commit=head,
+        )
     return Push(done.oid, changed, removed, notes)
+
+
+def _has_xet(repo_id: str, revision: str) -> bool:
+    """Whether large files can go by Xet: huggingface_hub takes that for granted where hf_xet is installed, but not
+    every server of the Hub's kind has it.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    url = f"{constants.ENDPOINT}/api/models/{repo_id}/xet-write-token/{revision}"
+    answer = get_session().get(url, headers=build_hf_headers())
+    if answer.status_code in (404, 405, 501):
+        return False
+    hf_raise_for_status(answer)
+    return True
 
 
 def _is_ours(name: str) -> bool:
@@ -217,13 +237,18 @@ def _explain(error: BaseException, repo_id: str) -> str | None:
     in_transport = type(error).__module__.split(".")[0] in ("httpx", "httpx2", "requests")
     if in_transport or isinstance(error, LocalEntryNotFoundError):
         return f"the Hub at {constants.ENDPOINT} cannot be reached ({type(error).__name__}): is there a network?"
-    if isinstance(error, RuntimeError):
-        # An upload in a thread wraps what happened; one by Xet tells of it in words only.
-        explained = _explain(error.__cause__, repo_id) if error.__cause__ is not None else None
-        return explained or f"uploading to {repo_id} failed{_quote(str(error))}: publish again to go on from there"
+    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # an upload in a thread wraps what happened
+        return _explain(error.__cause__, repo_id) or _failed_upload(error, repo_id)
+    # Xet has no class of its own for what goes wrong, but the system's errors have a number.
+    if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None):
+        return _failed_upload(error, repo_id)
     if isinstance(error, ValueError) and "metadata in README.md" in str(error):
         return f"the Hub does not take the metadata on top of README.md{_quote(str(error))}"
     return None
+
+
+def _failed_upload(error: BaseException, repo_id: str) -> str:
+    return f"uploading to {repo_id} failed{_quote(str(error))}: publish again to go on from there"
 
 
 def _quote(text: str) -> str:

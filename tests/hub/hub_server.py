@@ -1,9 +1,9 @@
 """A small server on loopback that speaks the Hub's protocol, for the real `huggingface_hub` client.
 
 It keeps repositories with branches and tags, tells small files from large ones (LFS), takes large ones by the LFS batch
-protocol and commits as newline-delimited JSON, whole or not at all, refuses a commit whose parent is not the head any
-more, hides private repositories from whoever has no token, redirects large downloads to another host name as the Hub
-does, and can be made to break off. It is no part of the package.
+protocol, or by Xet where it is given a folder for that, and commits as newline-delimited JSON, whole or not at all,
+refuses a commit whose parent is not the head any more, hides private repositories from whoever has no token, redirects
+large downloads to another host name as the Hub does, and can be made to break off. It is no part of the package.
 """
 
 import base64
@@ -11,10 +11,12 @@ import fnmatch
 import hashlib
 import json
 import re
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -65,7 +67,8 @@ class Hub:
 
     Attributes:
         tokens: token -> (user, namespaces it may write to). uploads: the hashes of large files received.
-        requests: (method, path). broken: called with (method, path) before each answer; True breaks the connection.
+        requests: (method, path). xet_store: a folder in which hf_xet itself keeps large files; None: no Xet here.
+        broken: called with (method, path) before each answer; True breaks the connection.
     """
 
     def __init__(self) -> None:
@@ -74,6 +77,7 @@ class Hub:
         self.lfs: dict[str, bytes] = {}
         self.uploads: list[str] = []
         self.requests: list[tuple[str, str]] = []
+        self.xet_store: Path | None = None
         self.broken: Callable[[str, str], bool] = lambda method, path: False
         hub = self
 
@@ -104,12 +108,49 @@ class Hub:
     def content(self, file: File) -> bytes:
         return self.lfs[file.lfs_oid] if file.lfs_oid else file.content
 
+    def xet_files(self) -> dict[str, tuple[str, int]]:
+        """SHA-256 -> Xet's own hash, and the size, of what was uploaded by Xet: from the lists (shards) it left there.
+
+        A list is records of 48 bytes: of each file its hash and number of parts, the parts, what verifies them, and
+        its SHA-256.
+        """
+        found = {}
+        for path in self.xet_store.rglob("shards/*.mdb") if self.xet_store else ():
+            data, at = path.read_bytes(), 48
+            while data[at : at + 32] != b"\xff" * 32:
+                flags, parts = struct.unpack_from("<II", data, at + 32)
+                size = sum(struct.unpack_from("<I", data, at + 48 * (1 + part) + 36)[0] for part in range(parts))
+                end = at + 48 * (1 + parts * (2 if flags >> 31 else 1))
+                if flags >> 30 & 1:
+                    found[_xet_hex(data[end : end + 32])] = (_xet_hex(data[at : at + 32]), size)
+                    end += 48
+                at = end
+        return found
+
     def edit(self, repo_id: str, name: str, content: bytes, branch: str = "main") -> None:
         """As a person does on the page of the repository."""
         repository = self.repositories[repo_id]
         files = dict(repository.commits[repository.branches[branch]])
         files[name] = File(content)
         repository.commit(branch, files, f"Edit {name}")
+
+
+def _xet_hex(digest: bytes) -> str:
+    """A hash as Xet writes it: four numbers, the lowest byte of each first."""
+    return "".join(f"{number:016x}" for number in struct.unpack("<4Q", digest))
+
+
+def point_client_at(hub: Hub, monkeypatch: Any) -> None:
+    """Make the huggingface_hub of this process talk to `hub`, with the token of a writer."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_writer")
+    huggingface_hub.close_session()
 
 
 def is_large(name: str, size: int) -> bool:
@@ -323,7 +364,17 @@ class _Handler(BaseHTTPRequestHandler):
                     "verify": {"href": f"{self.state.endpoint}/verify/{name}"},
                 }
             objects.append(answer)
-        self._json({"transfer": "basic", "objects": objects})
+        is_xet = self.state.xet_store is not None and "xet" in json.loads(self.body).get("transfers", [])
+        self._json({"transfer": "xet" if is_xet else "basic", "objects": objects})
+
+    def xet_token(self, name: str, kind: str, revision: str) -> None:
+        self._repository(name, write=kind == "write")
+        if self.state.xet_store is None:
+            raise _AnswerError(404, "there is no Xet here")
+        # By this address, hf_xet keeps in a folder what it would send to the store over HTTP.
+        store, token, ends = f"local://{self.state.xet_store}", "xet_token", 9_999_999_999
+        headers = {"X-Xet-Cas-Url": store, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": str(ends)}
+        self._send(200, json.dumps({"casUrl": store, "accessToken": token, "exp": ends}).encode(), headers)
 
     def lfs_put(self, oid: str) -> None:
         if hashlib.sha256(self.body).hexdigest() != oid:
@@ -356,9 +407,13 @@ class _Handler(BaseHTTPRequestHandler):
             elif item["key"] == "file":
                 files[value["path"]] = File(base64.b64decode(value["content"]))
             elif item["key"] == "lfsFile":
-                if value["oid"] not in self.state.lfs:
+                if value["oid"] in self.state.lfs:
+                    size = len(self.state.lfs[value["oid"]])
+                elif value["oid"] in (by_xet := self.state.xet_files()):
+                    size = by_xet[value["oid"]][1]
+                else:
                     raise _AnswerError(400, f"the object {value['oid']} was not uploaded")
-                files[value["path"]] = _pointer(value["oid"], len(self.state.lfs[value["oid"]]))
+                files[value["path"]] = _pointer(value["oid"], size)
             elif item["key"] == "deletedFile":
                 if files.pop(value["path"], None) is None:
                     raise _AnswerError(404, "A file with this name doesn't exist", "EntryNotFound")
@@ -392,6 +447,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise _AnswerError(404, "Entry not found", "EntryNotFound")
         if file.lfs_oid:
             headers.update({"X-Linked-Etag": f'"{file.lfs_oid}"', "X-Linked-Size": str(file.size)})
+            if file.lfs_oid in (by_xet := self.state.xet_files()):
+                headers["X-Xet-Hash"] = by_xet[file.lfs_oid][0]
+                headers["X-Xet-Refresh-Route"] = f"{self.state.endpoint}/api/models/{name}/xet-read-token/{sha}"
             headers["Location"] = f"http://localhost:{self.state.port}/cdn/{file.lfs_oid}"
             self._send(302, b"", headers)
             return
@@ -437,6 +495,7 @@ _ROUTES: list[tuple[str, tuple[str, ...], Callable[..., None]]] = [
     (rf"/api/models/{_REPO}/commit/([^/]+)", _WRITE, _Handler.commit),
     (rf"/api/models/{_REPO}/branch/([^/]+)", _WRITE, _Handler.branch),
     (rf"/api/models/{_REPO}/tag/([^/]+)", _WRITE, _Handler.tag),
+    (rf"/api/models/{_REPO}/xet-(read|write)-token/([^/]+)", _READ, _Handler.xet_token),
     (rf"/{_REPO}\.git/info/lfs/objects/batch", _WRITE, _Handler.lfs_batch),
     (r"/lfs/(\w+)", ("PUT",), _Handler.lfs_put),
     (rf"/verify/{_REPO}", _WRITE, _Handler.verify),

@@ -113,6 +113,18 @@ def test_first_architecture_that_fits(name, changes, expected):
     assert type(to_native(make(name, **changes))).__name__ == expected
 
 
+@pytest.mark.parametrize("mask_token_id", [None, 4])
+def test_no_special_token_lies_beyond_the_vocabulary(mask_token_id):
+    """EuroBERT's mask token has a number always; its default is 128,002."""
+    base = make_native("eurobert", "EuroBertForMaskedLM")
+    ours = from_native(base)
+    ours.config.mask_token_id = mask_token_id
+    native = to_native(ours)
+    ids = {key: value for key, value in native.config.to_dict().items() if key.endswith("_token_id")}
+    assert all(value is None or value < native.config.vocab_size for value in ids.values()), ids
+    assert from_native(native).config.mask_token_id == mask_token_id
+
+
 def test_where_it_came_from_goes_first():
     """An ELECTRA whose embeddings are as wide as its layers equals a BERT; it goes back as what it was."""
     ours = from_native(make_native("electra", "ElectraModel", embedding_size=24))

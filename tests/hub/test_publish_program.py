@@ -7,12 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from hub_server import Hub
+import transformers
+from hub_server import Hub, point_client_at
+from reader import hash_outputs
 from saved_models import make_model, make_tokenizer, save
 
+from clozebert.hub.native import to_native
+from clozebert.hub.publishing import complete_folder
+from clozebert.hub.pushing import push_folder
 from clozebert.modeling.bundle import class_of_auto_class
 
 TEXT_CLASSES = [name for name in class_of_auto_class() if name != "AutoModelForImageClassification"]
+IMAGE_CLASSES = ["AutoModel", "AutoModelForImageClassification"]
 READER = Path(__file__).with_name("reader.py")
 
 
@@ -29,7 +35,6 @@ def environment(hub, home, **changes):
         "HF_ENDPOINT": hub.endpoint,
         "HF_HOME": str(home),
         "HF_TOKEN": "hf_writer",
-        "HF_HUB_DISABLE_XET": "1",
         **changes,
     }
 
@@ -43,13 +48,18 @@ def publish(hub, home, *arguments, **options):
     )  # fmt: skip
 
 
-def read(hub, home, source, *, revision="-", package="absent", auto_classes=TEXT_CLASSES, **changes):
+def read(hub, home, sources, *, package="absent", **changes):
+    """What a process of its own gets from each source: see reader.py."""
     done = subprocess.run(
-        [sys.executable, READER, str(source), revision, package, ",".join(auto_classes)],
+        [sys.executable, READER, package, json.dumps(sources)],
         capture_output=True, text=True, env=environment(hub, home, **changes), cwd=home, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def encoder_of(source, revision=None):
+    return {"source": str(source), "auto_classes": ["AutoModel"], "revision": revision, "trust_remote_code": True}
 
 
 def hashes(answers):
@@ -63,24 +73,65 @@ def run_folder(folder, **options):
     return folder
 
 
-@pytest.mark.slow
-def test_every_auto_class_everywhere_bit_for_bit(hub, tmp_path):
-    """Auto classes x {installed, not} x {online, offline cache} x {local folder, repository}."""
-    folder = save(tmp_path / "run")
-    done = publish(hub, tmp_path, folder, "--repo_id", "org/matrix")
-    assert done.returncode == 0, done.stderr
-    expected = None
+# Repository -> head and options of what is published there: the form with our code, and native architectures.
+PUBLISHED = {
+    "org/bundle": ("ForMaskedLM", {}),
+    "org/bundle-image": ("ForImageClassification", {}),
+    "org/bert": ("ForSequenceClassification", {"name": "bert-base"}),
+    "org/roberta": ("ForMaskedLM", {"name": "roberta-base"}),
+    "org/modernbert": ("ForTokenClassification", {"name": "modernbert-base"}),
+    "org/vit": ("ForImageClassification", {"name": "vit-base", "image_size": 14, "patch_size": 7}),
+}
+
+
+def test_every_auto_class_everywhere_bit_for_bit(hub, tmp_path, monkeypatch):
+    """Auto classes x {installed, not} x {online, offline cache} x {local folder, repository}, of bundles and natives.
+
+    A process for each of the four environments opens every source.
+    """
+    point_client_at(hub, monkeypatch)
+    sources, expected = [], []
+    for repo_id, (head, options) in PUBLISHED.items():
+        # transformers' own question answering takes two labels only.
+        model = make_model(head, num_labels=2, **options)
+        form = "bundle" if "bundle" in repo_id else "native"
+        folder = save(tmp_path / "run" / repo_id, head, num_labels=2, **options)
+        local = tmp_path / "local" / repo_id
+        # Trying it in a clean process has tests of its own.
+        assert complete_folder(folder, local, repo_id)[0] == form
+        push_folder(local, repo_id)
+        assert ("modeling_clozebert.py" in hub.files(repo_id)) == (form == "bundle")
+        is_image = head == "ForImageClassification"
+        as_published = model if form == "bundle" else to_native(model)
+        names = IMAGE_CLASSES if is_image else TEXT_CLASSES
+        if form == "native":  # ModernBERT has no AutoModelForPreTraining
+            names = [n for n in names if type(as_published.config) in getattr(transformers, n)._model_mapping]
+        for source in (repo_id, local):
+            sources.append({"source": str(source), "auto_classes": names})
+            expected.append((form, f"AutoModel{head}", hash_outputs(as_published)))
+    first = None
     for package in ("absent", "installed"):
         home = tmp_path / package
         home.mkdir()
+        given = [
+            {**source, "trust_remote_code": form == "bundle" and package == "absent"}
+            for source, (form, _, _) in zip(sources, expected, strict=True)
+        ]
         for offline in ("0", "1"):
-            for source in ("org/matrix", folder):
-                answers = read(hub, home, source, package=package, HF_HUB_OFFLINE=offline)
-                expected = expected or hashes(answers)
-                assert hashes(answers) == expected, (package, offline, source)
+            asked = len(hub.requests)
+            found = read(hub, home, given, package=package, HF_HUB_OFFLINE=offline)
+            assert (len(hub.requests) > asked) == (offline == "0")
+            first = first or found
+            for source, answers, reference, (form, own, logits) in zip(sources, found, first, expected, strict=True):
+                place = (source["source"], package, offline)
+                assert hashes(answers) == hashes(reference), place
+                # What was saved, and not only the same everywhere.
+                assert answers[own][1] == logits, place
                 modules = {module.split(".")[0] for module, _ in answers.values() if module}
-                assert modules == ({"clozebert"} if package == "installed" else {"transformers_modules"})
-    assert set(expected) == {*TEXT_CLASSES, "AutoTokenizer"}
+                ours = "clozebert" if package == "installed" else "transformers_modules"
+                assert modules == ({ours} if form == "bundle" else {"transformers"}), place
+    # A folder gives what its repository gives.
+    assert [hashes(a) for a in first[::2]] == [hashes(a) for a in first[1::2]]
 
 
 @pytest.mark.slow
@@ -90,13 +141,12 @@ def test_checkpoints_are_revisions_in_a_clean_environment(hub, tmp_path):
     assert done.returncode == 0, done.stderr
     assert set(hub.repositories["org/steps"].branches) == {"main", "checkpoint-4"}
     (tmp_path / "reader").mkdir()
-    answers = {
-        revision: hashes(read(hub, tmp_path / "reader", "org/steps", revision=revision, auto_classes=["AutoModel"]))
-        for revision in ("main", "checkpoint-4")
-    }
-    assert answers["main"] != answers["checkpoint-4"]
-    local = read(hub, tmp_path / "reader", folder / "checkpoint-4", auto_classes=["AutoModel"])
-    assert answers["checkpoint-4"] == hashes(local)
+    main, step, local = read(
+        hub,
+        tmp_path / "reader",
+        [encoder_of("org/steps"), encoder_of("org/steps", "checkpoint-4"), encoder_of(folder / "checkpoint-4")],
+    )
+    assert hashes(step) == hashes(local) != hashes(main)
     uploads = len(hub.uploads)
     again = publish(hub, tmp_path, folder, "--repo_id", "org/steps", "--all_checkpoints", "--license", "mit")
     assert again.stdout.count("nothing changed since") == 2, again.stdout
@@ -198,9 +248,10 @@ def test_trainer_pushes_open_without_the_package(hub, tmp_path):
     code = Path(__file__).with_name("trainer_pushes.py")
     make_tokenizer().save_pretrained(tmp_path / "start")
     make_model("ForSequenceClassification").save_pretrained(tmp_path / "start")
+    without_xet = environment(hub, tmp_path, HF_HUB_DISABLE_XET="1")  # Trainer does not ask whether there is Xet
     done = subprocess.run(
         [sys.executable, code, str(tmp_path / "start"), str(tmp_path / "out")],
-        capture_output=True, text=True, env=environment(hub, tmp_path), timeout=300, check=False,
+        capture_output=True, text=True, env=without_xet, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     repository = hub.repositories["org/trainer"]
@@ -211,4 +262,5 @@ def test_trainer_pushes_open_without_the_package(hub, tmp_path):
         names = set(repository.commits[sha])
         assert "training_args.bin" not in names
         assert {"modeling_clozebert.py", "model.safetensors", "config.json"} <= names
-    assert read(hub, tmp_path / "reader", "org/trainer", revision=pushes[0], auto_classes=["AutoModel"])
+    found = read(hub, tmp_path / "reader", [encoder_of("org/trainer", sha) for sha in pushes])
+    assert len({hashes(answers)["AutoModel"] for answers in found}) > 1  # weights of different steps

@@ -3,11 +3,12 @@
 import errno
 import hashlib
 import json
+from pathlib import Path
 
 import huggingface_hub
 import pytest
 import yaml
-from hub_server import Hub
+from hub_server import Hub, point_client_at
 from huggingface_hub import ModelCard, constants
 from saved_models import make_model, make_tokenizer, save
 from transformers import AutoModel
@@ -19,19 +20,11 @@ from clozebert.hub.publishing import Completion, complete_folder, publish
 from clozebert.hub.pushing import push_folder
 from clozebert.hub.verification import Report
 
-TOKEN = "hf_writer"
-
 
 @pytest.fixture
 def hub(monkeypatch):
     with Hub() as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
-        template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        huggingface_hub.close_session()
+        point_client_at(server, monkeypatch)
         yield server
         huggingface_hub.close_session()
 
@@ -327,6 +320,29 @@ def test_push_cut_off_leaves_the_last_revision_and_resumes(saved, hub, unverifie
     assert hub.files("org/name")["model.safetensors"] == (other / "model.safetensors").read_bytes()
 
 
+def test_push_by_xet_and_back(saved, hub, unverified, tmp_path, monkeypatch):
+    """hf_xet itself uploads and downloads; the Hub's own way for large files."""
+    pytest.importorskip("hf_xet")
+    hub.xet_store = tmp_path / "store"
+    publish(saved, "org/name")
+    assert hub.lfs == {}
+    digest = hashlib.sha256((saved / "model.safetensors").read_bytes()).hexdigest()
+    assert set(hub.xet_files()) == {digest}
+    downloaded = huggingface_hub.hf_hub_download("org/name", "model.safetensors", cache_dir=tmp_path / "cache")
+    assert Path(downloaded).read_bytes() == (saved / "model.safetensors").read_bytes()
+    assert publish(saved, "org/name").push.uploaded == []
+    # Cut off: the store does not answer any more, or what went there never arrives in a commit.
+    before = hub.repositories["org/name"].branches["main"]
+    other = save(tmp_path / "other", seed=5)
+    hub.xet_store = Path("/proc/nowhere")
+    assert "publish again" in message_of(lambda: publish(other, "org/name"))
+    hub.xet_store, hub.broken = tmp_path / "store", lambda method, path: "/commit/" in path
+    assert "cannot be reached" in message_of(lambda: publish(other, "org/name"))
+    assert hub.repositories["org/name"].branches["main"] == before
+    hub.broken = lambda method, path: False
+    assert "model.safetensors" in publish(other, "org/name").push.uploaded
+
+
 def test_push_that_lost_a_race_is_refused(saved, hub, unverified):
     publish(saved, "org/name")
 
@@ -398,7 +414,8 @@ def test_offline(saved, hub, monkeypatch):
 # What Trainer and models push by themselves
 
 
-def test_model_pushes_its_code(hub, tmp_path):
+def test_model_pushes_its_code(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the library does not ask whether there is Xet
     make_model().push_to_hub("org/pushed", private=True)
     assert {"config.json", "model.safetensors", "modeling_clozebert.py", "heads.py"} <= set(hub.files("org/pushed"))
     make_model(seed=2).save_pretrained(tmp_path / "saved", push_to_hub=True, repo_id="org/saved")
