@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .batch_size import BatchSize
 from .masking import REPLACE, SPLIT, Masking, runs, select
 from .packing import SPECIAL_TOKENS, RowIndex
 from .randomness import below, derive, fold, permute, ragged_arange, uniform
@@ -49,7 +50,7 @@ class BatchStream:
     Args:
         corpora: one corpus, or several to mix, all prepared with the same tokenizer.
         max_seq_length: tokens in a row, special tokens included.
-        global_batch_size: rows in one optimizer step.
+        global_batch_size: rows in one optimizer step, or how they grow from step to step.
         masking: how tokens are selected.
         seed: of the shuffling and the masks.
         weights: the share of rows of each of several corpora; each is repeated as often as its share asks for. They are
@@ -65,7 +66,7 @@ class BatchStream:
         corpora: Corpus | Sequence[Corpus],
         *,
         max_seq_length: int,
-        global_batch_size: int,
+        global_batch_size: int | BatchSize,
         masking: Masking,
         seed: int,
         weights: Sequence[float] | None = None,
@@ -73,12 +74,10 @@ class BatchStream:
     ) -> None:
         self.corpora = [corpora] if isinstance(corpora, Corpus) else list(corpora)
         _check_corpora(self.corpora)
-        if global_batch_size < 1:
-            raise ValueError(f"global_batch_size={global_batch_size} must be at least 1 row")
         if masking.final_rate is not None and not total_steps:
             raise ValueError(f"masking.final_rate={masking.final_rate} needs total_steps, the length of the run")
         self.quotas = _quotas(len(self.corpora), weights)
-        self.global_batch_size = global_batch_size
+        self.batch_size = BatchSize(global_batch_size) if isinstance(global_batch_size, int) else global_batch_size
         self.masking = masking
         self.seed = seed
         self.total_steps = total_steps
@@ -99,22 +98,27 @@ class BatchStream:
                 f"rank={rank} of world_size={world_size} and micro_batch={micro_batch} of "
                 f"micro_batches={micro_batches} must count from 0"
             )
-        if chunks > self.global_batch_size:
+        rows = self.batch_size.at(step)
+        if chunks > rows:
             raise ValueError(
-                f"global_batch_size={self.global_batch_size} rows cannot be split into world_size={world_size} x "
+                f"global_batch_size={rows} rows cannot be split into world_size={world_size} x "
                 f"micro_batches={micro_batches} chunks; each needs a row"
             )
         chunk = micro_batch * world_size + rank
-        begin, end = (edge * self.global_batch_size // chunks for edge in (chunk, chunk + 1))
-        return self.rows(step * self.global_batch_size + begin, end - begin, rate=self.rate(step))
+        begin, end = (edge * rows // chunks for edge in (chunk, chunk + 1))
+        return self.rows(self.batch_size.before(step) + begin, end - begin, rate=self.rate(step))
 
     def rate(self, step: int) -> float:
         """The masking rate of a step."""
         return self.masking.rate_at(step / max(1, (self.total_steps or 1) - 1))
 
+    def epochs(self, step: int) -> float:
+        """How often the rows of all corpora have been seen before `step`, on average."""
+        return self.batch_size.before(step) / self.rows_per_epoch
+
     def num_predicted(self, step: int) -> int:
         """How many tokens the whole global batch of a step predicts, without building it."""
-        segments = self._locate(step * self.global_batch_size, self.global_batch_size)
+        segments = self._locate(self.batch_size.before(step), self.batch_size.at(step))
         return int(_selection(self.corpora, segments, self.masking, rate=self.rate(step))[-1].sum())
 
     def rows(self, first: int, count: int, *, rate: float) -> Batch:

@@ -242,6 +242,12 @@ class Corpus:
         return map_array(self.folder / name, dtype, (length,))
 
 
+def open_split(directory: str | Path, split: str) -> Corpus | None:
+    """A split of a prepared corpus, or None where the corpus has no such split."""
+    corpus = Corpus(directory)
+    return Corpus(directory, split) if (corpus.directory / split / "manifest.json").is_file() else None
+
+
 def map_array(path: Path, dtype: str, shape: Sequence[int]) -> np.ndarray:
     """Memory-map a file of raw numbers.
 

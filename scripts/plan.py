@@ -68,7 +68,7 @@ def plan(
     arguments = PretrainingArguments(**{**settings, **paths})
     if calibrate and device is not None:
         raise ValueError(f"--calibrate measures this machine: leave out --device {device}")
-    length = None if corpus is None else _document_length(corpus, arguments.max_seq_length)
+    length = None if corpus is None else _document_length(arguments)
     kind, precision, here = _find_device(device, arguments)
     calibration = None
     if calibrate:
@@ -100,13 +100,12 @@ def plan(
     return facts
 
 
-def _document_length(corpus: str, max_seq_length: int) -> float:
-    import numpy as np
+def _document_length(arguments: Any) -> float:
+    from clozebert.corpus import Mixture
+    from clozebert.training.planning import mean_attention_length
 
-    from clozebert.corpus import Corpus
-    from clozebert.training.planning import attention_length
-
-    return attention_length(np.diff(Corpus(corpus).offsets), max_seq_length=max_seq_length)
+    mixture = Mixture(arguments.corpus, arguments.corpus_weights)
+    return mean_attention_length(mixture, max_seq_length=arguments.max_seq_length)
 
 
 def _find_device(name: str | None, arguments: Any) -> "tuple[Device, str, Any]":

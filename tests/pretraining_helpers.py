@@ -1,9 +1,12 @@
 """A small corpus with structure to learn, and ways to run pretraining on it, in this process and in others."""
 
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +68,62 @@ def model_config(**changes: Any) -> ClozeBertConfig:
 
 
 def flags(values: dict[str, Any]) -> list[str]:
-    """`{"max_steps": 3}` as `--max_steps 3`."""
-    return [part for key, value in values.items() for part in (f"--{key}", str(value))]
+    """`{"max_steps": 3}` as `--max_steps 3`; lists of paths or numbers as several words, others as YAML."""
+    found = []
+    for key, value in values.items():
+        if isinstance(value, list) and not any(isinstance(item, dict) for item in value):
+            found += [f"--{key}", *map(str, value)]
+        else:
+            found += [f"--{key}", json.dumps(value) if isinstance(value, (list, dict)) else str(value)]
+    return found
+
+
+def run_here(folder: Path, output_dir: Path, **changes: Any) -> None:
+    """Run pretrain_mlm in this process; it must end well."""
+    from clozebert.scripts.pretrain_mlm import main
+
+    main(flags({**MODEL, **settings(folder, output_dir=output_dir, **changes)}))
+
+
+def run_and_die(folder: Path, output_dir: Path, *, batch: int, how: int = signal.SIGKILL, **changes: Any) -> int:
+    """Run pretrain_mlm in a process that sends itself a signal in the forward pass of a training batch.
+
+    Args:
+        batch: which micro-batch of this process, counted from 1.
+
+    Returns:
+        The exit status; -9 for SIGKILL.
+    """
+
+    def work() -> None:
+        from clozebert import ClozeBertForMaskedLM
+        from clozebert.scripts._program import run
+
+        forward, calls = ClozeBertForMaskedLM.forward, [0]
+
+        def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls[0] += self.training
+            if self.training and calls[0] == batch:
+                os.kill(os.getpid(), how)
+            return forward(self, *args, **kwargs)
+
+        ClozeBertForMaskedLM.forward = dying  # type: ignore[method-assign]
+        run(lambda: run_here(folder, output_dir, **changes))
+
+    return in_a_fork(work)
+
+
+def in_a_fork(work: Callable[[], None], *, timeout: float = 120) -> int:
+    """The exit status of a process of its own that does `work`: a fork, which needs no second to import torch."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(timeout)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise AssertionError(f"still at work after {timeout} seconds")
+    assert process.exitcode is not None
+    return process.exitcode
 
 
 def run_program(

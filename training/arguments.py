@@ -3,33 +3,56 @@
 import dataclasses
 import difflib
 import math
+import os
 import types
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..configuration import reject_unknown_keys
+
+if TYPE_CHECKING:
+    from ..corpus import BatchSize
 
 # What a changed value means for a run that is resumed: other batches (refused), other updates (said aloud), or nothing.
 _SAME = "same"
 _SAID = "said"
+# What a later phase of a run cannot change.
+_OF_THE_RUN = (
+    "tokenizer_name", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path", "dry_run",
+    "seed", "optimizer", "mixed_precision", "use_cpu", "full_determinism", "report_to", "disable_tqdm", "phases",
+)  # fmt: skip
+# What describes the course of one phase: the next one does not take it over.
+_OF_A_PHASE = ("warmup_steps", "decay_steps", "initial_global_batch_size", "batch_warmup_steps")
 
 
 def _field(default: Any, text: str, *, on_resume: str = "") -> Any:
-    return field(default=default, metadata={"help": text, "on_resume": on_resume})
+    return field(default=default, metadata=_about(text, on_resume=on_resume))
+
+
+def _about(text: str, *, on_resume: str = "") -> dict[str, str]:
+    return {"help": text, "on_resume": on_resume}
 
 
 @dataclass
 class PretrainingArguments:
     """A pretraining run by masked-language modelling.
 
-    One step is one update of the weights by one global batch: `global_batch_size` rows of `max_seq_length` tokens,
-    split over the processes and, in each, into micro-batches of `per_device_train_batch_size` rows. The split changes
-    speed and memory, never the gradient.
+    One step is one update of the weights by one global batch: `global_batch_size` rows of `max_seq_length` tokens, or
+    fewer while the batch size warms up. They are split over the processes and, in each, into micro-batches of
+    `per_device_train_batch_size` rows. The split changes speed and memory, never the gradient.
 
     Raises:
         ValueError: a value out of its range, of the wrong kind, or in contradiction to another.
     """
 
-    corpus: str = _field("", "folder that prepare_corpus wrote (train/ and validation/)")
+    corpus: list[str] = field(
+        default_factory=list, metadata=_about("what prepare_corpus wrote, a folder or URL; several are mixed")
+    )
+    corpus_weights: list[float] = field(
+        default_factory=list,
+        metadata=_about("share of the rows from each corpus (default: its share of the tokens)", on_resume=_SAME),
+    )
     tokenizer_name: str = _field("", "folder or Hub name of the tokenizer the corpus was prepared with")
     output_dir: str = _field("", "where the model, its checkpoints and the log go")
     overwrite_output_dir: bool = _field(False, "delete the run that output_dir holds and begin afresh")
@@ -39,6 +62,10 @@ class PretrainingArguments:
 
     max_steps: int = _field(10_000, "updates of the weights", on_resume=_SAID)
     global_batch_size: int = _field(256, "rows of max_seq_length tokens in one step", on_resume=_SAME)
+    initial_global_batch_size: int | None = _field(
+        None, "warm-up of the batch size: rows in the first step, rising evenly to global_batch_size", on_resume=_SAME
+    )
+    batch_warmup_steps: int = _field(0, "steps of that warm-up", on_resume=_SAME)
     per_device_train_batch_size: int = _field(32, "rows in one micro-batch, at most")
     per_device_eval_batch_size: int = _field(32, "rows in one validation batch")
     max_seq_length: int = _field(128, "tokens in a packed row; longer documents are split", on_resume=_SAME)
@@ -81,15 +108,21 @@ class PretrainingArguments:
     save_steps: int = _field(500, "commit a checkpoint every so many steps, and at the end; 0: only at the end")
     save_total_limit: int | None = _field(2, "keep this many newest checkpoints (None: all)")
     report_to: list[str] = field(
-        default_factory=list, metadata={"help": "trackers beside the log: tensorboard, trackio, wandb", "on_resume": ""}
+        default_factory=list, metadata=_about("trackers beside the log: tensorboard, trackio, wandb")
     )
     disable_tqdm: bool = _field(False, "no progress bar; a line for each log entry instead")
+    phases: list[dict] = field(
+        default_factory=list,
+        metadata=_about("what follows after max_steps, in YAML: a list of changed fields, one entry for each phase"),
+    )
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             setattr(self, item.name, _read(item.name, getattr(self, item.name), item.type))
         self._check_ranges()
         self._check_together()
+        if self.phases:
+            self.split_phases()
 
     @classmethod
     def field_names(cls) -> list[str]:
@@ -99,6 +132,40 @@ class PretrainingArguments:
     def tokens_per_step(self) -> int:
         """Room for tokens in one global batch."""
         return self.global_batch_size * self.max_seq_length
+
+    @property
+    def batch_size(self) -> "BatchSize":
+        """The rows of each step."""
+        from ..corpus import BatchSize
+
+        return BatchSize(self.global_batch_size, self.initial_global_batch_size, self.batch_warmup_steps)
+
+    def split_phases(self) -> "list[Phase]":
+        """The phases of the run in their order; without `phases` it is one.
+
+        The first has the arguments themselves. Each of the others has those of the one before with what its entry
+        changes, but begins without warm-ups and with the schedule's usual decay.
+
+        Raises:
+            ValueError: an entry that is no phase; it is named by its place, `phases[0]` being the second phase.
+        """
+        found = [Phase(0, 0, self.max_steps, dataclasses.replace(self, phases=[]), {})]
+        for number, entry in enumerate(self.phases):
+            before = found[-1]
+            changes = {"corpus_weights": [], **entry} if "corpus" in entry else dict(entry)
+            model = changes.pop("model", None) or {}
+            known = [name for name in self.field_names() if name not in _OF_THE_RUN]
+            try:
+                reject_unknown_keys(changes, [*known, "model"], where="a phase")
+                if "max_steps" not in changes:
+                    raise ValueError("max_steps is missing: say how long the phase is")
+                fresh = {name: PretrainingArguments.__dataclass_fields__[name].default for name in _OF_A_PHASE}
+                arguments = dataclasses.replace(before.arguments, **{**fresh, **changes})
+            except ValueError as error:
+                raise ValueError(f"phases[{number}]: {error}") from None
+            changed = {**before.model, **model}
+            found.append(Phase(len(found), before.last_step, arguments.max_steps, arguments, changed))
+        return found
 
     @property
     def mean_mlm_probability(self) -> float:
@@ -119,7 +186,7 @@ class PretrainingArguments:
         )
 
     def micro_batches(self, world_size: int) -> int:
-        """Into how many micro-batches each of `world_size` processes splits its share of the global batch.
+        """Into how many micro-batches each of `world_size` processes splits its share of a whole global batch.
 
         Raises:
             ValueError: the global batch cannot be split evenly over the processes and micro-batches.
@@ -127,6 +194,11 @@ class PretrainingArguments:
         if self.global_batch_size % world_size:
             raise ValueError(
                 f"global_batch_size={self.global_batch_size} must be a multiple of the {world_size} processes"
+            )
+        if self.batch_size.smallest % world_size:
+            raise ValueError(
+                f"initial_global_batch_size={self.initial_global_batch_size} must be a multiple of the {world_size} "
+                f"processes"
             )
         rows = self.global_batch_size // world_size
         size = min(rows, self.per_device_train_batch_size)
@@ -164,6 +236,7 @@ class PretrainingArguments:
             "max_seq_length": 8, "seed": 0, "learning_rate": 0, "muon_learning_rate": 0, "weight_decay": 0,
             "max_grad_norm": 0, "warmup_steps": 0, "decay_steps": 0, "dataloader_num_workers": 0, "logging_steps": 1,
             "eval_steps": 0, "save_steps": 0, "max_eval_batches": 1, "save_total_limit": 1, "adam_epsilon": 0,
+            "initial_global_batch_size": 1, "batch_warmup_steps": 0,
         }  # fmt: skip
         for name, bound in least.items():
             value = getattr(self, name)
@@ -180,10 +253,15 @@ class PretrainingArguments:
     def _check_together(self) -> None:
         if not self.corpus:
             raise ValueError("corpus is missing: give the folder that prepare_corpus wrote (--corpus DIR)")
+        if self.corpus_weights and len(self.corpus_weights) != len(self.corpus):
+            raise ValueError(
+                f"corpus_weights={self.corpus_weights} and corpus={self.corpus}: give one weight for each corpus"
+            )
         if not self.tokenizer_name:
             raise ValueError("tokenizer_name is missing: give the tokenizer's folder (--tokenizer_name DIR)")
         if not self.output_dir and not self.dry_run:
             raise ValueError("output_dir is missing: say where the model goes (--output_dir DIR)")
+        _ = self.batch_size  # raises where its values contradict one another
         if self.mask_share < 0 or self.random_share < 0 or self.mask_share + self.random_share > 1:
             raise ValueError(
                 f"mask_share={self.mask_share} and random_share={self.random_share} share the predicted tokens: "
@@ -204,6 +282,29 @@ class PretrainingArguments:
         for name in self.report_to:
             if name not in trackers:
                 raise ValueError(f"report_to={name!r} must be one of {', '.join(trackers)}")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run with arguments of its own.
+
+    Attributes:
+        index: which phase it is.
+        first_step, num_steps: how many steps of the run come before it, and how many it has.
+        arguments: its own; `max_steps` is its length.
+        model: the fields of the model's configuration that differ from the run's.
+    """
+
+    index: int
+    first_step: int
+    num_steps: int
+    arguments: PretrainingArguments
+    model: dict[str, Any]
+
+    @property
+    def last_step(self) -> int:
+        """How many steps of the run are done when it ends."""
+        return self.first_step + self.num_steps
 
 
 def _read(name: str, value: Any, annotation: Any) -> Any:
@@ -228,17 +329,22 @@ def _read(name: str, value: Any, annotation: Any) -> Any:
             raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}{hint}")
         return value
     if origin is list:
-        names = value if isinstance(value, list) else [value]
-        return [] if names in ([None], ["none"]) else [str(item) for item in names]
+        items = list(value) if isinstance(value, (list, tuple)) else [value]
+        kind = typing.get_args(annotation)[0]
+        return [] if items in ([None], [""], ["none"]) else [_read(name, item, kind) for item in items]
+    if annotation is dict:
+        if not isinstance(value, dict):
+            raise ValueError(f"{name}={value!r} must be a list of phases, each of `name: value` entries")
+        return value
     if annotation is bool:
         if not isinstance(value, bool):
             raise ValueError(f"{name}={value!r} must be true or false")
         return value
     if annotation in (int, float):
         return _number(name, value, annotation)
-    if not isinstance(value, str):
+    if not isinstance(value, (str, os.PathLike)):
         raise ValueError(f"{name}={value!r} must be text")
-    return value
+    return str(value)
 
 
 def _number(name: str, value: Any, kind: type) -> int | float:

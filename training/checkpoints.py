@@ -52,7 +52,9 @@ class TrainingState:
         seconds: spent training so far.
         evaluation: the last validation figures, and the step they belong to.
         arguments: those of the run's PretrainingArguments that decide what the weights become.
-        corpus_fingerprint: which corpus the batches come from.
+        model_flops: FLOPs of the model so far, without what was recomputed.
+        corpus_fingerprint: which corpora the batches come from.
+        phase, first_step: which phase of the run this is, and how many steps came before it.
         threads, world_size, precision: bitwise equality is promised only where these stay the same.
         scaler: the fp16 loss scale, if any.
     """
@@ -64,9 +66,12 @@ class TrainingState:
     losses: list[float] = field(default_factory=list)
     train_loss: float | None = None
     seconds: float = 0.0
+    model_flops: float = 0.0
     evaluation: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     corpus_fingerprint: str = ""
+    phase: int = 0
+    first_step: int = 0
     threads: int = 1
     world_size: int = 1
     precision: str = "no"

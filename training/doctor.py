@@ -1,5 +1,6 @@
 """What is likely wrong with a run, from figures that the loop has anyway. Each function gives a sentence, or None."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +28,25 @@ class Survey:
     repeated_share: float
 
 
-def survey(corpus: Corpus, *, unk_token_id: int | None) -> Survey:
-    """Look at up to 20,000 documents, evenly spaced, and about two million tokens."""
+def survey(corpora: Sequence[Corpus], *, shares: Sequence[float], unk_token_id: int | None) -> Survey:
+    """Look at up to 20,000 documents of each corpus, evenly spaced, and about two million tokens.
+
+    Args:
+        shares: of the rows that each corpus contributes, with the sum 1.
+    """
+    frequencies, unknown, repeated = np.zeros(corpora[0].vocab_size), 0.0, 0.0
+    for corpus, share in zip(corpora, shares, strict=True):
+        counts, repeated_share = _look_at(corpus)
+        total = max(int(counts.sum()), 1)
+        unknown += share * (0 if unk_token_id is None else int(counts[unk_token_id])) / total
+        repeated += share * repeated_share
+        counts[corpus.special_token_ids] = 0
+        frequencies += share * counts / total
+    return Survey(unigram_entropy(frequencies), unknown, repeated)
+
+
+def _look_at(corpus: Corpus) -> tuple[np.ndarray, float]:
+    """How often each token comes in a sample of a corpus, int64 [vocabulary], and the share of repeated documents."""
     step = max(1, corpus.num_documents // _SAMPLED_DOCUMENTS)
     counts = np.zeros(corpus.vocab_size, dtype=np.int64)
     seen: set[bytes] = set()
@@ -41,15 +59,12 @@ def survey(corpus: Corpus, *, unk_token_id: int | None) -> Survey:
         tokens += len(ids)
         if tokens >= _SAMPLED_TOKENS:
             break
-    unknown = 0 if unk_token_id is None else int(counts[unk_token_id])
-    predictable = counts.copy()
-    predictable[corpus.special_token_ids] = 0
-    return Survey(unigram_entropy(predictable), unknown / max(tokens, 1), 1 - len(seen) / max(documents, 1))
+    return counts, 1 - len(seen) / max(documents, 1)
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
     """-sum p log p of frequencies, in nats."""
-    shares = counts[counts > 0] / max(int(counts.sum()), 1)
+    shares = counts[counts > 0] / max(float(counts.sum()), 1e-300)
     return float(-(shares * np.log(shares)).sum())
 
 

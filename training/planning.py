@@ -18,13 +18,16 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..configuration import ClozeBertConfig
 from ..configuration.costs import parts_of, symbols_of
 from .arguments import PretrainingArguments
+
+if TYPE_CHECKING:
+    from ..corpus import Mixture
 
 GIB = 1 << 30
 # Room that a plan leaves free: the device's own context, its libraries' workspace, and gaps between blocks.
@@ -203,6 +206,16 @@ def attention_length(lengths: np.ndarray, *, max_seq_length: int) -> float:
     rest = np.where(rest > 0, rest + 2, 0.0)
     squares = float((whole * max_seq_length**2 + rest**2).sum())
     return squares / float((whole * max_seq_length + rest).sum())
+
+
+def mean_attention_length(corpora: "Mixture", *, max_seq_length: int) -> float:
+    """`attention_length` over a sample of the documents of each corpus, weighted by the shares of the rows."""
+    # A million documents are enough for a mean, and bound the memory.
+    lengths = [
+        attention_length(np.diff(corpus.offsets[:1_000_001]), max_seq_length=max_seq_length)
+        for corpus in corpora.corpora
+    ]
+    return sum(share * length for share, length in zip(corpora.shares, lengths, strict=True))
 
 
 def _update_flops(arguments: PretrainingArguments, config: ClozeBertConfig) -> int:

@@ -16,7 +16,10 @@ _AHEAD = 2
 
 @dataclass
 class StepLoader:
-    """step -> this process' micro-batches as the model's keyword arguments; how many tokens all processes predict."""
+    """step -> this process' micro-batches as the model's keyword arguments; how many tokens all processes predict.
+
+    `micro_batches`: of a whole global batch; a smaller one takes fewer of the same size.
+    """
 
     stream: Any
     rank: int
@@ -24,15 +27,17 @@ class StepLoader:
     micro_batches: int
 
     def __call__(self, step: int) -> tuple[list[ModelInputs], int]:
+        size = self.stream.batch_size
+        micro_batches = -(-self.micro_batches * size.at(step) // size.rows)
         batches = [
             self.stream.batch(
                 step,
                 rank=self.rank,
                 world_size=self.world_size,
                 micro_batch=micro_batch,
-                micro_batches=self.micro_batches,
+                micro_batches=micro_batches,
             )
-            for micro_batch in range(self.micro_batches)
+            for micro_batch in range(micro_batches)
         ]
         if self.world_size == 1:
             num_predicted = sum(len(batch.labels) for batch in batches)

@@ -12,22 +12,22 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from ..configuration import ClozeBertConfig
-from ..corpus import BatchStream, Corpus, Masking, validation_batches
+from ..configuration import ClozeBertConfig, reject_unknown_keys
+from ..corpus import BatchStream, Corpus, Masking, Mixture, validation_batches
+from ..corpus.randomness import derive
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..modeling import ClozeBertForMaskedLM
 from . import doctor
-from .arguments import PretrainingArguments
+from .arguments import Phase, PretrainingArguments
 from .checkpoints import (
     TrainingState,
     clear_way,
@@ -51,7 +51,7 @@ from .machine import (
     seed_step,
 )
 from .optimizers import load_optimizer_state, make_optimizer, optimizer_state, whole_tensor, whole_weights
-from .planning import attention_length, forward_flops
+from .planning import forward_flops, mean_attention_length
 from .prefetch import ModelInputs, StepLoader, prefetch, to_device
 from .progress import LOG_NAME, RunLog, Stopwatch
 
@@ -94,7 +94,11 @@ def pretrain(
 
 
 class Pretraining:
-    """A run that is set up: model, optimizer and batches at the step where it begins."""
+    """A run that is set up: model, optimizer and batches at the step where it begins.
+
+    Attributes:
+        arguments, corpora, stream, core, model, optimizer, loader: those of the current `phase`.
+    """
 
     def __init__(
         self,
@@ -107,13 +111,18 @@ class Pretraining:
         self.write_card, self.recipe = write_card, recipe
         self.output_dir = Path(arguments.output_dir)
         _check_trackers(arguments.report_to)
-        tokenizer = load_tokenizer(arguments.tokenizer_name)
-        corpus = Corpus(arguments.corpus)
+        self.tokenizer = tokenizer = load_tokenizer(arguments.tokenizer_name)
+        # Everything that a person can get wrong comes before any work, that of the last phase too.
+        self.phases = arguments.split_phases()
+        mixtures = [Mixture(phase.arguments.corpus, phase.arguments.corpus_weights) for phase in self.phases]
         if arguments.model_name_or_path is not None:
             config = load_configuration(arguments.model_name_or_path)
             check_same_tokens(config, tokenizer, name_or_path=arguments.model_name_or_path)
         set_token_ids(config, tokenizer)
-        check_fit(arguments, config, corpus, tokenizer)
+        self.configs = [phase_configuration(config, phase) for phase in self.phases]
+        for phase, of_phase, mixture in zip(self.phases, self.configs, mixtures, strict=True):
+            check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)
+        check_same_weights(self.configs)
 
         self.accelerator = make_accelerator(
             mixed_precision=arguments.mixed_precision,
@@ -124,34 +133,60 @@ class Pretraining:
         if arguments.full_determinism:
             make_deterministic()
         if arguments.dry_run:
-            arguments = _one_micro_batch(arguments, self.accelerator)
-        self.arguments, self.corpus, self.tokenizer = arguments, corpus, tokenizer
-        micro_batches = arguments.micro_batches(self.accelerator.num_processes)
-        self.stream = BatchStream(
-            corpus,
-            max_seq_length=arguments.max_seq_length,
-            global_batch_size=arguments.global_batch_size,
-            masking=dataclasses.replace(
-                make_masking(arguments, rate=arguments.mlm_probability), final_rate=arguments.final_mlm_probability
-            ),
-            seed=arguments.seed,
-            total_steps=arguments.max_steps,
-        )
-        self.validation = open_validation(arguments.corpus)
+            self.phases = [_dry_phase(phase, self.accelerator) for phase in self.phases]
+        self.mixtures = mixtures
+        for phase in self.phases:
+            phase.arguments.micro_batches(self.accelerator.num_processes)
 
         self.peak_flops = measure_matmul_flops(self.accelerator.device, self.accelerator.mixed_precision)
-        self.flops_per_token = _flops_per_token(config, arguments, corpus)
-        self.survey: doctor.Survey | None = None
         self.gradient_norm = 0.0
         self._warned: set[str] = set()
 
         checkpoint = None if arguments.dry_run else self._on_main(self._find_checkpoint)
-        torch.manual_seed(arguments.seed)
-        self.state, tensors = TrainingState(step=0), None
+        self.state, tensors, index = TrainingState(step=0), None, 0
         if checkpoint is not None:
             self.state, tensors = read_training_state(checkpoint)
-            self._check_resume(checkpoint, config)
-        self.core = make_model(config, checkpoint or arguments.model_name_or_path)
+            index = self._check_resume(checkpoint)
+        if arguments.report_to and not arguments.dry_run:
+            settings = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in
+                        dataclasses.asdict(arguments).items()}  # fmt: skip
+            self.accelerator.init_trackers("clozebert", config=settings)
+        is_main = self.accelerator.is_main_process
+        self.log = RunLog(
+            self.output_dir / LOG_NAME if is_main and not arguments.dry_run else None,
+            accelerator=self.accelerator,
+            step=self.state.step,
+            max_steps=self.phases[-1].last_step,
+            visible=is_main,
+            bar=not arguments.disable_tqdm,
+        )
+        self._enter(index, checkpoint or arguments.model_name_or_path, tensors)
+
+    def _enter(
+        self, index: int, weights: str | os.PathLike | None, tensors: dict[str, torch.Tensor] | None = None
+    ) -> None:
+        """Set up a phase: its batches, and model and optimizer with the weights and the state that came before."""
+        self.phase, self.corpora = self.phases[index], self.mixtures[index]
+        self.arguments = arguments = self.phase.arguments
+        config = self.configs[index]
+        micro_batches = arguments.micro_batches(self.accelerator.num_processes)
+        self.stream = BatchStream(
+            self.corpora.corpora,
+            max_seq_length=arguments.max_seq_length,
+            global_batch_size=arguments.batch_size,
+            masking=dataclasses.replace(
+                make_masking(arguments, rate=arguments.mlm_probability), final_rate=arguments.final_mlm_probability
+            ),
+            # A later phase over the same corpus sees it in another order.
+            seed=arguments.seed if index == 0 else derive(arguments.seed, index),
+            weights=self.corpora.shares,
+            total_steps=arguments.max_steps,
+        )
+        self.flops_per_token = _flops_per_token(config, arguments, self.corpora)
+        self.survey: doctor.Survey | None = None
+
+        torch.manual_seed(arguments.seed)
+        self.core = make_model(config, weights)
         if arguments.gradient_checkpointing:
             self.core.gradient_checkpointing_enable()
         self.core.train()
@@ -166,42 +201,36 @@ class Pretraining:
             load_optimizer_state(self.optimizer.optimizer, tensors)
         if self.accelerator.scaler is not None and self.state.scaler is not None:
             self.accelerator.scaler.load_state_dict(self.state.scaler)
-
-        if arguments.report_to and not arguments.dry_run:
-            settings = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in
-                        dataclasses.asdict(arguments).items()}  # fmt: skip
-            self.accelerator.init_trackers("clozebert", config=settings)
-        is_main = self.accelerator.is_main_process
-        self.log = RunLog(
-            self.output_dir / LOG_NAME if is_main and not arguments.dry_run else None,
-            accelerator=self.accelerator,
-            step=self.state.step,
-            max_steps=self.last_step,
-            visible=is_main,
-            bar=not arguments.disable_tqdm,
-        )
         for line in self.plan(micro_batches):
             self.log.say(line)
         self.loader = prefetch(
             StepLoader(self.stream, self.accelerator.process_index, self.accelerator.num_processes, micro_batches),
-            self.state.step,
-            self.last_step,
+            self.state.step - self.phase.first_step,
+            self.phase.num_steps,
             workers=arguments.dataloader_num_workers,
         )
 
-    @property
-    def last_step(self) -> int:
-        return min(_DRY_STEPS, self.arguments.max_steps) if self.arguments.dry_run else self.arguments.max_steps
-
     def train(self, stop: StopRequest) -> dict[str, Any]:
         """All steps that are left, with their logging, evaluation and checkpoints; then the finished model."""
+        while True:
+            if self._train_phase(stop):
+                return self._stop(stop)
+            if self.phase is self.phases[-1]:
+                break
+            self._next_phase()
+        return {"dry_run": True, "parameters": self.num_parameters} if self.arguments.dry_run else self._finish()
+
+    def _train_phase(self, stop: StopRequest) -> bool:
+        """The steps that are left of the phase; whether a signal ended it early."""
         arguments, state, watch = self.arguments, self.state, Stopwatch()
-        while state.step < self.last_step:
+        while state.step < self.phase.last_step:
             watch.begin()
             batches, num_predicted = next(self.loader)
             watch.got_batch()
 
-            self.optimizer.optimizer.set_learning_rate(arguments.learning_rate_factor(state.step))
+            self.optimizer.optimizer.set_learning_rate(
+                arguments.learning_rate_factor(state.step - self.phase.first_step)
+            )
             seed_step(arguments.seed, state.step, self.accelerator.process_index)
             part = accumulate_gradient(self.model, batches, num_predicted=num_predicted, accelerator=self.accelerator)
             self.gradient_norm = self._update_weights()
@@ -209,20 +238,42 @@ class Pretraining:
 
             state.step += 1
             state.tokens_seen += tokens
+            state.model_flops += tokens * self.flops_per_token
             state.losses.append(loss)
             watch.end(tokens)
             self.log.advance()
-            if self._is_due(arguments.logging_steps) or state.step == self.last_step:
+            if self._is_due(arguments.logging_steps) or state.step == self.phase.last_step:
                 self._log_training(watch)
             if arguments.dry_run:
                 continue
             if stopping:
-                return self._stop(stop)
+                return True
             if self._is_due(arguments.eval_steps):
                 self.evaluate()
             if self._is_due(arguments.save_steps):
                 self.save_checkpoint()
-        return {"dry_run": True, "parameters": self.num_parameters} if arguments.dry_run else self._finish()
+        return False
+
+    def _next_phase(self) -> None:
+        """Close the phase with a checkpoint and begin the next one from it, as a run that is resumed there does."""
+        checkpoint: Path | None = None
+        tensors: dict[str, torch.Tensor] | None = None
+        if not self.arguments.dry_run:
+            checkpoint = self._close_phase()
+            _, tensors = read_training_state(checkpoint)
+        self.loader.close()
+        del self.model, self.core, self.optimizer
+        self.accelerator.free_memory()
+        self._enter(self.phase.index + 1, checkpoint, tensors)
+
+    def _close_phase(self) -> Path:
+        """The evaluation and the checkpoint that every phase ends with."""
+        if self.state.evaluation.get("step") != self.state.step:
+            self.evaluate()
+        path = self.output_dir / f"checkpoint-{self.state.step}"
+        if path not in list_checkpoints(self.output_dir):
+            self.save_checkpoint()
+        return path
 
     def _update_weights(self) -> float:
         """Clip, then step; a gradient that is not finite changes nothing and is counted. Returns its norm before."""
@@ -270,57 +321,68 @@ class Pretraining:
             "grad_norm": gradient_norm if math.isfinite(gradient_norm) else str(gradient_norm),
             "tokens_seen": state.tokens_seen,
             **reading,
-            **self._speed(reading["tokens_per_second"]),
+            **self._speed(reading["tokens_per_second"] * self.flops_per_token),
         }
         self.log.record(state.step, values)
         self.log.warn_of_starvation(watch)
 
-    def _speed(self, tokens_per_second: float) -> dict[str, float]:
+    def _speed(self, flops: float) -> dict[str, float]:
         """Model FLOP/s of all processes together, and what share it is of their products of plain matrices."""
-        flops = tokens_per_second * self.flops_per_token
         return {
             "model_flops_per_second": flops,
             "model_flops_share": flops / (self.peak_flops * self.accelerator.num_processes),
         }
 
     def evaluate(self) -> None:
-        """Masked-LM loss and accuracy on the validation split, the same masks each time."""
-        if self.validation is None:
+        """Masked-LM loss and accuracy on the validation splits, the same masks each time.
+
+        Of several corpora, the figures are the means of each one's own, weighted by their shares in training.
+        """
+        figures = {name: self._evaluate_split(split) for name, split in self.corpora.validation.items()}
+        if not figures:
             return
-        arguments = self.arguments
-        batches = validation_batches(
-            self.validation,
-            max_seq_length=arguments.max_seq_length,
-            batch_size=arguments.per_device_eval_batch_size,
-            masking=make_masking(arguments, rate=arguments.eval_mlm_probability),
-            seed=arguments.seed,
-        )
-        metrics = evaluate_masked_lm(
-            self.model, batches, accelerator=self.accelerator, max_batches=arguments.max_eval_batches
-        )
+        metrics = next(iter(figures.values()))
+        if len(self.corpora.names) > 1:
+            metrics = mix_figures(figures, {name: self.corpora.share_of(name) for name in figures})
         self.state.evaluation = {"step": self.state.step, **metrics}
         self.log.record(self.state.step, metrics)
         if self.accelerator.is_main_process:
             self._examine()
 
+    def _evaluate_split(self, split: Corpus) -> dict[str, float]:
+        arguments = self.arguments
+        batches = validation_batches(
+            split,
+            max_seq_length=arguments.max_seq_length,
+            batch_size=arguments.per_device_eval_batch_size,
+            masking=make_masking(arguments, rate=arguments.eval_mlm_probability),
+            seed=arguments.seed,
+        )
+        return evaluate_masked_lm(
+            self.model, batches, accelerator=self.accelerator, max_batches=arguments.max_eval_batches
+        )
+
     def _examine(self) -> None:
         """Say, once for each, what is likely wrong with the run."""
         arguments, state = self.arguments, self.state
         if self.survey is None:
-            self.survey = doctor.survey(self.corpus, unk_token_id=self.tokenizer.unk_token_id)
+            self.survey = doctor.survey(
+                self.corpora.corpora, shares=self.corpora.shares, unk_token_id=self.tokenizer.unk_token_id
+            )
         eval_loss = state.evaluation["eval_loss"]
+        max_steps, warmup_steps = self.phases[-1].last_step, self.phases[0].arguments.warmup_steps
         findings = {
             "plateau": doctor.plateau(
                 loss=eval_loss,
                 entropy=self.survey.unigram_entropy,
                 step=state.step,
-                max_steps=arguments.max_steps,
-                warmup_steps=arguments.warmup_steps,
+                max_steps=max_steps,
+                warmup_steps=warmup_steps,
                 gradient_norm=self.gradient_norm,
                 most_norm=arguments.max_grad_norm,
             ),
             "repetition": doctor.repetition(
-                epochs=state.step * arguments.global_batch_size / self.stream.rows_per_epoch,
+                epochs=self.stream.epochs(state.step - self.phase.first_step),
                 train_loss=state.train_loss,
                 eval_loss=eval_loss,
                 repeated_share=self.survey.repeated_share,
@@ -328,7 +390,7 @@ class Pretraining:
             "gradients": doctor.gradients(
                 skipped_steps=state.skipped_steps,
                 step=state.step,
-                warmup_steps=arguments.warmup_steps,
+                warmup_steps=warmup_steps,
                 precision=self.accelerator.mixed_precision,
             ),
             "unknowns": doctor.unknowns(unknown_share=self.survey.unknown_share),
@@ -346,7 +408,9 @@ class Pretraining:
         state = dataclasses.replace(
             self.state,
             arguments=self.arguments.decisive(),
-            corpus_fingerprint=self.corpus.fingerprint,
+            corpus_fingerprint=self.corpora.fingerprint,
+            phase=self.phase.index,
+            first_step=self.phase.first_step,
             threads=torch.get_num_threads(),
             world_size=self.accelerator.num_processes,
             precision=self.accelerator.mixed_precision,
@@ -371,10 +435,7 @@ class Pretraining:
 
     def _finish(self) -> dict[str, Any]:
         """The last checkpoint and evaluation, then the model itself, its curve, card and results."""
-        if self.state.evaluation.get("step") != self.state.step:
-            self.evaluate()
-        if not any(path.name == f"checkpoint-{self.state.step}" for path in list_checkpoints(self.output_dir)):
-            self.save_checkpoint()
+        self._close_phase()
         weights = whole_weights(self.core)
         results = self._results()
         if self.accelerator.is_main_process:
@@ -403,27 +464,37 @@ class Pretraining:
     def plan(self, micro_batches: int) -> list[str]:
         """What the run is going to do, in a few lines for a person."""
         arguments, processes = self.arguments, self.accelerator.num_processes
+        phase, corpora = self.phase, self.corpora
         rows = arguments.global_batch_size // (processes * micro_batches)
-        epochs = self.last_step * arguments.global_batch_size / self.stream.rows_per_epoch
+        smallest = arguments.batch_size.smallest * arguments.max_seq_length
+        rising = f", rising from {smallest:,} over {arguments.batch_warmup_steps:,}"
+        of_all = f" of {self.phases[-1].last_step:,}" if len(self.phases) > 1 else ""
         lines = [
             f"model: {self.num_parameters:,} parameters, {self.core.config.num_hidden_layers} layers of "
             f"{self.core.config.hidden_size}, vocabulary {self.core.config.vocab_size:,}",
-            f"corpus: {self.corpus.num_tokens:,} tokens in {self.corpus.num_documents:,} documents, "
+            f"corpus: {corpora.num_tokens:,} tokens in {corpora.num_documents:,} documents, "
             f"{self.stream.rows_per_epoch:,} rows of {arguments.max_seq_length}",
-            f"steps: {self.last_step:,} of {arguments.tokens_per_step:,} tokens, {epochs:.2f} epochs; "
+            f"steps: {phase.num_steps:,}{of_all} of {arguments.tokens_per_step:,} tokens"
+            f"{rising if arguments.batch_warmup_steps else ''}, {self.stream.epochs(phase.num_steps):.2f} epochs; "
             f"{processes} process(es) x {micro_batches} micro-batch(es) x {rows} row(s)",
             f"{arguments.optimizer}, {arguments.warmup_steps:,} steps of warm-up, {arguments.lr_scheduler_type}; "
             f"precision {self.accelerator.mixed_precision} on {self.accelerator.device.type}",
         ]
-        return [*lines, f"resumed at step {self.state.step}"] if self.state.step else lines
+        if len(corpora.names) > 1:
+            shares = zip(corpora.names, corpora.shares, strict=True)
+            lines[2:2] = ["rows from " + ", ".join(f"{name} {share:.1%}" for name, share in shares)]
+        if len(self.phases) > 1:
+            lines[:0] = [f"phase {phase.index + 1} of {len(self.phases)}"]
+        return [*lines, f"resumed at step {self.state.step}"] if self.state.step > phase.first_step else lines
 
     def _find_checkpoint(self) -> Path | None:
         """Where to resume, after a look at the output folder; for the main process only."""
-        wanted = self.arguments.resume_from_checkpoint
+        arguments = self.phases[0].arguments
+        wanted = arguments.resume_from_checkpoint
         used = self.output_dir.is_dir() and any(self.output_dir.iterdir())
         if self.output_dir.exists() and not self.output_dir.is_dir():
             raise ValueError(f"output_dir={str(self.output_dir)!r} is a file")
-        if self.arguments.overwrite_output_dir:
+        if arguments.overwrite_output_dir:
             remove_run(self.output_dir)
         elif used and wanted is None:
             raise ValueError(
@@ -441,34 +512,50 @@ class Pretraining:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         return checkpoint
 
-    def _check_resume(self, checkpoint: Path, config: ClozeBertConfig) -> None:
-        """Refuse to go on with another corpus, stream or model; say aloud what else has changed."""
-        forbidden, said = self.arguments.changes_since(self.state.arguments)
-        if self.state.corpus_fingerprint != self.corpus.fingerprint:
-            forbidden.append(f"corpus fingerprint {self.state.corpus_fingerprint[:12]}… there, "
-                             f"{self.corpus.fingerprint[:12]}… here")  # fmt: skip
+    def _check_resume(self, checkpoint: Path) -> int:
+        """Refuse to go on with another corpus, stream or model; say aloud what else has changed.
+
+        Returns:
+            The phase to go on in: that of the checkpoint or, at its end, the next.
+        """
+        step, last = self.state.step, self.phases[-1]
+        if step > last.last_step:
+            raise ValueError(f"{checkpoint} is at step {step}, beyond max_steps={last.last_step}")
+        phase = next(phase for phase in self.phases if step <= phase.last_step)
+        corpora, config = self.mixtures[phase.index], self.configs[phase.index]
+        forbidden, said = phase.arguments.changes_since(self.state.arguments)
+        if (self.state.phase, self.state.first_step) != (phase.index, phase.first_step):
+            forbidden.append(
+                f"step {step} in phase {self.state.phase + 1} from step {self.state.first_step} there, in phase "
+                f"{phase.index + 1} from step {phase.first_step} here"
+            )
+        if self.state.corpus_fingerprint != corpora.fingerprint:
+            there, here = (
+                " + ".join(f"{one[:12]}…" for one in fingerprint.split("+"))
+                for fingerprint in (self.state.corpus_fingerprint, corpora.fingerprint)
+            )
+            forbidden.append(f"corpus fingerprint {there} there, {here} here")
         saved = load_configuration(str(checkpoint))
         for name in ClozeBertConfig.__annotations__:
-            there, here = getattr(saved, name), getattr(config, name)
-            if there != here:
-                forbidden.append(f"{name}={there!r} there, {name}={here!r} here")
+            before, now_here = getattr(saved, name), getattr(config, name)
+            if before != now_here:
+                forbidden.append(f"{name}={before!r} there, {name}={now_here!r} here")
         if forbidden:
             raise ValueError(
                 f"cannot resume from {checkpoint}, which belongs to another run: {'; '.join(forbidden)}; restore these "
                 f"values, or begin a new run from these weights with --model_name_or_path {checkpoint}"
             )
-        if self.state.step > self.arguments.max_steps:
-            raise ValueError(f"{checkpoint} is at step {self.state.step}, beyond max_steps={self.arguments.max_steps}")
         now = {
             "threads": torch.get_num_threads(),
             "world_size": self.accelerator.num_processes,
             "precision": self.accelerator.mixed_precision,
         }
         for name, value in now.items():
-            if (before := getattr(self.state, name)) != value:
-                said.append(f"{name}={before} there, {value} here (close, but not the same bits)")
+            if (was := getattr(self.state, name)) != value:
+                said.append(f"{name}={was} there, {value} here (close, but not the same bits)")
         if said and self.accelerator.is_main_process:
             logger.warning("resuming with changed settings: %s", "; ".join(said))
+        return phase.index + (step == phase.last_step and phase is not last)
 
     def _on_main(self, action: Callable[[], Any]) -> Any:
         """The result of `action` on the main process, in all processes; its error ends them all."""
@@ -499,7 +586,7 @@ class Pretraining:
             "tokens_seen": self.state.tokens_seen,
             "train_runtime": self.state.seconds,
             "tokens_per_second": speed,
-            **self._speed(speed),
+            **self._speed(self.state.model_flops / max(self.state.seconds, 1e-9)),
             "skipped_steps": self.state.skipped_steps,
             "parameters": self.num_parameters,
         }
@@ -512,14 +599,10 @@ class Pretraining:
         evaluation = self.state.evaluation
         return {
             "name": self.output_dir.resolve().name,
-            "corpus": {
-                "documents": self.corpus.num_documents,
-                "tokens": self.corpus.num_tokens,
-                "fingerprint": self.corpus.fingerprint,
-            },
-            "hyperparameters": self.arguments.decisive(),
+            "corpus": self._by_phase([mixture.facts() for mixture in self.mixtures]),
+            "hyperparameters": self._by_phase([_card_values(phase.arguments) for phase in self.phases]),
             "recipe": self.recipe,
-            "base_model": _hub_name(self.arguments.model_name_or_path),
+            "base_model": _hub_name(self.phases[0].arguments.model_name_or_path),
             "steps": self.state.step,
             "tokens": self.state.tokens_seen,
             "seconds": self.state.seconds,
@@ -532,6 +615,20 @@ class Pretraining:
                 "accelerate": accelerate.__version__,
             },
         }
+
+    def _by_phase(self, facts: list[dict[str, Any]]) -> dict[str, Any]:
+        """The first phase's facts, and what is different in each later one that the run has come to."""
+        shown = dict(facts[0])
+        for number in range(1, self.phase.index + 1):
+            before, here = facts[number - 1], facts[number]
+            changed = {key: value for key, value in here.items() if before.get(key) != value}
+            if changed:
+                shown[f"phase {number + 1}"] = changed
+        return shown
+
+
+def _card_values(arguments: PretrainingArguments) -> dict[str, Any]:
+    return {name: value for name, value in arguments.decisive().items() if value != []}
 
 
 def _hub_name(name_or_path: str | None) -> str | None:
@@ -562,11 +659,9 @@ def accumulate_gradient(
     return total
 
 
-def _flops_per_token(config: ClozeBertConfig, arguments: PretrainingArguments, corpus: Corpus) -> float:
+def _flops_per_token(config: ClozeBertConfig, arguments: PretrainingArguments, corpora: Mixture) -> float:
     """FLOPs of a training step for each token, forward and backward; what is recomputed is not counted."""
-    # A sample of the documents is enough for their mean length, and bounds the memory.
-    length = attention_length(np.diff(corpus.offsets[:1_000_001]), max_seq_length=arguments.max_seq_length)
-    tokens = 1_000_000
+    length, tokens = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length), 1_000_000
     return 3 * forward_flops(config, tokens=tokens, length=length, predicted=arguments.mean_mlm_probability) / tokens
 
 
@@ -600,9 +695,12 @@ def load_configuration(name_or_path: str) -> ClozeBertConfig:
 
 
 def check_fit(
-    arguments: PretrainingArguments, config: ClozeBertConfig, corpus: Corpus, tokenizer: PreTrainedTokenizerFast
+    arguments: PretrainingArguments,
+    config: ClozeBertConfig,
+    corpora: Sequence[Corpus],
+    tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    """Refuse a corpus, a tokenizer and a model that do not belong together.
+    """Refuse corpora, a tokenizer and a model that do not belong together.
 
     Raises:
         ValueError: names what does not fit, and the way out.
@@ -612,7 +710,8 @@ def check_fit(
             f"the tokenizer has {len(tokenizer)} tokens, more than the model's vocab_size={config.vocab_size}: give "
             f"--vocab_size {-(-len(tokenizer) // 64) * 64}"
         )
-    check_tokenizer(corpus, tokenizer)
+    for corpus in corpora:
+        check_tokenizer(corpus, tokenizer)
     if config.image_size is not None:
         raise ValueError(f"image_size={config.image_size}: masked-language modelling needs a text model")
     if arguments.max_seq_length > config.max_position_embeddings:
@@ -625,12 +724,66 @@ def check_fit(
         ClozeBertForMaskedLM(config)
 
 
-def open_validation(corpus: str) -> Corpus | None:
-    """The validation split of a prepared corpus, if it has one with anything in it."""
-    if not (Path(corpus) / "validation").is_dir():
-        return None
-    validation = Corpus(corpus, "validation")
-    return validation if validation.num_documents else None
+def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfig:
+    """The model's configuration in a phase; of nested values only what the phase names is different.
+
+    Raises:
+        ValueError: a field that the configuration has not.
+    """
+    if not phase.model:
+        return config
+    reject_unknown_keys(phase.model, ClozeBertConfig.field_names(), where=f"phases[{phase.index - 1}], under `model`")
+    return ClozeBertConfig.from_dict(merge_nested(config.to_dict(), phase.model))
+
+
+def merge_nested(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`values` with `changes` in their places, mapping by mapping."""
+    merged = dict(values)
+    for name, change in changes.items():
+        before = merged.get(name)
+        if isinstance(before, dict) and isinstance(change, dict):
+            merged[name] = merge_nested(before, change)
+        else:
+            merged[name] = change
+    return merged
+
+
+def check_same_weights(configs: list[ClozeBertConfig]) -> None:
+    """Refuse phases whose models have other weights than the first one's.
+
+    Raises:
+        ValueError: names the weight.
+    """
+
+    def shapes(config: ClozeBertConfig) -> dict[str, tuple[int, ...]]:
+        with torch.device("meta"):
+            return {name: tuple(value.shape) for name, value in ClozeBertForMaskedLM(config).named_parameters()}
+
+    expected = shapes(configs[0])
+    for number, config in enumerate(configs[1:]):
+        found = shapes(config)
+        differing = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+        if differing:
+            raise ValueError(
+                f"phases[{number}] changes the shape of {differing[0]}: a phase goes on with the weights that there "
+                f"are; under model it may change rope_parameters, max_position_embeddings where there is rope, dropout"
+            )
+
+
+def mix_figures(figures: dict[str, dict[str, float]], shares: dict[str, float]) -> dict[str, float]:
+    """The validation figures of a mixture: each corpus' own loss, and the means weighted by the shares."""
+    total = sum(shares.values())
+
+    def mean(name: str) -> float:
+        return sum(shares[corpus] / total * values[name] for corpus, values in figures.items())
+
+    return {
+        "eval_loss": mean("eval_loss"),
+        "eval_perplexity": math.exp(min(700.0, mean("eval_loss"))),
+        "eval_accuracy": mean("eval_accuracy"),
+        "eval_predicted_tokens": sum(int(values["eval_predicted_tokens"]) for values in figures.values()),
+        **{f"eval_loss_{corpus}": values["eval_loss"] for corpus, values in figures.items()},
+    }
 
 
 def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -691,12 +844,22 @@ def _without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _one_micro_batch(arguments: PretrainingArguments, accelerator: Any) -> PretrainingArguments:
-    """A dry run's arguments: each process takes a single micro-batch in a step, on a CPU of a single row."""
+def _dry_phase(phase: Phase, accelerator: Any) -> Phase:
+    """A phase in a dry run: two steps, in each of which a process takes a single micro-batch, on a CPU of one row."""
+    arguments = phase.arguments
     rows = 1 if accelerator.device.type == "cpu" else arguments.per_device_train_batch_size
     rows = min(rows, arguments.global_batch_size)
     return dataclasses.replace(
-        arguments, global_batch_size=rows * accelerator.num_processes, per_device_train_batch_size=rows
+        phase,
+        first_step=_DRY_STEPS * phase.index,
+        num_steps=_DRY_STEPS,
+        arguments=dataclasses.replace(
+            arguments,
+            global_batch_size=rows * accelerator.num_processes,
+            initial_global_batch_size=None,
+            batch_warmup_steps=0,
+            per_device_train_batch_size=rows,
+        ),
     )
 
 

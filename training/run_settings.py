@@ -35,10 +35,10 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
 
 
 def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
-    """Where `--max_steps` changes a recipe's length, its warm-up and decay keep their share of it."""
+    """Where `--max_steps` changes a recipe's length, its warm-ups and decay keep their share of it."""
     if "max_steps" not in flags or "max_steps" not in recipe:
         return
-    for name in ("warmup_steps", "decay_steps"):
+    for name in ("warmup_steps", "decay_steps", "batch_warmup_steps"):
         if name in recipe and name not in flags:
             recipe[name] = int(recipe[name]) * flags["max_steps"] // int(recipe["max_steps"])
 
@@ -62,7 +62,8 @@ def flags_class(*more: tuple[str, Any, str]) -> type:
     ]
     for item in dataclasses.fields(PretrainingArguments):
         default = "" if item.default in ("", None, dataclasses.MISSING) else f" (default: {item.default})"
-        flags.append(_flag(item.name, item.type, item.metadata["help"] + default))
+        kind = str if item.name == "phases" else item.type
+        flags.append(_flag(item.name, kind, item.metadata["help"] + default))
     for name in ClozeBertConfig.__annotations__:
         flags.append(_flag(name, str, f"of the model (default: the recipe's, else {getattr(ClozeBertConfig, name)})"))
     return dataclasses.make_dataclass("Flags", flags)
@@ -77,8 +78,8 @@ def _flag(name: str, kind: Any, text: str) -> tuple[str, Any, Any]:
 
 
 def read_flag(name: str, value: Any) -> Any:
-    """The model's fields come as text, which is read as a recipe's value is: `12`, `1e-5`, `{rope_theta: 1e4}`."""
-    if name not in ClozeBertConfig.__annotations__:
+    """The model's fields and `phases` come as text, read as a recipe's value is: `12`, `1e-5`, `{rope_theta: 1e4}`."""
+    if name not in (*ClozeBertConfig.__annotations__, "phases"):
         return value
     import yaml
 

@@ -79,11 +79,11 @@ def write_sick_corpus(folder: Path) -> Path:
 
 
 def test_survey(tmp_path: Path) -> None:
-    sick = doctor.survey(Corpus(write_sick_corpus(tmp_path / "sick") / "corpus"), unk_token_id=1)
+    sick = doctor.survey([Corpus(write_sick_corpus(tmp_path / "sick") / "corpus")], shares=[1.0], unk_token_id=1)
     assert sick.unknown_share == pytest.approx(0.1)
     assert sick.repeated_share == pytest.approx(0.5)
     assert sick.unigram_entropy == pytest.approx(math.log(56), abs=0.03)
-    well = doctor.survey(Corpus(make_corpus(tmp_path / "well") / "corpus"), unk_token_id=1)
+    well = doctor.survey([Corpus(make_corpus(tmp_path / "well") / "corpus")], shares=[1.0], unk_token_id=1)
     assert well.unknown_share == 0
     assert well.repeated_share < 0.3, "7 beginnings of 87 lengths, drawn 150 times"
 

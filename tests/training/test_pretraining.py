@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.corpus import BatchStream, Corpus, Masking, validation_batches
+from clozebert.corpus import BatchSize, BatchStream, Corpus, Masking, validation_batches
 from clozebert.training import PretrainingArguments, evaluate_masked_lm, pretrain
 from clozebert.training import pretraining as loop
 from clozebert.training.prefetch import StepLoader, prefetch
@@ -219,6 +219,23 @@ def test_a_dry_run_writes_nothing(prepared: Path, tmp_path: Path, capsys: pytest
     assert sorted(path for path in prepared.rglob("*")) == before
 
 
+def test_a_batch_that_grows_is_split_into_micro_batches_of_one_size(prepared: Path) -> None:
+    stream = BatchStream(
+        Corpus(prepared / "corpus"), max_seq_length=40, global_batch_size=BatchSize(24, 4, 10), masking=Masking(),
+        seed=5,
+    )  # fmt: skip
+    for world_size, micro_batches in ((1, 6), (2, 3), (1, 1), (4, 2)):
+        most = 24 // (world_size * micro_batches)
+        for step in (0, 3, 9, 10):
+            rows = []
+            for rank in range(world_size):
+                count = len(StepLoader(stream, rank, world_size, micro_batches)(step)[0])
+                cut = {"rank": rank, "world_size": world_size, "micro_batches": count}
+                rows.append([len(stream.batch(step, **cut, micro_batch=number).sample_ids) for number in range(count)])
+            assert sum(map(sum, rows)) == stream.batch_size.at(step)
+            assert all(0 < count <= most for of_rank in rows for count in of_rank)
+
+
 def test_batches_come_in_order_whoever_makes_them(prepared: Path) -> None:
     load = StepLoader(make_stream(prepared), 0, 1, 2)
     expected = [load(step) for step in range(3, 9)]
@@ -259,6 +276,12 @@ def test_an_abandoned_prefetch_ends_its_thread() -> None:
         ({"optimizer": "muo"}, r"optimizer='muo' must be one of adamw, muon; did you mean 'muon'\?"),
         ({"mlm_probability": 1.0}, "mlm_probability=1.0 must lie between"),
         ({"mask_share": 0.95}, "mask_share=0.95 and random_share=0.1"),
+        (
+            {"global_batch_size": 9, "initial_global_batch_size": 2, "batch_warmup_steps": 3},
+            "must be a multiple of init",
+        ),
+        ({"batch_warmup_steps": 3}, "give both or neither"),
+        ({"corpus_weights": [1, 2]}, "give one weight for each corpus"),
         ({"max_steps": 5, "warmup_steps": 6}, "warmup_steps=6 and decay_steps=0 do not fit into max_steps=5"),
         ({"decay_steps": 5}, "decay_steps=5 needs lr_scheduler_type='wsd'"),
         ({"corpus": ""}, "corpus is missing"),
@@ -289,6 +312,8 @@ def test_a_global_batch_must_split_evenly() -> None:
     assert [small.micro_batches(world_size) for world_size in (1, 2, 3)] == [6, 3, 2]
     with pytest.raises(ValueError, match="global_batch_size=24 must be a multiple of the 5 processes"):
         arguments.micro_batches(5)
+    with pytest.raises(ValueError, match="initial_global_batch_size=3 must be a multiple of the 2 processes"):
+        dataclasses.replace(arguments, initial_global_batch_size=3, batch_warmup_steps=9).micro_batches(2)
     with pytest.raises(ValueError, match=r"per_device_train_batch_size=5 must divide the 12 rows.*that does is 4"):
         dataclasses.replace(arguments, per_device_train_batch_size=5).micro_batches(2)
 

@@ -1,0 +1,76 @@
+"""What a run trains and validates on: one corpus, or several and the share of the rows that each contributes."""
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from .shards import Corpus, open_split
+
+
+class Mixture:
+    """The train and validation splits of some corpora.
+
+    Args:
+        places: folders or URLs that hold what `prepare_corpus` wrote.
+        weights: the share of the rows of each, in any unit; none: the share of the tokens that it has.
+
+    Attributes:
+        corpora: the train splits.
+        validation: those validation splits that hold something, by the corpora's names.
+        names: of the corpora: the last part of their places; where two have the same, numbered.
+        shares: of the corpora, with the sum 1.
+
+    Raises:
+        FileNotFoundError: a place without a corpus.
+        ValueError: an empty corpus, or weights that are not one positive number for each.
+    """
+
+    def __init__(self, places: Sequence[str], weights: Sequence[float] = ()) -> None:
+        if weights and (len(weights) != len(places) or min(weights) <= 0):
+            raise ValueError(
+                f"corpus_weights={list(weights)} must be {len(places)} positive numbers, one for each corpus"
+            )
+        self.corpora = [Corpus(place) for place in places]
+        for place, corpus in zip(places, self.corpora, strict=True):
+            if not corpus.num_documents:
+                raise ValueError(f"the corpus {place} is empty")
+        self.names = _names(places)
+        splits = [open_split(place, "validation") for place in places]
+        self.validation = {
+            name: split for name, split in zip(self.names, splits, strict=True) if split is not None and len(split)
+        }
+        parts = list(weights) or [corpus.num_tokens for corpus in self.corpora]
+        self.shares = [part / sum(parts) for part in parts]
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells which corpora these are, in their order."""
+        return "+".join(corpus.fingerprint for corpus in self.corpora)
+
+    @property
+    def num_documents(self) -> int:
+        return sum(corpus.num_documents for corpus in self.corpora)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(corpus.num_tokens for corpus in self.corpora)
+
+    def share_of(self, name: str) -> float:
+        """The share of the corpus of that name."""
+        return self.shares[self.names.index(name)]
+
+    def facts(self) -> dict[str, Any]:
+        """What a model card says about the data."""
+        facts = [
+            {"documents": corpus.num_documents, "tokens": corpus.num_tokens, "fingerprint": corpus.fingerprint}
+            for corpus in self.corpora
+        ]
+        if len(facts) == 1:
+            return facts[0]
+        shares = {name: {"share": share} for name, share in zip(self.names, self.shares, strict=True)}
+        return {name: {**shares[name], **of_one} for name, of_one in zip(self.names, facts, strict=True)}
+
+
+def _names(places: Sequence[str]) -> list[str]:
+    last = [PurePath(str(place)).name or str(place) for place in places]
+    return [name if last.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(last, start=1)]

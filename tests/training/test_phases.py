@@ -1,0 +1,249 @@
+"""Phases of a run, mixtures and batches that grow: each bitwise the same after a kill on either side of a boundary."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from pretraining_helpers import (
+    assert_same_bits,
+    log_of,
+    losses_of,
+    make_corpus,
+    model_config,
+    run_and_die,
+    run_here,
+    settings,
+)
+from safetensors.torch import load_file
+
+from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
+from clozebert.corpus import BatchStream, Corpus, Masking
+from clozebert.corpus.randomness import derive
+from clozebert.training import PretrainingArguments, pretrain
+from clozebert.training.optimizers import make_optimizer
+from clozebert.training.prefetch import StepLoader
+from clozebert.training.pretraining import accumulate_gradient, mix_figures
+
+
+@pytest.fixture(scope="module")
+def accelerator() -> Accelerator:
+    return Accelerator(cpu=True, mixed_precision="no")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A second corpus, of the same tokenizer."""
+    return make_corpus(tmp_path_factory.mktemp("other"), documents=90, seed=9)
+
+
+def arguments_of(folder: Path, output_dir: Path | str = "-", **changes: Any) -> PretrainingArguments:
+    return PretrainingArguments(**settings(folder, output_dir=str(output_dir), **changes))
+
+
+def three_phases(other: Path) -> dict[str, Any]:
+    """Short rows in growing batches; then longer rows, a larger base, two corpora; then another schedule."""
+    return {
+        "max_steps": 9, "max_seq_length": 24, "initial_global_batch_size": 2, "batch_warmup_steps": 5, "save_steps": 4,
+        "eval_steps": 5, "save_total_limit": 9, "hidden_dropout_prob": 0.1, "logging_steps": 4,
+        "phases": [
+            {"max_steps": 7, "max_seq_length": 40, "corpus": [str(other / "corpus"), str(other / "more")],
+             "corpus_weights": [3, 1], "learning_rate": 1e-3, "global_batch_size": 4,
+             "model": {"rope_parameters": {"rope_theta": 90_000}, "max_position_embeddings": 64}},
+            {"max_steps": 4, "lr_scheduler_type": "wsd", "decay_steps": 4, "mlm_probability": 0.2},
+        ],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def more(other: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`other` with a third corpus beside its own."""
+    (make_corpus(tmp_path_factory.mktemp("third"), documents=40, seed=5) / "corpus").rename(other / "more")
+    return other
+
+
+@pytest.fixture(scope="module")
+def undisturbed(prepared: Path, more: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    run_here(prepared, output_dir, **three_phases(more))
+    return output_dir
+
+
+def test_each_phase_has_its_own_batches_rate_and_model(prepared: Path, more: Path, undisturbed: Path) -> None:
+    entries = [entry for entry in log_of(undisturbed) if "loss" in entry]
+    # Each phase ends with an entry of its own.
+    assert [entry["step"] for entry in entries] == [4, 8, 9, 12, 16, 20]
+    model = ("hidden_dropout_prob",)
+    values = {name: value for name, value in three_phases(more).items() if name not in model}
+    phases = arguments_of(prepared, **values).split_phases()
+    of_entries = [phases[index] for index in (0, 0, 0, 1, 1, 2)]
+    for entry, phase in zip(entries, of_entries, strict=True):
+        factor = phase.arguments.learning_rate_factor(entry["step"] - 1 - phase.first_step)
+        assert entry["learning_rate"] == pytest.approx(phase.arguments.learning_rate * factor)
+    configs = [ClozeBertConfig.from_pretrained(undisturbed / f"checkpoint-{step}") for step in (9, 12, 20)]
+    assert [config.rope_parameters["rope_theta"] for config in configs] == [10_000, 90_000, 90_000]
+    assert [config.max_position_embeddings for config in configs] == [48, 64, 64]
+    evaluations = {entry["step"]: entry for entry in log_of(undisturbed) if "eval_loss" in entry}
+    assert sorted(evaluations) == [5, 9, 10, 15, 16, 20]
+    assert "eval_loss_corpus" not in evaluations[9]
+    mixed = evaluations[16]
+    assert mixed["eval_loss"] == pytest.approx(0.75 * mixed["eval_loss_corpus"] + 0.25 * mixed["eval_loss_more"])
+
+
+@pytest.mark.parametrize(
+    ("batches", "newest"),
+    # Micro-batches of four rows: 1, 1, 1, 2 and from then on 2 in each step of the first phase (14 in all), then 1.
+    [([13], 8), ([16], 9), ([10, 9, 9], None)],
+    ids=["before", "after", "often"],
+)
+def test_killed_on_either_side_of_a_boundary_it_goes_on_bitwise(
+    prepared: Path, more: Path, undisturbed: Path, tmp_path: Path, batches: list[int], newest: int | None
+) -> None:
+    run = {**three_phases(more), "resume_from_checkpoint": "latest"}
+    for batch in batches:
+        assert run_and_die(prepared, tmp_path / "run", batch=batch, **run) == -9
+    if newest is not None:
+        assert (tmp_path / "run" / "latest").read_text() == f"checkpoint-{newest}\n"
+    run_here(prepared, tmp_path / "run", **run)
+    assert_same_bits(undisturbed, tmp_path / "run", step=20)
+
+
+def test_the_second_phase_is_a_loop_of_its_own_from_the_weights_of_the_first(
+    prepared: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    """Without momentum nothing but the weights is handed on, so a plain loop from them is the independent truth."""
+    first = {"adam_beta1": 0.0, "adam_beta2": 0.0, "save_steps": 0, "warmup_steps": 0, "max_steps": 3}
+    arguments = arguments_of(
+        prepared, tmp_path / "run", **first, phases=[{"max_steps": 4, "max_seq_length": 24, "learning_rate": 2e-3}]
+    )
+    pretrain(arguments, model_config())
+    second = arguments.split_phases()[1].arguments
+    stream = BatchStream(
+        Corpus(prepared / "corpus"), max_seq_length=24, global_batch_size=8, masking=Masking(rate=0.3),
+        seed=derive(arguments.seed, 1),
+    )  # fmt: skip
+    model = ClozeBertForMaskedLM.from_pretrained(tmp_path / "run" / "checkpoint-3").train()
+    optimizer, losses = make_optimizer(model, second), []
+    for step in range(4):
+        batches, num_predicted = StepLoader(stream, 0, 1, 2)(step)
+        losses.append(accumulate_gradient(model, batches, num_predicted=num_predicted, accelerator=accelerator).item())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.set_learning_rate(1 - step / 4)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses_of(tmp_path / "run")[3:] == pytest.approx(losses, abs=1e-6)
+
+
+def test_a_finished_run_goes_on_with_a_phase_that_is_added_later(prepared: Path, tmp_path: Path) -> None:
+    run = {"max_steps": 4, "save_steps": 2}
+    longer = {**run, "phases": [{"max_steps": 3, "max_seq_length": 24}]}
+    pretrain(arguments_of(prepared, tmp_path / "whole", **longer), model_config())
+    pretrain(arguments_of(prepared, tmp_path / "later", **run), model_config())
+    pretrain(arguments_of(prepared, tmp_path / "later", **longer, resume_from_checkpoint="latest"), model_config())
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "later"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert losses_of(tmp_path / "whole") == losses_of(tmp_path / "later")
+
+
+def test_the_plan_of_a_change_is_refused_where_it_is_behind(prepared: Path, tmp_path: Path) -> None:
+    run = {"max_steps": 4, "phases": [{"max_steps": 4}], "save_steps": 2}
+    pretrain(arguments_of(prepared, tmp_path / "run", **run), model_config())
+    for changes, message in (
+        ({"max_steps": 5}, "step 8 in phase 2 from step 4 there, in phase 2 from step 5 here"),
+        ({"phases": [{"max_steps": 4, "max_seq_length": 24}]}, "max_seq_length=40 there, max_seq_length=24 here"),
+        ({"phases": [{"max_steps": 4, "corpus_weights": [2.0]}]}, r"corpus_weights=\[\] there"),
+        ({"phases": []}, "is at step 8, beyond max_steps=4"),
+    ):
+        again = arguments_of(prepared, tmp_path / "run", **{**run, **changes}, resume_from_checkpoint="latest")
+        with pytest.raises(ValueError, match=message):
+            pretrain(again, model_config())
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ([{"max_seq_length": 24}], r"phases\[0\]: max_steps is missing"),
+        ([{"max_steps": 3}, {"max_steps": 3, "max_seq_len": 24}], r"phases\[1\]: unknown key 'max_seq_len'.*did you"),
+        ([{"max_steps": 3, "optimizer": "muon"}], r"phases\[0\]: unknown key 'optimizer'"),
+        ([{"max_steps": 3, "learning_rate": "fast"}], r"phases\[0\]: learning_rate='fast' must be a number"),
+        ([{"max_steps": 3, "warmup_steps": 4}], r"phases\[0\]: warmup_steps=4 and decay_steps=0 do not fit"),
+        (["max_steps"], "phases='max_steps' must be a list of phases"),
+    ],
+)
+def test_a_phase_that_cannot_be_is_refused(phases: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PretrainingArguments(corpus="c", tokenizer_name="t", output_dir="o", phases=phases)
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [
+        ({"model": {"hidden_size": 48}}, r"phases\[0\] changes the shape of .*may change rope_parameters"),
+        ({"model": {"rope_teta": 1}}, r"unknown key 'rope_teta' in phases\[0\], under `model`"),
+        ({"max_seq_length": 60}, "max_seq_length=60 exceeds the model's max_position_embeddings=48"),
+        ({"corpus": "nowhere"}, "nowhere holds no prepared corpus"),
+        ({"per_device_train_batch_size": 3}, "per_device_train_batch_size=3 must divide the 8 rows"),
+    ],
+)
+def test_a_later_phase_that_does_not_fit_is_refused_before_any_work(
+    prepared: Path, tmp_path: Path, phase: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ValueError, OSError), match=message):
+        pretrain(arguments_of(prepared, tmp_path / "run", phases=[{"max_steps": 3, **phase}]), model_config())
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_phase_takes_over(prepared: Path) -> None:
+    first, second, third = arguments_of(
+        prepared, warmup_steps=3, max_steps=20, lr_scheduler_type="wsd", decay_steps=9, adam_beta2=0.9,
+        initial_global_batch_size=4, batch_warmup_steps=6, corpus_weights=[1.0],
+        phases=[{"max_steps": 5, "adam_beta2": 0.8}, {"max_steps": 6, "corpus": ["a", "b"]}],
+    ).split_phases()  # fmt: skip
+    assert [phase.first_step for phase in (first, second, third)] == [0, 20, 25]
+    assert [phase.arguments.adam_beta2 for phase in (first, second, third)] == [0.9, 0.8, 0.8]
+    assert [phase.arguments.warmup_steps for phase in (first, second, third)] == [3, 0, 0]
+    assert [phase.arguments.decay_steps for phase in (first, second, third)] == [9, None, None]
+    assert [phase.arguments.batch_size.smallest for phase in (first, second, third)] == [4, 8, 8]
+    assert [phase.arguments.corpus_weights for phase in (first, second, third)] == [[1.0], [1.0], []]
+    assert third.arguments.lr_scheduler_type == "wsd"
+
+
+def test_a_dry_run_enters_every_phase(prepared: Path, more: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_here(prepared, Path("-"), **{**three_phases(more), "dry_run": True})
+    shown = capsys.readouterr().out
+    assert [f"phase {number} of 3" in shown for number in (1, 2, 3)] == [True] * 3
+    assert "step 6, loss" in shown
+    assert "rows from corpus 75.0%, more 25.0%" in shown
+
+
+def test_a_mixture_is_on_the_card_and_in_the_stream(prepared: Path, more: Path, tmp_path: Path) -> None:
+    cards: list[dict[str, Any]] = []
+    run = {"max_steps": 3, "corpus": [str(prepared / "corpus"), str(more / "more")], "corpus_weights": [0.25, 0.75]}
+    arguments = arguments_of(prepared, tmp_path / "run", **run)
+    pretrain(arguments, model_config(), write_card=lambda directory, facts: cards.append(facts))
+    assert cards[-1]["corpus"]["more"]["share"] == 0.75
+    assert cards[-1]["corpus"]["corpus"]["documents"] == 150
+    assert cards[-1]["hyperparameters"]["corpus_weights"] == [0.25, 0.75]
+    assert str(tmp_path) not in json.dumps(cards[-1])
+    results = json.loads((tmp_path / "run" / "all_results.json").read_text())
+    assert results["eval_loss"] == pytest.approx(0.25 * results["eval_loss_corpus"] + 0.75 * results["eval_loss_more"])
+    again = {**run, "max_steps": 4, "resume_from_checkpoint": "latest"}
+    with pytest.raises(ValueError, match=r"corpus_weights=\[0.25, 0.75\] there, corpus_weights=\[0.5, 0.5\] here"):
+        pretrain(arguments_of(prepared, tmp_path / "run", **{**again, "corpus_weights": [0.5, 0.5]}), model_config())
+    with pytest.raises(ValueError, match=r"corpus fingerprint \w{12}… \+ \w{12}… there, \w{12}… \+ \w{12}… here"):
+        pretrain(arguments_of(prepared, tmp_path / "run", **{**again, "corpus": run["corpus"][::-1]}), model_config())
+
+
+def test_figures_of_a_mixture_are_weighted_by_its_shares() -> None:
+    one = {"eval_loss": 2.0, "eval_accuracy": 0.5, "eval_predicted_tokens": 100, "eval_perplexity": np.exp(2.0)}
+    two = {"eval_loss": 4.0, "eval_accuracy": 0.1, "eval_predicted_tokens": 7, "eval_perplexity": np.exp(4.0)}
+    # A third corpus has no validation split: the others' shares are taken for the whole.
+    mixed = mix_figures({"one": one, "two": two}, {"one": 0.6, "two": 0.2})
+    assert mixed["eval_loss"] == pytest.approx(2.5)
+    assert mixed["eval_perplexity"] == pytest.approx(np.exp(2.5))
+    assert mixed["eval_accuracy"] == pytest.approx(0.4)
+    assert mixed["eval_predicted_tokens"] == 107
+    assert (mixed["eval_loss_one"], mixed["eval_loss_two"]) == (2.0, 4.0)
