@@ -2,7 +2,7 @@
 
 A corpus folder holds one sub-folder per split. A split is
 
-    manifest.json            counts, sources with their hashes, the tokenizer's hash and special ids, the shards
+    manifest.json            counts, sources, the tokenizer's hash and special ids, the shards; hashes of all files
     documents.bin            int64 [documents + 1]: where each document begins in the run of all tokens, and the end
     tokens-00000.bin …       uint16 (uint32 from a vocabulary of 65,537 on): the tokens, without special tokens
     word_starts-00000.bin …  one bit per token, lowest bit first: whether a word begins there
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from .randomness import ragged_arange
+from .remote import local_folder
 
 FORMAT_VERSION = 1
 SHARD_TOKENS = 1 << 28
@@ -44,8 +45,8 @@ class ShardWriter:
         self.shards: list[dict[str, Any]] = []
         directory.mkdir(parents=True)
         self._offsets = open(directory / "documents.bin", "wb")  # noqa: SIM115 - closed in close()
-        self._offsets.write(np.zeros(1, "<i8").tobytes())
-        self._ends: list[int] = []
+        self._offsets_digest = hashlib.sha256()
+        self._ends = [0]
         self._tokens: list[np.ndarray] = []
         self._starts: list[np.ndarray] = []
         self._buffered = 0
@@ -81,6 +82,7 @@ class ShardWriter:
             "words": self.num_words,
             "dtype": self.dtype,
             "shards": self.shards,
+            "files": {"documents.bin": self._offsets_digest.hexdigest()},
             **facts,
         }
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
@@ -88,7 +90,9 @@ class ShardWriter:
         return manifest
 
     def _flush(self) -> None:
-        self._offsets.write(np.array(self._ends, dtype="<i8").tobytes())
+        ends = np.array(self._ends, dtype="<i8").tobytes()
+        self._offsets.write(ends)
+        self._offsets_digest.update(ends)
         tokens, starts = self._tokens, self._starts
         self._ends, self._tokens, self._starts, self._buffered = [], [], [], 0
         for piece, bits in zip(tokens, starts, strict=True):
@@ -150,7 +154,7 @@ class Corpus:
     """One split of a prepared corpus, memory-mapped: opening it reads the manifest only.
 
     Args:
-        directory: what `prepare_corpus --output_dir` wrote.
+        directory: what `prepare_corpus --output_dir` wrote; or a URL, see `remote`.
         split: `train` or `validation`.
 
     Raises:
@@ -159,7 +163,7 @@ class Corpus:
     """
 
     def __init__(self, directory: str | Path, split: str = "train") -> None:
-        self.directory = Path(directory)
+        self.directory = local_folder(directory)
         self.split = split
         self.folder = self.directory / split
         path = self.folder / "manifest.json"
