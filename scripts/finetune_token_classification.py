@@ -16,12 +16,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.hub.card import write_card
-    from clozebert.training.finetuning_reports import table_of_results
-    from clozebert.training.finetuning_trainer import finetune
+    from clozebert.training.finetuning_run import finetune
 
-    results = finetune(arguments, write_card=write_card)
-    print(table_of_results(results, splits=[split for split in ("eval", "test") if f"{split}_loss" in results]))
-    print(f"model, scores, predictions and mistakes: {arguments.output_dir}")
+    finetune(arguments, write_card=write_card)
 
 
 if __name__ == "__main__":

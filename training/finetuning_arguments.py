@@ -26,7 +26,9 @@ class FinetuningArguments:
     resume_from_checkpoint: str | None = flag("'latest' (begins afresh where there is none) or a checkpoint folder.")
     trust_remote_code: bool = flag("Allow code that comes with the model.", False)
     max_seq_length: int | None = flag("Tokens read at once; longer texts become windows (default: at most 512).")
-    window_overlap: int | None = flag("Tokens that neighbouring windows share (default: a quarter of the window).")
+    window_overlap: int | None = flag(
+        "Tokens that neighbouring windows share (default: a quarter of the window in tagging, none in classification)."
+    )
     num_train_epochs: float | None = flag("Passes over the data (default: by its size).")
     max_steps: int = flag("Stop after so many optimizer steps; -1 for whole epochs.", -1)
     learning_rate: float | None = flag("Peak learning rate (default: by the width of the model).")
@@ -50,6 +52,9 @@ class FinetuningArguments:
     seeds: list[int] | None = field(
         default=None, metadata={"help": "Run once for each seed, into sub-folders, and report mean and deviation."}
     )
+    hyperparameter_search: int | None = flag(
+        "First try so many settings of learning rate, batch size and epochs, where not given; then train the best."
+    )
     report_to: str = flag("Tracker for transformers' Trainer ('tensorboard', 'wandb' …).", "none")
 
     def __post_init__(self) -> None:
@@ -68,7 +73,7 @@ class FinetuningArguments:
         positive = (
             "max_seq_length", "num_train_epochs", "learning_rate", "per_device_train_batch_size",
             "per_device_eval_batch_size", "gradient_accumulation_steps", "early_stopping_patience", "eval_steps",
-            "layer_decay", "lora_rank",
+            "layer_decay", "lora_rank", "hyperparameter_search",
         )  # fmt: skip
         for name in positive:
             value = getattr(self, name)
@@ -163,17 +168,17 @@ def prepare_output_dir(arguments: FinetuningArguments) -> None:
     os.makedirs(folder, exist_ok=True)
 
 
-def default_epochs(num_windows: int) -> int:
-    """Passes over the data: many over little, few over much."""
-    for limit, epochs in ((500, 30), (2_000, 15), (10_000, 8), (50_000, 5)):
-        if num_windows < limit:
-            return epochs
-    return 3
+def default_epochs(num_examples: int, num_tokens: int) -> int:
+    """Passes over the data: many over little, few over much; of long documents no more than read 3 M tokens, or two."""
+    by_examples = next(
+        (epochs for limit, epochs in ((500, 30), (2_000, 12), (5_000, 6), (20_000, 4)) if num_examples < limit), 3
+    )
+    return min(by_examples, max(2, 3_000_000 // max(1, num_tokens)))
 
 
-def default_batch_size(num_windows: int) -> int:
+def default_batch_size(num_examples: int) -> int:
     """Windows per step: small data gets small batches, lest it see too few steps."""
-    return 8 if num_windows < 500 else 16 if num_windows < 5_000 else 32
+    return 8 if num_examples < 500 else 16 if num_examples < 2_000 else 32
 
 
 def default_learning_rate(hidden_size: int) -> float:

@@ -122,11 +122,12 @@ def set_dropout(config: Any, dropout: float | None) -> dict[str, Any]:
     the few labelled examples are seen many times.
     """
     before = {name: getattr(config, name) for name in DROPOUTS if hasattr(config, name)}
-    if dropout is None:
-        dropout = None if any(before.values()) else DEFAULT_DROPOUT
     if dropout is not None:
-        for name in before:
-            setattr(config, name, dropout)
+        config.update(dict.fromkeys(before, dropout))
+    elif not any(before.values()):
+        # not inside the feed-forward where its output has some too: as many random numbers as all other places take
+        skipped = {"mlp_dropout"} if "hidden_dropout_prob" in before else set()
+        config.update({name: DEFAULT_DROPOUT for name in before if name not in skipped})
     return before
 
 

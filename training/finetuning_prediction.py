@@ -77,7 +77,8 @@ class Predictor:
         import torch
 
         from .finetuning_models import LONGEST_BY_DEFAULT, be_quiet, load_fine_tuned, load_tokenizer, longest_input
-        from .finetuning_trainer import SETTINGS_FILE, make_collator
+        from .finetuning_resume import SETTINGS_FILE
+        from .finetuning_trainer import make_collator
         from .finetuning_windows import WindowMaker
 
         name, trusted = arguments.model_name_or_path, arguments.trust_remote_code
@@ -95,7 +96,9 @@ class Predictor:
         length = arguments.max_seq_length or self.settings.get("max_seq_length") or min(limit, LONGEST_BY_DEFAULT)
         if length > limit:
             raise ValueError(f"--max_seq_length {length}: the model reads at most {limit} tokens")
-        overlap = None if arguments.max_seq_length else self.settings.get("window_overlap")
+        overlap = 0 if self.kind == "sequence" else None
+        if arguments.max_seq_length is None:
+            overlap = self.settings.get("window_overlap", overlap)
         self.maker = WindowMaker(self.tokenizer, max_seq_length=length, overlap=overlap)
         self.task = self._task()
         self.collator = make_collator(self.model, self.tokenizer, per_token=self.kind == "token", packing=True)

@@ -1,5 +1,6 @@
 """Whole runs on transformers' Trainer: the gradient under accumulation, resuming, long documents, what is saved."""
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from clozebert.training import finetuning_trainer
+from clozebert.training import finetuning_data
 from clozebert.training.finetuning_arguments import (
     FinetuningArguments,
     SequenceArguments,
@@ -19,8 +20,10 @@ from clozebert.training.finetuning_arguments import (
     default_epochs,
     default_learning_rate,
 )
+from clozebert.training.finetuning_resume import newest_checkpoint
+from clozebert.training.finetuning_run import FinetuningRun, finetune
 from clozebert.training.finetuning_sequence import SequenceExample
-from clozebert.training.finetuning_trainer import finetune, newest_checkpoint
+from clozebert.training.finetuning_trainer import LikeLengths
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import make_checkpoint, write_entities, write_json_lines, write_sentiment
@@ -99,7 +102,7 @@ def test_accumulation_of_four_has_the_gradient_of_one(
     model: str,
 ) -> None:
     gradients = []
-    make_trainer = finetuning_trainer._make_trainer
+    make_trainer = FinetuningRun.make_trainer
 
     def with_callback(*args: Any, **kwargs: Any) -> Any:
         trainer = make_trainer(*args, **kwargs)
@@ -107,7 +110,7 @@ def test_accumulation_of_four_has_the_gradient_of_one(
         trainer.add_callback(keeper)
         return trainer
 
-    monkeypatch.setattr(finetuning_trainer, "_make_trainer", with_callback)
+    monkeypatch.setattr(FinetuningRun, "make_trainer", with_callback)
     for accumulation in (1, 4):
         keeper = FirstGradient()
         finetune(
@@ -125,6 +128,29 @@ def test_accumulation_of_four_has_the_gradient_of_one(
         gradients.append(keeper.gradient)
     assert gradients[0].norm() > 1e-3
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+
+
+# Batches of like length
+
+
+def test_padded_batches_are_of_like_length_and_a_function_of_seed_and_epoch() -> None:
+    lengths = [(7 * i) % 101 + 1 for i in range(530)]
+
+    def order(seed: int, epoch: int) -> list[int]:
+        sampler = LikeLengths(lengths, batch_size=8, seed=seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    first = order(1, 0)
+    assert sorted(first) == list(range(530))
+    assert first == order(1, 0)
+    assert first != order(1, 1)
+    assert first != order(2, 0)
+    batches = [[lengths[index] for index in first[start : start + 8]] for start in range(0, 530, 8)]
+    assert sum(len(batch) * max(batch) for batch in batches) < 1.1 * sum(lengths)
+    assert len(batches[-1]) == 2
+    longest = [max(batch) for batch in batches[:-1]]
+    assert longest not in (sorted(longest), sorted(longest, reverse=True))
 
 
 # Resuming
@@ -146,7 +172,7 @@ class Interrupt(TrainerCallback):
 
 
 def interrupted_at(step: int) -> Callable[..., Any]:
-    make_trainer = finetuning_trainer._make_trainer
+    make_trainer = FinetuningRun.make_trainer
 
     def make(*args: Any, **kwargs: Any) -> Any:
         trainer = make_trainer(*args, **kwargs)
@@ -182,7 +208,7 @@ def test_an_interrupted_run_ends_with_the_same_scores(
 
     whole = finetune(arguments("whole"))
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning_trainer, "_make_trainer", interrupted_at(11))
+        patch.setattr(FinetuningRun, "make_trainer", interrupted_at(11))
         with pytest.raises(InterruptedHereError):
             finetune(arguments("broken"))
     assert newest_checkpoint(str(tmp_path / "broken")) is not None
@@ -216,6 +242,72 @@ def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
         if state is not None:
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
     assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+
+
+# Hyper-parameter search
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "metric"), [("single", "clozebert", "accuracy"), ("regression", "bert", "mse")]
+)
+def test_a_search_tries_settings_and_trains_with_the_best(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, kind: str, model: str, metric: str
+) -> None:
+    pytest.importorskip("optuna")
+    output = tmp_path / "o"
+    arguments = arguments_of(kind, data[kind], models[model], output, hyperparameter_search=4, num_train_epochs=2.0)
+    arguments.learning_rate = None
+    results = finetune(arguments)
+    search = json.loads((output / "hyperparameter_search.json").read_text())
+    trials = search["trials"]
+    assert len(trials) == 4
+    # epochs were given, so they are not searched; the first trial is the one that no search would have made
+    assert set(search["best"]) == {"learning_rate", "per_device_train_batch_size"}
+    assert {name: trials[0][name] for name in search["best"]} == {
+        name: search["defaults"][name] for name in search["best"]
+    }
+    assert len({trial["learning_rate"] for trial in trials}) == 4
+    finished = [trial for trial in trials if trial["state"] == "complete"]
+    best = max(finished, key=lambda trial: trial["value"])
+    assert {name: best[name] for name in search["best"]} == search["best"]
+    assert search["objective"] == ("accuracy" if metric == "accuracy" else "-mse")
+    settings = json.loads((output / "finetuning_settings.json").read_text())
+    assert settings["learning_rate"] == search["best"]["learning_rate"]
+    assert settings["per_device_train_batch_size"] == search["best"]["per_device_train_batch_size"]
+    # the same seed and settings as that trial, so its score; the run keeps its best evaluation, a trial its last
+    score = results[f"eval_{metric}"] if metric == "accuracy" else -results[f"eval_{metric}"]
+    assert score >= best["value"] - 1e-4
+    assert not list(output.glob("run-*"))
+    # continued, it does not search again
+    again = arguments_of(
+        kind, data[kind], models[model], output, hyperparameter_search=4, resume_from_checkpoint="latest"
+    )
+    again.learning_rate = None
+    assert finetune(again)[f"eval_{metric}"] == results[f"eval_{metric}"]
+    assert json.loads((output / "hyperparameter_search.json").read_text()) == search
+
+
+def test_a_search_without_optuna_or_without_anything_to_search_is_refused(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = arguments_of(
+        "single",
+        data["single"],
+        models["bert"],
+        tmp_path / "o",
+        hyperparameter_search=2,
+        per_device_train_batch_size=4,
+        max_steps=3,
+    )
+    with pytest.raises(ValueError, match="nothing to search"):
+        finetune(arguments)
+    arguments.learning_rate, arguments.overwrite_output_dir = None, True
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else found(name, *rest)
+    )
+    with pytest.raises(ImportError, match=r"pip install 'clozebert\[search\]'"):
+        finetune(arguments)
 
 
 # What a run leaves
@@ -407,12 +499,12 @@ def test_the_only_example_of_a_label_is_never_held_out() -> None:
     examples = [SequenceExample("t", None, label, "f") for label in ["a"] * 8 + ["b", "c"] + ["d"] * 20]
     for seed in range(20):
         splits = {"train": list(examples)}
-        finetuning_trainer._hold_out_validation(splits, seed)
+        finetuning_data._hold_out_validation(splits, seed)
         assert len(splits["validation"]) == 3
         assert {e.label for e in splits["train"]} == {"a", "b", "c", "d"}
         assert len(splits["train"]) + len(splits["validation"]) == len(examples)
     with pytest.raises(ValueError, match="give --validation_file"):
-        finetuning_trainer._hold_out_validation({"train": examples[7:10]}, 0)
+        finetuning_data._hold_out_validation({"train": examples[7:10]}, 0)
 
 
 def test_a_dataset_of_the_hub_by_its_folder(models: dict[str, str], tmp_path: Path) -> None:
@@ -452,8 +544,9 @@ def test_flags_are_checked(tmp_path: Path, flags: dict[str, Any], message: str) 
 
 
 def test_defaults_shrink_with_the_data_and_grow_with_the_model() -> None:
-    sizes = [100, 1_000, 5_000, 20_000, 200_000]
-    assert [default_epochs(n) for n in sizes] == sorted((default_epochs(n) for n in sizes), reverse=True)
-    assert [default_batch_size(n) for n in sizes] == sorted(default_batch_size(n) for n in sizes)
+    sizes = [100, 1_000, 3_000, 15_000, 200_000]
+    assert [default_epochs(n, 1) for n in sizes] == [30, 12, 6, 4, 3]
+    assert [default_epochs(2_000, tokens) for tokens in (1, 600_000, 1_200_000, 10**9)] == [6, 5, 2, 2]
+    assert [default_batch_size(n) for n in sizes] == [8, 16, 32, 32, 32]
     assert default_learning_rate(768) == 5e-5
     assert default_learning_rate(256) > default_learning_rate(1024)

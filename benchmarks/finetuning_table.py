@@ -1,0 +1,458 @@
+#!/usr/bin/env python
+"""The table of docs/finetuning.md: nine datasets, our encoder beside a BERT of its size, three seeds each.
+
+    python benchmarks/finetuning_table.py data --source ../shared/data   # files, in the splits of their README
+    python benchmarks/finetuning_table.py encoders                       # recipe `tiny`; a BERT for the same time
+    python benchmarks/finetuning_table.py cells                          # what is missing; several may run at once
+    python benchmarks/finetuning_table.py render                         # results/finetuning.json and the table
+
+A cell is one run of a fine-tuning program with a model, data, an output folder and a seed, and no other flag.
+Everything lies in `--work` (default runs/finetuning_table): what is done is not done again, so each step can be
+interrupted.
+"""
+
+import argparse
+import contextlib
+import csv
+import io
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+MODELS = ("ours", "bert")
+SEEDS = (1, 2, 3)
+RATES = ("5e-4", "1e-3", "2e-3")  # learning rates that the BERT is tried with; the best one's model is taken
+DOMAINS = ("ai", "literature", "music", "politics", "science")
+BEGIN, END = "<!-- finetuning-table -->", "<!-- /finetuning-table -->"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One row of the table: which program, the score shown, and what makes its files."""
+
+    title: str
+    kind: str
+    metric: str
+    suffix: str
+    write: Callable[[Path, Path], None]
+
+
+# Data ----------------------------------------------------------------------------------------------------------------
+
+
+def copy_splits(source: Path, folder: Path, names: dict[str, str], suffix: str) -> None:
+    """Copy files that are split already."""
+    for split, name in names.items():
+        shutil.copy(source / name, folder / f"{split}.{suffix}")
+
+
+def write_csv(path: Path, rows: Iterable[tuple[str, str]]) -> None:
+    """`text,label`."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+
+
+def write_two_classes(source: Path, folder: Path, names: dict[str, str]) -> None:
+    """A file of sentences for each class, split as its README suggests: line number mod 10: 9 test, 8 validation."""
+    split_of = ["train"] * 8 + ["validation", "test"]
+    rows: dict[str, list[tuple[str, str]]] = {"train": [], "validation": [], "test": []}
+    for label, name in names.items():
+        lines = (source / name).read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(line for line in lines if line.strip()):
+            rows[split_of[number % 10]].append((line.strip(), label))
+    for split, of_split in rows.items():
+        write_csv(folder / f"{split}.csv", of_split)
+
+
+def write_movie_reviews(source: Path, folder: Path) -> None:
+    """Fold 9 is for the test, fold 8 for validation."""
+    split_of = ["train"] * 8 + ["validation", "test"]
+    lines = (source / "cls_movie_reviews/movie_reviews.jsonl").read_text(encoding="utf-8").split("\n")
+    for split in ("train", "validation", "test"):
+        kept = [line for line in lines if line.strip() and split_of[json.loads(line)["fold"]] == split]
+        (folder / f"{split}.jsonl").write_text("\n".join(kept) + "\n", encoding="utf-8")
+
+
+def write_snips(source: Path, folder: Path) -> None:
+    """The official validation set is the test, as in the literature; every 20th sentence of training validates."""
+    lines = (source / "tok_slots_snips/train.jsonl").read_text(encoding="utf-8").split("\n")
+    lines = [line for line in lines if line.strip()]
+    for split, kept in (
+        ("train", [line for number, line in enumerate(lines) if number % 20]),
+        ("validation", lines[::20]),
+    ):
+        (folder / f"{split}.jsonl").write_text("\n".join(kept) + "\n", encoding="utf-8")
+    shutil.copy(source / "tok_slots_snips/validate.jsonl", folder / "test.jsonl")
+
+
+def crossner(domain: str) -> Callable[[Path, Path], None]:
+    """One domain of CrossNER as it is."""
+    names = {"train": "train.txt", "validation": "dev.txt", "test": "test.txt"}
+    return lambda source, folder: copy_splits(source / "tok_ner_crossner" / domain, folder, names, "conll")
+
+
+def files(names: dict[str, str], suffix: str) -> Callable[[Path, Path], None]:
+    """Files that are split already."""
+    return lambda source, folder: copy_splits(source, folder, names, suffix)
+
+
+def two_classes(folder_name: str, names: dict[str, str]) -> Callable[[Path, Path], None]:
+    """One file of sentences for each class."""
+    return lambda source, folder: write_two_classes(source / folder_name, folder, names)
+
+
+def of_prefix(prefix: str, **names: str) -> dict[str, str]:
+    """Names of the splits' files."""
+    return {split: prefix + name for split, name in names.items()}
+
+
+# Cheap ones first.
+DATASETS: dict[str, Dataset] = {
+    **{
+        f"crossner_{domain}": Dataset(f"CrossNER, {domain}", "token", "f1", "conll", crossner(domain))
+        for domain in DOMAINS
+    },
+    "stsb": Dataset(
+        "STS-B, open subset: similarity of pairs",
+        "sequence",
+        "pearson",
+        "tsv",
+        files(
+            of_prefix("sts_stsb_open_subset/", train="sts-train.tsv", validation="sts-dev.tsv", test="sts-test.tsv"),
+            "tsv",
+        ),
+    ),
+    "wnut17": Dataset(
+        "WNUT-17: emerging entities",
+        "token",
+        "f1",
+        "conll",
+        files(
+            of_prefix(
+                "tok_ner_wnut17/",
+                train="wnut17train.conll",
+                validation="emerging.dev.conll",
+                test="emerging.test.annotated",
+            ),
+            "conll",
+        ),
+    ),
+    "banking77": Dataset(
+        "banking77: intents",
+        "sequence",
+        "accuracy",
+        "csv",
+        files(of_prefix("cls_banking77/", train="train.csv", test="test.csv"), "csv"),
+    ),
+    "snips": Dataset("SNIPS: slots", "token", "f1", "jsonl", write_snips),
+    "mr": Dataset(
+        "MR: polarity of sentences",
+        "sequence",
+        "accuracy",
+        "csv",
+        two_classes("cls_mr_sentence_polarity", {"pos": "rt-polarity.pos", "neg": "rt-polarity.neg"}),
+    ),
+    "subj": Dataset(
+        "SUBJ: subjective or objective",
+        "sequence",
+        "accuracy",
+        "csv",
+        two_classes("cls_subj", {"subjective": "quote.tok.gt9.5000", "objective": "plot.tok.gt9.5000"}),
+    ),
+    "ewt_pos": Dataset(
+        "EWT: parts of speech",
+        "token",
+        "accuracy",
+        "conllu",
+        files(
+            of_prefix(
+                "tok_ud_english_ewt/en_ewt-ud-", train="train.conllu", validation="dev.conllu", test="test.conllu"
+            ),
+            "conllu",
+        ),
+    ),
+    "movie_reviews": Dataset(
+        "movie reviews: polarity of long documents", "sequence", "accuracy", "jsonl", write_movie_reviews
+    ),
+}
+
+
+def make_data(work: Path, source: Path) -> None:
+    """The splits of every dataset, as files that the programs read."""
+    for name, dataset in DATASETS.items():
+        folder = work / "data" / name
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            dataset.write(source, folder)
+        print(name, *(path.name for path in sorted(folder.iterdir())))
+
+
+# Encoders ------------------------------------------------------------------------------------------------------------
+
+
+def run(*command: str | Path, log: Path) -> None:
+    """Run one command, with what it says in a file."""
+    print("$", *command, flush=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        subprocess.run([sys.executable, *map(str, command)], stdout=file, stderr=file, check=True, cwd=ROOT)
+
+
+def make_encoders(work: Path) -> None:
+    """Tokenizer and corpus as the demonstration makes them, our encoder, and a BERT trained for the same time."""
+    verbs, log = ("-m", "clozebert"), work / "encoders.log"
+    tokenizer, corpus, ours = work / "tokenizer", work / "corpus", work / "ours"
+    text = ("--input", "installed-python")
+    if not tokenizer.is_dir():
+        run(*verbs, "train-tokenizer", *text, "--algorithm", "bpe", "--vocab_size", "8192", "--output_dir", tokenizer,
+            log=log)  # fmt: skip
+    if not corpus.is_dir():
+        run(*verbs, "prepare-corpus", *text, "--tokenizer_name", tokenizer, "--output_dir", corpus, log=log)
+    where = ("--corpus", corpus, "--tokenizer_name", tokenizer)
+    times = work / "times.json"
+    if not times.is_file():
+        run("benchmarks/reference_bert.py", "time", *where, "--output", times, log=log)
+    if not (ours / "all_results.json").is_file():
+        resume = ("--resume_from_checkpoint", "latest") if ours.is_dir() else ()
+        run(*verbs, "pretrain", "--config", "tiny", *where, "--output_dir", ours, *resume, log=log)
+    evaluate(ours, corpus, log)
+    measured = json.loads(times.read_text())["bert_over_ours"]["processor_seconds"]
+    steps = round(json.loads((ours / "all_results.json").read_text())["step"] / measured)
+    for rate in RATES:
+        folder = work / f"bert-{rate}"
+        if not (folder / "all_results.json").is_file():
+            run("benchmarks/reference_bert.py", "train", *where, "--steps", str(steps), "--learning_rate", rate,
+                "--output_dir", folder, log=log)  # fmt: skip
+        evaluate(folder, corpus, log)
+    best = min(RATES, key=lambda rate: read_json(work / f"bert-{rate}" / "masked_lm.json")["eval_loss"])
+    if not (work / "bert").is_dir():
+        shutil.copytree(work / f"bert-{best}", work / "bert")
+
+
+def evaluate(folder: Path, corpus: Path, log: Path) -> None:
+    """Masked-LM loss on the held-out documents, the same masks for all."""
+    if not (folder / "masked_lm.json").is_file():
+        run("-m", "clozebert", "evaluate", "--model_name_or_path", folder, "--corpus", corpus, "--max_seq_length",
+            "128", "--max_eval_batches", "32", "--pseudo_perplexity_documents", "0", "--output_file",
+            folder / "masked_lm.json", log=log)  # fmt: skip
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+# Cells ---------------------------------------------------------------------------------------------------------------
+
+
+def cells(names: Iterable[str], models: Iterable[str], seeds: Iterable[int]) -> Iterator[tuple[str, str, int]]:
+    """All cells, a whole table before the next seed."""
+    return ((name, model, seed) for seed in seeds for name in names for model in models)
+
+
+def run_cells(work: Path, names: list[str], models: list[str], seeds: list[int]) -> None:
+    """Run the cells that no other process has done or is doing."""
+    for name, model, seed in cells(names, models, seeds):
+        result = work / "cells" / f"{name}-{model}-{seed}.json"
+        if result.is_file() or not (work / model).is_dir():
+            continue
+        with claimed(result.with_suffix(".lock")) as mine:
+            if mine and not result.is_file():
+                run_cell(work, name, model, seed, result)
+
+
+@contextlib.contextmanager
+def claimed(lock: Path) -> Iterator[bool]:
+    """Whether a cell is ours to run: the lock holds the process, and that of a dead one counts for nothing."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError, ValueError):
+        if not Path(f"/proc/{int(lock.read_text())}").exists():
+            lock.unlink()
+    try:
+        with lock.open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.unlink()
+
+
+def run_cell(work: Path, name: str, model: str, seed: int, result: Path) -> None:
+    """Fine-tune, and keep the scores with what was printed and the time it took."""
+    from clozebert.scripts import finetune_sequence_classification, finetune_token_classification
+
+    program = {"sequence": finetune_sequence_classification, "token": finetune_token_classification}
+    dataset, output = DATASETS[name], work / "runs" / f"{name}-{model}-{seed}"
+    argv = ["--model_name_or_path", str(work / model), "--output_dir", str(output), "--seed", str(seed)]
+    for split in ("train", "validation", "test"):
+        path = work / "data" / name / f"{split}.{dataset.suffix}"
+        argv += [f"--{split}_file", str(path)] if path.is_file() else []
+    shutil.rmtree(output, ignore_errors=True)
+    said = io.StringIO()
+    begun, processor = time.perf_counter(), time.process_time()
+    try:
+        with contextlib.redirect_stdout(said):
+            program[dataset.kind].main(argv)
+    except Exception:
+        print(f"{name} {model} {seed}: failed\n{said.getvalue()}\n{traceback.format_exc()}", flush=True)
+        return
+    seconds, processor = time.perf_counter() - begun, time.process_time() - processor
+    scores = read_json(output / "all_results.json")
+    record = {
+        "dataset": name,
+        "model": model,
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "processor_seconds": round(processor, 1),
+        "plan": said.getvalue().splitlines()[:2],
+        "results": scores,
+    }
+    temporary = result.with_suffix(".tmp")
+    temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(result)
+    shutil.rmtree(output)
+    print(
+        f"{name} {model} {seed}: {dataset.metric} {scores[f'test_{dataset.metric}']:.4f} in {seconds:.0f} s "
+        f"({processor:.0f} s of a processor); {' | '.join(record['plan'])}",
+        flush=True,
+    )
+    (work / "logs").mkdir(exist_ok=True)
+    (work / "logs" / f"{name}-{model}-{seed}.txt").write_text(said.getvalue(), encoding="utf-8")
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+
+def collect(work: Path) -> dict[str, Any]:
+    """Everything the table rests on, in one object."""
+    import torch
+    import transformers
+
+    found = [read_json(path) for path in sorted((work / "cells").glob("*.json"))]
+    rows = {}
+    for name, dataset in DATASETS.items():
+        of_dataset = [cell for cell in found if cell["dataset"] == name]
+        if not of_dataset:
+            continue
+        first = of_dataset[0]["results"]
+        majority = first.get(f"test_majority_{dataset.metric}")
+        rows[name] = {
+            "title": dataset.title,
+            "metric": dataset.metric,
+            "examples": {
+                split: first[f"{split}_samples"] for split in ("train", "eval", "test") if f"{split}_samples" in first
+            },
+            "majority": None if majority is None else round(majority, 4),
+            **{model: summary(of_dataset, model, dataset.metric) for model in MODELS},
+        }
+    ours, bert = work / "ours", work / "bert"
+    return {
+        "encoders": {
+            "ours": {
+                "masked_lm": read_json(ours / "masked_lm.json"),
+                **{key: read_json(ours / "all_results.json")[key] for key in ("step", "parameters")},
+            },
+            "bert": {
+                "masked_lm": read_json(bert / "masked_lm.json"),
+                **{key: read_json(bert / "all_results.json")[key] for key in ("steps", "learning_rate", "parameters")},
+                "eval_loss_by_rate": {
+                    rate: read_json(work / f"bert-{rate}" / "masked_lm.json")["eval_loss"] for rate in RATES
+                },
+            },
+            "times": read_json(work / "times.json"),
+        },
+        "rows": rows,
+        "machine": {"processor": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()},
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+
+
+def summary(found: list[dict[str, Any]], model: str, metric: str) -> dict[str, Any] | None:
+    """Mean and standard deviation (n - 1) of a model's scores on the test data."""
+    of_model = sorted((cell for cell in found if cell["model"] == model), key=lambda cell: cell["seed"])
+    if not of_model:
+        return None
+    scores = [cell["results"][f"test_{metric}"] for cell in of_model]
+    return {
+        "mean": round(statistics.mean(scores), 4),
+        "sd": round(statistics.stdev(scores), 4) if len(scores) > 1 else None,
+        "seeds": [cell["seed"] for cell in of_model],
+        "scores": [round(score, 4) for score in scores],
+        "processor_seconds": round(statistics.median(cell["processor_seconds"] for cell in of_model)),
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    names = {"f1": "entity F1", "accuracy": "accuracy", "pearson": "Pearson r"}
+    lines = ["| dataset | training examples | score | majority | BERT | ours | seconds, BERT | ours |",
+             "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for row in results["rows"].values():
+        majority = "" if row["majority"] is None else f"{100 * row['majority']:.1f}"
+        seconds = [str(row[model]["processor_seconds"]) if row[model] else "" for model in ("bert", "ours")]
+        cells_of_row = [shown(row["bert"]), shown(row["ours"])]
+        lines.append(
+            f"| {row['title']} | {row['examples']['train']:,} | {names[row['metric']]} | {majority} "
+            f"| {' | '.join(cells_of_row)} | {' | '.join(seconds)} |"
+        )
+    return "\n".join(lines)
+
+
+def shown(score: dict[str, Any] | None) -> str:
+    """`71.2 ± 0.4`, with the number of seeds where it is not three."""
+    if score is None:
+        return ""
+    text = f"{100 * score['mean']:.1f}" + ("" if score["sd"] is None else f" ± {100 * score['sd']:.1f}")
+    return text if len(score["seeds"]) == len(SEEDS) else f"{text} ({len(score['seeds'])} seed(s))"
+
+
+def render(work: Path) -> None:
+    """Write benchmarks/results/finetuning.json, and the table into docs/finetuning.md."""
+    results = collect(work)
+    path = ROOT / "benchmarks" / "results" / "finetuning.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    page = ROOT / "docs" / "finetuning.md"
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    after = rest.split(END)[1]
+    page.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{after}", encoding="utf-8")
+    print(table(results))
+
+
+def main() -> None:
+    """One of the four steps."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("data", "encoders", "cells", "render"))
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "finetuning_table")
+    parser.add_argument("--source", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--datasets", nargs="+", choices=list(DATASETS), default=list(DATASETS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    arguments = parser.parse_args()
+    work = arguments.work.resolve()
+    if arguments.step == "data":
+        make_data(work, arguments.source)
+    elif arguments.step == "encoders":
+        make_encoders(work)
+    elif arguments.step == "cells":
+        run_cells(work, arguments.datasets, arguments.models, arguments.seeds)
+    else:
+        render(work)
+
+
+if __name__ == "__main__":
+    main()

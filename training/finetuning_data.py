@@ -1,0 +1,136 @@
+"""From the flags to checked examples of every split, and the task that they define."""
+
+import random
+from collections import Counter
+from typing import Any, NamedTuple
+
+from .finetuning_arguments import SequenceArguments, TokenArguments
+from .finetuning_sequence import SequenceExample, SequenceTask, find_columns, find_problem_type, make_sequence_task
+from .finetuning_sequence import read_examples as read_sequence_examples
+from .finetuning_tables import read_hub_dataset, read_table
+from .finetuning_tags import TaggedSentence, detect_scheme, to_iob2
+from .finetuning_tokens import TokenTask, make_token_task, read_tagged_file, sentences_of_table
+
+Splits = dict[str, list[Any]]  # "train", "validation" and, where given, "test"
+
+
+class LabelledData(NamedTuple):
+    """Checked examples of every split, the task they define, and the facts that prediction needs later."""
+
+    splits: Splits
+    task: SequenceTask | TokenTask
+    facts: dict[str, Any]
+
+
+def read_data(arguments: SequenceArguments | TokenArguments, known: list[str] | None) -> LabelledData:
+    """The data that the flags name; `known` are the model's own label names, if any."""
+    if isinstance(arguments, TokenArguments):
+        return read_token_data(arguments, known)
+    return read_sequence_data(arguments, known)
+
+
+def read_sequence_data(arguments: SequenceArguments, known: list[str] | None) -> LabelledData:
+    """Examples of tables: labels become names, sets of names or numbers."""
+    if arguments.dataset_name is not None:
+        tables = _named_splits(read_hub_dataset(arguments.dataset_name, arguments.dataset_config_name))
+    else:
+        assert arguments.train_file is not None
+        tables = {"train": read_table(arguments.train_file)}
+        for split, path in (("validation", arguments.validation_file), ("test", arguments.test_file)):
+            if path is not None:
+                tables[split] = read_table(path, has_header=tables["train"].has_header)
+    columns = find_columns(
+        tables["train"],
+        text_column=arguments.text_column,
+        text_pair_column=arguments.text_pair_column,
+        label_column=arguments.label_column,
+    )
+    assert columns.label is not None
+    problem_type = arguments.problem_type or find_problem_type(tables["train"].columns[columns.label])
+    splits = {
+        split: read_sequence_examples(table, columns, problem_type=problem_type) for split, table in tables.items()
+    }
+    _hold_out_validation(splits, arguments.seed)
+    task = make_sequence_task(
+        splits["train"],
+        problem_type=problem_type,
+        value_name=columns.label,
+        known_names=known,
+        balanced=arguments.class_weights == "balanced",
+    )
+    for examples in splits.values():
+        task.check(examples)
+    facts = {
+        "text_column": columns.text,
+        "text_pair_column": columns.pair,
+        "label_column": columns.label,
+        "problem_type": problem_type,
+    }
+    return LabelledData(splits, task, facts)
+
+
+def read_token_data(arguments: TokenArguments, known: list[str] | None) -> LabelledData:
+    """Tagged sentences, their tags in IOB2 or plain."""
+    if arguments.dataset_name is not None:
+        tables = _named_splits(read_hub_dataset(arguments.dataset_name, arguments.dataset_config_name))
+        splits: Splits = {
+            split: sentences_of_table(table, tag_column=arguments.tag_column) for split, table in tables.items()
+        }
+    else:
+        paths = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
+        splits = {
+            split: read_tagged_file(path, tag_column=arguments.tag_column) for split, path in paths.items() if path
+        }
+    scheme = arguments.tag_scheme
+    if scheme == "auto":
+        scheme = detect_scheme(sentence for split in splits.values() for sentence in split)
+    splits = {split: [to_iob2(sentence, scheme) for sentence in sentences] for split, sentences in splits.items()}
+    _hold_out_validation(splits, arguments.seed)
+    task = make_token_task(
+        splits["train"], scheme=scheme, known_names=known, balanced=arguments.class_weights == "balanced"
+    )
+    for examples in splits.values():
+        task.check(examples)
+    return LabelledData(splits, task, {"tag_scheme": scheme, "label_subwords": arguments.label_subwords})
+
+
+def _named_splits(tables: dict[str, Any]) -> dict[str, Any]:
+    """train, validation and test of a dataset, whatever it calls its validation split."""
+    if "train" not in tables:
+        raise ValueError(f"--dataset_name: it has no split 'train', only {', '.join(tables)}")
+    named = {"train": tables["train"]}
+    for split, names in (("validation", ("validation", "dev", "valid", "validation_matched")), ("test", ("test",))):
+        found = next((name for name in names if name in tables), None)
+        if found is not None:
+            named[split] = tables[found]
+    return named
+
+
+def _hold_out_validation(splits: Splits, seed: int) -> None:
+    """Without validation data, move a tenth of the training data there, but never the last example of a label."""
+    if "validation" in splits:
+        return
+    examples = splits["train"]
+    if len(examples) < 2:
+        raise ValueError("one training example, and no --validation_file to evaluate on; give more data")
+    order = list(range(len(examples)))
+    random.Random(seed).shuffle(order)
+    left = Counter(name for example in examples for name in _labels_in(example))
+    held_out: set[int] = set()
+    for index in order:
+        names = _labels_in(examples[index])
+        if len(held_out) < max(1, len(examples) // 10) and all(left[name] > 1 for name in names):
+            held_out.add(index)
+            left.subtract(names)
+    if not held_out:
+        raise ValueError("no example can be held out without losing its label; give --validation_file")
+    splits["train"] = [example for index, example in enumerate(examples) if index not in held_out]
+    splits["validation"] = [example for index, example in enumerate(examples) if index in held_out]
+
+
+def _labels_in(example: SequenceExample | TaggedSentence) -> set[str]:
+    """The labels that an example teaches: its classes or its tags; none for numbers."""
+    if isinstance(example, TaggedSentence):
+        return {tag for tag in example.tags or [] if tag is not None}
+    label = example.label
+    return set(label) if isinstance(label, frozenset) else {label} if isinstance(label, str) else set()

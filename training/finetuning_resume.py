@@ -1,0 +1,85 @@
+"""What a fine-tuning run must agree with to go on from a checkpoint, and which checkpoint that is."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .finetuning_arguments import comparable
+from .finetuning_windows import Window
+
+if TYPE_CHECKING:
+    from .finetuning_run import FinetuningRun
+
+SETTINGS_FILE = "finetuning_settings.json"
+
+
+def settings_of(run: "FinetuningRun") -> dict[str, Any]:
+    """What prediction needs to treat new text as training did, and what a continued run must agree with."""
+    return {
+        "task": run.task.kind,
+        **run.facts,
+        "max_seq_length": run.maker.max_seq_length,
+        "window_overlap": run.maker.overlap,
+        "label_names": run.task.label_names,
+        "learning_rate": run.training.learning_rate,
+        "num_train_epochs": run.training.num_train_epochs,
+        "per_device_train_batch_size": run.training.per_device_train_batch_size,
+        "data": {split: fingerprint(windows) for split, windows in run.windows.items()},
+        "arguments": {**comparable(run.arguments), "seed": run.seed},
+    }
+
+
+def fingerprint(windows: Sequence[Window]) -> str:
+    """A short hash of what the model is given, by which a continued run knows that the data is the same."""
+    digest = hashlib.sha256()
+    for window in windows:
+        digest.update(repr((window.input_ids, window.token_type_ids, window.example, window.target)).encode())
+    return digest.hexdigest()[:16]
+
+
+def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, Any]) -> str | None:
+    """The checkpoint to go on from: the `wanted` one, or the newest whole one for "latest"; None to begin."""
+    if wanted is None:
+        return None
+    checkpoint = newest_checkpoint(folder) if wanted == "latest" else wanted
+    if checkpoint is None:
+        return None
+    if not _is_whole(checkpoint):
+        raise ValueError(f"--resume_from_checkpoint {checkpoint}: no trainer_state.json in it, so it is not complete")
+    path = os.path.join(folder, SETTINGS_FILE)
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            before = json.load(file)
+        _refuse_other_settings(folder, before, json.loads(json.dumps(settings)))
+    return checkpoint
+
+
+def _refuse_other_settings(folder: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    pairs = [(key, before.get("arguments", {}).get(key, value), value) for key, value in now["arguments"].items()]
+    pairs += [(key, before.get(key, value), value) for key, value in now.items() if key != "arguments"]
+    for key, earlier, value in pairs:
+        if earlier != value:
+            raise ValueError(
+                f"--resume_from_checkpoint: the run in {folder} had {key}={earlier!r}, now it is {value!r}; "
+                "give the same flags and data, or --overwrite_output_dir"
+            )
+
+
+def newest_checkpoint(folder: str) -> str | None:
+    """The whole checkpoint with the most steps; one that was being written when the run died is passed over."""
+    names = [name for name in os.listdir(folder) if re.fullmatch(r"checkpoint-\d+", name)]
+    paths = [os.path.join(folder, name) for name in sorted(names, key=lambda name: int(name.split("-")[1]))]
+    whole = [path for path in paths if _is_whole(path)]
+    return whole[-1] if whole else None
+
+
+def _is_whole(checkpoint: str) -> bool:
+    """Trainer writes trainer_state.json last."""
+    try:
+        with open(os.path.join(checkpoint, "trainer_state.json"), encoding="utf-8") as file:
+            return "global_step" in json.load(file)
+    except (OSError, json.JSONDecodeError):
+        return False

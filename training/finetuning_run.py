@@ -1,0 +1,360 @@
+"""One fine-tuning run, from checked flags to a folder that pipelines load, or one for each seed."""
+
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import EarlyStoppingCallback, TrainingArguments
+
+from .finetuning_arguments import (
+    FinetuningArguments,
+    SequenceArguments,
+    TokenArguments,
+    default_batch_size,
+    default_epochs,
+    default_learning_rate,
+    prepare_output_dir,
+)
+from .finetuning_data import LabelledData, read_data
+from .finetuning_metrics import check_metric_libraries
+from .finetuning_models import (
+    LONGEST_BY_DEFAULT,
+    add_lora,
+    be_quiet,
+    check_tokenizer_fits,
+    freeze_layers,
+    known_label_names,
+    load_classifier,
+    load_config,
+    load_tokenizer,
+    longest_input,
+    output_layer,
+    parameter_groups,
+    restore_dropout,
+    scale_output,
+)
+from .finetuning_reports import (
+    mean_and_deviation,
+    table_of_results,
+    write_json,
+    write_sequence_reports,
+    write_token_reports,
+)
+from .finetuning_resume import SETTINGS_FILE, checkpoint_to_resume, settings_of
+from .finetuning_search import search_hyperparameters
+from .finetuning_sequence import REGRESSION, SequenceTask
+from .finetuning_tokens import TokenTask
+from .finetuning_trainer import SELECTION, EvaluationLines, FinetuningTrainer, QuietProgress, Task, make_collator
+from .finetuning_windows import PackedCollator, WindowMaker
+from .machine import choose_precision
+
+WriteCard = Callable[[str, dict[str, Any]], None]
+
+
+def finetune(arguments: SequenceArguments | TokenArguments, *, write_card: WriteCard | None = None) -> dict[str, Any]:
+    """Fine-tune, evaluate, save and print, once or once for each seed; the results are also in DIR/all_results.json.
+
+    Args:
+        arguments: checked flags; their class says which kind of task it is.
+        write_card: called with the folder and what is known about the model, to write its README.md.
+    """
+    check_metric_libraries()
+    be_quiet()
+    prepare_output_dir(arguments)
+    kind = "token" if isinstance(arguments, TokenArguments) else "sequence"
+    config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
+    tokenizer = load_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
+    data = read_data(arguments, known_label_names(config, kind=kind))
+    if arguments.hyperparameter_search is not None:
+        run = FinetuningRun(arguments, arguments.output_dir, (arguments.seeds or [arguments.seed])[0], data, tokenizer)
+        arguments = replace(arguments, **search_hyperparameters(run))
+    if arguments.seeds is None:
+        results = FinetuningRun(arguments, arguments.output_dir, arguments.seed, data, tokenizer).train(write_card)
+    else:
+        each = []
+        for seed in arguments.seeds:
+            folder = os.path.join(arguments.output_dir, f"seed-{seed}")
+            os.makedirs(folder, exist_ok=True)
+            print(f"seed {seed}:", flush=True)
+            each.append(FinetuningRun(arguments, folder, seed, data, tokenizer).train(write_card))
+        results = {**mean_and_deviation(each), "seeds": list(arguments.seeds)}
+    if int(os.environ.get("RANK", 0)) == 0:
+        write_json(os.path.join(arguments.output_dir, "all_results.json"), results)
+        print(table_of_results(results, splits=[split for split in ("eval", "test") if f"{split}_loss" in results]))
+        print(f"model, scores, predictions and mistakes: {arguments.output_dir}", flush=True)
+    return results
+
+
+class FinetuningRun:
+    """A run that is set up: data as windows, Trainer's arguments, and a model.
+
+    Args:
+        arguments: checked flags.
+        folder: where its files go.
+        seed: of the head, the order of the data and the dropout.
+        data: examples, the task they define, and facts about them.
+        tokenizer: the model's.
+    """
+
+    def __init__(
+        self,
+        arguments: SequenceArguments | TokenArguments,
+        folder: str,
+        seed: int,
+        data: LabelledData,
+        tokenizer: Any,
+    ) -> None:
+        self.arguments, self.folder, self.seed, self.tokenizer = arguments, folder, seed, tokenizer
+        self.splits, self.task, self.facts = data
+        transformers.set_seed(seed)
+        self.model = self.load_model()
+        check_tokenizer_fits(self.model, tokenizer)
+        self.maker = _window_maker(arguments, self.model, tokenizer)
+        self.windows = {split: self.task.windows(examples, self.maker) for split, examples in self.splits.items()}
+        num_tokens = sum(len(window.input_ids) for window in self.windows["train"])
+        self.training = _training_arguments(
+            arguments,
+            folder=folder,
+            seed=seed,
+            epochs=arguments.num_train_epochs or float(default_epochs(len(self.splits["train"]), num_tokens)),
+            batch_size=arguments.per_device_train_batch_size or default_batch_size(len(self.splits["train"])),
+            learning_rate=arguments.learning_rate or default_learning_rate(self.model.config.hidden_size),
+        )
+        self.collator = make_collator(
+            self.model,
+            tokenizer,
+            per_token=self.task.kind == "token",
+            packing=arguments.packing == "auto" and self.training.n_gpu <= 1,
+        )
+        self.best_metric = _best_metric(arguments, self.task)
+        scores = self.task.metrics(_blank_logits(self.task, self.splits["validation"]), self.splits["validation"])
+        if self.best_metric[0] not in scores:
+            raise ValueError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
+
+    def load_model(self) -> Any:
+        """The encoder with a new head, as it begins training."""
+        arguments, task = self.arguments, self.task
+        model: Any = load_classifier(
+            arguments.model_name_or_path,
+            kind=task.kind,
+            label_names=task.label_names,
+            problem_type=task.problem_type,
+            dropout=arguments.dropout,
+            trust_remote_code=arguments.trust_remote_code,
+        )
+        if isinstance(task, SequenceTask) and task.problem_type == REGRESSION:
+            scale_output(model, mean=task.target_mean, scale=task.target_scale)
+        freeze_layers(model, arguments.freeze_layers)
+        return model if arguments.lora_rank is None else add_lora(model, rank=arguments.lora_rank)
+
+    def parameter_groups(self, model: Any, learning_rate: float) -> list[dict[str, Any]]:
+        """The optimizer's groups for a model that `load_model` made."""
+        task, scaled_head, scale = self.task, None, 1.0
+        # peft trains a copy of the head
+        if isinstance(task, SequenceTask) and task.problem_type == REGRESSION and self.arguments.lora_rank is None:
+            scaled_head, scale = output_layer(model), task.target_scale
+        return parameter_groups(
+            model,
+            learning_rate=learning_rate,
+            weight_decay=self.arguments.weight_decay,
+            layer_decay=self.arguments.layer_decay,
+            scaled_head=scaled_head,
+            scale=scale,
+        )
+
+    def make_trainer(self, **kwargs: Any) -> FinetuningTrainer:
+        """A trainer of this run's model; or, given `model_init`, of what that makes."""
+        trainer = FinetuningTrainer(
+            task=self.task,
+            best_metric=self.best_metric,
+            evaluation=(self.splits["validation"], self.windows["validation"]),
+            collator=self.collator,
+            groups=self.parameter_groups,
+            train_dataset=self.windows["train"],
+            processing_class=self.tokenizer,
+            **{"args": self.training, **({} if "model_init" in kwargs else {"model": self.model}), **kwargs},
+        )
+        trainer.pop_callback(transformers.PrinterCallback)
+        trainer.add_callback(EvaluationLines(self.best_metric[0]))
+        if sys.stderr.isatty():
+            trainer.add_callback(QuietProgress())
+        return trainer
+
+    def train(self, write_card: WriteCard | None = None) -> dict[str, Any]:
+        """Train, score the best evaluation's model on every split, and save everything into the folder."""
+        settings = settings_of(self)
+        checkpoint = checkpoint_to_resume(self.arguments.resume_from_checkpoint, self.folder, settings)
+        self.say_plan(checkpoint)
+        trainer = self.make_trainer()
+        if self.arguments.early_stopping_patience is not None:
+            trainer.add_callback(EarlyStoppingCallback(self.arguments.early_stopping_patience))
+        is_main = trainer.is_world_process_zero()
+        if is_main:
+            write_json(os.path.join(self.folder, SETTINGS_FILE), settings)
+        metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
+        trainer.leave_mixed_precision()
+        results = {"train_runtime": metrics["train_runtime"], "train_loss": metrics["train_loss"]}
+        results |= {"train_samples": len(self.splits["train"]), "train_windows": len(self.windows["train"])}
+        results["epoch"] = float(trainer.state.epoch or 0)
+        results = {key: value for key, value in results.items() if not _is_nan(value)}
+        for split, name in (("validation", "eval"), ("test", "test")):
+            if split in self.splits:
+                logits = trainer.document_logits(self.splits[split], self.windows[split])
+                scores = self.task.metrics(logits, self.splits[split])
+                results |= {f"{name}_{key}": value for key, value in scores.items()}
+                results[f"{name}_samples"] = len(self.splits[split])
+                if is_main:
+                    _write_reports(self.folder, name, self.task, self.splits[split], logits)
+        if is_main:
+            _save(trainer.model, self.tokenizer, self.folder)
+            _write_results(self.folder, results)
+            if write_card is not None:
+                write_card(self.folder, _card_facts(self.arguments, results, settings))
+        return results
+
+    def say_plan(self, checkpoint: str | None = None) -> None:
+        """Two lines: what is learned from how much, and how."""
+        training, task = self.training, self.task
+        if training.process_index != 0:
+            return
+        sizes = ", ".join(
+            f"{len(self.splits[split])} {split}" + (f" ({len(w)} windows)" if len(w) != len(self.splits[split]) else "")
+            for split, w in self.windows.items()
+        )
+        print(f"{task.problem_type}, {len(task.label_names)} labels; examples: {sizes}")
+        accumulation = training.gradient_accumulation_steps
+        print(
+            f"{training.num_train_epochs:g} epochs of batches of {training.per_device_train_batch_size}"
+            f"{'' if accumulation == 1 else f' x {accumulation}'}, "
+            f"learning rate {training.learning_rate:g}, seed {training.seed}, "
+            f"{'packed' if isinstance(self.collator, PackedCollator) else 'padded'} batches"
+            + (", bf16" if training.bf16 else ", fp16" if training.fp16 else "")
+            + ("" if checkpoint is None else f"; going on from {checkpoint}"),
+            flush=True,
+        )
+
+
+def _window_maker(arguments: FinetuningArguments, model: Any, tokenizer: Any) -> WindowMaker:
+    limit = longest_input(model, tokenizer)
+    length = arguments.max_seq_length or min(limit, LONGEST_BY_DEFAULT)
+    if length > limit:
+        raise ValueError(f"--max_seq_length {length}: the model reads at most {limit} tokens")
+    if isinstance(arguments, TokenArguments):
+        overlap, subwords = arguments.window_overlap, arguments.label_subwords
+    else:  # of a whole document's label, a window's edge needs no context
+        overlap, subwords = arguments.window_overlap or 0, "all"
+    return WindowMaker(tokenizer, max_seq_length=length, overlap=overlap, subwords=subwords)
+
+
+def _best_metric(arguments: FinetuningArguments, task: Task) -> tuple[str, bool]:
+    """The score that chooses the best evaluation, and whether more of it is better."""
+    if arguments.metric_for_best_model is None:
+        return task.best_metric
+    name = arguments.metric_for_best_model.removeprefix("eval_")
+    return name, name not in ("loss", "mse")
+
+
+def _training_arguments(
+    arguments: FinetuningArguments,
+    *,
+    folder: str,
+    seed: int,
+    epochs: float,
+    batch_size: int,
+    learning_rate: float,
+) -> TrainingArguments:
+    """Trainer's arguments: those given, those chosen by the size of data and model, and what is always so."""
+    device = torch.device(
+        "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    )
+    precision = choose_precision(arguments.mixed_precision, device)
+    strategy = "epoch" if arguments.eval_steps is None else "steps"
+    return TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=batch_size,
+        per_device_eval_batch_size=arguments.per_device_eval_batch_size,
+        gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+        num_train_epochs=epochs,
+        max_steps=arguments.max_steps,
+        warmup_steps=arguments.warmup_steps,
+        learning_rate=learning_rate,
+        lr_scheduler_type=arguments.lr_scheduler_type,
+        weight_decay=arguments.weight_decay,
+        eval_strategy=strategy,
+        save_strategy=strategy,
+        logging_strategy=strategy,
+        eval_steps=arguments.eval_steps,
+        save_steps=arguments.eval_steps or 500,
+        logging_steps=arguments.eval_steps or 500,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        metric_for_best_model=SELECTION,
+        greater_is_better=True,
+        bf16=precision == "bf16",
+        fp16=precision == "fp16",
+        use_cpu=device.type == "cpu",
+        seed=seed,
+        remove_unused_columns=False,
+        report_to=arguments.report_to,
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+
+
+def _blank_logits(task: Task, examples: Sequence[Any]) -> Any:
+    """Logits of zero: scoring them shows before training that the scores can be computed, and their names."""
+    if isinstance(task, TokenTask):
+        return [np.zeros((len(sentence.words), len(task.label_names))) for sentence in examples]
+    return np.zeros((len(examples), len(task.label_names)))
+
+
+def _write_reports(folder: str, name: str, task: Task, examples: list[Any], logits: Any) -> None:
+    if isinstance(task, TokenTask):
+        write_token_reports(folder, name, task, examples, logits)
+    else:
+        write_sequence_reports(folder, name, task, examples, logits)
+
+
+def _save(model: Any, tokenizer: Any, folder: str) -> None:
+    """The model as an ordinary one (adapters merged) with its tokenizer."""
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    restore_dropout(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _write_results(folder: str, results: dict[str, Any]) -> None:
+    """all_results.json, and the part of each split in a file of its own."""
+    write_json(os.path.join(folder, "all_results.json"), results)
+    for split in ("train", "eval", "test"):
+        part = {key: value for key, value in results.items() if key.startswith(f"{split}_") or key == "epoch"}
+        if any(key.startswith(f"{split}_") for key in part):
+            write_json(os.path.join(folder, f"{split}_results.json"), part)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _card_facts(arguments: FinetuningArguments, results: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    hyperparameters = {
+        key: settings[key]
+        for key in ("learning_rate", "num_train_epochs", "per_device_train_batch_size", "max_seq_length")
+    }
+    base = arguments.model_name_or_path
+    names = {} if os.path.isdir(base) else {"base_model": base}
+    return {
+        **names,
+        **({"datasets": [arguments.dataset_name]} if arguments.dataset_name else {}),
+        "hyperparameters": {**hyperparameters, "seed": settings["arguments"]["seed"]},
+        "metrics": {key: value for key, value in results.items() if key.startswith(("eval_", "test_"))},
+        "seconds": results.get("train_runtime"),
+        "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
+    }

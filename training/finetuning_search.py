@@ -1,0 +1,100 @@
+"""Hyper-parameter search by transformers' Trainer (`Trainer.hyperparameter_search`) with optuna."""
+
+import copy
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from accelerate.utils import broadcast_object_list
+from transformers import IntervalStrategy
+
+from .finetuning_reports import write_json
+from .finetuning_trainer import SELECTION
+
+if TYPE_CHECKING:
+    from .finetuning_run import FinetuningRun
+
+SEARCH_FILE = "hyperparameter_search.json"
+STUDY = "fine-tuning"
+SEARCHED = ("learning_rate", "per_device_train_batch_size", "num_train_epochs")
+
+
+def check_search(arguments: Any) -> list[str]:
+    """The hyper-parameters to search: those that no flag gives.
+
+    Raises:
+        ImportError: optuna is missing.
+        ValueError: all of them are given.
+    """
+    free = [name for name in SEARCHED if getattr(arguments, name) is None]
+    if arguments.max_steps > 0:
+        free = [name for name in free if name != "num_train_epochs"]
+    if not free:
+        raise ValueError(f"--hyperparameter_search: nothing to search, {', '.join(SEARCHED)} are all given")
+    if importlib.util.find_spec("optuna") is None:
+        raise ImportError("--hyperparameter_search needs optuna: pip install 'clozebert[search]'")
+    return free
+
+
+def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
+    """Train with one setting after the other; the best one's flags. All are in DIR/hyperparameter_search.json.
+
+    The first trial has the defaults, so the search is never worse than none; what a trial is judged by is its last
+    evaluation. A run that is continued does not search again.
+    """
+    arguments = run.arguments
+    path = os.path.join(run.folder, SEARCH_FILE)
+    if arguments.resume_from_checkpoint is not None and os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)["best"]
+    free = check_search(arguments)
+    assert arguments.hyperparameter_search is not None
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    rate, batch_size = run.training.learning_rate, run.training.per_device_train_batch_size
+    epochs = run.training.num_train_epochs
+    usual = {"learning_rate": rate, "per_device_train_batch_size": batch_size, "num_train_epochs": epochs}
+    batch_sizes = sorted({max(1, batch_size // 2), batch_size, 2 * batch_size})
+    lengths = sorted({max(1.0, epochs // 2), epochs, 2 * epochs})
+
+    def space(trial: Any) -> dict[str, Any]:
+        suggest: dict[str, Callable[[str], Any]] = {
+            "learning_rate": lambda name: trial.suggest_float(name, rate / 5, rate * 5, log=True),
+            "per_device_train_batch_size": lambda name: trial.suggest_categorical(name, batch_sizes),
+            "num_train_epochs": lambda name: trial.suggest_categorical(name, lengths),
+        }
+        values = {name: suggest[name](name) for name in free}
+        if run.training.process_index == 0:
+            print(f"trial {trial.number}: " + ", ".join(f"{k} {v:.3g}" for k, v in values.items()), flush=True)
+        return values
+
+    run.say_plan()
+    arguments_of_trials = copy.copy(run.training)  # each trial writes its values there
+    arguments_of_trials.save_strategy = IntervalStrategy.NO
+    arguments_of_trials.load_best_model_at_end = False
+    trainer = run.make_trainer(model_init=run.load_model, args=arguments_of_trials)
+    sampler, storage = optuna.samplers.TPESampler(seed=run.seed), optuna.storages.InMemoryStorage()
+    study = optuna.create_study(study_name=STUDY, storage=storage, sampler=sampler, direction="maximize")
+    study.enqueue_trial({name: usual[name] for name in free})
+    best: Any = trainer.hyperparameter_search(
+        hp_space=space,
+        compute_objective=lambda metrics: metrics[f"eval_{SELECTION}"],
+        n_trials=arguments.hyperparameter_search,
+        direction="maximize",
+        backend="optuna",
+        study_name=STUDY,
+        storage=storage,
+        sampler=sampler,
+        load_if_exists=True,
+    )
+    best = broadcast_object_list([best and best.hyperparameters])[0]  # only the first process has a study
+    name, greater_is_better = run.best_metric
+    if run.training.process_index == 0:
+        trials = [{"state": trial.state.name.lower(), "value": trial.value, **trial.params} for trial in study.trials]
+        objective = name if greater_is_better else f"-{name}"
+        write_json(path, {"objective": objective, "defaults": usual, "best": best, "trials": trials})
+        print("best: " + ", ".join(f"{key} {value:.3g}" for key, value in best.items()), flush=True)
+    return best
