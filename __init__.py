@@ -22,6 +22,8 @@ __all__ = [
     "ClozeBertModel",
     "ClozeBertPreTrainedModel",
     "__version__",
+    "encode",
+    "encode_ids",
 ]
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
         ClozeBertForTokenClassification,
         ClozeBertModel,
         ClozeBertPreTrainedModel,
+        encode,
+        encode_ids,
     )
 
 

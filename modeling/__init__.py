@@ -1,5 +1,6 @@
 """Everything that runs in `forward`: the encoder and its heads. Importing it registers them with the Auto classes."""
 
+from .encoding import encode, encode_ids
 from .modeling_clozebert import (
     ClozeBertForImageClassification,
     ClozeBertForMaskedLM,
@@ -22,4 +23,6 @@ __all__ = [
     "ClozeBertForTokenClassification",
     "ClozeBertModel",
     "ClozeBertPreTrainedModel",
+    "encode",
+    "encode_ids",
 ]

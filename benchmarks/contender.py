@@ -1,0 +1,261 @@
+"""One side of a comparison, in a process of its own: `speed.py` starts it and says when to work.
+
+It builds what its specification (JSON, the only argument) names, then does one unit of work for each line it reads, and
+answers with a line of JSON: the seconds, and what else it can say. Between its turns it sleeps, so that sides that take
+turns do not disturb one another.
+
+Specification:
+    side: "ours" or "transformers".
+    work: "train" (a step of masked-LM training, from the batch to the updated weights) or "encode".
+    shape: "bert" or "modernbert", of base size; or a dictionary of ClozeBertConfig's fields.
+    batches: an .npz file with `ids` [N] and `lengths` [S]; rows_per_batch: sequences in one batch.
+    attention: "eager" or "sdpa"; compile: whether torch.compile runs the model (transformers' side).
+    dropout: the probability in training; sparse: ModernBERT's `sparse_prediction`.
+    keep_memory: whether freed memory is kept by the process, as clozebert's programs have it.
+    device: "cpu" or "cuda".
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+MASKED_SHARE = 0.15
+PARAMETERS_SEED = 1
+
+
+def main() -> None:
+    specification = json.loads(sys.argv[1])
+    # What a library prints must not come between the answers.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    if specification["keep_memory"]:
+        from clozebert.training.memory import keep_freed_memory
+
+        keep_freed_memory()
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    before = peak_memory()
+    sequences = read_sequences(specification["batches"])
+    rows = specification["rows_per_batch"]
+    batches = [sequences[first : first + rows] for first in range(0, len(sequences), rows)]
+    work, facts = {"train": make_trainer, "encode": make_encoder}[specification["work"]](specification, batches)
+    is_cuda = specification["device"] == "cuda"
+    print(json.dumps(facts), file=answers, flush=True)
+    for _ in sys.stdin:
+        begun = time.perf_counter()
+        result = work()
+        if is_cuda:
+            torch.cuda.synchronize()
+        answer = {"seconds": time.perf_counter() - begun, "result": result}
+        memory = torch.cuda.max_memory_allocated() if is_cuda else peak_memory() - before
+        print(json.dumps({**answer, "memory": memory}), file=answers, flush=True)
+
+
+def peak_memory() -> int:
+    """Bytes that this process has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def read_sequences(file: str) -> list[list[int]]:
+    import numpy as np
+
+    with np.load(file) as data:
+        return [part.tolist() for part in np.split(data["ids"], np.cumsum(data["lengths"])[:-1])]
+
+
+def make_native(specification: dict[str, Any], *, head: str) -> Any:
+    """transformers' model with random weights, the same in every process."""
+    import torch
+    import transformers
+
+    family = {"bert": "Bert", "modernbert": "ModernBert"}[specification["shape"]]
+    options: dict[str, Any] = {}
+    dropout = specification["dropout"]
+    if family == "Bert":
+        options = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    elif specification["sparse"]:
+        options = {"sparse_prediction": True}
+    if "vocab_size" in specification:
+        options |= {"vocab_size": specification["vocab_size"]}
+    config = getattr(transformers, f"{family}Config")(**options)
+    torch.manual_seed(PARAMETERS_SEED)
+    return getattr(transformers, f"{family}{head}")(config)
+
+
+def make_ours(specification: dict[str, Any], *, head: str) -> Any:
+    """The same weights as the other side's; or, of a shape that it has not, random ones."""
+    import torch
+
+    from clozebert import ClozeBertConfig, ClozeBertModel
+
+    if isinstance(specification["shape"], dict):
+        torch.manual_seed(PARAMETERS_SEED)
+        return ClozeBertModel(ClozeBertConfig(**specification["shape"]), add_pooling_layer=False)
+    from clozebert.hub.native import from_native
+
+    model = from_native(make_native({**specification, "dropout": 0.0}, head=head))
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        assert getattr(model.config, name) == 0.0, name
+    return model
+
+
+def make_trainer(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable, dict[str, Any]]:
+    """A step over each batch; its result is the loss of the first, which shows that both sides do the same work."""
+    side = our_steps if specification["side"] == "ours" else their_steps
+    step, model = side(specification, batches)
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "tokens": sum(map(len, sum(batches, [])))}
+
+    def work() -> float:
+        losses = [step(index) for index in range(len(batches))]
+        return losses[0]
+
+    return work, facts
+
+
+def masked(batches: list[list[list[int]]], *, mask_token_id: int, vocab_size: int) -> list[tuple[Any, Any, Any]]:
+    """For each batch the corrupted ids [N], the labels [N] (-100: none) and the lengths; the same in every process."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    results = []
+    for batch in batches:
+        ids = torch.tensor(sum(batch, []))
+        chosen = torch.rand(len(ids), generator=generator) < MASKED_SHARE
+        results.append(
+            (ids.masked_fill(chosen, mask_token_id), ids.masked_fill(~chosen, -100), [len(row) for row in batch])
+        )
+    return results
+
+
+def padded(rows: Any, lengths: list[int], *, value: int) -> Any:
+    """[N] -> [S, T], filled up on the right."""
+    import torch
+
+    return torch.nn.utils.rnn.pad_sequence(rows.split(lengths), batch_first=True, padding_value=value)
+
+
+def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable[[int], float], Any]:
+    """Steps as `clozebert pretrain` makes them: its own functions over packed batches."""
+    import torch
+
+    from clozebert.training import PretrainingArguments
+    from clozebert.training.machine import compile_model, make_accelerator
+    from clozebert.training.optimizers import make_optimizer
+    from clozebert.training.pretraining import accumulate_gradient
+
+    on_cpu = specification["device"] == "cpu"
+    accelerator = make_accelerator(mixed_precision="bf16", use_cpu=on_cpu, report_to=[], output_dir="")
+    model = make_ours(specification, head="ForMaskedLM").train()
+    if specification["compile"]:
+        compile_model(model, accelerator.device)
+    arguments = PretrainingArguments(corpus="-", tokenizer_name="-", output_dir="-", learning_rate=1e-5)
+    prepared, optimizer = accelerator.prepare(model, make_optimizer(model, arguments))
+    inputs = []
+    for ids, labels, lengths in masked(batches, mask_token_id=MASK_TOKEN_ID, vocab_size=model.config.vocab_size):
+        places = (labels != -100).nonzero().squeeze(1)
+        bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        inputs.append({
+            "input_ids": ids[None], "position_ids": positions[None], "masked_positions": places,
+            "labels": labels[places], "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": max(lengths),
+            "max_length_k": max(lengths),
+        })  # fmt: skip
+
+    def step(index: int) -> float:
+        batch = inputs[index]
+        loss = accumulate_gradient(prepared, [batch], num_predicted=len(batch["labels"]), accelerator=accelerator)
+        accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step, model
+
+
+def their_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable[[int], float], Any]:
+    """Steps as transformers' run_mlm_no_trainer.py makes them, on padded batches; bf16 by Accelerate's autocast."""
+    import torch
+    from accelerate import Accelerator
+    from transformers import get_scheduler
+
+    accelerator = Accelerator(mixed_precision="bf16", cpu=specification["device"] == "cpu")
+    model = make_native(specification, head="ForMaskedLM").train()
+    model.set_attn_implementation(specification["attention"])
+    pad = model.config.pad_token_id
+    if specification["compile"]:
+        model.compile()
+    no_decay = ("bias", "LayerNorm.weight")
+    named = list(model.named_parameters())
+    groups = [
+        {"params": [p for name, p in named if not name.endswith(no_decay)], "weight_decay": 0.01},
+        {"params": [p for name, p in named if name.endswith(no_decay)], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-5)
+    scheduler = get_scheduler("constant", optimizer)
+    prepared, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    inputs = []
+    for ids, labels, lengths in masked(batches, mask_token_id=MASK_TOKEN_ID, vocab_size=model.config.vocab_size):
+        mask = padded(torch.ones_like(ids), lengths, value=0)
+        batch = {"input_ids": padded(ids, lengths, value=pad), "labels": padded(labels, lengths, value=-100)}
+        inputs.append({name: value.to(accelerator.device) for name, value in {**batch, "attention_mask": mask}.items()})
+
+    def step(index: int) -> float:
+        loss = prepared(**inputs[index]).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step, model
+
+
+# BERT's; for ModernBERT's vocabulary it is a token as good as any.
+MASK_TOKEN_ID = 103
+
+
+def make_encoder(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable, dict[str, Any]]:
+    """Vectors of all sequences, with weights in bf16; the result is the mean of the first sequence's, a few channels."""
+    import torch
+
+    is_ours = specification["side"] == "ours"
+    model = (make_ours if is_ours else make_native)(specification, head="Model").eval().bfloat16()
+    model = model.to(specification["device"])
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "tokens": sum(map(len, sum(batches, [])))}
+    if is_ours:
+        from clozebert import encode_ids
+
+        sequences = sum(batches, [])
+
+        def work() -> list[float]:
+            return encode_ids(model, sequences)[0][:4].tolist()
+
+        return work, facts
+    model.set_attn_implementation(specification["attention"])
+    if specification["compile"]:
+        model.compile()
+    inputs = []
+    for batch in batches:
+        ids, lengths = torch.tensor(sum(batch, [])), [len(row) for row in batch]
+        mask = padded(torch.ones_like(ids), lengths, value=0)
+        pair = {"input_ids": padded(ids, lengths, value=model.config.pad_token_id), "attention_mask": mask}
+        inputs.append({name: value.to(model.device) for name, value in pair.items()})
+
+    @torch.no_grad()
+    def their_work() -> list[float]:
+        means = []
+        for batch in inputs:
+            weights = batch["attention_mask"].unsqueeze(-1).to(torch.bfloat16)
+            x = model(**batch).last_hidden_state
+            means.append((x * weights).sum(dim=1) / weights.sum(dim=1))
+        return torch.cat(means)[0][:4].tolist()
+
+    return their_work, facts
+
+
+if __name__ == "__main__":
+    main()

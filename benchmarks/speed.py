@@ -1,0 +1,379 @@
+#!/usr/bin/env python
+"""Speed and memory beside transformers' BERT and ModernBERT, side by side on this machine: the table of docs/speed.md.
+
+    python benchmarks/speed.py --output benchmarks/results/speed-cpu.json        # all rows, about 25 minutes
+    python benchmarks/speed.py --rows train-bert encode-full --repeats 3         # some of them
+    python benchmarks/speed.py --render benchmarks/results/speed-cpu.json        # the table and the plot, from a file
+
+Every side is a process of its own (contender.py). They take turns, `repeats` times round, after two turns that do not
+count; the figures are medians. transformers' models are measured under eager attention, sdpa, and sdpa compiled, and
+the fastest stands in the table; it is measured again in a process that keeps its freed memory, as clozebert's
+programs do, since that alone is worth much. Sentences: those of English EWT (`--sentences`, a CoNLL-U file), shuffled.
+Where there is a GPU, its rows run too.
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+EWT = HERE.parent.parent / "shared" / "data" / "tok_ud_english_ewt" / "en_ewt-ud-train.conllu"
+WARM_UP = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table: what both sides do, and the ratio that is wanted (theirs / ours)."""
+
+    name: str
+    text: str
+    work: str
+    shape: str
+    batches: str  # "full": ROWS x LENGTH; "sentences"
+    rows: int = 16
+    length: int = 128
+    their_dropout: float = 0.0
+    attentions: tuple[str, ...] = ("eager", "sdpa", "compile")
+    compile_ours: bool = False
+    vocab_size: int | None = None
+    sparse: bool = True
+    figure: str = "seconds"  # or "memory"
+    device: str = "cpu"
+    wanted: float = 1.0
+    most_repeats: int = 100
+
+
+ROWS = [
+    Row("train-bert", "training step, BERT-base, 16 x 128, BERT with dropout 0.1", "train", "bert", "full",
+        their_dropout=0.1, wanted=2.5),
+    Row("train-bert-no-dropout", "training step, BERT-base, 16 x 128, no dropout", "train", "bert", "full", wanted=1.8),
+    Row("train-modernbert", "training step, ModernBERT-base, 16 x 128", "train", "modernbert", "full", wanted=1.3),
+    Row("train-sentences-bert", "training on sentences, BERT-base", "train", "bert", "sentences", rows=64,
+        their_dropout=0.1, wanted=6.0, most_repeats=3),
+    Row("train-sentences-modernbert", "training on sentences, ModernBERT-base", "train", "modernbert", "sentences",
+        rows=64, wanted=4.0, most_repeats=3),
+    Row("encode-sentences-bert", "encoding sentences, BERT-base", "encode", "bert", "sentences", rows=64, wanted=3.2),
+    Row("encode-sentences-modernbert", "encoding sentences, ModernBERT-base", "encode", "modernbert", "sentences",
+        rows=64, wanted=3.2),
+    Row("encode-full", "encoding, BERT-base, 16 x 128", "encode", "bert", "full", wanted=1.1),
+    Row("encode-full-modernbert", "encoding, ModernBERT-base, 16 x 128", "encode", "modernbert", "full", wanted=1.1),
+    Row("encode-8192", "encoding, ModernBERT-base, 1 x 8,192", "encode", "modernbert", "full", rows=1, length=8192,
+        attentions=("sdpa", "compile"), wanted=3.0, most_repeats=3),
+    Row("encode-8192-memory", "the same, peak memory", "encode", "modernbert", "full", rows=1, length=8192,
+        attentions=("sdpa",), figure="memory", wanted=2.0, most_repeats=1),
+    Row("train-memory", "peak memory of a training step, vocabulary 50,368, 16 x 512, BERT-base", "train", "bert",
+        "full", length=512, vocab_size=50_368, attentions=("sdpa",), figure="memory", wanted=2.0, most_repeats=1),
+    Row("gpu-train-modernbert", "training step, ModernBERT-base, 32 x 1,024, GPU", "train", "modernbert", "full",
+        rows=32, length=1024, compile_ours=True, attentions=("sdpa", "compile"), device="cuda", wanted=1.5),
+    Row("gpu-train-bert", "training step, BERT-base, 64 x 512, GPU", "train", "bert", "full", rows=64, length=512,
+        compile_ours=True, attentions=("sdpa", "compile"), device="cuda", wanted=1.5),
+]  # fmt: skip
+
+
+class Side:
+    """A contender's process."""
+
+    def __init__(self, specification: dict[str, Any], *, threads: int) -> None:
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "contender.py"), json.dumps(specification)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
+        )  # fmt: skip
+        self.turns: list[dict[str, Any]] = []
+        self.facts = self._read()
+
+    def turn(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        self.turns.append(self._read())
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{' '.join(self.process.args[1:])} ended with status {self.process.wait()}")  # type: ignore[arg-type]
+        return json.loads(line)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def summary(self) -> dict[str, Any]:
+        seconds = [turn["seconds"] for turn in self.turns[WARM_UP:]]
+        return {
+            "seconds": statistics.median(seconds),
+            "all_seconds": [round(value, 4) for value in seconds],
+            "tokens_per_second": self.facts["tokens"] / statistics.median(seconds),
+            "memory": self.turns[-1]["memory"],
+            "first_result": self.turns[0]["result"],
+            **self.facts,
+        }
+
+
+def measure(row: Row, batches: Path, *, repeats: int, threads: int) -> dict[str, Any]:
+    """All sides of a row, in turns."""
+    common = {
+        "work": row.work, "shape": row.shape, "batches": str(batches), "rows_per_batch": row.rows, "sparse": row.sparse,
+        "device": row.device, **({"vocab_size": row.vocab_size} if row.vocab_size else {}),
+    }  # fmt: skip
+    ours = {"side": "ours", "dropout": 0.0, "attention": "sdpa", "compile": row.compile_ours, "keep_memory": True}
+    specifications = {"ours": {**common, **ours}}
+    for attention in row.attentions:
+        specifications[attention] = {
+            **common, "side": "transformers", "dropout": row.their_dropout, "compile": attention == "compile",
+            "attention": "sdpa" if attention == "compile" else attention, "keep_memory": False,
+        }  # fmt: skip
+    repeats = min(repeats, row.most_repeats)
+    summaries = take_turns(specifications, repeats=repeats, threads=threads)
+    best = min(row.attentions, key=lambda name: summaries[name][row.figure])
+    # Memory does not depend on what becomes of it when it is freed.
+    if row.figure == "seconds" and row.device == "cpu":
+        kept = {f"{best}, memory kept": {**specifications[best], "keep_memory": True}}
+        again = take_turns({"ours": specifications["ours"], **kept}, repeats=repeats, threads=threads)
+        summaries |= {name: again[name] for name in kept}
+    result = {"text": row.text, "wanted": row.wanted, "figure": row.figure, "best": best, "sides": summaries}
+    result["ratio"] = summaries[best][row.figure] / summaries["ours"][row.figure]
+    if f"{best}, memory kept" in summaries:
+        result["ratio_memory_kept"] = summaries[f"{best}, memory kept"]["seconds"] / again["ours"]["seconds"]
+    return result
+
+
+def take_turns(specifications: dict[str, Any], *, repeats: int, threads: int) -> dict[str, dict[str, Any]]:
+    sides = {}
+    try:
+        for name, specification in specifications.items():
+            sides[name] = Side(specification, threads=threads)
+        for _ in range(WARM_UP + repeats):
+            for side in sides.values():
+                side.turn()
+        return {name: side.summary() for name, side in sides.items()}
+    finally:
+        for side in sides.values():
+            side.close()
+
+
+def windowed_time_per_token(folder: Path, *, repeats: int, threads: int) -> dict[str, Any]:
+    """Seconds a token at 1,024 and 16,384 tokens, of layers that all have windows."""
+    shape = {
+        "vocab_size": 50_368, "hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12,
+        "intermediate_size": 1152, "max_position_embeddings": 16_384, "layer_types": ["sliding_attention"] * 6,
+        "sliding_window": 64,
+    }  # fmt: skip
+    specifications = {}
+    for length in (1024, 16_384):
+        specifications[str(length)] = {
+            "side": "ours", "work": "encode", "shape": shape, "dropout": 0.0, "compile": False, "device": "cpu",
+            "batches": str(write_batches(folder / f"{length}.npz", [length] * (16_384 // length))),
+            "rows_per_batch": 1, "keep_memory": True,
+        }  # fmt: skip
+    sides = take_turns(specifications, repeats=repeats, threads=threads)
+    return {
+        "text": "time per token, windowed layers only, 16,384 against 1,024 tokens", "wanted": 1.3, "sides": sides,
+        "figure": "seconds", "ratio": sides["16384"]["seconds"] / sides["1024"]["seconds"],
+    }  # fmt: skip
+
+
+def import_and_load(folder: Path, *, repeats: int) -> dict[str, Any]:
+    """Seconds of importing a model class, and of `from_pretrained` of a base model, in fresh processes."""
+    save = (
+        "import sys, torch; from transformers import BertConfig, BertForMaskedLM;"
+        "from clozebert.hub.native import from_native; model = BertForMaskedLM(BertConfig());"
+        "model.save_pretrained(sys.argv[1]); from_native(model).save_pretrained(sys.argv[2])"
+    )
+    folders = [str(folder / name) for name in ("bert", "clozebert")]
+    subprocess.run([sys.executable, "-c", save, *folders], check=True, stderr=subprocess.DEVNULL)
+    programs = {
+        "import, transformers": "from transformers import BertForMaskedLM",
+        "import, ours": "from clozebert import ClozeBertForMaskedLM",
+        "load, transformers": f"from transformers import BertForMaskedLM; BertForMaskedLM.from_pretrained({folders[0]!r})",
+        "load, ours": f"from clozebert import ClozeBertForMaskedLM; ClozeBertForMaskedLM.from_pretrained({folders[1]!r})",
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(repeats + 1):
+        for name, program in programs.items():
+            begun = time.perf_counter()
+            subprocess.run([sys.executable, "-c", program], check=True, stderr=subprocess.DEVNULL)
+            seconds[name].append(time.perf_counter() - begun)
+    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    return {
+        "text": "import of a model class; import and from_pretrained of a base model (theirs / ours)", "wanted": 1.0,
+        "figure": "seconds", "sides": medians,
+        "ratio": medians["import, transformers"] / medians["import, ours"],
+        "ratio_load": medians["load, transformers"] / medians["load, ours"],
+    }  # fmt: skip
+
+
+def write_batches(file: Path, lengths: list[int], ids: np.ndarray | None = None) -> Path:
+    """Sequences of given lengths; random tokens where none are given."""
+    if ids is None:
+        ids = np.random.default_rng(0).integers(1000, 29_000, sum(lengths))
+    np.savez(file, ids=ids, lengths=np.array(lengths))
+    return file
+
+
+def sentence_batches(file: Path, source: Path, *, sentences: int) -> Path:
+    """The first sentences of a CoNLL-U file, shuffled, as a WordPiece tokenizer of theirs cuts them."""
+    from clozebert.corpus.tokenizer import train_tokenizer
+
+    lines = source.read_text(encoding="utf-8").splitlines()
+    texts = [line.removeprefix("# text = ") for line in lines if line.startswith("# text = ")]
+    tokenizer = train_tokenizer(texts, vocab_size=16_384)
+    chosen = np.random.default_rng(0).permutation(len(texts))[:sentences]
+    encoded = tokenizer([texts[index] for index in chosen], verbose=False)["input_ids"]
+    return write_batches(file, [len(ids) for ids in encoded], np.concatenate(encoded))
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    import torch
+
+    from clozebert.training.machine import measure_matmul_flops
+
+    names = ("torch", "transformers", "accelerate", "numpy")
+    facts: dict[str, Any] = {
+        "processor": processor(), "threads": torch.get_num_threads(), "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in names},
+        "bf16_matmul_flops": measure_matmul_flops(torch.device("cpu"), "bf16", size=2048),
+    }  # fmt: skip
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+        facts["gpu_bf16_matmul_flops"] = measure_matmul_flops(torch.device("cuda"), "bf16")
+    return facts
+
+
+def processor() -> str:
+    """The processor's name, with how many of it there are."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor() or platform.machine()
+    return f"{os.cpu_count()} x {name}"
+
+
+def share_of_peak(row: Row, result: dict[str, Any], peak: float) -> float:
+    """Model FLOP/s of our side over those of a plain product of matrices, by clozebert's own count."""
+    from clozebert import ClozeBertConfig
+    from clozebert.training.planning import forward_flops
+
+    ours = result["sides"]["ours"]
+    config = ClozeBertConfig.from_name(f"{row.shape}-base")
+    trains = row.work == "train"
+    flops = forward_flops(config, tokens=ours["tokens"], length=row.length, predicted=0.15 if trains else 0.0)
+    return (3 if trains else 1) * flops / ours["seconds"] / peak
+
+
+def render(results: dict[str, Any]) -> str:
+    """The table, in Markdown."""
+    lines = ["| work | ours | the fastest of theirs | ratio | wanted | theirs with freed memory kept |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for row in results["rows"].values():
+        sides, unit = row["sides"], row["figure"]
+        if "best" not in row:
+            figures = ", ".join(f"{name}: {shown(value, unit)}" for name, value in sides.items())
+            extra = f", {row['ratio_load']:.2f}" if "ratio_load" in row else ""
+            lines.append(f"| {row['text']} | {figures} | | {row['ratio']:.2f}{extra} | {row['wanted']} | |")
+            continue
+        kept = f"{row['ratio_memory_kept']:.2f}" if "ratio_memory_kept" in row else ""
+        share = f" ({row['share_of_peak']:.0%} of the matmul peak)" if "share_of_peak" in row else ""
+        lines.append(
+            f"| {row['text']} | {shown(sides['ours'], unit)}{share} | {shown(sides[row['best']], unit)} ({row['best']}) "
+            f"| **{row['ratio']:.2f}** | {row['wanted']} | {kept} |"
+        )
+    return "\n".join(lines)
+
+
+def shown(side: Any, figure: str) -> str:
+    if isinstance(side, float):
+        return f"{side:.2f} s"
+    if figure == "memory":
+        return f"{side['memory'] / 2**30:.2f} GiB"
+    return f"{side['seconds']:.3f} s, {side['tokens_per_second']:,.0f} tokens/s"
+
+
+def draw(results: dict[str, Any], file: Path) -> None:
+    """Our speed over that of the fastest of theirs, as bars."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in results["rows"].values() if "best" in row]
+    figure = Figure(figsize=(7.5, 0.42 * len(rows) + 0.8), layout="constrained")
+    axis = figure.subplots()
+    names = [row["text"] for row in rows][::-1]
+    axis.barh(names, [row["ratio"] for row in rows][::-1], color="#4c72b0")
+    axis.plot([row["wanted"] for row in rows][::-1], names, "k|", markersize=14, label="wanted")
+    axis.axvline(1, color="grey", linewidth=0.8)
+    axis.set_xlabel("transformers / clozebert (time, or memory)")
+    axis.tick_params(axis="y", labelsize=8)
+    axis.legend()
+    figure.savefig(file, dpi=130)
+
+
+def main() -> None:
+    """Measure, write, render."""
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [row.name for row in ROWS]
+    parser.add_argument("--rows", nargs="+", choices=[*names, "windowed", "import"], help="only these")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--sentences", type=Path, default=EWT, help="a CoNLL-U file with `# text =` lines")
+    parser.add_argument("--output", type=Path, help="a JSON file for the results; rows that it has already are replaced")
+    parser.add_argument("--render", type=Path, help="print the table of such a file, and draw its plot beside it")
+    arguments = parser.parse_args()
+    if arguments.render:
+        results = json.loads(arguments.render.read_text())
+        print(render(results))
+        draw(results, arguments.render.with_suffix(".png"))
+        return
+    results = {"command": "python benchmarks/speed.py", "machine": machine(), "rows": {}}
+    if arguments.output and arguments.output.exists():
+        results["rows"] = json.loads(arguments.output.read_text())["rows"]
+    peak = results["machine"]["bf16_matmul_flops"]
+    has_gpu = torch.cuda.is_available()
+    wanted = arguments.rows or [*(row.name for row in ROWS if row.device == "cpu" or has_gpu), "windowed", "import"]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for name in wanted:
+            options = {"repeats": arguments.repeats, "threads": arguments.threads}
+            if name == "windowed":
+                result = windowed_time_per_token(folder, **options)
+            elif name == "import":
+                result = import_and_load(folder, repeats=arguments.repeats)
+            else:
+                row = next(row for row in ROWS if row.name == name)
+                file = folder / f"{name}.npz"
+                if row.batches == "sentences":
+                    sentence_batches(file, arguments.sentences, sentences=row.rows * (2 if row.work == "train" else 8))
+                else:
+                    write_batches(file, [row.length] * row.rows)
+                result = measure(row, file, **options)
+                if row.batches == "full" and row.figure == "seconds":
+                    device_peak = peak if row.device == "cpu" else results["machine"]["gpu_bf16_matmul_flops"]
+                    result["share_of_peak"] = share_of_peak(row, result, device_peak)
+            results["rows"][name] = result
+            print(f"{result['text']}: {result['ratio']:.2f}", {k: v for k, v in result.items() if k.startswith(("ratio_", "share"))}, flush=True)
+            if arguments.output:
+                arguments.output.parent.mkdir(parents=True, exist_ok=True)
+                arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    print(render(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Vectors for texts, with no time spent on padding: sequences of like length, packed up to a budget of tokens.
+
+Shapes: S sequences, T tokens of one of them, N tokens of a packed run, D hidden size.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+from .modeling_clozebert import ClozeBertModel
+
+_TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 4096, 131_072
+_POOLINGS = ("mean", "cls", "max")
+
+
+def encode(
+    model: ClozeBertModel,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    pooling: Literal["mean", "cls", "max"] | None = "mean",
+    tokens_per_batch: int | None = None,
+) -> torch.Tensor | list[torch.Tensor]:
+    """Encode texts; result `i` belongs to `texts[i]`, and does not depend on the texts beside it.
+
+    For bf16, load the model so: `AutoModel.from_pretrained(…, dtype=torch.bfloat16)`.
+
+    Args:
+        model: left in the mode it was in.
+        tokenizer: the model's; its special tokens are added.
+        texts: of any lengths that the model takes. None is cut.
+        pooling: `mean` or `max` over the text's tokens, special ones included, or `cls`, the first; None: all tokens.
+        tokens_per_batch: of one packed run; None: what suits the device. A longer text is a run of its own.
+
+    Returns:
+        [S, D], or for `pooling=None` a list of S tensors [T, D]; in the model's type, on its device.
+
+    Raises:
+        ValueError: one text instead of a list of them, an unknown pooling, or a text longer than the model takes.
+    """
+    if isinstance(texts, str):
+        raise ValueError(f"texts={texts[:40]!r} is one text: give a list of texts")
+    ids = tokenizer(list(texts), add_special_tokens=True, verbose=False)["input_ids"] if len(texts) else []
+    return encode_ids(model, ids, pooling=pooling, tokens_per_batch=tokens_per_batch)
+
+
+@torch.no_grad()
+def encode_ids(
+    model: ClozeBertModel,
+    sequences: Sequence[Sequence[int]],
+    *,
+    pooling: Literal["mean", "cls", "max"] | None = "mean",
+    tokens_per_batch: int | None = None,
+) -> torch.Tensor | list[torch.Tensor]:
+    """As `encode`, of token ids."""
+    if pooling is not None and pooling not in _POOLINGS:
+        raise ValueError(f"pooling={pooling!r} must be one of {', '.join(_POOLINGS)}, or None")
+    lengths = [len(sequence) for sequence in sequences]
+    if 0 in lengths:
+        raise ValueError(f"sequence {lengths.index(0)} is empty: leave it out")
+    device = model.device
+    budget = tokens_per_batch or (_TOKENS_ON_CPU if device.type == "cpu" else _TOKENS_ON_DEVICE)
+    results: list[Any] = [None] * len(sequences)
+    was_training = model.training
+    model.eval()
+    try:
+        # The longest come first, so that one that is too long for the model, or for the memory, shows at once.
+        for batch in _batches(lengths, budget):
+            ids_1N = torch.tensor([[token for index in batch for token in sequences[index]]], device=device)
+            sizes = [lengths[index] for index in batch]
+            cu_seq_lens = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+            x_ND = model(input_ids=ids_1N, cu_seq_lens_q=cu_seq_lens).last_hidden_state[0]
+            for index, x_TD in zip(batch, x_ND.split(sizes), strict=True):
+                results[index] = x_TD.clone() if pooling is None else _pool(x_TD, pooling)
+    finally:
+        model.train(was_training)
+    if pooling is None:
+        return results
+    return torch.stack(results) if results else torch.empty(0, model.config.hidden_size, device=device)
+
+
+def _batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
+    """Runs of sequences, longest first, of at most `budget` tokens each."""
+    batch: list[int] = []
+    tokens = 0
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batch and tokens + lengths[index] > budget:
+            yield batch
+            batch, tokens = [], 0
+        batch.append(index)
+        tokens += lengths[index]
+    if batch:
+        yield batch
+
+
+def _pool(x_TD: torch.Tensor, pooling: str) -> torch.Tensor:
+    if pooling == "cls":
+        return x_TD[0].clone()
+    # Summed in float32: bf16 loses the small parts of a long sum.
+    return x_TD.amax(dim=0) if pooling == "max" else x_TD.mean(dim=0, dtype=torch.float32).to(x_TD.dtype)
+
+
+__all__ = ["encode", "encode_ids"]
