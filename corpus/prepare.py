@@ -1,6 +1,7 @@
 """From texts to a corpus folder: read, split, deduplicate, tokenize on all cores, write.
 
-One process reads and writes, the others tokenize. What is written depends on neither their number nor their speed.
+One process reads and writes, the others tokenize. What is written depends on neither their number nor their speed. For
+several machines the reading and tokenizing is cut into parts; merging them writes the same bytes.
 """
 
 import hashlib
@@ -20,12 +21,15 @@ from ..configuration import reject_unknown_keys
 from .duplicates import NearDuplicates, signature
 from .encoding import Encoder
 from .parallel import available_cpus, ordered_map
-from .readers import Reader
+from .parts import Encoded, cut, job, part_folder, read_about, read_part, write_part
+from .readers import Reader, Source
 from .shards import SHARD_TOKENS, ShardWriter
 from .tokenizer import tokenizer_facts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+Report = Callable[[int, int, int | None], None]
 
 DEDUPLICATION = ("none", "exact", "near")
 _CHUNK_BYTES = 1 << 19
@@ -44,7 +48,7 @@ def prepare(
     num_processes: int | None = None,
     overwrite: bool = False,
     shard_tokens: int = SHARD_TOKENS,
-    report: Callable[[int, int], None] | None = None,
+    report: Report | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Write `output_dir`/train and `output_dir`/validation: whole, or not at all.
 
@@ -59,7 +63,7 @@ def prepare(
         num_processes: None: one for each processor.
         overwrite: replace the corpus in a folder that is not empty.
         shard_tokens: a shard is full from this many tokens on.
-        report: called with (tokens written, bytes read) now and then.
+        report: called with (tokens written, bytes read, bytes to read if that is known) now and then.
 
     Returns:
         the manifests by split.
@@ -68,25 +72,107 @@ def prepare(
         ValueError: a value out of range, bad text, or no text at all.
         FileExistsError: `output_dir` is not empty.
     """
-    reject_unknown_keys([deduplicate], DEDUPLICATION, where="the choices of deduplicate")
-    if not 0 <= validation_fraction < 1:
-        raise ValueError(f"validation_fraction={validation_fraction} must lie in [0, 1)")
-    if num_processes is not None and num_processes < 1:
-        raise ValueError(f"num_processes={num_processes} must be at least 1")
-    output_dir = Path(output_dir)
-    check_output_dir(output_dir, overwrite=overwrite)
     run = _Run(
-        readers=[reader] if validation_reader is None else [validation_reader, reader],
+        [reader] if validation_reader is None else [validation_reader, reader],
         tokenizer=tokenizer,
         deduplicate=deduplicate,
         num_processes=num_processes,
         shard_tokens=shard_tokens,
         report=report,
     )
+    return _write_corpus(
+        run,
+        Path(output_dir),
+        validation_fraction=validation_fraction if validation_reader is None else 0.0,
+        overwrite=overwrite,
+    )
+
+
+def prepare_part(
+    reader: Reader,
+    *,
+    part: int,
+    num_parts: int,
+    tokenizer: "PreTrainedTokenizerFast",
+    output_dir: str | Path,
+    validation_reader: Reader | None = None,
+    deduplicate: str = "none",
+    num_processes: int | None = None,
+    overwrite: bool = False,
+    report: Report | None = None,
+) -> Path:
+    """Tokenize one of `num_parts` parts of the files, on any machine; `merge_parts` makes the corpus of them all.
+
+    A part is whole files. One that is there already is left as it is, unless `overwrite`.
+
+    Returns:
+        the part's folder, in `output_dir`.parts.
+
+    Raises:
+        ValueError: as `prepare`, and inputs that are not files.
+    """
+    readers = [reader] if validation_reader is None else [validation_reader, reader]
+    chosen = cut(readers, part=part, num_parts=num_parts)
+    folder = part_folder(Path(output_dir), part, num_parts)
+    run = _Run(chosen, tokenizer=tokenizer, deduplicate=deduplicate, num_processes=num_processes, report=report)
+    identity = job(readers, run.job_facts(), num_parts=num_parts)
+    if overwrite or read_about(folder, job=identity) is None:
+        fates: Fates = {}
+        # What is repeated in other parts too is found when they are merged.
+        write_part(
+            folder,
+            run.encoded(fates, drop_repeated=False),
+            about=lambda: {"job": identity, "sources": run.sources_with_empty(fates)},
+        )
+    return folder
+
+
+def merge_parts(
+    reader: Reader,
+    *,
+    num_parts: int,
+    tokenizer: "PreTrainedTokenizerFast",
+    output_dir: str | Path,
+    validation_reader: Reader | None = None,
+    validation_fraction: float = 0.01,
+    deduplicate: str = "none",
+    overwrite: bool = False,
+    shard_tokens: int = SHARD_TOKENS,
+    report: Report | None = None,
+) -> dict[str, dict[str, Any]]:
+    """As `prepare`, to the byte, from parts that `prepare_part` has tokenized; they are left where they are.
+
+    Raises:
+        FileNotFoundError: a part that is not there.
+        ValueError: parts of other inputs, another tokenizer or other flags.
+    """
+    run = _Merge(
+        [reader] if validation_reader is None else [validation_reader, reader],
+        tokenizer=tokenizer,
+        deduplicate=deduplicate,
+        shard_tokens=shard_tokens,
+        report=report,
+        folders=[part_folder(Path(output_dir), part, num_parts) for part in range(num_parts)],
+    )
+    return _write_corpus(
+        run,
+        Path(output_dir),
+        validation_fraction=validation_fraction if validation_reader is None else 0.0,
+        overwrite=overwrite,
+    )
+
+
+def _write_corpus(
+    run: "_Run", output_dir: Path, *, validation_fraction: float, overwrite: bool
+) -> dict[str, dict[str, Any]]:
+    """Write both splits beside `output_dir`, a second time where nothing was held out, and move them there."""
+    if not 0 <= validation_fraction < 1:
+        raise ValueError(f"validation_fraction={validation_fraction} must lie in [0, 1)")
+    check_output_dir(output_dir, overwrite=overwrite)
+    by_hash = validation_fraction > 0
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}-", dir=output_dir.parent))
     try:
-        by_hash = validation_reader is None and validation_fraction > 0
         manifests = run.write(building / "first", _digest_limit(validation_fraction) if by_hash else b"")
         folder = building / "first"
         if by_hash and not manifests["validation"]["documents"] and manifests["train"]["documents"] > 1:
@@ -108,13 +194,17 @@ def check_output_dir(output_dir: Path, *, overwrite: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A document on its way to the writer."""
+    """A document on its way to the tokenizer."""
 
     text: str
     source: tuple[int, int]  # which reader, and which of its sources
-    split: str
+    held_out: bool | None
     digest: bytes
     num_bytes: int
+
+
+# What became of the documents of each source.
+Fates = dict[tuple[int, int], Counter[str]]
 
 
 class _Run:
@@ -122,14 +212,17 @@ class _Run:
 
     def __init__(
         self,
-        *,
         readers: list[Reader],
+        *,
         tokenizer: "PreTrainedTokenizerFast",
         deduplicate: str,
-        num_processes: int | None,
-        shard_tokens: int,
-        report: Callable[[int, int], None] | None,
+        num_processes: int | None = None,
+        shard_tokens: int = SHARD_TOKENS,
+        report: Report | None = None,
     ) -> None:
+        reject_unknown_keys([deduplicate], DEDUPLICATION, where="the choices of deduplicate")
+        if num_processes is not None and num_processes < 1:
+            raise ValueError(f"num_processes={num_processes} must be at least 1")
         self.readers = readers
         self.facts = tokenizer_facts(tokenizer)
         self.tokenizer_json = tokenizer.backend_tokenizer.to_str()
@@ -137,20 +230,62 @@ class _Run:
         self.shard_tokens = shard_tokens
         self.report = report
         sizes = [reader.total_bytes for reader in readers]
-        small = None not in sizes and sum(size or 0 for size in sizes) < _INLINE_BYTES
+        self.total_bytes = None if None in sizes else sum(size or 0 for size in sizes)
+        small = self.total_bytes is not None and self.total_bytes < _INLINE_BYTES
         self.num_processes = num_processes or (1 if small else available_cpus())
         self.smallest_digest = b""
 
+    def job_facts(self) -> dict[str, Any]:
+        """What the tokens of a document depend on, beside its text."""
+        tokenizer = hashlib.sha256(self.tokenizer_json.encode("utf-8")).hexdigest()
+        return {"tokenizer": tokenizer, "signatures": self.deduplicate == "near"}
+
+    def sources(self) -> list[list[Source]]:
+        """What was read, by reader."""
+        return [reader.sources for reader in self.readers]
+
+    def sources_with_empty(self, fates: Fates) -> list[list[dict[str, Any]]]:
+        """What was read, by reader, and how many documents of each source hold no text."""
+        return [
+            [
+                {**source.facts(), "empty": fates.get((number, index), Counter())["empty"]}
+                for index, source in enumerate(sources)
+            ]
+            for number, sources in enumerate(self.sources())
+        ]
+
     def write(self, folder: Path, limit: bytes) -> dict[str, dict[str, Any]]:
         """Write both splits below `folder`; documents whose digest is below `limit` are held out."""
-        fates: dict[tuple[int, int], Counter[str]] = {}
+        fates: Fates = {}
         splits = {split: _Split(folder / split, self.facts, self.shard_tokens) for split in ("train", "validation")}
         near = NearDuplicates()
         self.smallest_digest = b"\xff" * 17
+        for document in self.encoded(fates):
+            held_out = document.held_out if document.held_out is not None else document.digest < limit
+            if len(self.readers) > 1:
+                held_out = document.source[0] == 0
+            fate = "validation" if held_out else "train"
+            if not document.tokens:
+                fate = "empty"
+            elif document.signature and near.seen(document.signature):
+                fate = "near_duplicate"
+            else:
+                splits[fate].append(document.tokens, document.num_bytes)
+                self.smallest_digest = min(self.smallest_digest, document.digest)
+            fates[document.source][fate] += 1
+        if not any(split.writer.num_documents for split in splits.values()):
+            read = sum(sum(counts.values()) for counts in fates.values())
+            raise ValueError(f"the corpus is empty: {read} documents were read, and none holds a token")
+        sources = self._account(fates)
+        return {name: split.close(name, sources, self.deduplicate) for name, split in splits.items()}
+
+    def encoded(self, fates: Fates, *, drop_repeated: bool = True) -> Iterator[Encoded]:
+        """Every document that has text, in order, tokenized; exact duplicates are left out unless they are to stay."""
         waiting: deque[list[_Item]] = deque()
+        written = 0
 
         def texts_of_chunks() -> Iterator[list[str]]:
-            for chunk in _chunks(self._items(limit, fates)):
+            for chunk in _chunks(self._items(fates, drop_repeated=drop_repeated)):
                 waiting.append(chunk)
                 yield [item.text for item in chunk]
 
@@ -161,28 +296,15 @@ class _Run:
             initializer=_start_worker,
             initargs=(self.tokenizer_json, self.deduplicate == "near"),
         )
-        for encoded in encoded_chunks:
-            for item, (tokens, signed) in zip(waiting.popleft(), encoded, strict=True):
-                fate = item.split
-                if not tokens:
-                    fate = "empty"
-                elif signed and near.seen(signed):
-                    fate = "near_duplicate"
-                else:
-                    splits[fate].append(tokens, item.num_bytes)
-                    self.smallest_digest = min(self.smallest_digest, item.digest)
-                fates[item.source][fate] += 1
+        for chunk in encoded_chunks:
+            for item, (tokens, signed) in zip(waiting.popleft(), chunk, strict=True):
+                written += len(tokens) // 4
+                yield Encoded(item.source, item.held_out, item.digest, item.num_bytes, tokens, signed)
             if self.report:
-                written = sum(split.writer.num_tokens for split in splits.values())
-                self.report(written, sum(reader.bytes_read for reader in self.readers))
-        if not any(split.writer.num_documents for split in splits.values()):
-            read = sum(sum(counts.values()) for counts in fates.values())
-            raise ValueError(f"the corpus is empty: {read} documents were read, and none holds a token")
-        sources = self._account(fates)
-        return {name: split.close(name, sources, self.deduplicate) for name, split in splits.items()}
+                self.report(written, sum(reader.bytes_read for reader in self.readers), self.total_bytes)
 
-    def _items(self, limit: bytes, fates: dict[tuple[int, int], Counter[str]]) -> Iterator[_Item]:
-        """Every document that is to be tokenized; exact duplicates end here."""
+    def _items(self, fates: Fates, *, drop_repeated: bool) -> Iterator[_Item]:
+        """Every document that is to be tokenized."""
         seen: set[bytes] = set()
         for number, reader in enumerate(self.readers):
             for document in reader:
@@ -192,28 +314,75 @@ class _Run:
                 counts = fates.setdefault(source, Counter())
                 if not content or document.text.isspace():
                     counts["empty"] += 1
-                    continue
-                if self.deduplicate != "none":
-                    if digest in seen:
-                        counts["duplicate"] += 1
-                        continue
-                    seen.add(digest)
-                held_out = document.held_out if document.held_out is not None else digest < limit
-                if len(self.readers) > 1:
-                    held_out = number == 0
-                yield _Item(document.text, source, "validation" if held_out else "train", digest, len(content))
+                elif not (drop_repeated and self._is_repeated(digest, seen, counts)):
+                    yield _Item(document.text, source, document.held_out, digest, len(content))
 
-    def _account(self, fates: dict[tuple[int, int], Counter[str]]) -> list[dict[str, Any]]:
+    def _is_repeated(self, digest: bytes, seen: set[bytes], counts: Counter[str]) -> bool:
+        """Whether a text came before and is not to come again; then it is counted."""
+        if self.deduplicate == "none":
+            return False
+        if digest in seen:
+            counts["duplicate"] += 1
+            return True
+        seen.add(digest)
+        return False
+
+    def _account(self, fates: Fates) -> list[dict[str, Any]]:
         """What became of the documents of each source; the counts add up to `documents`."""
         kinds = ["train", "validation", "empty"]
         kinds += {"none": [], "exact": ["duplicate"], "near": ["duplicate", "near_duplicate"]}[self.deduplicate]
         accounts = []
-        for number, reader in enumerate(self.readers):
-            for index, source in enumerate(reader.sources):
+        for number, sources in enumerate(self.sources()):
+            for index, source in enumerate(sources):
                 counts = fates.get((number, index), Counter())
                 accounts.append({**source.facts(), **{kind: counts[kind] for kind in kinds}})
                 assert sum(counts.values()) + source.bad_text == source.documents, "every document is accounted for"
         return accounts
+
+
+class _Merge(_Run):
+    """A preparation whose documents have been read and tokenized before, in parts."""
+
+    def __init__(self, readers: list[Reader], *, folders: list[Path], **options: Any) -> None:
+        super().__init__(readers, **options)
+        self.folders = folders
+        identity = job(readers, self.job_facts(), num_parts=len(folders))
+        found = [read_about(folder, job=identity) for folder in folders]
+        absent = [folder.name for folder, about in zip(folders, found, strict=True) if about is None]
+        if absent:
+            raise FileNotFoundError(
+                f"{folders[0].parent} lacks {len(absent)} of {len(folders)} parts: {', '.join(absent[:5])}"
+                f"{', …' if len(absent) > 5 else ''}; prepare them first"
+            )
+        self.parts: list[list[list[dict[str, Any]]]] = [about["sources"] for about in found if about is not None]
+
+    def sources(self) -> list[list[Source]]:
+        return [
+            [
+                Source(**{name: value for name, value in facts.items() if name != "empty"})
+                for part in self.parts
+                for facts in part[number]
+            ]
+            for number in range(len(self.readers))
+        ]
+
+    def encoded(self, fates: Fates, *, drop_repeated: bool = True) -> Iterator[Encoded]:
+        firsts = [0] * len(self.readers)
+        seen: set[bytes] = set()
+        written = read = 0
+        # The validation reader's files come first, in the parts as in the whole.
+        for folder, part in zip(self.folders, self.parts, strict=True):
+            for number, sources in enumerate(part):
+                for index, facts in enumerate(sources):
+                    fates[number, firsts[number] + index] = Counter(empty=facts["empty"])
+                    read += facts["bytes"]
+            for document in read_part(folder, first_sources=firsts):
+                if not self._is_repeated(document.digest, seen, fates[document.source]):
+                    written += len(document.tokens) // 4
+                    yield document
+            firsts = [first + len(sources) for first, sources in zip(firsts, part, strict=True)]
+            if self.report:
+                self.report(written, read, self.total_bytes)
 
 
 class _Split:

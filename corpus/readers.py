@@ -2,6 +2,7 @@
 the Hub. What can be known to be wrong before reading is said before reading.
 """
 
+import copy
 import glob
 import hashlib
 import re
@@ -115,6 +116,26 @@ class Reader:
                 yield from self._dataset(entry)
             else:
                 yield from self._installed_python()
+
+    def of_files(self, numbers: Sequence[int]) -> "Reader":
+        """A reader of some of the files only, by their places in `files`; the inputs have to be files."""
+        named = [entry for files in self._inputs if isinstance(files, list) for entry in files]
+        part = copy.copy(self)
+        part.sources, part.bytes_read = [], 0
+        part._inputs = [[named[number] for number in numbers]]
+        part.files = [self.files[number] for number in numbers]
+        part.total_bytes = sum(path.stat().st_size for path in part.files)
+        return part
+
+    def facts(self) -> dict[str, Any]:
+        """The files with their sizes, and how they are read."""
+        named = [entry for files in self._inputs if isinstance(files, list) for entry in files]
+        return {
+            "files": [[name, path.stat().st_size] for name, path in named],
+            "text_column": self.text_column,
+            "document_separator": self.document_separator,
+            "on_bad_text": self.on_bad_text,
+        }
 
     def texts(self) -> Iterator[str]:
         """The texts alone."""

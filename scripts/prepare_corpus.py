@@ -2,13 +2,15 @@
 """Tokenize text into memory-mapped shards, ready for pretraining.
 
     prepare_corpus.py --input text/ --tokenizer_name TOKENIZER --output_dir CORPUS
+    prepare_corpus.py … --num_parts 16 --part 3      one part of the files, on any of several machines; and when all
+    prepare_corpus.py … --num_parts 16               are there, the corpus: the same bytes as without parts
 
 Reads text, JSON lines, CSV, TSV and Parquet, also compressed, folders, globs, `installed-python` and datasets of the
 Hub. Writes CORPUS/train and CORPUS/validation, each with a manifest that accounts for every document.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from clozebert.scripts._program import parse, run
 
@@ -49,6 +51,10 @@ class Arguments:
         default=None, metadata={"help": "the configuration of a dataset on the Hub"}
     )
     num_processes: int | None = field(default=None, metadata={"help": "default: one for each processor"})
+    num_parts: int | None = field(
+        default=None, metadata={"help": "cut the files into so many parts; without --part: merge them"}
+    )
+    part: int | None = field(default=None, metadata={"help": "prepare this part only, counted from 0"})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "replace the corpus in the output folder"})
     disable_tqdm: bool = field(default=False, metadata={"help": "show no progress bar"})
 
@@ -57,50 +63,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read, tokenize, write, and say what came of it."""
     arguments = parse(Arguments, argv, prog="prepare_corpus", description=DESCRIPTION)
 
-    from pathlib import Path
-
     from tqdm import tqdm
 
-    from clozebert.corpus.prepare import check_output_dir, prepare
-    from clozebert.corpus.readers import INSTALLED_PYTHON, Reader
-    from clozebert.corpus.tokenizer import load_tokenizer
+    from clozebert.corpus.stage import Preparation
 
-    fraction = arguments.validation_fraction
-    if fraction is None:
-        fraction = 0.05 if INSTALLED_PYTHON in arguments.input else 0.01
-    check_output_dir(Path(arguments.output_dir), overwrite=arguments.overwrite_output_dir)
+    part, num_parts = arguments.part, arguments.num_parts
+    if part is not None and num_parts is None:
+        raise ValueError(f"--part {part} needs --num_parts: of how many?")
+    preparation = Preparation(**{item.name: getattr(arguments, item.name) for item in fields(Preparation)})
+    # With a delay nothing is drawn before something is read: a person's mistake stays one line.
+    with tqdm(unit="B", unit_scale=True, desc="reading", disable=arguments.disable_tqdm, delay=1e-9) as bar:
 
-    def reader(inputs: list[str], held_out_fraction: float) -> Reader:
-        return Reader(
-            inputs,
-            text_column=arguments.text_column,
-            document_separator=arguments.document_separator,
-            on_bad_text=arguments.on_bad_text,
-            dataset_config_name=arguments.dataset_config_name,
-            held_out_fraction=held_out_fraction,
-        )
-
-    validation = reader(arguments.validation_input, 0.0) if arguments.validation_input else None
-    train = reader(arguments.input, 0.0 if validation else fraction)
-    sizes = [each.total_bytes for each in (train, validation) if each is not None]
-    total = None if None in sizes else sum(size or 0 for size in sizes)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="reading", disable=arguments.disable_tqdm) as bar:
-
-        def report(tokens: int, bytes_read: int) -> None:
+        def report(tokens: int, bytes_read: int, total_bytes: int | None) -> None:
+            bar.total = total_bytes
             bar.update(bytes_read - bar.n)
             bar.set_postfix_str(f"{tokens / 1e6:.2f} M tokens")
 
-        manifests = prepare(
-            train,
-            tokenizer=load_tokenizer(arguments.tokenizer_name),
-            output_dir=arguments.output_dir,
-            validation_reader=validation,
-            validation_fraction=fraction,
-            deduplicate=arguments.deduplicate,
-            num_processes=arguments.num_processes,
-            overwrite=arguments.overwrite_output_dir,
-            report=report,
-        )
+        if part is not None and num_parts is not None:
+            bar.write(f"written to {preparation.run_part(part, num_parts, report)}")
+            return
+        manifests = preparation.run(report) if num_parts is None else preparation.merge(num_parts, report)
     for split, manifest in manifests.items():
         print(
             f"{split:10} {manifest['documents']:>12,} documents {manifest['tokens']:>14,} tokens "

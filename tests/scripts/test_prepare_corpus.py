@@ -72,6 +72,18 @@ def test_choices_and_what_is_left_out(
     assert Corpus(tmp_path / "out", "validation").num_documents == 140
 
 
+def test_in_parts(text: Path, tokenizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--input", str(text), "--tokenizer_name", tokenizer, "--disable_tqdm", "--output_dir"]
+    for part in ("1", "0"):
+        prepare_corpus.main([*flags, str(tmp_path / "parted"), "--num_parts", "2", "--part", part])
+        assert f"written to {tmp_path / 'parted.parts' / f'0000{part}-of-00002'}" in capsys.readouterr().out
+    for output, parts in (("parted", ["--num_parts", "2"]), ("whole", [])):
+        prepare_corpus.main([*flags, str(tmp_path / output), *parts])
+    assert Corpus(tmp_path / "parted").fingerprint == Corpus(tmp_path / "whole").fingerprint
+    with pytest.raises(ValueError, match="--part 1 needs --num_parts"):
+        prepare_corpus.main([*flags, str(tmp_path / "third"), "--part", "1"])
+
+
 def test_the_installed_packages(
     tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,136 @@
+"""A preparation cut into parts for several machines: each part's documents, tokenized, as they wait to be merged.
+
+    OUTPUT_DIR.parts/00003-of-00016/documents.bin    one record for each document, see RECORD
+    OUTPUT_DIR.parts/00003-of-00016/tokens.bin       uint32, `id << 1 | starts_a_word`, one document after another
+    OUTPUT_DIR.parts/00003-of-00016/signatures.bin   256 bytes for each document, where near duplicates are looked for
+    OUTPUT_DIR.parts/00003-of-00016/part.json        what it was made from
+
+A part is a run of whole files. It appears under its name when it is whole.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .readers import Reader
+
+# reader and source: where it was read; held_out: 1, 0, or -1 where the source does not say; sizes; BLAKE2b of the text.
+RECORD = np.dtype([
+    ("reader", "u1"), ("source", "<u4"), ("held_out", "i1"), ("bytes", "<u8"), ("tokens", "<u8"), ("digest", "V16"),
+])  # fmt: skip
+_VERSION = 1
+_SIGNATURE_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A document, tokenized: uint32 [tokens] in bytes, and its MinHash signature where one is wanted."""
+
+    source: tuple[int, int]  # which reader, and which of its sources
+    held_out: bool | None
+    digest: bytes
+    num_bytes: int
+    tokens: bytes
+    signature: bytes | None
+
+
+def part_folder(output_dir: Path, part: int, num_parts: int) -> Path:
+    """Where a part lies."""
+    return output_dir.with_name(f"{output_dir.name}.parts") / f"{part:05d}-of-{num_parts:05d}"
+
+
+def cut(readers: Sequence[Reader], *, part: int, num_parts: int) -> list[Reader]:
+    """Readers of one part of the files: runs of whole files, of about the same size, the same on every machine.
+
+    Raises:
+        ValueError: a part that there is not, or inputs that are not files.
+    """
+    if not 0 <= part < num_parts:
+        raise ValueError(f"part={part} must lie between 0 and num_parts - 1 = {num_parts - 1}")
+    if any(reader.total_bytes is None for reader in readers):
+        raise ValueError(f"num_parts={num_parts} cuts files: installed-python and datasets of the Hub have no parts")
+    sizes = np.array([path.stat().st_size for reader in readers for path in reader.files], dtype=np.int64)
+    middles = np.cumsum(sizes) - sizes // 2
+    parts = np.minimum(middles * num_parts // max(int(sizes.sum()), 1), num_parts - 1)
+    chosen, first = [], 0
+    for reader in readers:
+        here = np.flatnonzero(parts[first : first + len(reader.files)] == part)
+        chosen.append(reader.of_files(here.tolist()))
+        first += len(reader.files)
+    return chosen
+
+
+def job(readers: Sequence[Reader], facts: dict[str, Any], *, num_parts: int) -> str:
+    """Tells preparations apart: a hash of the files, how they are read, and `facts`."""
+    inputs = [reader.facts() for reader in readers]
+    text = json.dumps([_VERSION, num_parts, inputs, facts], sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def write_part(folder: Path, documents: Iterator[Encoded], *, about: Callable[[], dict[str, Any]]) -> None:
+    """Write one part: whole, or not at all. `about` is asked when all documents are written."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        with (
+            open(building / "documents.bin", "wb") as records,
+            open(building / "tokens.bin", "wb") as tokens,
+            open(building / "signatures.bin", "wb") as signatures,
+        ):
+            for document in documents:
+                held_out = -1 if document.held_out is None else int(document.held_out)
+                sizes = (document.num_bytes, len(document.tokens) // 4)
+                records.write(np.array((*document.source, held_out, *sizes, document.digest), dtype=RECORD).tobytes())
+                tokens.write(document.tokens)
+                signatures.write(document.signature or b"")
+        (building / "part.json").write_text(json.dumps(about()), encoding="utf-8")
+        building.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def read_about(folder: Path, *, job: str) -> dict[str, Any] | None:
+    """What `write_part` was told about a part, or None where it is not there.
+
+    Raises:
+        ValueError: the part belongs to another preparation.
+    """
+    path = folder / "part.json"
+    if not path.is_file():
+        return None
+    about = json.loads(path.read_text(encoding="utf-8"))
+    if about["job"] != job:
+        raise ValueError(
+            f"{folder} was made from other inputs, another tokenizer or other flags: give all parts and the merge the "
+            f"same ones, or delete {folder.parent}"
+        )
+    return about
+
+
+def read_part(folder: Path, *, first_sources: Sequence[int]) -> Iterator[Encoded]:
+    """The documents of a part, in their order.
+
+    Args:
+        first_sources: for each reader, how many sources the parts before this one have.
+    """
+    records = np.fromfile(folder / "documents.bin", dtype=RECORD)
+    with open(folder / "tokens.bin", "rb") as tokens, open(folder / "signatures.bin", "rb") as signatures:
+        for record in records:
+            reader, held_out = int(record["reader"]), int(record["held_out"])
+            yield Encoded(
+                source=(reader, first_sources[reader] + int(record["source"])),
+                held_out=None if held_out < 0 else bool(held_out),
+                digest=record["digest"].tobytes(),
+                num_bytes=int(record["bytes"]),
+                tokens=tokens.read(4 * int(record["tokens"])),
+                signature=signatures.read(_SIGNATURE_BYTES) or None,
+            )

@@ -1,0 +1,118 @@
+"""A preparation as one value: run on one machine, or as the steps of an engine that runs tasks on several.
+
+    preparation = Preparation(input=["text"], tokenizer_name="tokenizer", output_dir="corpus")
+    preparation.run()                                # here, or with the same bytes as a result:
+    for part in range(16):
+        preparation.run_part(part, 16)               # anywhere, in any order
+    preparation.merge(16)
+
+An engine that calls its steps as `step(documents, rank, world_size)`, as datatrove does, takes `preparation` itself as
+the step of 16 tasks, and `Merge(preparation, 16)` as the step of one task that depends on them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .prepare import Report, check_output_dir, merge_parts, prepare, prepare_part
+from .readers import INSTALLED_PYTHON, Reader
+
+
+@dataclass
+class Preparation:
+    """What a corpus is prepared from, and how; the fields are the flags of `prepare_corpus`."""
+
+    input: list[str]
+    tokenizer_name: str
+    output_dir: str
+    validation_input: list[str] | None = None
+    validation_fraction: float | None = None
+    deduplicate: str = "none"
+    text_column: str | None = None
+    document_separator: str = "blank_line"
+    on_bad_text: str = "error"
+    dataset_config_name: str | None = None
+    num_processes: int | None = None
+    overwrite_output_dir: bool = False
+
+    def run(self, report: Report | None = None) -> dict[str, dict[str, Any]]:
+        """Read, tokenize and write everything; the manifests by split. See `prepare`."""
+        # Refused before the inputs are looked through, which may take a while.
+        check_output_dir(Path(self.output_dir), overwrite=self.overwrite_output_dir)
+        return prepare(
+            **self._common(),
+            validation_fraction=self._fraction(),
+            num_processes=self.num_processes,
+            overwrite=self.overwrite_output_dir,
+            report=report,
+        )
+
+    def run_part(self, part: int, num_parts: int, report: Report | None = None) -> Path:
+        """Read and tokenize one part; its folder. See `prepare_part`."""
+        return prepare_part(
+            **self._common(),
+            part=part,
+            num_parts=num_parts,
+            num_processes=self.num_processes,
+            overwrite=self.overwrite_output_dir,
+            report=report,
+        )
+
+    def merge(self, num_parts: int, report: Report | None = None) -> dict[str, dict[str, Any]]:
+        """Write the corpus of all parts; the manifests by split. See `merge_parts`."""
+        return merge_parts(
+            **self._common(),
+            num_parts=num_parts,
+            validation_fraction=self._fraction(),
+            overwrite=self.overwrite_output_dir,
+            report=report,
+        )
+
+    def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """As a step of an engine: task `rank` of `world_size` prepares that part."""
+        self.run_part(rank, world_size)
+
+    def readers(self) -> tuple[Reader, Reader | None]:
+        """Of the inputs, and of the validation inputs if there are any."""
+        validation = self._reader(self.validation_input, 0.0) if self.validation_input else None
+        return self._reader(self.input, 0.0 if validation else self._fraction()), validation
+
+    def _common(self) -> dict[str, Any]:
+        from .tokenizer import load_tokenizer
+
+        reader, validation = self.readers()
+        return {
+            "reader": reader,
+            "validation_reader": validation,
+            "tokenizer": load_tokenizer(self.tokenizer_name),
+            "output_dir": self.output_dir,
+            "deduplicate": self.deduplicate,
+        }
+
+    def _reader(self, inputs: list[str], held_out_fraction: float) -> Reader:
+        return Reader(
+            inputs,
+            text_column=self.text_column,
+            document_separator=self.document_separator,
+            on_bad_text=self.on_bad_text,
+            dataset_config_name=self.dataset_config_name,
+            held_out_fraction=held_out_fraction,
+        )
+
+    def _fraction(self) -> float:
+        if self.validation_fraction is not None:
+            return self.validation_fraction
+        return 0.05 if INSTALLED_PYTHON in self.input else 0.01
+
+
+@dataclass
+class Merge:
+    """The last step of an engine: the corpus of all parts of a preparation."""
+
+    preparation: Preparation
+    num_parts: int
+
+    def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Merge, in the first task."""
+        if rank == 0:
+            self.preparation.merge(self.num_parts)
