@@ -11,6 +11,7 @@ the step of 16 tasks, and `Merge(preparation, 16)` as the step of one task that 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,16 @@ class Preparation:
     num_processes: int | None = None
     overwrite_output_dir: bool = False
 
+    def check(self) -> None:
+        """Raise what can be known to be wrong before anything is read."""
+        check_output_dir(Path(self.output_dir), overwrite=self.overwrite_output_dir)
+        _ = self._common
+
     def run(self, report: Report | None = None) -> dict[str, dict[str, Any]]:
         """Read, tokenize and write everything; the manifests by split. See `prepare`."""
-        # Refused before the inputs are looked through, which may take a while.
-        check_output_dir(Path(self.output_dir), overwrite=self.overwrite_output_dir)
+        self.check()
         return prepare(
-            **self._common(),
+            **self._common,
             validation_fraction=self._fraction(),
             num_processes=self.num_processes,
             overwrite=self.overwrite_output_dir,
@@ -50,7 +55,7 @@ class Preparation:
     def run_part(self, part: int, num_parts: int, report: Report | None = None) -> Path:
         """Read and tokenize one part; its folder. See `prepare_part`."""
         return prepare_part(
-            **self._common(),
+            **self._common,
             part=part,
             num_parts=num_parts,
             num_processes=self.num_processes,
@@ -61,7 +66,7 @@ class Preparation:
     def merge(self, num_parts: int, report: Report | None = None) -> dict[str, dict[str, Any]]:
         """Write the corpus of all parts; the manifests by split. See `merge_parts`."""
         return merge_parts(
-            **self._common(),
+            **self._common,
             num_parts=num_parts,
             validation_fraction=self._fraction(),
             overwrite=self.overwrite_output_dir,
@@ -72,17 +77,13 @@ class Preparation:
         """As a step of an engine: task `rank` of `world_size` prepares that part."""
         self.run_part(rank, world_size)
 
-    def readers(self) -> tuple[Reader, Reader | None]:
-        """Of the inputs, and of the validation inputs if there are any."""
-        validation = self._reader(self.validation_input, 0.0) if self.validation_input else None
-        return self._reader(self.input, 0.0 if validation else self._fraction()), validation
-
+    @cached_property
     def _common(self) -> dict[str, Any]:
         from .tokenizer import load_tokenizer
 
-        reader, validation = self.readers()
+        validation = self._reader(self.validation_input, 0.0) if self.validation_input else None
         return {
-            "reader": reader,
+            "reader": self._reader(self.input, 0.0 if validation else self._fraction()),
             "validation_reader": validation,
             "tokenizer": load_tokenizer(self.tokenizer_name),
             "output_dir": self.output_dir,

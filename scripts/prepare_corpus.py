@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if part is not None and num_parts is None:
         raise ValueError(f"--part {part} needs --num_parts: of how many?")
     preparation = Preparation(**{item.name: getattr(arguments, item.name) for item in fields(Preparation)})
-    # With a delay nothing is drawn before something is read: a person's mistake stays one line.
-    with tqdm(unit="B", unit_scale=True, desc="reading", disable=arguments.disable_tqdm, delay=1e-9) as bar:
+    preparation.check()
+    with tqdm(unit="B", unit_scale=True, desc="reading", disable=arguments.disable_tqdm) as bar:
 
         def report(tokens: int, bytes_read: int, total_bytes: int | None) -> None:
             bar.total = total_bytes
