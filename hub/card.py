@@ -41,6 +41,7 @@ def write_card(directory: str | os.PathLike, facts: Mapping[str, Any]) -> None:
             hyperparameters: a mapping. recipe: the name of the recipe they come from.
             steps, tokens, seconds: what training took.
             validation_loss: of masked-LM. metrics: a mapping of further measurements on held-out data.
+            eval_results: mappings with the fields of huggingface_hub's `EvalResult` but the task, for `model-index`.
             curve: path of an image (default: a known name in the folder).
             versions: a mapping from library to version. limitations: what the model is not good for.
 
@@ -81,7 +82,7 @@ def render_card(folder: Path, facts: Mapping[str, Any]) -> str:
     task, auto_class = _TASKS[ending]
     name = str(facts.get("name") or folder.resolve().name)
     sections = [
-        _metadata(facts, config, task),
+        _metadata(facts, config, task, name),
         f"# {name}",
         _what_it_is(folder, facts, config, task),
         _how_to_load(str(facts.get("repo_id") or name), config, auto_class, task),
@@ -93,9 +94,10 @@ def render_card(folder: Path, facts: Mapping[str, Any]) -> str:
     return "\n\n".join(section for section in sections if section)
 
 
-def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str) -> str:
-    from huggingface_hub import ModelCardData
+def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str, name: str) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
 
+    results = [EvalResult(task_type=task, **result) for result in facts.get("eval_results") or []]
     tags = [config.get("model_type", "clozebert"), "clozebert", "encoder", *(facts.get("tags") or [])]
     data = ModelCardData(
         library_name="transformers",
@@ -105,6 +107,7 @@ def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str) ->
         license=facts.get("license"),
         datasets=facts.get("datasets"),
         base_model=facts.get("base_model"),
+        **({"model_name": name, "eval_results": results} if results else {}),
     )
     return f"---\n{data.to_yaml()}\n---"
 

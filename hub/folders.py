@@ -20,8 +20,10 @@ from transformers.utils import logging
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling import modeling_clozebert
 from .architectures import NATIVE
-from .card import write_card
+from .card import CARD_NAME, write_card
+from .hub_errors import explain
 from .native import convert_from_native, to_native
+from .whole_folder import check_is_free, disk_errors, whole_folder
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
@@ -45,23 +47,26 @@ def convert_folder(
     to: str,
     allow_pickle: bool = False,
     architecture: str | None = None,
+    overwrite: bool = False,
 ) -> str:
     """Convert a saved model, with its tokenizer, and give its new class's name.
 
     Args:
         source: a folder, or a name on the Hub.
-        directory: where to write.
+        directory: where to write; nothing stays there after an error.
         to: `clozebert` or `native`.
         allow_pickle: read `pytorch_model.bin` where there are no safetensors.
         architecture: the `model_type` to write, with `to="native"`; None: the one it came from, or the first that fits.
+        overwrite: `directory` may hold files already.
 
     Raises:
-        ValueError: before anything is written; see `from_native` and `to_native`.
+        ValueError: see `from_native` and `to_native`; or `directory` is not empty or cannot be written.
     """
     if to not in ("clozebert", "native"):
         raise ValueError(f"to={to!r} must be clozebert or native")
     if architecture is not None and to != "native":
         raise ValueError(f"architecture={architecture!r} needs to='native': ClozeBERT's own format is one")
+    check_is_free(directory, name="output_dir", overwrite=overwrite)
     folder = find_folder(source, allow_pickle=allow_pickle)
     converted: Any
     if to == "clozebert":
@@ -71,10 +76,13 @@ def convert_folder(
         ours = load_clozebert(folder, allow_pickle=allow_pickle)
         converted = to_native(ours, architecture=architecture, copy_tensors=False)
         del ours
-    with _quiet():
-        converted.save_pretrained(directory)
-    copy_processors(folder, Path(directory))
-    write_card(directory, _facts(source, folder, Path(directory)))
+    with whole_folder(directory, overwrite=overwrite) as partial:
+        with _quiet():
+            converted.save_pretrained(partial)
+        copy_processors(folder, partial)
+        if (Path(directory) / CARD_NAME).is_file():  # which a person may have edited
+            shutil.copyfile(Path(directory) / CARD_NAME, partial / CARD_NAME)
+        write_card(partial, _facts(source, folder, Path(directory)))
     return type(converted).__name__
 
 
@@ -91,14 +99,16 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
     name = os.fspath(source)
     if folder.exists() or not _HUB_NAME.fullmatch(name) or name.startswith("."):
         raise FileNotFoundError(f"{name} is neither a folder nor a name on the Hub")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import constants, snapshot_download
 
     patterns = [*_DOWNLOAD, *(("*.bin", "*.bin.index.json") if allow_pickle else ())]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        with disk_errors(Path(constants.HF_HUB_CACHE), way_out="free some space, or set HF_HOME"):
+            return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:
+        reason = explain(error, name)
+        if reason is None:
+            raise
         raise ValueError(f"no folder {name}, and it cannot be had from the Hub: {reason}") from None
 
 

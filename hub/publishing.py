@@ -5,7 +5,7 @@ pickle nor what resuming needs can get out.
 """
 
 import contextlib
-import errno
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -25,6 +25,7 @@ from .folders import copy_processors, load_clozebert, load_native, read_config
 from .native import config_from_native, convert_from_native, to_native
 from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
 from .verification import Report, verify_folder
+from .whole_folder import disk_errors, whole_folder
 
 FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
@@ -95,11 +96,12 @@ def publish(
         output_dir: where to write the completed copy and leave it; None: a temporary folder.
 
     Raises:
-        ValueError: something is missing, does not verify, or the Hub refuses. Nothing is pushed then.
+        ValueError: something is missing, does not verify, or the Hub refuses. Nothing is pushed then, and nothing is
+            left in output_dir.
     """
     completion = completion or Completion()
     check_repo_id(repo_id)
-    _check(source, form, completion, public)
+    check_request(source, form=form, completion=completion, public=public)
     with _staging(output_dir) as folder:
         form, notes = complete_folder(source, folder, repo_id, form=form, completion=completion)
         report = verify_folder(folder)
@@ -111,7 +113,12 @@ def publish(
     return Publication(form, files, report, push, notes)
 
 
-def _check(source: Path, form: str, completion: Completion, public: bool) -> None:
+def check_request(source: Path, *, form: str, completion: Completion, public: bool) -> None:
+    """Find mistakes before work starts.
+
+    Raises:
+        ValueError: something that was asked for is missing, or has no such value.
+    """
     if form not in FORMATS:
         raise ValueError(f"format={form!r} must be one of {', '.join(FORMATS)}")
     if not source.is_dir():
@@ -131,28 +138,23 @@ def _check(source: Path, form: str, completion: Completion, public: bool) -> Non
 
 @contextlib.contextmanager
 def _staging(output_dir: Path | None) -> Iterator[Path]:
-    """An empty folder; a full disk or a folder that cannot be written to is told in a line."""
-    place = output_dir or Path(tempfile.gettempdir())
-    try:
-        if output_dir is None:
-            with tempfile.TemporaryDirectory(prefix="clozebert-publish-") as temporary:
-                yield Path(temporary)
-            return
-        if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-            raise ValueError(f"output_dir={output_dir} is there already: give a folder that is empty or not there")
-        output_dir.mkdir(parents=True, exist_ok=True)
-        yield output_dir
-    except Exception as error:
-        number = getattr(error, "errno", None)
-        if number in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error):
-            raise ValueError(
-                f"no space left in {place} for a copy of the model: free some, or set TMPDIR or --output_dir"
-            ) from None
-        if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise ValueError(
-                f"{getattr(error, 'filename', None) or place} cannot be read or written ({error.strerror})"  # type: ignore[attr-defined]
-            ) from None
-        raise
+    """An empty folder: the one that a person named, or a temporary one."""
+    if output_dir is not None:
+        with whole_folder(output_dir) as folder:
+            yield folder
+        return
+    way_out = "free some space, or set TMPDIR or --output_dir"
+    with (
+        disk_errors(Path(tempfile.gettempdir()), way_out=way_out),
+        tempfile.TemporaryDirectory(prefix="clozebert-publish-") as temporary,
+    ):
+        yield Path(temporary)
+
+
+def completion_of_checkpoints(completion: Completion, source: Path) -> Completion:
+    """What is said of a run's checkpoints: as of the run, but for its evaluation, which is of the final model."""
+    license = completion.license or _card_data(source).get("license")
+    return dataclasses.replace(completion, license=license, evaluation=None)
 
 
 def complete_folder(
@@ -390,4 +392,7 @@ def _scores(source: Path) -> Mapping[str, float]:
     }
 
 
-__all__ = ["FORMATS", "SERVING", "Completion", "Publication", "code_license", "complete_folder", "publish"]
+__all__ = [
+    "FORMATS", "SERVING", "Completion", "Publication", "check_request", "code_license", "complete_folder",
+    "completion_of_checkpoints", "publish",
+]  # fmt: skip

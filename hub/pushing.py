@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from ..modeling.bundle import CODE_FILES
 from .card import CARD_NAME, is_ours
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .fingerprint import find_differences, read_fingerprint
+from .hub_errors import hub_errors
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -204,72 +204,4 @@ def _keep_what_is_theirs(
     return kept, reasons
 
 
-@contextlib.contextmanager
-def hub_errors(repo_id: str) -> Iterator[None]:
-    """Whatever goes wrong with the Hub as one line that says what to do.
-
-    What libraries say is not passed on but for the Hub's own sentence, and no token stands in it.
-    """
-    try:
-        yield
-    except Exception as error:
-        message = _explain(error, repo_id)
-        if message is None:
-            raise
-        raise ValueError(message) from None
-
-
-def _explain(error: BaseException, repo_id: str) -> str | None:
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        LocalTokenNotFoundError,
-        OfflineModeIsEnabled,
-    )
-
-    if isinstance(error, LocalTokenNotFoundError):
-        return "there is no token for the Hub: run `hf auth login`, or set HF_TOKEN"
-    if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set, and publishing needs the Hub: unset it"
-    if isinstance(error, HfHubHTTPError):
-        return _explain_answer(error, repo_id)
-    in_transport = type(error).__module__.split(".")[0] in ("httpx", "httpx2", "requests")
-    if in_transport or isinstance(error, LocalEntryNotFoundError):
-        return f"the Hub at {constants.ENDPOINT} cannot be reached ({type(error).__name__}): is there a network?"
-    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # an upload in a thread wraps what happened
-        return _explain(error.__cause__, repo_id) or _failed_upload(error, repo_id)
-    # Xet has no class of its own for what goes wrong, but the system's errors have a number.
-    if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None):
-        return _failed_upload(error, repo_id)
-    if isinstance(error, ValueError) and "metadata in README.md" in str(error):
-        return f"the Hub does not take the metadata on top of README.md{_quote(str(error))}"
-    return None
-
-
-def _failed_upload(error: BaseException, repo_id: str) -> str:
-    return f"uploading to {repo_id} failed{_quote(str(error))}: publish again to go on from there"
-
-
-def _quote(text: str) -> str:
-    """What somebody else says, in parentheses, on one line and without the token."""
-    from huggingface_hub import get_token
-
-    said, token = " ".join(text.split()), get_token()
-    said = (said.replace(token, "…") if token else said)[:300]
-    return f" ({said})" if said else ""
-
-
-def _explain_answer(error: Any, repo_id: str) -> str:
-    status = error.response.status_code
-    said = _quote(str(error.server_message or error.response.headers.get("X-Error-Message") or ""))
-    return {
-        401: f"the Hub does not accept the token{said}: run `hf auth login`, or set HF_TOKEN",
-        403: f"the token may not write to {repo_id}{said}: it needs the right to write there",
-        404: f"there is no repository {repo_id} that this token can see{said}",
-        409: f"{repo_id} was changed by somebody else at the same time{said}: publish again",
-        412: f"{repo_id} was changed by somebody else at the same time{said}: publish again",
-    }.get(status, f"the Hub answers {status}{said}: nothing was committed to {repo_id}")
-
-
-__all__ = ["CODE_LICENSE_NAME", "Push", "check_repo_id", "hub_errors", "push_folder"]
+__all__ = ["CODE_LICENSE_NAME", "Push", "check_repo_id", "push_folder"]

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from .pushing import check_repo_id
+from .whole_folder import whole_folder
 
 _LIST = "MODELS: list[str] = []"
 _README = """---
@@ -28,13 +29,9 @@ def write_space(directory: str | os.PathLike, repo_id: str) -> None:
     A private model needs a token in the secrets of the Space (`HF_TOKEN`).
 
     Raises:
-        ValueError: the folder holds something already, or the name is none.
+        ValueError: the folder holds something already or cannot be written, or the name is none.
     """
     check_repo_id(repo_id)
-    folder = Path(directory)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"with_space={folder} is there already: give a folder that is empty or not there")
-    folder.mkdir(parents=True, exist_ok=True)
     page = Path(__file__).with_name("demo_page.py").read_text(encoding="utf-8")
     assert page.count(_LIST) == 1
     texts = {
@@ -42,8 +39,9 @@ def write_space(directory: str | os.PathLike, repo_id: str) -> None:
         "requirements.txt": "torch\ntransformers>=5.10.1\n",
         "README.md": _README.format(name=repo_id.split("/")[-1], gradio=_GRADIO, repo_id=repo_id),
     }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    with whole_folder(directory, name="with_space") as folder:
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
 
 
 __all__ = ["write_space"]

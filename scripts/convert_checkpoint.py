@@ -28,28 +28,23 @@ class ConvertArguments:
     allow_pickle: bool = field(
         default=False, metadata={"help": "read pytorch_model.bin (weights_only) where there are no safetensors"}
     )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "write into a folder that is not empty"})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "write into a folder that holds files already"})
 
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parse(ConvertArguments, argv, prog="convert_checkpoint", description=__doc__ or "")
-    output = Path(arguments.output_dir)
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"output_dir={arguments.output_dir} is a file")
-    if output.is_dir() and any(output.iterdir()):
-        if not arguments.overwrite_output_dir:
-            raise ValueError(f"output_dir={arguments.output_dir} is not empty; give --overwrite_output_dir or another")
-        if output.resolve() == Path(arguments.input).resolve():
-            raise ValueError("output_dir is the input: the model would be written over while it is read")
+    if Path(arguments.output_dir).resolve() == Path(arguments.input).resolve():
+        raise ValueError("output_dir is the input: the model would be written over while it is read")
 
     from clozebert.hub.folders import convert_folder
 
     name = convert_folder(
         arguments.input,
-        output,
+        arguments.output_dir,
         to=arguments.to,
         allow_pickle=arguments.allow_pickle,
         architecture=arguments.architecture,
+        overwrite=arguments.overwrite_output_dir,
     )
     print(f"{arguments.output_dir}: {name}")
 

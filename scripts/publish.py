@@ -73,26 +73,32 @@ def main(argv: list[str] | None = None) -> None:
 
     from transformers.utils import logging
 
-    from clozebert.hub.publishing import publish
+    from clozebert.hub.publishing import check_request, completion_of_checkpoints, publish
+    from clozebert.hub.space import write_space
+    from clozebert.hub.whole_folder import check_is_free
 
+    parts = [(source, arguments.revision, completion)]
+    parts += [(path, path.name, completion_of_checkpoints(completion, source)) for path in checkpoints]
+    for folder, _, said in parts:
+        check_request(folder, form=arguments.format, completion=said, public=arguments.public)
     if arguments.with_space:
-        from clozebert.hub.space import write_space
-
-        write_space(arguments.with_space, arguments.repo_id)
+        check_is_free(arguments.with_space, name="with_space")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    for folder, revision in [(source, arguments.revision), *((path, path.name) for path in checkpoints)]:
+    for folder, revision, said in parts:
         done = publish(
             folder,
             arguments.repo_id,
             form=arguments.format,
-            completion=completion,
+            completion=said,
             public=arguments.public,
             revision=revision,
             dry_run=arguments.dry_run,
             output_dir=Path(arguments.output_dir) if arguments.output_dir else None,
         )
         print(_describe(arguments.repo_id, revision, done))
+    if arguments.with_space:
+        write_space(arguments.with_space, arguments.repo_id)
 
 
 def _checkpoints(arguments: PublishArguments, source: Path) -> list[Path]:

@@ -168,7 +168,7 @@ def test_space_folder(tmp_path):
     assert 'MODELS: list[str] = ["org/name"]' in app
     assert not re.search(r"^\s*(from|import) (clozebert|\.)", app, flags=re.MULTILINE)
     assert "sdk: gradio" in (tmp_path / "space" / "README.md").read_text()
-    with pytest.raises(ValueError, match="there already"):
+    with pytest.raises(ValueError, match=r"with_space=.* is not empty"):
         write_space(tmp_path / "space", "org/name")
 
 

@@ -218,31 +218,6 @@ def test_damaged_checkpoint_is_refused(hub, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs root, to be somebody else")
-def test_read_only_folders(hub, tmp_path):
-    """A folder that can only be read is published; one that cannot be written to is named."""
-    for part in (tmp_path, *tmp_path.parents):
-        if part.stat().st_uid == 0 and part != Path("/tmp") and "pytest" in part.name:
-            part.chmod(0o755)
-    folder = save(tmp_path / "run")
-    for path in [folder, *folder.iterdir()]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    home = tmp_path / "home"
-    home.mkdir(mode=0o777)
-    home.chmod(0o777)
-    try:
-        subprocess.run([sys.executable, "-c", "import torch, clozebert"], user=65534, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("another user cannot run this Python")
-    options = {"user": 65534, "HOME": str(home), "TMPDIR": str(home)}
-    done = publish(hub, home, folder, "--repo_id", "org/readonly", **options)
-    assert done.returncode == 0, done.stderr
-    done = publish(hub, home, folder, "--repo_id", "org/other", "--output_dir", tmp_path / "copy", **options)
-    assert done.returncode == 2
-    assert "cannot be read or written (Permission denied)" in done.stderr
-
-
-@pytest.mark.slow
 def test_trainer_pushes_open_without_the_package(hub, tmp_path):
     """Every push on the way, by `hub_strategy="every_save"`, and the last one."""
     code = Path(__file__).with_name("trainer_pushes.py")
@@ -262,5 +237,7 @@ def test_trainer_pushes_open_without_the_package(hub, tmp_path):
         names = set(repository.commits[sha])
         assert "training_args.bin" not in names
         assert {"modeling_clozebert.py", "model.safetensors", "config.json"} <= names
-    found = read(hub, tmp_path / "reader", [encoder_of("org/trainer", sha) for sha in pushes])
-    assert len({hashes(answers)["AutoModel"] for answers in found}) > 1  # weights of different steps
+    *found, here = read(
+        hub, tmp_path / "reader", [*(encoder_of("org/trainer", sha) for sha in pushes), encoder_of(tmp_path / "out")]
+    )
+    assert hashes(found[-1]) == hashes(here)

@@ -1,6 +1,5 @@
 """Publishing, against a server on loopback that speaks the Hub's protocol, by the real client over real HTTP."""
 
-import errno
 import hashlib
 import json
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers import AutoModel
 from clozebert.hub import publishing
 from clozebert.hub.card import is_ours, write_card
 from clozebert.hub.fingerprint import read_fingerprint
+from clozebert.hub.folders import convert_folder
 from clozebert.hub.publishing import Completion, complete_folder, publish
 from clozebert.hub.pushing import push_folder
 from clozebert.hub.verification import Report
@@ -195,20 +195,6 @@ def test_mistakes_come_before_work(saved, options, message, unverified):
         publish(source, **{"repo_id": "org/name", "dry_run": True, **options})
 
 
-def test_disk_full_and_read_only(saved, tmp_path, monkeypatch):
-    for number, message in ((errno.ENOSPC, "no space left in"), (errno.EROFS, "cannot be read or written")):
-
-        def fail(*args, number=number, **kwargs):
-            raise OSError(number, "as the system says", "place")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(publishing, "write_fingerprint", fail)
-            with pytest.raises(ValueError, match=message):
-                publish(saved, "org/name", dry_run=True)
-    with pytest.raises(ValueError, match="is there already"):
-        publish(saved, "org/name", dry_run=True, output_dir=saved)
-
-
 # The push
 
 
@@ -335,7 +321,7 @@ def test_push_by_xet_and_back(saved, hub, unverified, tmp_path, monkeypatch):
     before = hub.repositories["org/name"].branches["main"]
     other = save(tmp_path / "other", seed=5)
     hub.xet_store = Path("/proc/nowhere")
-    assert "publish again" in message_of(lambda: publish(other, "org/name"))
+    assert "the transfer of org/name broke off" in message_of(lambda: publish(other, "org/name"))
     hub.xet_store, hub.broken = tmp_path / "store", lambda method, path: "/commit/" in path
     assert "cannot be reached" in message_of(lambda: publish(other, "org/name"))
     assert hub.repositories["org/name"].branches["main"] == before
@@ -399,16 +385,36 @@ def test_server_that_shows_the_token_in_its_answer(saved, hub, monkeypatch):
     assert 'namespace "hf_shown_to_nobody' not in shown
 
 
+def test_token_that_cannot_be_one(saved, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_TopSecret\u00e9")
+    shown = message_of(lambda: push_folder(saved, "org/name"))
+    assert "holds characters that none has" in shown
+    assert "TopSecret" not in shown
+
+
+@pytest.mark.parametrize("token", ["hf_wrongwrongwrong", "hf_writer", None])
+def test_repository_that_is_not_there_to_read(token, hub, tmp_path, monkeypatch):
+    (monkeypatch.delenv("HF_TOKEN") if token is None else monkeypatch.setenv("HF_TOKEN", token))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    shown = message_of(lambda: convert_folder("org/nothing", tmp_path / "out", to="native"))
+    expected = "does not accept the token" if token == "hf_wrongwrongwrong" else "there is no repository org/nothing"
+    assert expected in shown
+    assert token is None or token not in shown
+    assert not (tmp_path / "out").exists()
+
+
 def test_no_network(saved, hub, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert "cannot be reached" in message_of(lambda: push_folder(saved, "org/name"))
+    assert "cannot be reached" in message_of(lambda: convert_folder("org/name", saved / "out", to="native"))
 
 
 def test_offline(saved, hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     huggingface_hub.close_session()
     assert "HF_HUB_OFFLINE is set" in message_of(lambda: push_folder(saved, "org/name"))
+    assert "HF_HUB_OFFLINE is set" in message_of(lambda: convert_folder("org/name", saved / "out", to="native"))
 
 
 # What Trainer and models push by themselves
