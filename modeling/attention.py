@@ -15,6 +15,12 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .ragged_attention import RaggedPlan, attend, is_short_on_cpu, ragged_attention
 
 
+def in_product_type(x: torch.Tensor) -> torch.Tensor:
+    """x in the type that autocast gives matrix products: cast here once, and not by each of the maps that read it."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 def rotate(x_BHTK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -> torch.Tensor:
     """RoPE (Su et al. 2021): turn each pair (x_i, x_{i + K/2}) by its angle, in the tables' type or better."""
     half = x_BHTK.shape[-1] // 2
@@ -98,7 +104,7 @@ class Attention(nn.Module):
 
         `attention_mask` is what the chosen implementation takes (additive, boolean, a BlockMask, or a `RaggedPlan`).
         """
-        shape_BT = hidden_states.shape[:-1]
+        shape_BT, hidden_states = hidden_states.shape[:-1], in_product_type(hidden_states)
         q_BHTK, k_BHTK, v_BHTK = (
             projection(hidden_states).view(*shape_BT, -1, self.head_dim).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -144,4 +150,4 @@ class Attention(nn.Module):
         )
 
 
-__all__ = ["Attention", "eager_attention", "rotate"]
+__all__ = ["Attention", "eager_attention", "in_product_type", "rotate"]

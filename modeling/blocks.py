@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .attention import Attention
+from .attention import Attention, in_product_type
 
 
 def make_norm(config: ClozeBertConfig, size: int) -> nn.Module:
@@ -48,6 +48,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Shape: [B, T, D] -> [B, T, D]."""
+        x_BTD = in_product_type(x_BTD)
         h_BTF = self.up_proj(x_BTD)
         h_BTF = self.activation(h_BTF) if self.gate_proj is None else self.activation(self.gate_proj(x_BTD)) * h_BTF
         return self.down_proj(self.dropout(h_BTF))

@@ -304,7 +304,10 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             head_size=self.config.hidden_size // self.config.num_attention_heads,
             dropout=self.config.attention_probs_dropout_prob if self.training else 0.0,
         )
-        return plan_ragged_attention(boundaries.to(x_BTD.device), window=window, use_tiles=use_tiles)
+        heads = self.config.num_attention_heads
+        return plan_ragged_attention(
+            boundaries.to(x_BTD.device), heads=heads, window=window, use_tiles=use_tiles
+        )
 
     def _tiles_pay(self, x_BTD: torch.Tensor, attention_mask: Any, document_BT: torch.Tensor | None) -> bool:
         """Whether a windowed layer is cheaper in tiles than under a mask: long rows, and nothing that needs it."""
@@ -323,7 +326,12 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         rows, length = x_BTD.shape[:2]
         boundaries = torch.arange(0, (rows + 1) * length, length, device=x_BTD.device)
         valid_N = None if attention_mask is None else attention_mask.flatten() != 0
-        return plan_ragged_attention(boundaries, window=self.config.sliding_window, valid_N=valid_N)
+        return plan_ragged_attention(
+            boundaries,
+            heads=self.config.num_attention_heads,
+            window=self.config.sliding_window,
+            valid_N=valid_N,
+        )
 
 
 def _boundaries(

@@ -6,10 +6,11 @@ with the keys that they may see. Full attention has one tile for each document; 
 queries, with W more keys on either side, so its cost grows as O(N W). Tiles of about one size are attended together.
 
 Shapes: N tokens of the run (B rows of T, laid end to end), H heads, K head size, G tiles of a group, Q queries and S
-keys of a tile.
+keys of a tile. A head of a token is a row of its own, so one gather brings a tile into the order [G, H, Q, K] that the
+matrix products want.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +22,10 @@ _SHORT = 512  # keys
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Tiles attended together. `mask` is None where every query sees every key."""
+    """Tiles attended together: which of the N * H rows they take. `mask` is None where every query sees every key."""
 
-    query_index_GQ: torch.Tensor
-    key_index_GS: torch.Tensor
+    query_rows_GHQ: torch.Tensor
+    key_rows_GHS: torch.Tensor
     mask_G1QS: torch.Tensor | None
 
 
@@ -36,7 +37,8 @@ class RaggedPlan:
     max_length: int
     window: int | None
     groups: tuple[TileGroup, ...]
-    place_N: torch.Tensor | None  # where each token's output stands in the concatenation of all groups
+    places_NH: torch.Tensor | None  # where each row's output stands in the concatenation of all groups
+    keys_are_queries: bool = True  # every tile's keys are its queries' tokens
 
     def to(self, device: Any, non_blocking: bool = False) -> "RaggedPlan":
         """The same plan on another device; models spread over devices move their inputs by this."""
@@ -45,17 +47,23 @@ class RaggedPlan:
             return None if x is None else x.to(device, non_blocking=non_blocking)
 
         groups = tuple(TileGroup(*map(move, vars(group).values())) for group in self.groups)
-        return RaggedPlan(move(self.cu_seq_lens), self.max_length, self.window, groups, move(self.place_N))
+        return replace(self, cu_seq_lens=move(self.cu_seq_lens), groups=groups, places_NH=move(self.places_NH))
 
 
 @torch.compiler.disable
 def plan_ragged_attention(
-    cu_seq_lens: torch.Tensor, *, window: int | None = None, valid_N: torch.Tensor | None = None, use_tiles: bool = True
+    cu_seq_lens: torch.Tensor,
+    *,
+    heads: int,
+    window: int | None = None,
+    valid_N: torch.Tensor | None = None,
+    use_tiles: bool = True,
 ) -> RaggedPlan:
     """Cut a run into tiles.
 
     Args:
         cu_seq_lens: [documents + 1] cumulative lengths, from 0 to N.
+        heads: of the queries.
         window: how many tokens on either side a token sees; None for all of its document.
         valid_N: which tokens may be seen at all; None for all.
         use_tiles: False where the variable-length kernel does the work and boundaries are enough.
@@ -75,23 +83,30 @@ def plan_ragged_attention(
         query_starts, query_counts, key_starts, key_counts = _window_tiles(starts, lengths, window)
     order = torch.argsort(query_counts * (max_length + 1) + key_counts, stable=True)
     sizes = [(int(q), int(s)) for q, s in zip(query_counts[order], key_counts[order], strict=True)]
-    place_N = torch.zeros(int(bounds[-1]), dtype=torch.long)
+    places_NH = torch.zeros(int(bounds[-1]) * heads, dtype=torch.long)
     groups, offset = [], 0
     for first, last in _group_sizes(sizes):
         rows = order[first:last]
         queries, keys = int(query_counts[rows].max()), int(key_counts[rows].max())
         query_index_GQ, query_valid_GQ = _spread(query_starts[rows], query_counts[rows], queries)
         key_index_GS, key_valid_GS = _spread(key_starts[rows], key_counts[rows], keys)
-        place_N[query_index_GQ[query_valid_GQ]] = offset + query_valid_GQ.flatten().nonzero().squeeze(1)
-        offset += query_index_GQ.numel()
+        query_rows_GHQ, valid_GHQ = _head_rows(query_index_GQ, heads), query_valid_GQ[:, None].expand(-1, heads, -1)
+        places_NH[query_rows_GHQ[valid_GHQ]] = offset + valid_GHQ.flatten().nonzero().squeeze(1)
+        offset += query_rows_GHQ.numel()
         mask_GQS = key_valid_GS[:, None, :]
         if valid_N is not None:
             mask_GQS = mask_GQS & valid_N.to("cpu")[key_index_GS][:, None, :]
         if window is not None:
             mask_GQS = mask_GQS & ((query_index_GQ[:, :, None] - key_index_GS[:, None, :]).abs() <= window)
         mask = None if bool(mask_GQS.all()) else mask_GQS[:, None].to(device)
-        groups.append(TileGroup(query_index_GQ.to(device), key_index_GS.to(device), mask))
-    return RaggedPlan(cu_seq_lens, max_length, window, tuple(groups), place_N.to(device))
+        groups.append(TileGroup(query_rows_GHQ.to(device), _head_rows(key_index_GS, heads).to(device), mask))
+    shared = bool((query_starts == key_starts).all() and (query_counts == key_counts).all())
+    return RaggedPlan(cu_seq_lens, max_length, window, tuple(groups), places_NH.to(device), shared)
+
+
+def _head_rows(index_GQ: torch.Tensor, heads: int) -> torch.Tensor:
+    """The rows [G, H, Q] of tokens, each of which has `heads` of them."""
+    return index_GQ[:, None, :] * heads + torch.arange(heads)[None, :, None]
 
 
 def _window_tiles(starts: torch.Tensor, lengths: torch.Tensor, window: int) -> tuple[torch.Tensor, ...]:
@@ -135,30 +150,30 @@ class _Take(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_N: torch.Tensor, index_M: torch.Tensor, back_N: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(back_N)
-        return x_N.index_select(0, index_M)
+    def forward(ctx: Any, x_NK: torch.Tensor, rows_M: torch.Tensor, places_N: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(places_N)
+        return x_NK.index_select(0, rows_M)
 
     @staticmethod
-    def backward(ctx: Any, grad_M: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (back_N,) = ctx.saved_tensors
-        return grad_M.index_select(0, back_N), None, None
+    def backward(ctx: Any, grad_MK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (places_N,) = ctx.saved_tensors
+        return grad_MK.index_select(0, places_N), None, None
 
 
 class _Place(torch.autograd.Function):
-    """Each token's row out of the tiles' rows; the gradient of a row that fills up a tile is zero."""
+    """Each row out of the tiles' rows; the gradient of a row that fills up a tile is zero."""
 
     @staticmethod
-    def forward(ctx: Any, x_M: torch.Tensor, place_N: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(place_N)
-        ctx.rows = x_M.shape[0]
-        return x_M.index_select(0, place_N)
+    def forward(ctx: Any, x_MK: torch.Tensor, places_N: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(places_N)
+        ctx.rows = x_MK.shape[0]
+        return x_MK.index_select(0, places_N)
 
     @staticmethod
-    def backward(ctx: Any, grad_N: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (place_N,) = ctx.saved_tensors
-        grad_M = grad_N.new_zeros(ctx.rows, *grad_N.shape[1:])
-        return grad_M.index_copy_(0, place_N, grad_N), None
+    def backward(ctx: Any, grad_NK: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (places_N,) = ctx.saved_tensors
+        grad_MK = grad_NK.new_zeros(ctx.rows, grad_NK.shape[1])
+        return grad_MK.index_copy_(0, places_N, grad_NK), None
 
 
 def is_short_on_cpu(q_BHTK: torch.Tensor, k_BHSK: torch.Tensor) -> bool:
@@ -206,7 +221,7 @@ def ragged_attention(
     if groups > 1:
         k_BHTK, v_BHTK = (x.repeat_interleave(groups, dim=1) for x in (k_BHTK, v_BHTK))
     q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BHTK, v_BHTK))
-    if plan.place_N is None:
+    if plan.places_NH is None:
         out_NHK = _varlen_attention(q_NHK, k_NHK, v_NHK, plan)
     else:
         out_NHK = _tiled_attention(q_NHK, k_NHK, v_NHK, plan, scaling=scaling, dropout=dropout)
@@ -227,30 +242,30 @@ def _tiled_attention(
     q_NHK: torch.Tensor, k_NHK: torch.Tensor, v_NHK: torch.Tensor, plan: RaggedPlan, *, scaling: float, dropout: float
 ) -> torch.Tensor:
     """Shape: [N, H, K] each -> [N, H, K]."""
-    assert plan.place_N is not None
-    q_index_M = torch.cat([group.query_index_GQ.flatten() for group in plan.groups])
-    q_MHK = _Take.apply(q_NHK, q_index_M, plan.place_N)
-    if plan.window is None:  # then a tile's keys are its queries' tokens
-        k_MHK, v_MHK = (_Take.apply(x, q_index_M, plan.place_N) for x in (k_NHK, v_NHK))
+    assert plan.places_NH is not None
+    query_rows_M = torch.cat([group.query_rows_GHQ.flatten() for group in plan.groups])
+    q_MK = _Take.apply(q_NHK.flatten(0, 1), query_rows_M, plan.places_NH)
+    if plan.keys_are_queries:
+        k_MK, v_MK = (_Take.apply(x.flatten(0, 1), query_rows_M, plan.places_NH) for x in (k_NHK, v_NHK))
     else:
-        k_index_M = torch.cat([group.key_index_GS.flatten() for group in plan.groups])
-        k_MHK, v_MHK = (x.index_select(0, k_index_M) for x in (k_NHK, v_NHK))
+        key_rows_M = torch.cat([group.key_rows_GHS.flatten() for group in plan.groups])
+        k_MK, v_MK = (x.flatten(0, 1).index_select(0, key_rows_M) for x in (k_NHK, v_NHK))
     # `split`, not slices: the gradient of a slice is a whole tensor of zeros around it.
-    q_parts = q_MHK.split([group.query_index_GQ.numel() for group in plan.groups])
-    key_counts = [group.key_index_GS.numel() for group in plan.groups]
-    k_parts, v_parts = k_MHK.split(key_counts), v_MHK.split(key_counts)
+    q_parts = q_MK.split([group.query_rows_GHQ.numel() for group in plan.groups])
+    key_counts = [group.key_rows_GHS.numel() for group in plan.groups]
+    k_parts, v_parts = k_MK.split(key_counts), v_MK.split(key_counts)
     outs = []
     for group, q_part, k_part, v_part in zip(plan.groups, q_parts, k_parts, v_parts, strict=True):
         out_GHQK = attend(
-            q_part.unflatten(0, group.query_index_GQ.shape).transpose(1, 2),
-            k_part.unflatten(0, group.key_index_GS.shape).transpose(1, 2),
-            v_part.unflatten(0, group.key_index_GS.shape).transpose(1, 2),
+            q_part.unflatten(0, group.query_rows_GHQ.shape),
+            k_part.unflatten(0, group.key_rows_GHS.shape),
+            v_part.unflatten(0, group.key_rows_GHS.shape),
             group.mask_G1QS,
             scaling=scaling,
             dropout=dropout,
         )
-        outs.append(out_GHQK.transpose(1, 2).flatten(0, 1))
-    return _Place.apply(torch.cat(outs), plan.place_N)
+        outs.append(out_GHQK.flatten(0, 2))
+    return _Place.apply(torch.cat(outs), plan.places_NH).view_as(q_NHK)
 
 
 __all__ = ["RaggedPlan", "attend", "is_short_on_cpu", "plan_ragged_attention", "ragged_attention"]
