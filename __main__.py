@@ -18,6 +18,7 @@ PROGRAMS = {
     "finetune-token": ("finetune_token_classification", "fine-tune an encoder to tag tokens"),
     "predict": ("predict", "classify texts or tag tokens of files or of standard input"),
     "convert": ("convert_checkpoint", "convert a BERT, RoBERTa, ModernBERT, ViT … to ClozeBERT, or back"),
+    "grow": ("grow_model", "start a larger model from a trained one: tokens, layers, width, length"),
     "demo-app": ("demo_app", "a page in the browser to try models on"),
     "publish": ("publish", "complete a model, try it as a reader would, and push it to the Hub"),
 }

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .card import write_card
     from .native import from_native, save_native, to_native
-    from .warm_start import extend_positions, extend_vocabulary, grow_depth, grow_width, pseudo_perplexity
+    from .warm_start import extend_positions, extend_vocabulary, grow, grow_depth, grow_width, pseudo_perplexity
 
 _MODULE_OF_NAME = {
     "from_native": "native",
@@ -15,13 +15,14 @@ _MODULE_OF_NAME = {
     "write_card": "card",
     "extend_positions": "warm_start",
     "extend_vocabulary": "warm_start",
+    "grow": "warm_start",
     "grow_depth": "warm_start",
     "grow_width": "warm_start",
     "pseudo_perplexity": "warm_start",
 }
 
 __all__ = [
-    "extend_positions", "extend_vocabulary", "from_native", "grow_depth", "grow_width", "pseudo_perplexity",
+    "extend_positions", "extend_vocabulary", "from_native", "grow", "grow_depth", "grow_width", "pseudo_perplexity",
     "save_native", "to_native", "write_card",
 ]  # fmt: skip
 

@@ -157,6 +157,20 @@ def load_clozebert(folder: Path, *, allow_pickle: bool = False) -> Any:
     return _load(getattr(modeling_clozebert, class_name), folder, config, allow_pickle=allow_pickle)
 
 
+def load_masked_lm(folder: Path) -> Any:
+    """A ClozeBERT masked-LM model from a folder of either form; a native one is converted.
+
+    Raises:
+        ValueError: it holds another head; see the module.
+    """
+    names = read_config(folder).get("architectures") or [""]
+    if not names[0].endswith("ForMaskedLM"):
+        raise ValueError(f"{folder} holds a {names[0] or 'model without a head'}, and a masked-LM model is needed")
+    if read_config(folder).get("model_type") == "clozebert":
+        return load_clozebert(folder)
+    return convert_from_native(load_native(folder), copy_tensors=False)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json.
 
@@ -318,4 +332,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-__all__ = ["convert_folder", "copy_processors", "find_folder", "load_clozebert", "load_native", "weight_files"]
+__all__ = [
+    "convert_folder", "copy_processors", "find_folder", "load_clozebert", "load_masked_lm", "load_native",
+    "weight_files",
+]  # fmt: skip

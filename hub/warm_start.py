@@ -7,9 +7,10 @@ Shapes: V vocabulary, D hidden size, E embedding size, F feed-forward size, H he
 """
 
 import copy
+import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ..modeling.pseudo_likelihood import Documents, masked_log_likelihoods
 from .native import build, fill
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class WarmStart:
     """A model made from another, and what it costs: pseudo-perplexities before and after.
 
@@ -106,17 +107,7 @@ def extend_vocabulary(
         ValueError: a token is known already, or is cut into nothing but unknown tokens.
     """
     _check_masked_lm(model)
-    known = tokenizer.get_vocab()
-    pieces: dict[str, list[int]] = {}
-    for token in new_tokens:
-        if token in known:
-            raise ValueError(f"new_tokens holds {token!r}, which the tokenizer has already")
-        ids = [i for i in tokenizer(token, add_special_tokens=False)["input_ids"] if i != tokenizer.unk_token_id]
-        if not ids:
-            raise ValueError(
-                f"new_tokens holds {token!r}, in which the tokenizer knows no part: there is no row to take"
-            )
-        pieces[token] = ids
+    pieces = _cut(tokenizer, new_tokens)
     larger = copy.deepcopy(tokenizer)
     larger.add_tokens(list(pieces))
     # A model may have more rows than its tokenizer has tokens; those are used up first.
@@ -132,10 +123,29 @@ def extend_vocabulary(
             rows[larger.convert_tokens_to_ids(token)] = old[ids].float().mean(dim=0).to(old.dtype)
         tensors[name] = rows
     new = _rebuild(config, tensors)
-    old_documents, new_documents = ([cut(text)["input_ids"] for text in texts] for cut in (tokenizer, larger))
+    length = model.config.max_position_embeddings
+    old_documents, new_documents = (
+        [cut(text, truncation=True, max_length=length)["input_ids"] for text in texts] for cut in (tokenizer, larger)
+    )
     loss, count = _masked_loss(model, old_documents, None, 32)
     after = pseudo_perplexity(new, new_documents, num_tokens=count)
     return WarmStart(new, math.exp(min(loss / count, 700)), after, larger)
+
+
+def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
+    """What each new token is cut into so far."""
+    known = tokenizer.get_vocab()
+    pieces: dict[str, list[int]] = {}
+    for token in new_tokens:
+        if token in known:
+            raise ValueError(f"new_tokens holds {token!r}, which the tokenizer has already")
+        ids = [i for i in tokenizer(token, add_special_tokens=False)["input_ids"] if i != tokenizer.unk_token_id]
+        if not ids:
+            raise ValueError(
+                f"new_tokens holds {token!r}, in which the tokenizer knows no part: there is no row to take"
+            )
+        pieces[token] = ids
+    return pieces
 
 
 # Depth
@@ -147,12 +157,8 @@ def grow_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int, *, documents
     Raises:
         ValueError: fewer layers than there are.
     """
-    _check_masked_lm(model)
+    _check_depth(model, num_hidden_layers)
     old_layers = model.config.num_hidden_layers
-    if num_hidden_layers < old_layers:
-        raise ValueError(
-            f"num_hidden_layers={num_hidden_layers} is less than the model's {old_layers}: layers are added"
-        )
     sources = [index * old_layers // num_hidden_layers for index in range(num_hidden_layers)]
     changes: dict[str, Any] = {"num_hidden_layers": num_hidden_layers}
     if model.config.layer_types is not None:
@@ -166,10 +172,17 @@ def grow_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int, *, documents
         if layer > 0 and source == 0 and not config.first_attention_norm:
             # Layer 0 has no norm before its attention; a copy further up, where activations are larger, needs one.
             norms = [name for name in old if name.startswith("model.layers.1.attention_norm.")]
-            if not norms:
-                raise ValueError("first_attention_norm=False and a single layer: there is no norm to copy for a second")
             tensors.update({_at_layer(name, layer): old[name] for name in norms})
     return _report(model, _rebuild(config, tensors), documents)
+
+
+def _check_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int) -> None:
+    _check_masked_lm(model)
+    old = model.config.num_hidden_layers
+    if num_hidden_layers < old:
+        raise ValueError(f"num_hidden_layers={num_hidden_layers} is less than the model's {old}: layers are added")
+    if old == 1 and num_hidden_layers > 1 and not model.config.first_attention_norm:
+        raise ValueError("first_attention_norm=False and a single layer: there is no norm to copy for a second")
 
 
 def _at_layer(name: str, layer: int) -> str:
@@ -352,14 +365,9 @@ def extend_positions(
     Raises:
         ValueError: not longer than before, or `rope_theta` for a model without rotary positions.
     """
-    _check_masked_lm(model)
+    _check_length(model, max_position_embeddings, rope_theta)
     old = model.config
-    length = old.max_position_embeddings
-    if max_position_embeddings <= length:
-        raise ValueError(f"max_position_embeddings={max_position_embeddings} must exceed the model's {length}")
-    kind = old.position_embedding_type
-    if rope_theta is not None and kind != "rope":
-        raise ValueError(f"rope_theta={rope_theta} needs rotary positions, but position_embedding_type={kind!r}")
+    length, kind = old.max_position_embeddings, old.position_embedding_type
     changes: dict[str, Any] = {"max_position_embeddings": max_position_embeddings}
     tensors = dict(model.state_dict())
     if kind == "rope":
@@ -372,6 +380,15 @@ def extend_positions(
         )
         tensors[name] = torch.cat([table_PE[:offset], longer[0].T.to(table_PE.dtype)])
     return _report(model, _rebuild(_changed(old, **changes), tensors), documents)
+
+
+def _check_length(model: ClozeBertForMaskedLM, max_position_embeddings: int, rope_theta: float | None) -> None:
+    _check_masked_lm(model)
+    length, kind = model.config.max_position_embeddings, model.config.position_embedding_type
+    if max_position_embeddings <= length:
+        raise ValueError(f"max_position_embeddings={max_position_embeddings} must exceed the model's {length}")
+    if rope_theta is not None and kind != "rope":
+        raise ValueError(f"rope_theta={rope_theta} needs rotary positions, but position_embedding_type={kind!r}")
 
 
 def _slower(config: ClozeBertConfig, factor: float, rope_theta: float | None) -> dict[str, Any]:
@@ -387,6 +404,77 @@ def _slower(config: ClozeBertConfig, factor: float, rope_theta: float | None) ->
 
 
 # All of them
+
+
+def grow(
+    model: ClozeBertForMaskedLM,
+    tokenizer: Any,
+    *,
+    texts: Sequence[str],
+    new_tokens: Sequence[str] = (),
+    hidden_size: int | None = None,
+    num_attention_heads: int | None = None,
+    intermediate_size: int | None = None,
+    num_hidden_layers: int | None = None,
+    max_position_embeddings: int | None = None,
+    rope_theta: float | None = None,
+    noise: float = 0.01,
+    seed: int = 0,
+) -> Iterator[tuple[str, WarmStart]]:
+    """Several of the growths above, one upon the other: vocabulary, width, depth, length. Each is given with its name.
+
+    Args:
+        tokenizer: the model's; results hold the one that fits them.
+        texts: on which pseudo-perplexity is measured; longer ones are cut where the model ends.
+        Others: as above; what is None or empty stays as it is.
+
+    Raises:
+        ValueError: at the call, before any is done: one of them cannot be, or there is nothing to do.
+    """
+    _check_masked_lm(model)
+    if model.config.mask_token_id is None:
+        raise ValueError("mask_token_id of the model's configuration is not set: pseudo-perplexity masks tokens")
+    if rope_theta is not None and max_position_embeddings is None:
+        raise ValueError(f"rope_theta={rope_theta} goes with max_position_embeddings: give that too")
+    _cut(tokenizer, new_tokens)
+    sizes = {
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_attention_heads,
+        "intermediate_size": intermediate_size,
+    }
+    steps: dict[str, Callable[..., WarmStart]] = {}
+    if any(sizes.values()):
+        _check_width(model, **sizes)
+        steps["width"] = functools.partial(grow_width, **sizes, noise=noise, seed=seed)
+    if num_hidden_layers is not None:
+        _check_depth(model, num_hidden_layers)
+        steps["depth"] = functools.partial(grow_depth, num_hidden_layers=num_hidden_layers)
+    if max_position_embeddings is not None:
+        _check_length(model, max_position_embeddings, rope_theta)
+        steps["length"] = functools.partial(
+            extend_positions, max_position_embeddings=max_position_embeddings, rope_theta=rope_theta
+        )
+    if not new_tokens and not steps:
+        raise ValueError("nothing is to grow: give new_tokens, a size, num_hidden_layers or max_position_embeddings")
+    return _take(steps, model, tokenizer, texts, new_tokens)
+
+
+def _take(
+    steps: Mapping[str, Callable[..., WarmStart]], model: Any, tokenizer: Any, texts: Sequence[str], new_tokens: Any
+) -> Iterator[tuple[str, WarmStart]]:
+    length = model.config.max_position_embeddings
+    if new_tokens:
+        result = extend_vocabulary(model, tokenizer, new_tokens, texts=texts)
+        model, tokenizer = result.model, result.tokenizer
+        yield "vocabulary", result
+    documents = [tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
+    for name, step in steps.items():
+        result = step(model, documents=documents)
+        model = result.model
+        if name == "length":
+            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer.model_max_length = model.config.max_position_embeddings
+        yield name, dataclasses.replace(result, tokenizer=tokenizer)
 
 
 def _check_masked_lm(model: Any) -> None:
@@ -406,4 +494,6 @@ def _rebuild(config: ClozeBertConfig, tensors: Mapping[str, torch.Tensor]) -> Cl
     return model
 
 
-__all__ = ["WarmStart", "extend_positions", "extend_vocabulary", "grow_depth", "grow_width", "pseudo_perplexity"]
+__all__ = [
+    "WarmStart", "extend_positions", "extend_vocabulary", "grow", "grow_depth", "grow_width", "pseudo_perplexity",
+]  # fmt: skip

@@ -1,0 +1,99 @@
+"""Start a larger model from a trained one: more tokens, more or wider layers, longer sequences.
+
+python scripts/grow_model.py --model_name_or_path encoder --input sample.txt --output_dir larger --num_hidden_layers 12
+
+What each growth costs is measured: pseudo-perplexity before and after. Then go on training the larger model:
+python scripts/pretrain_mlm.py --model_name_or_path larger …
+"""
+
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from clozebert.scripts._program import parse, run
+
+
+@dataclass
+class GrowArguments:
+    model_name_or_path: str = field(metadata={"help": "a masked-LM model with its tokenizer, ours or one to convert"})
+    input: list[str] = field(metadata={"help": "text on which pseudo-perplexity is measured", "nargs": "+"})
+    output_dir: str = field(metadata={"help": "the folder to write; empty, or not there yet"})
+    num_texts: int = field(default=100, metadata={"help": "measure on so many documents, from the beginning"})
+    new_tokens: list[str] | None = field(
+        default=None, metadata={"help": "tokens to add; @FILE reads them, one on each line", "nargs": "+"}
+    )
+    num_hidden_layers: int | None = field(default=None, metadata={"help": "layers, by repeating those there are"})
+    hidden_size: int | None = field(default=None, metadata={"help": "the width, in whole heads"})
+    num_attention_heads: int | None = field(default=None, metadata={"help": "heads, of the size they have"})
+    intermediate_size: int | None = field(default=None, metadata={"help": "the width of the feed-forward"})
+    max_position_embeddings: int | None = field(default=None, metadata={"help": "the longest sequence"})
+    rope_theta: float | None = field(
+        default=None, metadata={"help": "base of rotary positions at that length (default: stretched to fit)"}
+    )
+    noise: float = field(default=0.01, metadata={"help": "of a widened tensor, in its standard deviations"})
+    seed: int = field(default=0, metadata={"help": "of the noise"})
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = parse(GrowArguments, argv, prog="grow_model", description=__doc__ or "")
+    if arguments.num_texts < 1:
+        raise ValueError(f"num_texts={arguments.num_texts} must be at least 1")
+
+    from clozebert.corpus.readers import Reader
+    from clozebert.corpus.tokenizer import load_tokenizer
+    from clozebert.hub.card import write_card
+    from clozebert.hub.folders import find_folder, load_masked_lm
+    from clozebert.hub.warm_start import grow
+    from clozebert.hub.whole_folder import check_is_free, whole_folder
+
+    check_is_free(arguments.output_dir, name="output_dir")
+    new_tokens = _new_tokens(arguments.new_tokens or [])
+    texts = list(islice(Reader(arguments.input).texts(), arguments.num_texts))
+    folder = find_folder(arguments.model_name_or_path)
+    tokenizer: Any = load_tokenizer(str(folder))
+    model = load_masked_lm(folder)
+    if model.config.mask_token_id is None:
+        model.config.mask_token_id = tokenizer.mask_token_id
+    sizes = ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers", "max_position_embeddings",
+             "rope_theta", "noise", "seed")  # fmt: skip
+    growths = {}
+    steps = grow(model, tokenizer, texts=texts, new_tokens=new_tokens, **{n: getattr(arguments, n) for n in sizes})
+    for name, result in steps:
+        print(f"{name}: {result}", flush=True)
+        growths[f"{name}: pseudo-perplexity before"] = result.before
+        growths[f"{name}: pseudo-perplexity after"] = result.after
+        model, tokenizer = result.model, result.tokenizer
+    with whole_folder(arguments.output_dir) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        facts = {
+            "name": Path(arguments.output_dir).resolve().name,
+            "description": f"Grown from `{folder.resolve().name}`, and not trained since.",
+            "metrics": growths,
+        }
+        write_card(partial, facts)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(
+        f"{arguments.output_dir}: {parameters:,} parameters; train on with --model_name_or_path {arguments.output_dir}"
+    )
+
+
+def _new_tokens(given: list[str]) -> list[str]:
+    tokens: list[str] = []
+    for item in given:
+        if not item.startswith("@") or item == "@":
+            tokens.append(item)
+            continue
+        path = Path(item[1:])
+        if not path.is_file():
+            raise ValueError(f"new_tokens: there is no file {path}")
+        tokens += [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if len(set(tokens)) != len(tokens):
+        twice = next(token for token in tokens if tokens.count(token) > 1)
+        raise ValueError(f"new_tokens names {twice!r} twice")
+    return tokens
+
+
+if __name__ == "__main__":
+    run(main)
