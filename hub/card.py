@@ -107,7 +107,8 @@ def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str, na
         license=facts.get("license"),
         datasets=facts.get("datasets"),
         base_model=facts.get("base_model"),
-        **({"model_name": name, "eval_results": results} if results else {}),
+        model_name=name if results else None,
+        eval_results=results or None,
     )
     return f"---\n{data.to_yaml()}\n---"
 

@@ -437,7 +437,7 @@ def grow(
     if rope_theta is not None and max_position_embeddings is None:
         raise ValueError(f"rope_theta={rope_theta} goes with max_position_embeddings: give that too")
     _cut(tokenizer, new_tokens)
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": hidden_size,
         "num_attention_heads": num_attention_heads,
         "intermediate_size": intermediate_size,
