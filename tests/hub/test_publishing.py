@@ -272,12 +272,29 @@ def test_what_other_people_put_there_stays_and_what_we_left_goes(saved, hub, unv
 
 
 def test_revision_is_a_branch(saved, hub, unverified, tmp_path):
-    publish(saved, "org/name")
+    first = publish(saved, "org/name").push.commit
     other = save(tmp_path / "checkpoint-5", seed=5)
     publish(other, "org/name", revision="checkpoint-5")
     assert set(hub.repositories["org/name"].branches) == {"main", "checkpoint-5"}
     assert hub.files("org/name")["model.safetensors"] == (saved / "model.safetensors").read_bytes()
     assert hub.files("org/name", "checkpoint-5")["model.safetensors"] == (other / "model.safetensors").read_bytes()
+    # A commit stays readable by its hash after the branch has gone on.
+    publish(other, "org/name")
+    for revision, folder in ((first, saved), ("main", other)):
+        path = huggingface_hub.hf_hub_download(
+            "org/name", "model.safetensors", revision=revision, cache_dir=tmp_path / "cache"
+        )
+        assert Path(path).read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_private_is_for_those_with_a_token(saved, hub, unverified, tmp_path, monkeypatch):
+    publish(saved, "org/name")
+    options = {"cache_dir": tmp_path / "cache", "trust_remote_code": True}
+    hub.tokens["hf_stranger"] = ("stranger", {"stranger"})
+    for token in (False, "hf_stranger"):
+        with pytest.raises(OSError, match="not a valid model identifier|not a local folder"):
+            AutoModel.from_pretrained("org/name", token=token, **options)
+    assert AutoModel.from_pretrained("org/name", token="hf_writer", **options).config.hidden_size == 24
 
 
 def test_push_cut_off_leaves_the_last_revision_and_resumes(saved, hub, unverified, tmp_path, monkeypatch):
