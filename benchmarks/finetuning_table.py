@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 MODELS = ("ours", "bert")
 SEEDS = (1, 2, 3)
-RATES = ("5e-4", "1e-3", "2e-3")  # learning rates that the BERT is tried with; the best one's model is taken
+RATES = ("5e-4", "1e-3")  # learning rates that the BERT is tried with; the model of the better one is taken
 DOMAINS = ("ai", "literature", "music", "politics", "science")
 BEGIN, END = "<!-- finetuning-table -->", "<!-- /finetuning-table -->"
 

@@ -198,6 +198,15 @@ def output_layer(model: nn.Module) -> nn.Linear | None:
     return linears[-1] if linears else None
 
 
+def prefer_plain_attention(model: Any) -> None:
+    """Have transformers' own models multiply attention out: PyTorch's kernel is slow for bf16 on a CPU (docs/LOG.md).
+
+    Ours choose by themselves.
+    """
+    if model.config.model_type != "clozebert" and getattr(model.config, "_attn_implementation", None) == "sdpa":
+        model.set_attn_implementation("eager")
+
+
 def longest_input(model: nn.Module, tokenizer: Any) -> int:
     """How many tokens the model reads at once, special tokens included, by its positions and its tokenizer."""
     limits = []

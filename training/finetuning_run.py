@@ -21,6 +21,7 @@ from .finetuning_arguments import (
     default_learning_rate,
     prepare_output_dir,
 )
+from .finetuning_card import card_facts
 from .finetuning_data import LabelledData, read_data
 from .finetuning_metrics import check_metric_libraries
 from .finetuning_models import (
@@ -36,6 +37,7 @@ from .finetuning_models import (
     longest_input,
     output_layer,
     parameter_groups,
+    prefer_plain_attention,
     restore_dropout,
     scale_output,
 )
@@ -112,20 +114,17 @@ class FinetuningRun:
     ) -> None:
         self.arguments, self.folder, self.seed, self.tokenizer = arguments, folder, seed, tokenizer
         self.splits, self.task, self.facts = data
+        self.device = torch.device(
+            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        )
+        self.precision = choose_precision(arguments.mixed_precision, self.device)
         transformers.set_seed(seed)
         self.model = self.load_model()
         check_tokenizer_fits(self.model, tokenizer)
         self.maker = _window_maker(arguments, self.model, tokenizer)
         self.windows = {split: self.task.windows(examples, self.maker) for split, examples in self.splits.items()}
         num_tokens = sum(len(window.input_ids) for window in self.windows["train"])
-        self.training = _training_arguments(
-            arguments,
-            folder=folder,
-            seed=seed,
-            epochs=arguments.num_train_epochs or float(default_epochs(len(self.splits["train"]), num_tokens)),
-            batch_size=arguments.per_device_train_batch_size or default_batch_size(len(self.splits["train"])),
-            learning_rate=arguments.learning_rate or default_learning_rate(self.model.config.hidden_size),
-        )
+        self.training = self._training_arguments(num_tokens)
         self.collator = make_collator(
             self.model,
             tokenizer,
@@ -136,6 +135,41 @@ class FinetuningRun:
         scores = self.task.metrics(_blank_logits(self.task, self.splits["validation"]), self.splits["validation"])
         if self.best_metric[0] not in scores:
             raise ValueError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
+
+    def _training_arguments(self, num_tokens: int) -> TrainingArguments:
+        """Trainer's arguments: those given, those chosen by the size of data and model, and what is always so."""
+        arguments, num_examples = self.arguments, len(self.splits["train"])
+        strategy = "epoch" if arguments.eval_steps is None else "steps"
+        return TrainingArguments(
+            output_dir=self.folder,
+            per_device_train_batch_size=arguments.per_device_train_batch_size or default_batch_size(num_examples),
+            per_device_eval_batch_size=arguments.per_device_eval_batch_size,
+            gradient_accumulation_steps=arguments.gradient_accumulation_steps,
+            num_train_epochs=arguments.num_train_epochs or float(default_epochs(num_examples, num_tokens)),
+            max_steps=arguments.max_steps,
+            warmup_steps=arguments.warmup_steps,
+            learning_rate=arguments.learning_rate or default_learning_rate(self.model.config.hidden_size),
+            lr_scheduler_type=arguments.lr_scheduler_type,
+            weight_decay=arguments.weight_decay,
+            eval_strategy=strategy,
+            save_strategy=strategy,
+            logging_strategy=strategy,
+            eval_steps=arguments.eval_steps,
+            save_steps=arguments.eval_steps or 500,
+            logging_steps=arguments.eval_steps or 500,
+            save_total_limit=1,
+            load_best_model_at_end=True,
+            metric_for_best_model=SELECTION,
+            greater_is_better=True,
+            bf16=self.precision == "bf16",
+            fp16=self.precision == "fp16",
+            use_cpu=self.device.type == "cpu",
+            seed=self.seed,
+            remove_unused_columns=False,
+            report_to=arguments.report_to,
+            disable_tqdm=True,
+            dataloader_pin_memory=self.device.type == "cuda",
+        )
 
     def load_model(self) -> Any:
         """The encoder with a new head, as it begins training."""
@@ -150,6 +184,8 @@ class FinetuningRun:
         )
         if isinstance(task, SequenceTask) and task.problem_type == REGRESSION:
             scale_output(model, mean=task.target_mean, scale=task.target_scale)
+        if (self.device.type, self.precision) == ("cpu", "bf16"):
+            prefer_plain_attention(model)
         freeze_layers(model, arguments.freeze_layers)
         return model if arguments.lora_rank is None else add_lora(model, rank=arguments.lora_rank)
 
@@ -215,7 +251,7 @@ class FinetuningRun:
             _save(trainer.model, self.tokenizer, self.folder)
             _write_results(self.folder, results)
             if write_card is not None:
-                write_card(self.folder, _card_facts(self.arguments, results, settings))
+                write_card(self.folder, card_facts(self.arguments, results, settings))
         return results
 
     def say_plan(self, checkpoint: str | None = None) -> None:
@@ -260,53 +296,6 @@ def _best_metric(arguments: FinetuningArguments, task: Task) -> tuple[str, bool]
     return name, name not in ("loss", "mse")
 
 
-def _training_arguments(
-    arguments: FinetuningArguments,
-    *,
-    folder: str,
-    seed: int,
-    epochs: float,
-    batch_size: int,
-    learning_rate: float,
-) -> TrainingArguments:
-    """Trainer's arguments: those given, those chosen by the size of data and model, and what is always so."""
-    device = torch.device(
-        "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    )
-    precision = choose_precision(arguments.mixed_precision, device)
-    strategy = "epoch" if arguments.eval_steps is None else "steps"
-    return TrainingArguments(
-        output_dir=folder,
-        per_device_train_batch_size=batch_size,
-        per_device_eval_batch_size=arguments.per_device_eval_batch_size,
-        gradient_accumulation_steps=arguments.gradient_accumulation_steps,
-        num_train_epochs=epochs,
-        max_steps=arguments.max_steps,
-        warmup_steps=arguments.warmup_steps,
-        learning_rate=learning_rate,
-        lr_scheduler_type=arguments.lr_scheduler_type,
-        weight_decay=arguments.weight_decay,
-        eval_strategy=strategy,
-        save_strategy=strategy,
-        logging_strategy=strategy,
-        eval_steps=arguments.eval_steps,
-        save_steps=arguments.eval_steps or 500,
-        logging_steps=arguments.eval_steps or 500,
-        save_total_limit=1,
-        load_best_model_at_end=True,
-        metric_for_best_model=SELECTION,
-        greater_is_better=True,
-        bf16=precision == "bf16",
-        fp16=precision == "fp16",
-        use_cpu=device.type == "cpu",
-        seed=seed,
-        remove_unused_columns=False,
-        report_to=arguments.report_to,
-        disable_tqdm=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-    )
-
-
 def _blank_logits(task: Task, examples: Sequence[Any]) -> Any:
     """Logits of zero: scoring them shows before training that the scores can be computed, and their names."""
     if isinstance(task, TokenTask):
@@ -341,20 +330,3 @@ def _write_results(folder: str, results: dict[str, Any]) -> None:
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
-
-
-def _card_facts(arguments: FinetuningArguments, results: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    hyperparameters = {
-        key: settings[key]
-        for key in ("learning_rate", "num_train_epochs", "per_device_train_batch_size", "max_seq_length")
-    }
-    base = arguments.model_name_or_path
-    names = {} if os.path.isdir(base) else {"base_model": base}
-    return {
-        **names,
-        **({"datasets": [arguments.dataset_name]} if arguments.dataset_name else {}),
-        "hyperparameters": {**hyperparameters, "seed": settings["arguments"]["seed"]},
-        "metrics": {key: value for key, value in results.items() if key.startswith(("eval_", "test_"))},
-        "seconds": results.get("train_runtime"),
-        "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
-    }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import ModelCard
 
 from clozebert.scripts import finetune_sequence_classification, finetune_token_classification
 from clozebert.scripts._program import run
@@ -41,6 +42,12 @@ def test_sequence_program_by_path(repository: Path, model: str, tmp_path: Path) 
     assert "accuracy" in done.stdout
     assert "1.0000" in done.stdout
     assert "Warning" not in done.stderr
+    found = {
+        (r.task_type, r.dataset_type, r.dataset_name, r.dataset_split, r.metric_type, r.metric_name): r.metric_value
+        for r in ModelCard.load(tmp_path / "o" / "README.md").data.eval_results
+    }
+    assert found["text-classification", "csv", "c.csv", "test", "accuracy", "Accuracy"] == 1.0
+    assert found["text-classification", "csv", "b.csv", "validation", "f1", "F1, macro average"] == 1.0
     again = run_program(repository, "finetune_sequence_classification", *flags, cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
@@ -61,6 +68,10 @@ def test_token_program_as_module(repository: Path, model: str, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "o" / "all_results.json").read_text())["eval_f1"] == 1.0
+    results = ModelCard.load(tmp_path / "o" / "README.md").data.eval_results
+    assert {(r.task_type, r.dataset_name, r.metric_type) for r in results} == {
+        ("token-classification", "b.conll", metric) for metric in ("accuracy", "f1", "precision", "recall")
+    }
 
 
 @pytest.mark.slow
@@ -68,7 +79,7 @@ def test_two_processes_find_the_scores_of_one(repository: Path, model: str, tmp_
     """Two processes with batches of 4 are one with batches of 8: the same gradients, so the same scores."""
     common = ["--train_file", write_sentiment(tmp_path / "a.csv", rows=64), "--model_name_or_path", model]
     common += ["--validation_file", write_sentiment(tmp_path / "b.csv", rows=20, seed=1), "--learning_rate", "3e-3"]
-    common += ["--num_train_epochs", "2"]
+    common += ["--num_train_epochs", "2", "--dropout", "0"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true"}
     launch = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29611")
     for name, by, batch in (("one", (), "8"), ("two", launch, "4")):

@@ -1,0 +1,71 @@
+"""What a fine-tuned model's card says about the run, with its scores in the form that the Hub reads."""
+
+import os
+from typing import Any
+
+import torch
+import transformers
+
+from .finetuning_arguments import FinetuningArguments
+
+# Our names of scores -> the Hub's metric and how it is called there.
+_METRICS = {
+    "accuracy": ("accuracy", "Accuracy"),
+    "f1": ("f1", "F1 of whole entities"),
+    "precision": ("precision", "Precision of whole entities"),
+    "recall": ("recall", "Recall of whole entities"),
+    "f1_macro": ("f1", "F1, macro average"),
+    "f1_micro": ("f1", "F1, micro average"),
+    "pearson": ("pearsonr", "Pearson correlation"),
+    "spearman": ("spearmanr", "Spearman correlation"),
+    "mse": ("mse", "Mean squared error"),
+}
+
+
+def card_facts(arguments: FinetuningArguments, results: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """What the model card says about a run; `results` and `settings` are those that it wrote."""
+    hyperparameters = {
+        key: settings[key]
+        for key in ("learning_rate", "num_train_epochs", "per_device_train_batch_size", "max_seq_length")
+    }
+    base = arguments.model_name_or_path
+    names = {} if os.path.isdir(base) else {"base_model": base}
+    return {
+        **names,
+        **({"datasets": [arguments.dataset_name]} if _is_on_hub(arguments.dataset_name) else {}),
+        "hyperparameters": {**hyperparameters, "seed": settings["arguments"]["seed"]},
+        "metrics": {key: value for key, value in results.items() if key.startswith(("eval_", "test_"))},
+        "eval_results": _eval_results(arguments, results),
+        "seconds": results.get("train_runtime"),
+        "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
+    }
+
+
+def _is_on_hub(dataset_name: str | None) -> bool:
+    return dataset_name is not None and not os.path.exists(dataset_name)
+
+
+def _eval_results(arguments: FinetuningArguments, results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The scores as fields of the Hub's `EvalResult`; local files are named by their file name alone."""
+    found = []
+    for prefix, split, path in (
+        ("eval", "validation", arguments.validation_file or arguments.train_file),
+        ("test", "test", arguments.test_file),
+    ):
+        if arguments.dataset_name is None:
+            suffix = os.path.splitext(path or "")[1].lstrip(".").lower()
+            dataset = {"dataset_type": suffix or "text", "dataset_name": os.path.basename(path or "")}
+        else:
+            name = arguments.dataset_name if _is_on_hub(arguments.dataset_name) else ""
+            name = name or os.path.basename(os.path.normpath(arguments.dataset_name))
+            dataset = {"dataset_type": name, "dataset_name": name}
+            if arguments.dataset_config_name is not None:
+                dataset["dataset_config"] = arguments.dataset_config_name
+        for score, (metric, title) in _METRICS.items():
+            if f"{prefix}_{score}" in results:
+                value = round(results[f"{prefix}_{score}"], 6)
+                found.append(
+                    {**dataset, "dataset_split": split, "metric_type": metric, "metric_name": title}
+                    | {"metric_value": value}
+                )
+    return found
