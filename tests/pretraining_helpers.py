@@ -4,18 +4,22 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from clozebert import ClozeBertConfig
+from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.corpus import ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
 
@@ -78,6 +82,17 @@ def flags(values: dict[str, Any]) -> list[str]:
     return found
 
 
+def dense_loss(model: ClozeBertForMaskedLM, batch: Any) -> torch.Tensor:
+    """-sum log p, one document at a time, from all logits: an independent way to the same number."""
+    ids, labels = torch.from_numpy(batch.input_ids[0]), torch.full(batch.input_ids.shape[1:], -100)
+    labels[torch.from_numpy(batch.masked_positions)] = torch.from_numpy(batch.labels)
+    total = torch.zeros((), dtype=next(model.parameters()).dtype)
+    for begin, end in zip(batch.cu_seq_lens[:-1], batch.cu_seq_lens[1:], strict=True):
+        logits = model(ids[begin:end][None]).logits[0]
+        total = total + F.cross_entropy(logits, labels[begin:end], ignore_index=-100, reduction="sum")
+    return total
+
+
 def run_here(folder: Path, output_dir: Path, **changes: Any) -> None:
     """Run pretrain_mlm in this process; it must end well."""
     from clozebert.scripts.pretrain_mlm import main
@@ -85,45 +100,121 @@ def run_here(folder: Path, output_dir: Path, **changes: Any) -> None:
     main(flags({**MODEL, **settings(folder, output_dir=output_dir, **changes)}))
 
 
-def run_and_die(folder: Path, output_dir: Path, *, batch: int, how: int = signal.SIGKILL, **changes: Any) -> int:
-    """Run pretrain_mlm in a process that sends itself a signal in the forward pass of a training batch.
+def run_forked(
+    folder: Path,
+    output_dir: Path,
+    *,
+    processes: int = 1,
+    die_at: int | None = None,
+    how: int = signal.SIGKILL,
+    only_rank: int | None = None,
+    **changes: Any,
+) -> list[int]:
+    """Run pretrain_mlm in forks of this process, which need no seconds to import torch, as a launcher would.
+
+    Each writes which rows its batches hold, by step and place in the global batch, into OUTPUT_DIR_rows/.
 
     Args:
-        batch: which micro-batch of this process, counted from 1.
+        die_at: the micro-batch, counted from 1 in each process, in whose forward pass a process sends itself a signal.
+        how: which signal.
+        only_rank: the process that does so; None: all.
 
     Returns:
-        The exit status; -9 for SIGKILL.
+        Their exit statuses; -9 for SIGKILL. Where one process ends by itself another may end with an error.
     """
 
-    def work() -> None:
-        from clozebert import ClozeBertForMaskedLM
+    def work(rank: int) -> None:
+        from accelerate.state import AcceleratorState
+
         from clozebert.scripts._program import run
 
-        forward, calls = ClozeBertForMaskedLM.forward, [0]
-
-        def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
-            calls[0] += self.training
-            if self.training and calls[0] == batch:
-                os.kill(os.getpid(), how)
-            return forward(self, *args, **kwargs)
-
-        ClozeBertForMaskedLM.forward = dying  # type: ignore[method-assign]
+        AcceleratorState._reset_state(reset_partial_state=True)
+        if die_at is not None and only_rank in (None, rank):
+            _signal_in_forward(die_at, how)
+        rows = output_dir.with_name(f"{output_dir.name}_rows")
+        rows.mkdir(exist_ok=True)
+        _write_rows(rows / f"{os.getpid()}.jsonl")
         run(lambda: run_here(folder, output_dir, **changes))
 
-    return in_a_fork(work)
+    environments: list[dict[str, str]] = [{}]
+    if processes > 1:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        common = {
+            "WORLD_SIZE": processes,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "ACCELERATE_USE_CPU": "true",
+        }
+        environments = [
+            {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            for rank in range(processes)
+        ]
+    return in_forks(work, environments)
 
 
-def in_a_fork(work: Callable[[], None], *, timeout: float = 120) -> int:
-    """The exit status of a process of its own that does `work`: a fork, which needs no second to import torch."""
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join(timeout)
-    if process.is_alive():
+def _signal_in_forward(batch: int, number: int) -> None:
+    forward, calls = ClozeBertForMaskedLM.forward, [0]
+
+    def signalling(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls[0] += self.training
+        if self.training and calls[0] == batch:
+            os.kill(os.getpid(), number)
+        return forward(self, *args, **kwargs)
+
+    ClozeBertForMaskedLM.forward = signalling  # type: ignore[method-assign]
+
+
+def _write_rows(path: Path) -> None:
+    from clozebert.corpus import BatchStream
+
+    batch_of = BatchStream.batch
+
+    def writing(self: Any, step: int, **cut: int) -> Any:
+        batch = batch_of(self, step, **cut)
+        place = cut["micro_batch"] * cut["world_size"] + cut["rank"]
+        with path.open("a") as file:
+            file.write(json.dumps([step, place, batch.sample_ids.tolist()]) + "\n")
+        return batch
+
+    BatchStream.batch = writing  # type: ignore[method-assign]
+
+
+def rows_of(output_dir: Path) -> dict[int, list[int]]:
+    """The rows that each step of a run's newest processes were made of, in order."""
+    chunks: dict[int, dict[int, list[int]]] = {}
+    files = sorted(
+        output_dir.with_name(f"{output_dir.name}_rows").glob("*.jsonl"), key=lambda path: path.stat().st_mtime
+    )
+    for path in files:
+        for line in path.read_text().splitlines():
+            step, place, ids = json.loads(line)
+            chunks.setdefault(step, {})[place] = ids
+    return {step: [row for place in sorted(parts) for row in parts[place]] for step, parts in chunks.items()}
+
+
+def in_forks(work: Callable[[int], None], environments: list[dict[str, str]], *, timeout: float = 120) -> list[int]:
+    """The exit statuses of processes that do `work(rank)`, each with its additions to the environment."""
+
+    def begin(rank: int) -> None:
+        os.environ.update(environments[rank])
+        torch.set_num_threads(1)
+        work(rank)
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=begin, args=(rank,)) for rank in range(len(environments))]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + timeout
+    for process in processes:
+        process.join(max(0.1, deadline - time.monotonic()))
+    late = [process for process in processes if process.is_alive()]
+    for process in late:
         process.kill()
         process.join()
-        raise AssertionError(f"still at work after {timeout} seconds")
-    assert process.exitcode is not None
-    return process.exitcode
+    assert not late, f"{len(late)} of {len(processes)} processes were still at work after {timeout} seconds"
+    return [int(process.exitcode or 0) for process in processes]
 
 
 def run_program(

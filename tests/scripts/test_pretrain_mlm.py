@@ -130,15 +130,18 @@ def test_help_needs_neither_torch_loop_nor_data() -> None:
     assert "(default: None)" not in shown
 
 
-def check_dry_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--config", name, *paths(folder), "--dry_run", "--disable_tqdm", "--mixed_precision", "no"])
+def check_dry_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> None:
+    main(["--config", name, *paths(folder), "--dry_run", "--disable_tqdm", "--mixed_precision", "no", *flags])
     shown = capsys.readouterr().out
     assert "parameters" in shown
     assert "step 2, loss" in shown
 
 
-def test_the_demonstration_recipe_passes_a_dry_run(prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check_dry_run("tiny", prepared, capsys)
+@pytest.mark.parametrize("name", list_recipes())
+def test_every_recipe_passes_a_dry_run_with_one_layer(
+    name: str, prepared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_dry_run(name, prepared, capsys, "--num_hidden_layers", "1")
 
 
 @pytest.mark.slow

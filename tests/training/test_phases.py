@@ -14,7 +14,7 @@ from pretraining_helpers import (
     losses_of,
     make_corpus,
     model_config,
-    run_and_die,
+    run_forked,
     run_here,
     settings,
 )
@@ -104,7 +104,7 @@ def test_killed_on_either_side_of_a_boundary_it_goes_on_bitwise(
 ) -> None:
     run = {**three_phases(more), "resume_from_checkpoint": "latest"}
     for batch in batches:
-        assert run_and_die(prepared, tmp_path / "run", batch=batch, **run) == -9
+        assert run_forked(prepared, tmp_path / "run", die_at=batch, **run) == [-9]
     if newest is not None:
         assert (tmp_path / "run" / "latest").read_text() == f"checkpoint-{newest}\n"
     run_here(prepared, tmp_path / "run", **run)

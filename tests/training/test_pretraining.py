@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from pretraining_helpers import log_of, losses_of, make_corpus, make_tokenizer, model_config, settings
-from torch.nn import functional as F
+from pretraining_helpers import dense_loss, log_of, losses_of, make_corpus, make_tokenizer, model_config, settings
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from clozebert import ClozeBertForMaskedLM
@@ -35,17 +34,6 @@ def make_stream(folder: Path, *, rows: int = 8) -> BatchStream:
 def run(folder: Path, output_dir: Path | str, *, write_card: Any = None, model: Any = None, **changes: Any) -> Any:
     arguments = PretrainingArguments(**settings(folder, output_dir=str(output_dir), full_determinism=False, **changes))
     return pretrain(arguments, model_config(**(model or {})), write_card=write_card)
-
-
-def dense_loss(model: ClozeBertForMaskedLM, batch: Any) -> torch.Tensor:
-    """-sum log p, one document at a time, from all logits: an independent way to the same number."""
-    ids, labels = torch.from_numpy(batch.input_ids[0]), torch.full(batch.input_ids.shape[1:], -100)
-    labels[torch.from_numpy(batch.masked_positions)] = torch.from_numpy(batch.labels)
-    total = torch.zeros((), dtype=next(model.parameters()).dtype)
-    for begin, end in zip(batch.cu_seq_lens[:-1], batch.cu_seq_lens[1:], strict=True):
-        logits = model(ids[begin:end][None]).logits[0]
-        total = total + F.cross_entropy(logits, labels[begin:end], ignore_index=-100, reduction="sum")
-    return total
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])

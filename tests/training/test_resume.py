@@ -1,10 +1,12 @@
 """A run that was killed, stopped or damaged, and resumed, ends with the bits of one that was not."""
 
 import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pretraining_helpers import assert_same_bits, log_of, run_program
+from pretraining_helpers import assert_same_bits, log_of, rows_of, run_forked, run_here
 
 from clozebert.training.checkpoints import find_damage, read_training_state
 
@@ -12,86 +14,89 @@ STEPS = 40
 RUN = {"max_steps": STEPS, "save_steps": 17, "eval_steps": 20, "logging_steps": 3, "save_total_limit": 3}
 
 
-def dying_at(step: int, *, how: str) -> str:
-    """Code that sends this process a signal in the forward pass of the second micro-batch of `step`."""
-    return (
-        "import os, signal\n"
-        "from clozebert import ClozeBertForMaskedLM as Model\n"
-        "forward, calls = Model.forward, [0]\n"
-        "def dying(self, *args, **kwargs):\n"
-        "    calls[0] += self.training\n"
-        f"    if self.training and calls[0] == {2 * step}: os.kill(os.getpid(), signal.{how})\n"
-        "    return forward(self, *args, **kwargs)\n"
-        "Model.forward = dying\n"
-    )
-
-
 @pytest.fixture(scope="module")
-def undisturbed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    run_program(prepared, output_dir, **RUN)
-    return output_dir
+def undisturbed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The run on one process and on two."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    for processes in (1, 2):
+        assert run_forked(prepared, folder / str(processes), processes=processes, **RUN) == [0] * processes
+    return {processes: folder / str(processes) for processes in (1, 2)}
 
 
+def kill_and_resume(folder: Path, output_dir: Path, *, batches: list[int], processes: int = 1, **run: Any) -> None:
+    """Kill each process in the micro-batch `batches[0]` that it makes, resume and kill again, and at last resume."""
+    run["resume_from_checkpoint"] = "latest"
+    for batch in batches:
+        killed = run_forked(folder, output_dir, processes=processes, die_at=batch, **run)
+        assert -signal.SIGKILL in killed, killed
+        assert 0 not in killed, killed
+    assert not (output_dir / "model.safetensors").exists()
+    assert run_forked(folder, output_dir, processes=processes, **run) == [0] * processes
+
+
+@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_run_goes_on_bitwise(prepared: Path, undisturbed: Path, tmp_path: Path, workers: int) -> None:
-    run = {**RUN, "dataloader_num_workers": workers, "resume_from_checkpoint": "latest"}
-    killed = run_program(prepared, tmp_path / "run", prelude=dying_at(23, how="SIGKILL"), check=False, **run)
-    assert killed.returncode == -9, killed.stdout + killed.stderr
+def test_a_killed_run_goes_on_bitwise(
+    prepared: Path, undisturbed: dict[int, Path], tmp_path: Path, workers: int, processes: int
+) -> None:
+    """40 steps = 17 + kill -9 + 23. One process makes two micro-batches in a step, and dies between them."""
+    run = {**RUN, "dataloader_num_workers": workers}
+    batch = 46 if processes == 1 else 23
+    kill_and_resume(prepared, tmp_path / "run", batches=[batch], processes=processes, **run)
+    assert_same_bits(undisturbed[processes], tmp_path / "run", step=STEPS)
+    assert rows_of(tmp_path / "run") == rows_of(undisturbed[1])
+    state, _ = read_training_state(tmp_path / "run" / "checkpoint-40")
+    assert state.world_size == processes
+
+
+def test_what_a_killed_run_leaves(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = {**RUN, "resume_from_checkpoint": "latest"}
+    assert run_forked(prepared, tmp_path / "run", die_at=46, **run) == [-9]
     assert log_of(tmp_path / "run")[-1]["step"] == 21
     assert (tmp_path / "run" / "latest").read_text() == "checkpoint-17\n"
     assert not (tmp_path / "run" / "model.safetensors").exists()
-
-    resumed = run_program(prepared, tmp_path / "run", **run)
-    assert "resumed at step 17" in resumed.stdout
-    assert_same_bits(undisturbed, tmp_path / "run", step=STEPS)
+    run_here(prepared, tmp_path / "run", **run)
+    assert "resumed at step 17" in capsys.readouterr().out
 
 
-def test_sigterm_saves_the_step_that_it_came_in(prepared: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_sigterm_saves_the_step_that_it_came_in(prepared: Path, undisturbed: dict[int, Path], tmp_path: Path) -> None:
     run = {**RUN, "resume_from_checkpoint": "latest"}
-    stopped = run_program(prepared, tmp_path / "run", prelude=dying_at(10, how="SIGTERM"), check=False, **run)
-    assert stopped.returncode == 128 + 15, stopped.stdout + stopped.stderr
-    assert "stopped at step 10" in stopped.stdout
+    stopped = run_forked(prepared, tmp_path / "run", die_at=20, how=signal.SIGTERM, **run)
+    assert stopped == [128 + 15]
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-10"]
     state, _ = read_training_state(tmp_path / "run" / "checkpoint-10")
     assert state.step == 10
     assert find_damage(tmp_path / "run" / "checkpoint-10") is None
     # Step 10 lies between two log entries: the next one needs its loss.
     assert len(state.losses) == 1
-    assert log_of(tmp_path / "run") == log_of(undisturbed)[:3]
+    assert log_of(tmp_path / "run") == log_of(undisturbed[1])[:3]
 
 
-def test_a_damaged_newest_checkpoint_is_skipped(prepared: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped(
+    prepared: Path, undisturbed: dict[int, Path], tmp_path: Path, capsys: Any, caplog: Any
+) -> None:
     output_dir = tmp_path / "run"
-    shutil.copytree(undisturbed, output_dir)
+    shutil.copytree(undisturbed[1], output_dir)
     weights = output_dir / "checkpoint-40" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-5] ^= 1
     weights.write_bytes(content)
     (output_dir / "model.safetensors").unlink()
 
-    resumed = run_program(prepared, output_dir, resume_from_checkpoint="latest", **RUN)
-    assert "skipping" in resumed.stderr
-    assert "the content of model.safetensors has changed" in resumed.stderr
-    assert "resumed at step 34" in resumed.stdout
+    run_here(prepared, output_dir, resume_from_checkpoint="latest", **RUN)
+    assert "skipping" in caplog.text
+    assert "the content of model.safetensors has changed" in caplog.text
+    assert "resumed at step 34" in capsys.readouterr().out
     assert (output_dir / "damaged-checkpoint-40").is_dir()
-    assert_same_bits(undisturbed, output_dir, step=STEPS)
+    assert_same_bits(undisturbed[1], output_dir, step=STEPS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "bf16"), ("muon", "no"), ("muon", "bf16")])
 def test_every_optimizer_and_precision_goes_on_bitwise(
     prepared: Path, tmp_path: Path, optimizer: str, precision: str
 ) -> None:
+    """With dropout; killed in the last micro-batch before a checkpoint, and again two steps after the one at 34."""
     run = {**RUN, "optimizer": optimizer, "mixed_precision": precision, "hidden_dropout_prob": 0.1}
-    run_program(prepared, tmp_path / "whole", **run)
-    run["resume_from_checkpoint"] = "latest"
-    for fatal_step in (18, 36):
-        killed = run_program(
-            prepared, tmp_path / "run", prelude=dying_at(fatal_step - 17 * (fatal_step > 18), how="SIGKILL"),
-            check=False, **run,
-        )  # fmt: skip
-        assert killed.returncode == -9
-    run_program(prepared, tmp_path / "run", **run)
+    assert run_forked(prepared, tmp_path / "whole", **run) == [0]
+    kill_and_resume(prepared, tmp_path / "run", batches=[36, 38], **run)
     assert_same_bits(tmp_path / "whole", tmp_path / "run", step=STEPS)
