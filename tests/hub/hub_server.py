@@ -144,8 +144,10 @@ def point_client_at(hub: Hub, monkeypatch: Any) -> None:
     """Make the huggingface_hub of this process talk to `hub`, with the token of a writer."""
     import huggingface_hub
     from huggingface_hub import constants
+    from transformers.utils import hub as transformers_hub
 
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+    monkeypatch.setattr(transformers_hub, "_hf_api", None, raising=False)  # which keeps the first address it meets
     template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

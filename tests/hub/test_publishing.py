@@ -292,7 +292,7 @@ def test_private_is_for_those_with_a_token(saved, hub, unverified, tmp_path, mon
     options = {"cache_dir": tmp_path / "cache", "trust_remote_code": True}
     hub.tokens["hf_stranger"] = ("stranger", {"stranger"})
     for token in (False, "hf_stranger"):
-        with pytest.raises(OSError, match="not a valid model identifier|not a local folder"):
+        with pytest.raises(OSError, match=r"not a valid model identifier|not a local folder"):
             AutoModel.from_pretrained("org/name", token=token, **options)
     assert AutoModel.from_pretrained("org/name", token="hf_writer", **options).config.hidden_size == 24
 
