@@ -193,10 +193,15 @@ def _label_name(value: Any, where: str, column: str) -> str:
 
 
 def find_problem_type(values: Sequence[Any]) -> str:
-    """Lists are multi-label, fractions are regression, everything else is one class of several."""
+    """Lists are multi-label, fractions are regression, everything else is one class of several.
+
+    A few values that are no numbers among fractions are slips, which reading them as numbers will name.
+    """
     if any(isinstance(value, (list, tuple)) or (isinstance(value, str) and value.startswith("[")) for value in values):
         return MULTI_LABEL
-    return REGRESSION if values and _are_fractions(list(values)) else SINGLE_LABEL
+    numbers = [value for value in values if is_number(value)]
+    mostly_numbers = len(numbers) > 0 and len(numbers) >= 0.9 * len(values)
+    return REGRESSION if mostly_numbers and _are_fractions(numbers) else SINGLE_LABEL
 
 
 def label_names_of(examples: Sequence[SequenceExample], problem_type: str) -> list[str]:

@@ -121,12 +121,16 @@ def csv(*rows: str) -> str:
 
 
 GOOD = csv(*(f"film {i},{'pos' if i % 2 else 'neg'}" for i in range(10)))
+NUMBERS = csv(*(f"film {i},{i / 8}" for i in range(20)))
 GOOD_TAGS = "Ada\tB-PER\nruns\tO\n\nthe\tO\ndog\tO\n"
 MISTAKES: list[tuple[str, str, dict[str, str], dict[str, str], str]] = [
     # kind, what is wrong, files, flags, what is said
     ("sequence", "label in dev not in train", {"dev.csv": csv("a,odd")}, {}, "dev.csv, line 2: label 'odd' does not"),
     ("sequence", "unequal columns", {"train.csv": GOOD + "only one\n"}, {}, "train.csv, line 12: 1 columns where"),
     ("sequence", "NaN label", {"train.csv": GOOD + "text,NaN\n"}, {}, "train.csv, line 12: the label (column 'label')"),
+    ("sequence", "NaN among numbers", {"train.csv": NUMBERS + "text,nan\n"}, {}, "train.csv, line 22: the label ("),
+    ("sequence", "a word among numbers", {"train.csv": NUMBERS + "text,high\n"}, {}, "is 'high', expected a finite"),
+    ("sequence", "one value", {"train.csv": csv("a,1.5", "b,1.5"), "dev.csv": csv("c,2.5")}, {}, "every label of the"),
     ("sequence", "no label", {"dev.csv": csv("text,")}, {}, "dev.csv, line 2: the label (column 'label') is missing"),
     ("sequence", "empty text", {"train.csv": GOOD + " ,pos\n"}, {}, "train.csv, line 12: the text (column 'text') is"),
     ("sequence", "one class", {"train.csv": csv("a,x", "b,x")}, {}, "only one class in the training data: 'x'"),
@@ -148,6 +152,7 @@ MISTAKES: list[tuple[str, str, dict[str, str], dict[str, str], str]] = [
     ("token", "tag in dev not in train", {"dev.conll": "a\tB-ORG\n"}, {}, "dev.conll, line 1: tag 'B-ORG' does not"),
     ("token", "unequal columns", {"train.conll": GOOD_TAGS + "c\n"}, {}, "train.conll, line 6: 1 columns, where other"),
     ("token", "no entity", {"train.conll": "a\tO\n", "dev.conll": "a\tO\n"}, {}, "only one tag in the training"),
+    ("token", "an empty tag", {"train.conll": GOOD_TAGS + "c\t\n"}, {}, "train.conll, line 6: the tag is empty"),
     ("token", "no such column", {}, {"tag_column": "5"}, "--tag_column 5: train.conll has the columns 1 to 2"),
     ("token", "empty file", {"dev.conll": "\n"}, {}, "dev.conll holds no sentence"),
 ]  # fmt: skip
