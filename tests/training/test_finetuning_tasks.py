@@ -32,6 +32,7 @@ from clozebert.training.finetuning_models import (
     longest_input,
     output_layer,
     parameter_groups,
+    prefer_plain_attention,
     restore_dropout,
     scale_output,
 )
@@ -388,6 +389,19 @@ def test_dropout_is_for_training_only(tmp_path: Path, model_type: str) -> None:
         assert rates() - {0.0} == {DEFAULT_DROPOUT}  # 0 inside the feed-forward
     assert rates(dropout=0.3) == {0.3}
     assert rates(dropout=0.0) <= {0.0}
+
+
+@pytest.mark.parametrize(("model_type", "expected"), [("bert", "eager"), ("roberta", "eager"), ("clozebert", "sdpa")])
+def test_plain_attention_is_the_same_function_and_not_saved(tmp_path: Path, model_type: str, expected: str) -> None:
+    model = load(make_checkpoint(tmp_path / "m", model_type=model_type)).eval()
+    inputs = {"input_ids": torch.tensor([[2, 7, 8, 9, 3]]), "attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}
+    before = model(**inputs).logits
+    assert model.config._attn_implementation == "sdpa"
+    prefer_plain_attention(model)
+    assert model.config._attn_implementation == expected
+    torch.testing.assert_close(model(**inputs).logits, before, rtol=1e-5, atol=1e-6)
+    model.save_pretrained(tmp_path / "tuned")
+    assert "attn" not in (tmp_path / "tuned" / "config.json").read_text().replace("attn_pdrop", "")
 
 
 def test_label_order_of_a_fine_tuned_model_is_kept_and_its_head_too(tmp_path: Path) -> None:
