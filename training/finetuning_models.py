@@ -287,14 +287,20 @@ def add_lora(model: Any, *, rank: int) -> Any:
     return get_peft_model(model, config)
 
 
+def scalable_output(model: nn.Module) -> nn.Linear | None:
+    """The output layer, if `scale_output` can set it: it needs a bias for the mean."""
+    head = output_layer(model)
+    return None if head is None or head.bias is None else head
+
+
 def scale_output(model: nn.Module, *, mean: float, scale: float) -> nn.Linear | None:
     """Let the head's outputs begin around `mean` and spread by `scale`: a regression's values in their own unit.
 
     Together with a learning rate of the head times `scale` (see `parameter_groups`) this trains as if the values had
     been standardised, whatever their unit, and the saved model still gives them as they are.
     """
-    head = output_layer(model)
-    if head is None or head.bias is None:
+    head = scalable_output(model)
+    if head is None:
         return None
     with torch.no_grad():
         head.weight.mul_(scale)

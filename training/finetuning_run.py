@@ -35,10 +35,10 @@ from .finetuning_models import (
     load_config,
     load_tokenizer,
     longest_input,
-    output_layer,
     parameter_groups,
     prefer_plain_attention,
     restore_dropout,
+    scalable_output,
     scale_output,
 )
 from .finetuning_reports import (
@@ -76,6 +76,7 @@ def finetune(arguments: SequenceArguments | TokenArguments, *, write_card: Write
     if arguments.hyperparameter_search is not None:
         run = FinetuningRun(arguments, arguments.output_dir, (arguments.seeds or [arguments.seed])[0], data, tokenizer)
         arguments = replace(arguments, **search_hyperparameters(run))
+    is_main = int(os.environ.get("RANK", 0)) == 0
     if arguments.seeds is None:
         results = FinetuningRun(arguments, arguments.output_dir, arguments.seed, data, tokenizer).train(write_card)
     else:
@@ -86,8 +87,9 @@ def finetune(arguments: SequenceArguments | TokenArguments, *, write_card: Write
             print(f"seed {seed}:", flush=True)
             each.append(FinetuningRun(arguments, folder, seed, data, tokenizer).train(write_card))
         results = {**mean_and_deviation(each), "seeds": list(arguments.seeds)}
-    if int(os.environ.get("RANK", 0)) == 0:
-        write_json(os.path.join(arguments.output_dir, "all_results.json"), results)
+        if is_main:
+            write_json(os.path.join(arguments.output_dir, "all_results.json"), results)
+    if is_main:
         print(table_of_results(results, splits=[split for split in ("eval", "test") if f"{split}_loss" in results]))
         print(f"model, scores, predictions and mistakes: {arguments.output_dir}", flush=True)
     return results
@@ -194,7 +196,7 @@ class FinetuningRun:
         task, scaled_head, scale = self.task, None, 1.0
         # peft trains a copy of the head
         if isinstance(task, SequenceTask) and task.problem_type == REGRESSION and self.arguments.lora_rank is None:
-            scaled_head, scale = output_layer(model), task.target_scale
+            scaled_head, scale = scalable_output(model), task.target_scale
         return parameter_groups(
             model,
             learning_rate=learning_rate,
