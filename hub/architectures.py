@@ -55,6 +55,20 @@ class Architecture:
     optional_pooler: bool = False
 
 
+def _heads(stem: str, **modules: str | tuple[str, ...]) -> dict[str, Head]:
+    """Class name -> head, of the classes that begin with `stem`; the one without a head is always there.
+
+    For each ending: what it calls the last map, our `decoder` or `classifier`; then, where there are any, `head.dense`
+    and `head.norm`.
+    """
+    heads = {f"{stem}Model": Head("Model")}
+    for ending, given in modules.items():
+        theirs = (given,) if isinstance(given, str) else given
+        ours = ("decoder" if ending == "ForMaskedLM" else "classifier", "head.dense", "head.norm")
+        heads[f"{stem}{ending}"] = Head(ending, tuple(zip(ours, theirs, strict=False)))
+    return heads
+
+
 def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
@@ -150,29 +164,23 @@ _BERT_ENCODER: tuple[Rename, ...] = (
     ("layers.{i}.mlp_norm", "encoder.layer.{i}.output.LayerNorm"),
     ("pooler.dense", "pooler.dense"),
 )
-_CLASSIFIER: Rename = ("classifier", "classifier")
 
 BERT = Architecture(
     model_type="bert",
     config_class="BertConfig",
     prefix="bert",
-    heads={
-        "BertModel": Head("Model"),
-        "BertForMaskedLM": Head(
-            "ForMaskedLM",
-            (
-                ("head.dense", "cls.predictions.transform.dense"),
-                ("head.norm", "cls.predictions.transform.LayerNorm"),
-                ("decoder", "cls.predictions.decoder"),
-            ),
+    heads=_heads(
+        "Bert",
+        ForMaskedLM=(
+            "cls.predictions.decoder",
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.LayerNorm",
         ),
-        "BertForSequenceClassification": Head(
-            "ForSequenceClassification", (("head.dense", "bert.pooler.dense"), _CLASSIFIER)
-        ),
-        "BertForMultipleChoice": Head("ForMultipleChoice", (("head.dense", "bert.pooler.dense"), _CLASSIFIER)),
-        "BertForTokenClassification": Head("ForTokenClassification", (_CLASSIFIER,)),
-        "BertForQuestionAnswering": Head("ForQuestionAnswering", (("classifier", "qa_outputs"),)),
-    },
+        ForSequenceClassification=("classifier", "bert.pooler.dense"),
+        ForMultipleChoice=("classifier", "bert.pooler.dense"),
+        ForTokenClassification="classifier",
+        ForQuestionAnswering="qa_outputs",
+    ),
     renames=_BERT_ENCODER,
     fields=_BERT_FIELDS,
     fixed=_PLAIN,
@@ -205,19 +213,14 @@ ROBERTA = Architecture(
     model_type="roberta",
     config_class="RobertaConfig",
     prefix="roberta",
-    heads={
-        "RobertaModel": Head("Model"),
-        "RobertaForMaskedLM": Head(
-            "ForMaskedLM",
-            (("head.dense", "lm_head.dense"), ("head.norm", "lm_head.layer_norm"), ("decoder", "lm_head.decoder")),
-        ),
-        "RobertaForSequenceClassification": Head(
-            "ForSequenceClassification", (("head.dense", "classifier.dense"), ("classifier", "classifier.out_proj"))
-        ),
-        "RobertaForMultipleChoice": Head("ForMultipleChoice", (("head.dense", "roberta.pooler.dense"), _CLASSIFIER)),
-        "RobertaForTokenClassification": Head("ForTokenClassification", (_CLASSIFIER,)),
-        "RobertaForQuestionAnswering": Head("ForQuestionAnswering", (("classifier", "qa_outputs"),)),
-    },
+    heads=_heads(
+        "Roberta",
+        ForMaskedLM=("lm_head.decoder", "lm_head.dense", "lm_head.layer_norm"),
+        ForSequenceClassification=("classifier.out_proj", "classifier.dense"),
+        ForMultipleChoice=("classifier", "roberta.pooler.dense"),
+        ForTokenClassification="classifier",
+        ForQuestionAnswering="qa_outputs",
+    ),
     renames=_BERT_ENCODER,
     fields={ours: native for ours, native in _BERT_FIELDS.items() if ours != "max_position_embeddings"},
     fixed={**_PLAIN, "position_rule": "non_pad"},
@@ -230,7 +233,7 @@ ROBERTA = Architecture(
 
 # ---------------------------------------------------------------------------------------------------------- ModernBERT
 
-_MODERNBERT_HEAD: tuple[Rename, ...] = (("head.dense", "head.dense"), ("head.norm", "head.norm"))
+_MODERNBERT_CLASSIFIER = ("classifier", "head.dense", "head.norm")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -281,14 +284,14 @@ MODERNBERT = Architecture(
     model_type="modernbert",
     config_class="ModernBertConfig",
     prefix="model",
-    heads={
-        "ModernBertModel": Head("Model"),
-        "ModernBertForMaskedLM": Head("ForMaskedLM", (*_MODERNBERT_HEAD, ("decoder", "decoder"))),
-        "ModernBertForSequenceClassification": Head("ForSequenceClassification", (*_MODERNBERT_HEAD, _CLASSIFIER)),
-        "ModernBertForMultipleChoice": Head("ForMultipleChoice", (*_MODERNBERT_HEAD, _CLASSIFIER)),
-        "ModernBertForTokenClassification": Head("ForTokenClassification", (*_MODERNBERT_HEAD, _CLASSIFIER)),
-        "ModernBertForQuestionAnswering": Head("ForQuestionAnswering", (*_MODERNBERT_HEAD, _CLASSIFIER)),
-    },
+    heads=_heads(
+        "ModernBert",
+        ForMaskedLM=("decoder", "head.dense", "head.norm"),
+        ForSequenceClassification=_MODERNBERT_CLASSIFIER,
+        ForMultipleChoice=_MODERNBERT_CLASSIFIER,
+        ForTokenClassification=_MODERNBERT_CLASSIFIER,
+        ForQuestionAnswering=_MODERNBERT_CLASSIFIER,
+    ),
     renames=(
         ("embeddings.word_embeddings", "embeddings.tok_embeddings"),
         ("embeddings.norm", "embeddings.norm"),
@@ -372,10 +375,7 @@ VIT = Architecture(
     model_type="vit",
     config_class="ViTConfig",
     prefix="vit",
-    heads={
-        "ViTModel": Head("Model"),
-        "ViTForImageClassification": Head("ForImageClassification", (_CLASSIFIER,)),
-    },
+    heads=_heads("ViT", ForImageClassification="classifier"),
     renames=(
         ("embeddings.class_token", "embeddings.cls_token"),
         ("embeddings.table", "embeddings.position_embeddings"),
@@ -427,23 +427,18 @@ def _distilbert_to_native(ours: Values, ending: str) -> Values:
     return {} if name == "dropout" else {name: rate}
 
 
-_DISTILBERT_POOLED: tuple[Rename, ...] = (("head.dense", "pre_classifier"), _CLASSIFIER)
-
 DISTILBERT = Architecture(
     model_type="distilbert",
     config_class="DistilBertConfig",
     prefix="distilbert",
-    heads={
-        "DistilBertModel": Head("Model"),
-        "DistilBertForMaskedLM": Head(
-            "ForMaskedLM",
-            (("head.dense", "vocab_transform"), ("head.norm", "vocab_layer_norm"), ("decoder", "vocab_projector")),
-        ),
-        "DistilBertForSequenceClassification": Head("ForSequenceClassification", _DISTILBERT_POOLED),
-        "DistilBertForMultipleChoice": Head("ForMultipleChoice", _DISTILBERT_POOLED),
-        "DistilBertForTokenClassification": Head("ForTokenClassification", (_CLASSIFIER,)),
-        "DistilBertForQuestionAnswering": Head("ForQuestionAnswering", (("classifier", "qa_outputs"),)),
-    },
+    heads=_heads(
+        "DistilBert",
+        ForMaskedLM=("vocab_projector", "vocab_transform", "vocab_layer_norm"),
+        ForSequenceClassification=("classifier", "pre_classifier"),
+        ForMultipleChoice=("classifier", "pre_classifier"),
+        ForTokenClassification="classifier",
+        ForQuestionAnswering="qa_outputs",
+    ),
     renames=(
         ("embeddings.word_embeddings", "embeddings.word_embeddings"),
         ("embeddings.positions.table", "embeddings.position_embeddings"),
@@ -510,25 +505,14 @@ ELECTRA = Architecture(
     model_type="electra",
     config_class="ElectraConfig",
     prefix="electra",
-    heads={
-        "ElectraModel": Head("Model"),
-        "ElectraForMaskedLM": Head(
-            "ForMaskedLM",
-            (
-                ("head.dense", "generator_predictions.dense"),
-                ("head.norm", "generator_predictions.LayerNorm"),
-                ("decoder", "generator_lm_head"),
-            ),
-        ),
-        "ElectraForSequenceClassification": Head(
-            "ForSequenceClassification", (("head.dense", "classifier.dense"), ("classifier", "classifier.out_proj"))
-        ),
-        "ElectraForMultipleChoice": Head(
-            "ForMultipleChoice", (("head.dense", "sequence_summary.summary"), _CLASSIFIER)
-        ),
-        "ElectraForTokenClassification": Head("ForTokenClassification", (_CLASSIFIER,)),
-        "ElectraForQuestionAnswering": Head("ForQuestionAnswering", (("classifier", "qa_outputs"),)),
-    },
+    heads=_heads(
+        "Electra",
+        ForMaskedLM=("generator_lm_head", "generator_predictions.dense", "generator_predictions.LayerNorm"),
+        ForSequenceClassification=("classifier.out_proj", "classifier.dense"),
+        ForMultipleChoice=("classifier", "sequence_summary.summary"),
+        ForTokenClassification="classifier",
+        ForQuestionAnswering="qa_outputs",
+    ),
     renames=(*_BERT_ENCODER[:-1], ("embeddings.projection", "embeddings_project")),
     fields=_BERT_FIELDS,
     fixed=_PLAIN,
@@ -581,21 +565,16 @@ NOMIC_BERT = Architecture(
     model_type="nomic_bert",
     config_class="NomicBertConfig",
     prefix="nomic_bert",
-    heads={
-        "NomicBertModel": Head("Model"),
-        "NomicBertForMaskedLM": Head(
-            "ForMaskedLM",
-            (
-                ("head.dense", "cls.predictions.transform.dense"),
-                ("head.norm", "cls.predictions.transform.layer_norm"),
-                ("decoder", "cls.predictions.decoder"),
-            ),
+    heads=_heads(
+        "NomicBert",
+        ForMaskedLM=(
+            "cls.predictions.decoder",
+            "cls.predictions.transform.dense",
+            "cls.predictions.transform.layer_norm",
         ),
-        "NomicBertForSequenceClassification": Head(
-            "ForSequenceClassification", (("head.dense", "nomic_bert.pooler.dense"), _CLASSIFIER)
-        ),
-        "NomicBertForTokenClassification": Head("ForTokenClassification", (_CLASSIFIER,)),
-    },
+        ForSequenceClassification=("classifier", "nomic_bert.pooler.dense"),
+        ForTokenClassification="classifier",
+    ),
     renames=(
         ("embeddings.word_embeddings", "embeddings.word_embeddings"),
         ("embeddings.token_type_embeddings", "embeddings.token_type_embeddings"),
@@ -654,14 +633,12 @@ EUROBERT = Architecture(
     model_type="eurobert",
     config_class="EuroBertConfig",
     prefix="model",
-    heads={
-        "EuroBertModel": Head("Model"),
-        "EuroBertForMaskedLM": Head("ForMaskedLM", (("decoder", "lm_head"),)),
-        "EuroBertForSequenceClassification": Head(
-            "ForSequenceClassification", (("head.dense", "dense"), _CLASSIFIER)
-        ),
-        "EuroBertForTokenClassification": Head("ForTokenClassification", (_CLASSIFIER,)),
-    },
+    heads=_heads(
+        "EuroBert",
+        ForMaskedLM="lm_head",
+        ForSequenceClassification=("classifier", "dense"),
+        ForTokenClassification="classifier",
+    ),
     renames=(
         ("embeddings.word_embeddings", "embed_tokens"),
         *_LLAMA_LIKE,
