@@ -22,14 +22,17 @@ _KINDS = {
     "ForTokenClassification": "tagging",
     "ForSequenceClassification": "classification",
 }
-# Two columns of a table do not fit a telephone: what is wide scrolls inside its own frame.
+# Two columns of a table do not fit a telephone: what is wide scrolls inside its own frame, and its names stay in sight.
 STYLE = """
 .scroll { overflow-x: auto; max-width: 100%; }
-.scroll table { border-collapse: collapse; font-size: 0.85rem; }
-.scroll td, .scroll th { padding: 2px 6px; white-space: nowrap; text-align: left; }
-.grid td { width: 1.1rem; min-width: 1.1rem; height: 1.1rem; padding: 0; border: 1px solid rgba(128, 128, 128, 0.2); }
-.grid th { border: none !important; font-weight: normal; }
-.grid th.top { writing-mode: vertical-rl; vertical-align: bottom; }
+.scroll table, .scroll tr, .scroll th, .scroll td { border: none !important; }
+.scroll table { border-collapse: collapse; font-size: 0.85rem; width: auto; }
+.scroll td, .scroll th { padding: 2px 12px 2px 0; white-space: nowrap; text-align: left; }
+.grid td { width: 1.1rem; min-width: 1.1rem; height: 1.1rem; padding: 0; }
+.scroll .grid td { border: 1px solid rgba(128, 128, 128, 0.2) !important; }
+.grid th { padding: 0 6px 0 0; font-weight: normal; line-height: 1.1rem; }
+.grid th:first-child { position: sticky; left: 0; background: var(--block-background-fill, white); }
+.grid th.top { padding: 0 0 4px; writing-mode: vertical-rl; vertical-align: bottom; text-align: end; }
 """
 
 
@@ -297,7 +300,11 @@ def _build_view(gr: Any, subject: Subject) -> None:
             # What is wrong with the text, the view above says.
             return _said(lambda: draw_attention(*attention(subject, given, layer, head)), "")[0]
 
-        gr.on([button.click, text.submit, layer.release, head.release], look, [text, layer, head], picture)
+        # Of the many values that a slider takes while it is moved, the last one counts.
+        gr.on(
+            [button.click, text.submit, layer.change, head.change], look, [text, layer, head], picture,
+            trigger_mode="always_last",
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -172,12 +172,13 @@ def test_space_folder(tmp_path):
         write_space(tmp_path / "space", "org/name")
 
 
-@pytest.fixture
-def address(tmp_path):
-    """The program, showing three models."""
+@pytest.fixture(scope="module")
+def page_server(tmp_path_factory):
+    """The program, showing three models: its address, and the models by kind."""
     pytest.importorskip("gradio")
+    home = tmp_path_factory.mktemp("models")
     folders = [
-        save(tmp_path / name, head, id2label=labels, label2id={v: k for k, v in labels.items()})
+        save(home / name, head, id2label=labels, label2id={v: k for k, v in labels.items()})
         for name, head, labels in (
             ("filler", "ForMaskedLM", {0: "a", 1: "b", 2: "c"}),
             ("tagger", "ForTokenClassification", {0: "O", 1: "B-PER", 2: "B-LOC"}),
@@ -195,7 +196,7 @@ def address(tmp_path):
             break
         except OSError:
             time.sleep(0.2)
-    yield url
+    yield url, {shown.kind: shown for shown in map(load_subject, map(str, folders))}
     process.terminate()
     process.wait(timeout=30)
     process.stderr.close()
@@ -203,8 +204,9 @@ def address(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
-def test_page_in_a_browser(address, width, tmp_path):
+def test_page_in_a_browser(page_server, width, tmp_path):
     """All four views on a telephone and on a desk: answers, messages for bad input, no sideways scrolling."""
+    address, subjects = page_server
     sync_api = pytest.importorskip("playwright.sync_api")
     browsers = [path for path in map(Path, ("/usr/bin/chromium", "/usr/bin/google-chrome")) if path.exists()]
     if not browsers:
@@ -233,11 +235,29 @@ def test_page_in_a_browser(address, width, tmp_path):
             box.fill(text)
             page.locator(f"#run-{kind}").click()
             page.locator(shown).first.wait_for(state="visible")
-            page.locator(f"#attention-{kind} table.grid td").first.wait_for(state="visible")
+            grid = page.locator(f"#attention-{kind} table.grid")
+            grid.locator("td").first.wait_for(state="visible")
+            # Another head of another layer is another picture.
+            drawn = grid.inner_html()
+            for name, value in (("Layer", "2"), ("Head", "3")):
+                number = page.get_by_label(f"number input for {name}").locator("visible=true")
+                number.fill(value)
+                number.press("Tab")
+                page.wait_for_function(
+                    "([kind, old]) => document.querySelector(`#attention-${kind} table.grid`)?.innerHTML != old",
+                    arg=[kind, drawn],
+                )
+                drawn = grid.inner_html()
+            expected = draw_attention(*attention(subjects[kind], text, 2, 3))
+            assert re.findall(r': ([\d.]+)"', drawn) == re.findall(r': ([\d.]+)"', expected)
             page.screenshot(path=pictures / f"{kind}-{width}.png", full_page=True)
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            for bad, message in (("", "Type some text first."), ("[MASK]" + "x" * 20_000, "this page reads up to 20,000")):
+                box.fill(bad)
+                page.locator(f"#run-{kind}").click()
+                page.locator(f"#message-{kind}").get_by_text(message).wait_for()
+                grid.wait_for(state="detached")
             box.fill("")
-            page.locator(f"#run-{kind}").click()
-            page.locator(f"#message-{kind}").get_by_text("Type some text first.").wait_for()
+            page.screenshot(path=pictures / f"{kind}-{width}-bad-input.png", full_page=True)
         assert errors == []
         browser.close()
