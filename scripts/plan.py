@@ -4,8 +4,8 @@
     plan.py --config bert-base --device h100 --num_devices 8 --price_per_hour 2.5
     plan.py --config small --corpus corpus --calibrate
 
-All flags of pretraining are understood. Without `--device` the plan is for this machine; `--calibrate` trains on random
-tokens for some seconds to measure it.
+All flags of pretraining are understood. Without `--device` the plan is for this machine; `--calibrate` trains for some
+seconds to measure it, on the run's own batches where there is a `--corpus`.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from clozebert.scripts._program import parse, run
 
 if TYPE_CHECKING:
+    from clozebert.corpus import Mixture
     from clozebert.training.planning import Device
 
 DESCRIPTION = "Plan a pretraining run: parameters, FLOPs, memory by part, tokens/s, hours and cost."
@@ -25,7 +26,7 @@ _OWN_FLAGS = (
     ("sharded", bool, "weights, gradients and optimizer state spread over the devices (FSDP2)"),
     ("utilization", float, "share of the peak that is achieved (default: 0.4), where nothing is measured"),
     ("price_per_hour", float, "of one device, for the cost"),
-    ("calibrate", bool, "train on random tokens on this machine, and plan with what was measured"),
+    ("calibrate", bool, "train on this machine for a moment, and plan with what was measured"),
     ("calibrate_seconds", float, "how long (default: 20)"),
     ("output_file", str, "write the plan here, as JSON"),
 )
@@ -55,57 +56,74 @@ def plan(
     calibrate_seconds: float = 20.0,
     output_file: str | None = None,
 ) -> dict[str, Any]:
-    """Print the plan of a run and return it; `settings` are fields of PretrainingArguments."""
+    """Print the plan of a run and return it; `settings` are fields of PretrainingArguments.
+
+    Of a run in phases each one is planned, and `seconds` and `cost` are those of all.
+    """
     import dataclasses
 
     from clozebert.training.arguments import PretrainingArguments
     from clozebert.training.planning import calibrate as measure
-    from clozebert.training.planning import make_plan, table
+    from clozebert.training.planning import make_plan, mean_attention_length, table
+    from clozebert.training.run_settings import phase_configuration
 
-    corpus = settings.get("corpus")
     # A plan needs none of the paths that a run needs.
-    paths = {"corpus": corpus or "-", "tokenizer_name": settings.get("tokenizer_name") or "-", "dry_run": True}
-    arguments = PretrainingArguments(**{**settings, **paths})
+    has_corpus = bool(settings.get("corpus"))
+    paths = {"corpus": settings.get("corpus") or "-", "tokenizer_name": settings.get("tokenizer_name") or "-"}
+    phases = PretrainingArguments(**{**settings, **paths, "dry_run": True}).split_phases()
     if calibrate and device is not None:
         raise ValueError(f"--calibrate measures this machine: leave out --device {device}")
-    length = None if corpus is None else _document_length(arguments)
-    kind, precision, here = _find_device(device, arguments)
-    calibration = None
-    if calibrate:
-        calibration = measure(
-            arguments, config, device=here, precision=precision, seconds=calibrate_seconds, document_length=length
+    kind, precision, here = _find_device(device, phases[0].arguments)
+    found = []
+    for phase in phases:
+        arguments, of_phase = phase.arguments, phase_configuration(config, phase)
+        corpora = _open_corpora(arguments) if has_corpus else None
+        length = None
+        if corpora is not None:
+            length = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length)
+        calibration = None
+        if calibrate:
+            calibration = measure(
+                arguments, of_phase, device=here, precision=precision, seconds=calibrate_seconds, corpora=corpora
+            )
+        result = make_plan(
+            arguments,
+            of_phase,
+            device=kind,
+            num_devices=num_devices,
+            half=precision != "no",
+            sharded=sharded,
+            utilization=utilization,
+            document_length=length,
+            price_per_hour=price_per_hour,
+            calibration=calibration,
         )
-    result = make_plan(
-        arguments,
-        config,
-        device=kind,
-        num_devices=num_devices,
-        half=precision != "no",
-        sharded=sharded,
-        utilization=utilization,
-        document_length=length,
-        price_per_hour=price_per_hour,
-        calibration=calibration,
-    )
-    for line in table(result, device=kind, num_devices=num_devices):
-        print(line)
-    measured = None if calibration is None else dataclasses.asdict(calibration)
-    if calibration is None:
+        if len(phases) > 1:
+            print(f"phase {phase.index + 1} of {len(phases)}: {phase.num_steps:,} steps")
+        for line in table(result, device=kind, num_devices=num_devices):
+            print(line)
+        if calibration is not None and calibration.peak_bytes is not None:
+            print(f"memory measured       {calibration.peak_bytes / 2**30:>14.2f} GiB, one micro-batch to an update")
+        measured = None if calibration is None else dataclasses.asdict(calibration)
+        found.append({**dataclasses.asdict(result), "calibration": measured})
+    if not calibrate:
         print(f"The speed assumes {utilization:.0%} of the peak; --calibrate measures it, --utilization sets it.")
-    elif calibration.peak_bytes is not None:
-        print(f"memory measured       {calibration.peak_bytes / 2**30:>14.2f} GiB, one micro-batch to an update")
-    facts = {**dataclasses.asdict(result), "device": dataclasses.asdict(kind), "calibration": measured}
+    facts: dict[str, Any] = {**found[0], "device": dataclasses.asdict(kind)}
+    if len(found) > 1:
+        facts |= {"seconds": sum(of_one["seconds"] for of_one in found), "phases": found}
+        print(f"hours of all phases   {facts['seconds'] / 3600:>18,.2f}")
+        if price_per_hour is not None:
+            facts["cost"] = sum(of_one["cost"] for of_one in found)
+            print(f"cost of all phases    {facts['cost']:>18,.2f}")
     if output_file is not None:
         Path(output_file).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return facts
 
 
-def _document_length(arguments: Any) -> float:
+def _open_corpora(arguments: Any) -> "Mixture":
     from clozebert.corpus import Mixture
-    from clozebert.training.planning import mean_attention_length
 
-    mixture = Mixture(arguments.corpus, arguments.corpus_weights)
-    return mean_attention_length(mixture, max_seq_length=arguments.max_seq_length)
+    return Mixture(arguments.corpus, arguments.corpus_weights)
 
 
 def _find_device(name: str | None, arguments: Any) -> "tuple[Device, str, Any]":

@@ -7,14 +7,18 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
     weights           4 P, and under half precision their copies, 2 for each weight of a matrix
     gradients         4 P
     optimizer         AdamW 8 P; Muon 4 for each weight of its matrices, 8 for each of the rest
-    activations       for each layer and token: two norms read 4 D each; the maps read c (3 D + F), and under half
-                      precision c 2 D more, gated c 3 D; attention keeps c (D + 2 G) of queries, keys and values; the
-                      feed-forward keeps c F before its activation, gated ones c 3 F. With checkpointing: 4 D a layer,
-                      and one layer in full
-    logits            M V (c + 4 + 4): as they come, in float32, and the gradient of these
+    activations       for each layer and token: two norms read 4 D each; the maps read c (3 D + F); attention
+                      keeps c (D + 2 G) of queries, keys and values; the feed-forward keeps c F before its activation,
+                      gated ones c 3 F. With checkpointing: 4 D a layer, and one layer in full
+    logits            M V 3 c under float32: the log-softmax, its gradient and that of the logits; under half precision
+                      M V 2 c: the logits and their gradient, and some rows of both in float32
+
+On a CPU the C library keeps memory that was freed for later: a process may be larger than its tensors by a tenth to a
+third (`MALLOC_MMAP_THRESHOLD_=262144` in the environment makes it give everything back).
 """
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -33,6 +37,8 @@ GIB = 1 << 30
 # Room that a plan leaves free: the device's own context, its libraries' workspace, and gaps between blocks.
 _FREE_SHARE, _FREE_BYTES = 0.06, GIB
 _NEWTON_SCHULZ_STEPS = 5
+# How many logits in half precision are widened to float32 at once, by the loss.
+_WIDENED_ON_CPU, _WIDENED = 1 << 20, 1 << 28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +82,7 @@ class Plan:
     """A run in figures; bytes are those of one device.
 
     Attributes:
-        flops_per_step: of the whole global batch, optimizer included.
+        flops_per_step: of the whole global batch, optimizer included; smaller batches of a warm-up take fewer.
         memory: bytes by part; `peak_memory` is less than their sum where they do not meet.
         largest_batch: rows of the largest micro-batch that fits and divides a process' share; None: not even one row.
     """
@@ -149,19 +155,25 @@ def make_plan(
     update = _update_flops(arguments, config)
     passes = 4 if arguments.gradient_checkpointing else 3
     if calibration is not None:
-        step_seconds = micro_batches * calibration.micro_batch_seconds + calibration.update_seconds
+        micro_batch_seconds, update_seconds = calibration.micro_batch_seconds, calibration.update_seconds
     else:
-        step_seconds = (passes * forward / num_devices + update) / (device.peak_flops * utilization)
-    seconds = step_seconds * arguments.max_steps
+        speed = device.peak_flops * utilization
+        micro_batch_seconds = passes * forward / num_devices / micro_batches / speed
+        update_seconds = update / speed
+    # An update is one a step; what goes before it is as much as there are rows.
+    size = arguments.batch_size
+    of_whole_steps = size.before(arguments.max_steps) / size.rows
+    seconds = of_whole_steps * micro_batches * micro_batch_seconds + arguments.max_steps * update_seconds
+    all_tokens = size.before(arguments.max_steps) * arguments.max_seq_length
     return Plan(
         parameters=parameters_of(config),
         flops_per_step=passes * forward + update,
         memory=memory,
         peak_memory=peak,
         largest_batch=next(fitting, None),
-        tokens_per_second=tokens / step_seconds,
+        tokens_per_second=all_tokens / seconds,
         # Model FLOP/s: what is recomputed does not count as work done.
-        utilization=3 * forward / num_devices / step_seconds / device.peak_flops,
+        utilization=3 * forward / num_devices * of_whole_steps / seconds / device.peak_flops,
         seconds=seconds,
         cost=None if price_per_hour is None else price_per_hour * num_devices * seconds / 3600,
     )
@@ -268,7 +280,8 @@ def _memory(
                 config, half=half, recompute=arguments.gradient_checkpointing, on_cpu=on_cpu, length=length
             )
         ),
-        "logits": predicted * (symbols["V"] * (c + 8) + symbols["E"] * (8 + 2 * c)),
+        "logits": predicted * (symbols["V"] * c * (2 if half else 3) + symbols["E"] * (8 + 2 * c))
+        + (8 * min(predicted * symbols["V"], _WIDENED_ON_CPU if on_cpu else _WIDENED) if half else 0),
     }
     # The backward pass frees activations while it makes gradients; in the first micro-batch there are none before it.
     fixed = memory["weights"] + memory["optimizer"]
@@ -288,9 +301,8 @@ def activation_bytes(config: ClozeBertConfig, *, half: bool, recompute: bool, on
     d, g, f, heads = (symbols[name] for name in "DGFH")
     c = 2 if half else 4
     norm = 4 * d + 8
-    # Autocast narrows a norm's output once for each map that reads it: three, and one or, gated, two.
     glu = config.mlp_type == "glu"
-    maps = c * ((3 if half else 1) * d + d + (2 if half and glu else 1) * d + f)
+    maps = c * (3 * d + f)
     attention: float = c * (d + 2 * g) + 4 * heads
     if on_cpu:
         attention += c * heads * length if half else c * d
@@ -310,11 +322,11 @@ def calibrate(
     device: Any,
     precision: str,
     seconds: float = 20.0,
-    document_length: float | None = None,
+    corpora: "Mixture | None" = None,
 ) -> Calibration:
-    """Train on random tokens for some seconds, one micro-batch to an update, and time both.
+    """Train for some seconds, one micro-batch to an update, and time both; the medians without the first two are taken.
 
-    Documents of `document_length` fill the rows. The medians of what the first steps leave out are taken.
+    The batches are those of the run itself where its corpora are given; else random tokens, a document to each row.
     """
     import torch
 
@@ -331,11 +343,12 @@ def calibrate(
     if arguments.torch_compile:
         compile_model(model, device)
     optimizer = make_optimizer(model, arguments)
-    batch = _random_batch(arguments, config, rows=rows, length=document_length, device=device)
+    batches = _batches(arguments, config, corpora, rows=rows, device=device)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     times: list[tuple[float, float]] = []
     begun = time.perf_counter()
     while len(times) < 5 or time.perf_counter() - begun < seconds:
+        batch = next(batches)
         start = _now(device)
         with torch.autocast(device.type, dtype=half, enabled=half is not None):
             loss = model(**batch).loss
@@ -352,6 +365,28 @@ def calibrate(
         update_seconds=sorted(pair[1] for pair in warm)[len(warm) // 2],
         peak_bytes=None if before is None or after is None else after - before,
     )
+
+
+def _batches(
+    arguments: PretrainingArguments, config: ClozeBertConfig, corpora: "Mixture | None", *, rows: int, device: Any
+) -> Iterator[dict[str, Any]]:
+    """Micro-batches of the run, or the same random one again and again."""
+    if corpora is None:
+        yield from itertools.repeat(_random_batch(arguments, config, rows=rows, length=None, device=device))
+        return
+    from ..corpus import BatchStream, Masking
+    from .prefetch import model_inputs, to_device
+
+    stream = BatchStream(
+        corpora.corpora,
+        max_seq_length=arguments.max_seq_length,
+        global_batch_size=rows,
+        masking=Masking(rate=arguments.mean_mlm_probability, unit=arguments.masking_unit),
+        seed=arguments.seed,
+        weights=corpora.shares,
+    )
+    for step in itertools.count():
+        yield to_device(model_inputs(stream.batch(step)), device)
 
 
 def _random_batch(

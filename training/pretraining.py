@@ -21,7 +21,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from ..configuration import ClozeBertConfig, reject_unknown_keys
+from ..configuration import ClozeBertConfig
 from ..corpus import BatchStream, Corpus, Masking, Mixture, validation_batches
 from ..corpus.randomness import derive
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
@@ -54,6 +54,7 @@ from .optimizers import load_optimizer_state, make_optimizer, optimizer_state, w
 from .planning import forward_flops, mean_attention_length
 from .prefetch import ModelInputs, StepLoader, prefetch, to_device
 from .progress import LOG_NAME, RunLog, Stopwatch
+from .run_settings import phase_configuration
 
 logger = logging.getLogger(__name__)
 
@@ -722,30 +723,6 @@ def check_fit(
     # Sizes that do not divide one another show when the model is built; here it costs nothing.
     with torch.device("meta"):
         ClozeBertForMaskedLM(config)
-
-
-def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfig:
-    """The model's configuration in a phase; of nested values only what the phase names is different.
-
-    Raises:
-        ValueError: a field that the configuration has not.
-    """
-    if not phase.model:
-        return config
-    reject_unknown_keys(phase.model, ClozeBertConfig.field_names(), where=f"phases[{phase.index - 1}], under `model`")
-    return ClozeBertConfig.from_dict(merge_nested(config.to_dict(), phase.model))
-
-
-def merge_nested(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`values` with `changes` in their places, mapping by mapping."""
-    merged = dict(values)
-    for name, change in changes.items():
-        before = merged.get(name)
-        if isinstance(before, dict) and isinstance(change, dict):
-            merged[name] = merge_nested(before, change)
-        else:
-            merged[name] = change
-    return merged
 
 
 def check_same_weights(configs: list[ClozeBertConfig]) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from ..configuration import ClozeBertConfig, load_recipe, reject_unknown_keys
-from .arguments import PretrainingArguments
+from .arguments import Phase, PretrainingArguments
 
 _OWN_KEYS = ("architecture", "model")
 
@@ -47,6 +47,30 @@ def make_config(model: dict[str, Any]) -> ClozeBertConfig:
     """The configuration that the fields of `model` describe, over those of its `architecture`."""
     architecture = model.pop("architecture", None)
     return ClozeBertConfig(**model) if architecture is None else ClozeBertConfig.from_name(architecture, **model)
+
+
+def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfig:
+    """The model's configuration in a phase; of nested values only what the phase names is different.
+
+    Raises:
+        ValueError: a field that the configuration has not.
+    """
+    if not phase.model:
+        return config
+    reject_unknown_keys(phase.model, ClozeBertConfig.field_names(), where=f"phases[{phase.index - 1}], under `model`")
+    return ClozeBertConfig.from_dict(merge_nested(config.to_dict(), phase.model))
+
+
+def merge_nested(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`values` with `changes` in their places, mapping by mapping."""
+    merged = dict(values)
+    for name, change in changes.items():
+        before = merged.get(name)
+        if isinstance(before, dict) and isinstance(change, dict):
+            merged[name] = merge_nested(before, change)
+        else:
+            merged[name] = change
+    return merged
 
 
 def flags_class(*more: tuple[str, Any, str]) -> type:

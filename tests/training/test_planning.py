@@ -1,6 +1,7 @@
 """Plans against the model itself: its parameters, torch's counter of FLOPs, and the bytes that autograd keeps."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.configuration import list_recipes
-from clozebert.corpus import Corpus, RowIndex
+from clozebert.corpus import Corpus, Mixture, RowIndex
 from clozebert.scripts.plan import main
 from clozebert.training import PretrainingArguments
 from clozebert.training.optimizers import make_optimizer
@@ -20,6 +21,7 @@ from clozebert.training.planning import (
     DEVICES,
     GIB,
     Calibration,
+    _batches,
     _random_batch,
     _update_flops,
     activation_bytes,
@@ -161,11 +163,51 @@ def test_time_is_that_of_the_flops_or_of_the_calibration() -> None:
 
 
 def test_calibration_trains() -> None:
-    measured = calibrate(
-        run_of(), ClozeBertConfig(**SIZES), device=torch.device("cpu"), precision="no", seconds=0, document_length=9.3
-    )
+    measured = calibrate(run_of(), ClozeBertConfig(**SIZES), device=torch.device("cpu"), precision="no", seconds=0)
     assert measured.micro_batch_seconds > 0
     assert measured.update_seconds > 0
+
+
+def test_calibration_is_on_the_batches_of_the_run(tmp_path: Path) -> None:
+    mixture = Mixture([str(make_corpus(tmp_path, documents=40) / "corpus")])
+    batches = _batches(run_of(), ClozeBertConfig(**SIZES), mixture, rows=6, device=torch.device("cpu"))
+    first, second = next(batches), next(batches)
+    for batch in (first, second):
+        assert 0.9 * 6 * 32 < batch["input_ids"].numel() <= 6 * 32
+        assert len(batch["cu_seq_lens_q"]) > 7
+    assert first["input_ids"].tolist() != second["input_ids"].tolist()
+
+
+def test_time_of_a_batch_that_warms_up_is_that_of_its_rows() -> None:
+    config = ClozeBertConfig(**SIZES)
+    whole, rising = run_of(), run_of(initial_global_batch_size=6, batch_warmup_steps=60)
+    rows = sum(rising.batch_size.at(step) for step in range(100))
+    assert rows < 0.9 * 24 * 100
+    for calibration, update in ((None, 0.0), (Calibration(0.5, 0.25, None), 25.0)):
+        plans = [make_plan(run, config, device=DEVICES["l4"], calibration=calibration) for run in (whole, rising)]
+        share = (plans[1].seconds - update) / (plans[0].seconds - update)
+        assert share == pytest.approx(rows / 2400)
+        assert plans[1].tokens_per_second == pytest.approx(rows * 32 / plans[1].seconds)
+
+
+def test_phases_are_planned_one_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, output = tmp_path / "long.yaml", tmp_path / "plan.json"
+    recipe.write_text(
+        "architecture: modernbert-base\nmax_seq_length: 1024\nglobal_batch_size: 768\n"
+        "per_device_train_batch_size: 96\nmax_steps: 1000\nphases:\n"
+        "- {max_steps: 100, max_seq_length: 8192, global_batch_size: 96, per_device_train_batch_size: 12, "
+        "model: {rope_parameters: {full_attention: {rope_theta: 160000}}}}\n"
+    )
+    main(["--config", str(recipe), "--device", "h100", "--num_devices", "8", "--price_per_hour", "2",
+          "--output_file", str(output)])  # fmt: skip
+    plan = json.loads(output.read_text())
+    first, second = plan["phases"]
+    assert plan["seconds"] == first["seconds"] + second["seconds"]
+    assert plan["cost"] == pytest.approx(8 * 2 * plan["seconds"] / 3600)
+    assert second["flops_per_step"] > 1.1 * first["flops_per_step"], "as many tokens, but they see further"
+    shown = capsys.readouterr().out
+    assert "phase 2 of 2: 100 steps" in shown
+    assert "hours of all phases" in shown
 
 
 def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
