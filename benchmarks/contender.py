@@ -20,9 +20,11 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 MASKED_SHARE = 0.15
+MASK_TOKEN_ID = 103  # BERT's; for ModernBERT's vocabulary it is a token as good as any
 PARAMETERS_SEED = 1
 
 
@@ -107,7 +109,7 @@ def make_trainer(specification: dict[str, Any], batches: list[list[list[int]]]) 
     """A step over each batch; its result is the loss of the first, which shows that both sides do the same work."""
     side = our_steps if specification["side"] == "ours" else their_steps
     step, model = side(specification, batches)
-    facts = {"parameters": sum(p.numel() for p in model.parameters()), "tokens": sum(map(len, sum(batches, [])))}
+    facts = describe(model, batches)
 
     def work() -> float:
         losses = [step(index) for index in range(len(batches))]
@@ -116,17 +118,23 @@ def make_trainer(specification: dict[str, Any], batches: list[list[list[int]]]) 
     return work, facts
 
 
-def masked(batches: list[list[list[int]]], *, mask_token_id: int, vocab_size: int) -> list[tuple[Any, Any, Any]]:
+def describe(model: Any, batches: list[list[list[int]]]) -> dict[str, Any]:
+    """What the other process ought to know: the model's parameters, and the real tokens of a unit of work."""
+    tokens = sum(len(sequence) for batch in batches for sequence in batch)
+    return {"parameters": sum(p.numel() for p in model.parameters()), "tokens": tokens}
+
+
+def masked(batches: list[list[list[int]]]) -> list[tuple[Any, Any, Any]]:
     """For each batch the corrupted ids [N], the labels [N] (-100: none) and the lengths; the same in every process."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
     results = []
     for batch in batches:
-        ids = torch.tensor(sum(batch, []))
+        ids = torch.tensor(list(chain.from_iterable(batch)))
         chosen = torch.rand(len(ids), generator=generator) < MASKED_SHARE
         results.append(
-            (ids.masked_fill(chosen, mask_token_id), ids.masked_fill(~chosen, -100), [len(row) for row in batch])
+            (ids.masked_fill(chosen, MASK_TOKEN_ID), ids.masked_fill(~chosen, -100), [len(row) for row in batch])
         )
     return results
 
@@ -155,7 +163,7 @@ def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> 
     arguments = PretrainingArguments(corpus="-", tokenizer_name="-", output_dir="-", learning_rate=1e-5)
     prepared, optimizer = accelerator.prepare(model, make_optimizer(model, arguments))
     inputs = []
-    for ids, labels, lengths in masked(batches, mask_token_id=MASK_TOKEN_ID, vocab_size=model.config.vocab_size):
+    for ids, labels, lengths in masked(batches):
         places = (labels != -100).nonzero().squeeze(1)
         bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         positions = torch.cat([torch.arange(length) for length in lengths])
@@ -198,10 +206,11 @@ def their_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -
     scheduler = get_scheduler("constant", optimizer)
     prepared, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     inputs = []
-    for ids, labels, lengths in masked(batches, mask_token_id=MASK_TOKEN_ID, vocab_size=model.config.vocab_size):
+    for ids, labels, lengths in masked(batches):
         mask = padded(torch.ones_like(ids), lengths, value=0)
         batch = {"input_ids": padded(ids, lengths, value=pad), "labels": padded(labels, lengths, value=-100)}
-        inputs.append({name: value.to(accelerator.device) for name, value in {**batch, "attention_mask": mask}.items()})
+        batch["attention_mask"] = mask
+        inputs.append({name: value.to(accelerator.device) for name, value in batch.items()})
 
     def step(index: int) -> float:
         loss = prepared(**inputs[index]).loss
@@ -214,22 +223,18 @@ def their_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -
     return step, model
 
 
-# BERT's; for ModernBERT's vocabulary it is a token as good as any.
-MASK_TOKEN_ID = 103
-
-
 def make_encoder(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable, dict[str, Any]]:
-    """Vectors of all sequences, with weights in bf16; the result is the mean of the first sequence's, a few channels."""
+    """Mean vectors of all sequences, weights in bf16; the result is a few channels of the first."""
     import torch
 
     is_ours = specification["side"] == "ours"
     model = (make_ours if is_ours else make_native)(specification, head="Model").eval().bfloat16()
     model = model.to(specification["device"])
-    facts = {"parameters": sum(p.numel() for p in model.parameters()), "tokens": sum(map(len, sum(batches, [])))}
+    facts = describe(model, batches)
     if is_ours:
         from clozebert import encode_ids
 
-        sequences = sum(batches, [])
+        sequences = list(chain.from_iterable(batches))
 
         def work() -> list[float]:
             return encode_ids(model, sequences)[0][:4].tolist()
@@ -240,7 +245,7 @@ def make_encoder(specification: dict[str, Any], batches: list[list[list[int]]]) 
         model.compile()
     inputs = []
     for batch in batches:
-        ids, lengths = torch.tensor(sum(batch, [])), [len(row) for row in batch]
+        ids, lengths = torch.tensor(list(chain.from_iterable(batch))), [len(row) for row in batch]
         mask = padded(torch.ones_like(ids), lengths, value=0)
         pair = {"input_ids": padded(ids, lengths, value=model.config.pad_token_id), "attention_mask": mask}
         inputs.append({name: value.to(model.device) for name, value in pair.items()})

@@ -12,20 +12,20 @@ from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
+from .products import in_product_type, project
 from .ragged_attention import RaggedPlan, attend, is_short_on_cpu, ragged_attention
 
 
-def in_product_type(x: torch.Tensor) -> torch.Tensor:
-    """x in the type that autocast gives matrix products: cast here once, and not by each of the maps that read it."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+def rotate(x_BTHK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -> torch.Tensor:
+    """RoPE (Su et al. 2021): turn each pair (x_i, x_{i + K/2}) by its angle, in the tables' type or better.
 
-
-def rotate(x_BHTK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -> torch.Tensor:
-    """RoPE (Su et al. 2021): turn each pair (x_i, x_{i + K/2}) by its angle, in the tables' type or better."""
-    half = x_BHTK.shape[-1] // 2
-    turned_BHTK = torch.cat([-x_BHTK[..., half:], x_BHTK[..., :half]], dim=-1)
-    return (x_BHTK * cos_BTK.unsqueeze(1) + turned_BHTK * sin_BTK.unsqueeze(1)).to(x_BHTK.dtype)
+    Both halves of a table are the same: a pair has one angle.
+    """
+    half = x_BTHK.shape[-1] // 2
+    cos, sin = cos_BTK[..., None, :half], sin_BTK[..., None, :half]
+    first, second = x_BTHK.to(torch.promote_types(x_BTHK.dtype, cos.dtype)).chunk(2, dim=-1)
+    turned = ((first * cos).sub_(second * sin), (second * cos).add_(first * sin))
+    return torch.cat([part.to(x_BTHK.dtype) for part in turned], dim=-1)
 
 
 def eager_attention(
@@ -105,14 +105,15 @@ class Attention(nn.Module):
         `attention_mask` is what the chosen implementation takes (additive, boolean, a BlockMask, or a `RaggedPlan`).
         """
         shape_BT, hidden_states = hidden_states.shape[:-1], in_product_type(hidden_states)
-        q_BHTK, k_BHTK, v_BHTK = (
-            projection(hidden_states).view(*shape_BT, -1, self.head_dim).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        q_BTHK, k_BTHK, v_BTHK = (
+            project(layer, hidden_states).view(*shape_BT, -1, self.head_dim)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.q_norm is not None and self.k_norm is not None:
-            q_BHTK, k_BHTK = self.q_norm(q_BHTK), self.k_norm(k_BHTK)
+            q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
         if position_embeddings is not None:
-            q_BHTK, k_BHTK = rotate(q_BHTK, *position_embeddings), rotate(k_BHTK, *position_embeddings)
+            q_BTHK, k_BTHK = rotate(q_BTHK, *position_embeddings), rotate(k_BTHK, *position_embeddings)
+        q_BHTK, k_BHTK, v_BHTK = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
         dropout = self.dropout if self.training else 0.0
         weights_BHTT = None
         if isinstance(attention_mask, RaggedPlan):
@@ -137,7 +138,7 @@ class Attention(nn.Module):
                 sliding_window=None if self.sliding_window is None else self.sliding_window + 1,
                 **kwargs,
             )
-        return self.o_proj(out_BTHK.reshape(*shape_BT, -1)), weights_BHTT
+        return project(self.o_proj, out_BTHK.reshape(*shape_BT, -1)), weights_BHTT
 
     def _is_short_on_cpu(self, q_BHTK: torch.Tensor, mask: Any) -> bool:
         """Whether `sdpa` is left to plain matrix products. Not under a compiler, which would guard on the length."""
@@ -150,4 +151,4 @@ class Attention(nn.Module):
         )
 
 
-__all__ = ["Attention", "eager_attention", "in_product_type", "rotate"]
+__all__ = ["Attention", "eager_attention", "rotate"]

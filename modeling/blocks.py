@@ -12,7 +12,8 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .attention import Attention, in_product_type
+from .attention import Attention
+from .products import in_product_type, project
 
 
 def make_norm(config: ClozeBertConfig, size: int) -> nn.Module:
@@ -44,14 +45,18 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(inner, outer, bias=bias)
         self.down_proj.is_output_projection = True  # type: ignore[assignment]
         self.activation = make_activation(config.hidden_act)
+        self.activation_name = config.hidden_act
         self.dropout = nn.Dropout(config.mlp_dropout)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Shape: [B, T, D] -> [B, T, D]."""
         x_BTD = in_product_type(x_BTD)
-        h_BTF = self.up_proj(x_BTD)
-        h_BTF = self.activation(h_BTF) if self.gate_proj is None else self.activation(self.gate_proj(x_BTD)) * h_BTF
-        return self.down_proj(self.dropout(h_BTF))
+        activation = {"activation": self.activation, "name": self.activation_name}
+        if self.gate_proj is None:
+            h_BTF = project(self.up_proj, x_BTD, **activation)
+        else:
+            h_BTF = project(self.gate_proj, x_BTD, **activation) * project(self.up_proj, x_BTD)
+        return project(self.down_proj, self.dropout(h_BTF))
 
 
 class EncoderLayer(GradientCheckpointingLayer):

@@ -13,6 +13,7 @@ CODE_FILES = (
     "configuration_clozebert.py",
     "named_architectures.py",
     "embeddings.py",
+    "products.py",
     "ragged_attention.py",
     "attention.py",
     "blocks.py",

@@ -305,9 +305,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             dropout=self.config.attention_probs_dropout_prob if self.training else 0.0,
         )
         heads = self.config.num_attention_heads
-        return plan_ragged_attention(
-            boundaries.to(x_BTD.device), heads=heads, window=window, use_tiles=use_tiles
-        )
+        return plan_ragged_attention(boundaries.to(x_BTD.device), heads=heads, window=window, use_tiles=use_tiles)
 
     def _tiles_pay(self, x_BTD: torch.Tensor, attention_mask: Any, document_BT: torch.Tensor | None) -> bool:
         """Whether a windowed layer is cheaper in tiles than under a mask: long rows, and nothing that needs it."""

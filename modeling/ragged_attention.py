@@ -202,7 +202,9 @@ def attend(
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, scale=scaling)
     scores_BHTS = (q_BHTK * scaling) @ k_BHSK.transpose(-1, -2)
     if mask is not None:
-        scores_BHTS = scores_BHTS.masked_fill(~mask, torch.finfo(scores_BHTS.dtype).min)
+        # Added in place: a fill would copy the scores, and their gradient too. Half of the least: the sum stays finite.
+        least = torch.finfo(scores_BHTS.dtype).min / 2
+        scores_BHTS += torch.zeros_like(mask, dtype=scores_BHTS.dtype).masked_fill_(~mask, least)
     return F.dropout(scores_BHTS.softmax(dim=-1), dropout).to(v_BHSK.dtype) @ v_BHSK
 
 
