@@ -293,6 +293,9 @@ def copy_processors(folder: Path, directory: Path) -> None:
         path = directory / "tokenizer_config.json"
         settings = json.loads(path.read_text(encoding="utf-8"))
         settings = {key: value for key, value in settings.items() if key not in _NOT_THE_TOKENIZERS}
+        if settings.get("tokenizer_class") == "TokenizersBackend":
+            # The same class by the name that transformers 4 knows too, which servers still run.
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         path.write_text(json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
     for name in _IMAGE_FILES:
         if (folder / name).is_file():

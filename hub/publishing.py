@@ -125,7 +125,8 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
         raise ValueError(f"there is no folder {source}")
     if completion.license is not None and not _LICENSE.fullmatch(completion.license):
         raise ValueError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
-    if public and completion.license is None and not _card_data(source).get("license"):
+    data = _card_data(source)
+    if public and not (completion.license or data.get("license")):
         raise ValueError("a public model needs a licence: give --license, such as apache-2.0, or name it in README.md")
     if completion.evaluation is not None:
         _evaluation_value(source, completion.evaluation)

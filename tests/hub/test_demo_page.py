@@ -252,7 +252,10 @@ def test_page_in_a_browser(page_server, width, tmp_path):
             assert re.findall(r': ([\d.]+)"', drawn) == re.findall(r': ([\d.]+)"', expected)
             page.screenshot(path=pictures / f"{kind}-{width}.png", full_page=True)
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-            for bad, message in (("", "Type some text first."), ("[MASK]" + "x" * 20_000, "this page reads up to 20,000")):
+            for bad, message in (
+                ("", "Type some text first."),
+                ("[MASK]" + "x" * 20_000, "this page reads up to 20,000"),
+            ):
                 box.fill(bad)
                 page.locator(f"#run-{kind}").click()
                 page.locator(f"#message-{kind}").get_by_text(message).wait_for()

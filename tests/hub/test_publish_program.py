@@ -12,10 +12,14 @@ from hub_server import Hub, point_client_at
 from reader import hash_outputs
 from saved_models import make_model, make_tokenizer, save
 
+from clozebert.hub import publishing
+from clozebert.hub.card import write_card
 from clozebert.hub.native import to_native
 from clozebert.hub.publishing import complete_folder
 from clozebert.hub.pushing import push_folder
+from clozebert.hub.verification import Report
 from clozebert.modeling.bundle import class_of_auto_class
+from clozebert.scripts.publish import main
 
 TEXT_CLASSES = [name for name in class_of_auto_class() if name != "AutoModelForImageClassification"]
 IMAGE_CLASSES = ["AutoModel", "AutoModelForImageClassification"]
@@ -141,16 +145,38 @@ def test_checkpoints_are_revisions_in_a_clean_environment(hub, tmp_path):
     assert done.returncode == 0, done.stderr
     assert set(hub.repositories["org/steps"].branches) == {"main", "checkpoint-4"}
     (tmp_path / "reader").mkdir()
-    main, step, local = read(
+    final, step, local = read(
         hub,
         tmp_path / "reader",
         [encoder_of("org/steps"), encoder_of("org/steps", "checkpoint-4"), encoder_of(folder / "checkpoint-4")],
     )
-    assert hashes(step) == hashes(local) != hashes(main)
+    assert hashes(step) == hashes(local) != hashes(final)
     uploads = len(hub.uploads)
     again = publish(hub, tmp_path, folder, "--repo_id", "org/steps", "--all_checkpoints", "--license", "mit")
     assert again.stdout.count("nothing changed since") == 2, again.stdout
     assert len(hub.uploads) == uploads
+
+
+def test_checkpoints_go_up_with_the_runs_licence_and_without_its_evaluation(hub, tmp_path, monkeypatch):
+    """What stands beside the final model only is no obstacle to its checkpoints, and no mistake is met half-way."""
+    point_client_at(hub, monkeypatch)
+    monkeypatch.setattr(publishing, "verify_folder", lambda folder: Report(["AutoModel"], {}, []))
+    folder = run_folder(tmp_path / "run")
+    write_card(folder, {"license": "mit"})
+    (folder / "all_results.json").write_text(json.dumps({"eval_loss": 2.0}))
+    flags = [str(folder), "--repo_id", "org/licensed", "--all_checkpoints", "--public"]
+    main([*flags, "--eval_dataset", "org/text", "--eval_metric", "eval_loss", "--with_space", str(tmp_path / "space")])
+    branches = {name: hub.files("org/licensed", name) for name in hub.repositories["org/licensed"].branches}
+    assert set(branches) == {"main", "checkpoint-4"}
+    assert all(b"license: mit" in files["README.md"] for files in branches.values())
+    assert ".eval_results/text.yaml" in branches["main"]
+    assert (tmp_path / "space" / "app.py").is_file()
+    # A mistake in the last checkpoint stops the first push, too.
+    (folder / "checkpoint-4" / "README.md").write_text("---\nlicense: [\n---\n")
+    flags[2] = "org/unmade"
+    with pytest.raises(ValueError, match="cannot be read"):
+        main(flags)
+    assert "org/unmade" not in hub.repositories
 
 
 @pytest.mark.slow
