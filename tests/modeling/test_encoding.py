@@ -1,0 +1,79 @@
+"""`encode`: each text's vectors, whatever stands beside it, in the order of the texts."""
+
+import numpy as np
+import pytest
+import torch
+from encoder_cases import build, random_ids, relative_error, tiny_config
+
+from clozebert import ClozeBertModel, encode, encode_ids
+
+LENGTHS = [3, 17, 1, 9, 17, 2, 24, 5]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build(ClozeBertModel, tiny_config(classifier_pooling="mean"))
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    return [random_ids(length, seed=index).tolist() for index, length in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="module")
+def alone(model, sequences):
+    """Each sequence's tokens, from a forward of its own."""
+    with torch.no_grad():
+        return [model(torch.tensor([sequence])).last_hidden_state[0].numpy() for sequence in sequences]
+
+
+@pytest.mark.parametrize("tokens_per_batch", [None, 1, 20, 41])
+def test_tokens_are_those_of_each_sequence_by_itself(model, sequences, alone, tokens_per_batch):
+    found = encode_ids(model, sequences, pooling=None, tokens_per_batch=tokens_per_batch)
+    assert [len(x) for x in found] == LENGTHS
+    for x, wanted in zip(found, alone, strict=True):
+        assert relative_error(x, wanted) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("pooling", "pool"), [("mean", lambda x: x.mean(0)), ("max", lambda x: x.max(0)), ("cls", lambda x: x[0])]
+)
+def test_pooling(model, sequences, alone, pooling, pool):
+    found = encode_ids(model, sequences, pooling=pooling, tokens_per_batch=30)
+    # The mean is summed in float32.
+    assert relative_error(found, np.stack([pool(x) for x in alone])) <= 1e-6
+
+
+def test_texts_go_through_the_tokenizer_with_its_special_tokens(model, sequences, alone):
+    class Tokenizer:
+        def __call__(self, texts, **options):
+            assert options["add_special_tokens"]
+            return {"input_ids": [sequences[int(text)] for text in texts]}
+
+    found = encode(model, Tokenizer(), ["6", "0", "1"], pooling="cls")
+    assert relative_error(found, np.stack([alone[6][0], alone[0][0], alone[1][0]])) <= 1e-12
+
+
+def test_nothing_to_encode(model):
+    assert encode(model, None, []).shape == (0, model.config.hidden_size)
+    assert encode_ids(model, [], pooling=None) == []
+
+
+def test_the_model_is_left_in_its_mode_without_gradients(sequences):
+    model = build(ClozeBertModel, tiny_config(hidden_dropout_prob=0.5)).train()
+    first, second = encode_ids(model, sequences), encode_ids(model, sequences)
+    assert torch.equal(first, second)
+    assert model.training
+    assert not first.requires_grad
+
+
+def test_mistakes(model, sequences):
+    with pytest.raises(ValueError, match="is one text: give a list"):
+        encode(model, None, "one text")
+    with pytest.raises(ValueError, match="pooling='sum' must be one of mean, cls, max"):
+        encode_ids(model, sequences, pooling="sum")
+    with pytest.raises(ValueError, match="sequence 1 is empty"):
+        encode_ids(model, [[5], []])
+    limited = build(ClozeBertModel, tiny_config(positions="absolute", max_position_embeddings=32))
+    with pytest.raises(ValueError, match="33 tokens is longer than max_position_embeddings=32"):
+        encode_ids(limited, [[5] * 4, [5] * 33])
