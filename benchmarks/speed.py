@@ -132,7 +132,8 @@ def measure(row: Row, batches: Path, *, repeats: int, threads: int) -> dict[str,
         "work": row.work, "shape": row.shape, "batches": str(batches), "rows_per_batch": row.rows, "sparse": row.sparse,
         "device": row.device, **({"vocab_size": row.vocab_size} if row.vocab_size else {}),
     }  # fmt: skip
-    ours = {"side": "ours", "dropout": 0.0, "attention": "sdpa", "compile": row.compile_ours, "keep_memory": True}
+    ours = {"side": "ours", "dropout": 0.0, "attention": "sdpa", "compile": row.compile_ours}
+    ours["keep_memory"] = row.figure != "memory"  # what was needed to build the model would stay
     specifications = {"ours": {**common, **ours}}
     for attention in row.attentions:
         specifications[attention] = {

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .products import in_product_type, project
-from .ragged_attention import RaggedPlan, attend, is_short_on_cpu, ragged_attention
+from .ragged_attention import RaggedPlan, attend, products_pay, ragged_attention
 
 
 def rotate(x_BTHK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ class Attention(nn.Module):
         weights_BHTT = None
         if isinstance(attention_mask, RaggedPlan):
             out_BTHK = ragged_attention(q_BHTK, k_BHTK, v_BHTK, attention_mask, scaling=self.scaling, dropout=dropout)
-        elif self._is_short_on_cpu(q_BHTK, attention_mask):
+        elif self._by_products(q_BHTK, attention_mask):
             k_BHTK, v_BHTK = (repeat_heads(x, q_BHTK.shape[1]) for x in (k_BHTK, v_BHTK))
             out_BTHK = attend(q_BHTK, k_BHTK, v_BHTK, attention_mask, scaling=self.scaling, dropout=dropout).transpose(
                 1, 2
@@ -140,14 +140,14 @@ class Attention(nn.Module):
             )
         return project(self.o_proj, out_BTHK.reshape(*shape_BT, -1)), weights_BHTT
 
-    def _is_short_on_cpu(self, q_BHTK: torch.Tensor, mask: Any) -> bool:
-        """Whether `sdpa` is left to plain matrix products. Not under a compiler, which would guard on the length."""
+    def _by_products(self, q_BHTK: torch.Tensor, mask: Any) -> bool:
+        """Whether `sdpa` is done by plain matrix products. Not under a compiler, which would guard on the length."""
         return (
             self.config._attn_implementation == "sdpa"
             and not torch.compiler.is_compiling()
             and not torch.jit.is_tracing()
             and (mask is None or mask.dtype == torch.bool)
-            and is_short_on_cpu(q_BHTK, q_BHTK)
+            and products_pay(q_BHTK, q_BHTK)
         )
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 _LARGEST_GROUP = 1 << 24  # queries times keys: 16 M scores a head at a time
 _SHORT = 512  # keys
+_LARGEST_BLOCK = 1 << 23  # scores, of all heads: 16 MB
 
 
 @dataclass(frozen=True)
@@ -176,13 +177,17 @@ class _Place(torch.autograd.Function):
         return grad_MK.index_copy_(0, places_N, grad_NK), None
 
 
-def is_short_on_cpu(q_BHTK: torch.Tensor, k_BHSK: torch.Tensor) -> bool:
-    """Whether plain matrix products beat PyTorch's attention kernel: half precision, up to 512 keys, on a CPU.
+def products_pay(q_BHTK: torch.Tensor, k_BHSK: torch.Tensor) -> bool:
+    """Whether plain matrix products beat PyTorch's attention kernel: half precision on a CPU, up to 512 keys.
 
-    Measured: the kernel works in blocks that short sequences do not fill (docs/LOG.md).
+    Of more keys they do too, a block of queries at a time; but a gradient would want the scores of all blocks at once.
+    Measured: the kernel works in blocks that short sequences do not fill, and in long ones at half the speed of a
+    product (docs/LOG.md).
     """
     half = (torch.bfloat16, torch.float16)
-    return q_BHTK.device.type == "cpu" and q_BHTK.dtype in half and k_BHSK.shape[2] <= _SHORT
+    if q_BHTK.device.type != "cpu" or q_BHTK.dtype not in half:
+        return False
+    return k_BHSK.shape[2] <= _SHORT or not torch.is_grad_enabled()
 
 
 def attend(
@@ -198,14 +203,20 @@ def attend(
 
     Shape: [B, H, T, K], [B, H, S, K] twice -> [B, H, T, K].
     """
-    if not is_short_on_cpu(q_BHTK, k_BHSK):
+    if not products_pay(q_BHTK, k_BHSK):
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, scale=scaling)
-    scores_BHTS = (q_BHTK * scaling) @ k_BHSK.transpose(-1, -2)
-    if mask is not None:
-        # Added in place: a fill would copy the scores, and their gradient too. Half of the least: the sum stays finite.
-        least = torch.finfo(scores_BHTS.dtype).min / 2
-        scores_BHTS += torch.zeros_like(mask, dtype=scores_BHTS.dtype).masked_fill_(~mask, least)
-    return F.dropout(scores_BHTS.softmax(dim=-1), dropout).to(v_BHSK.dtype) @ v_BHSK
+    queries, keys = q_BHTK.shape[2], k_BHSK.shape[2]
+    block = queries if keys <= _SHORT else max(16, _LARGEST_BLOCK // (q_BHTK.shape[:2].numel() * keys))
+    outs = []
+    for first in range(0, queries, block):
+        scores_BHQS = (q_BHTK[:, :, first : first + block] * scaling) @ k_BHSK.transpose(-1, -2)
+        if mask is not None:
+            part = mask if mask.shape[2] == 1 else mask[:, :, first : first + block]
+            # Added in place: a fill would copy the scores, and their gradient too. Half of the least: sums stay finite.
+            least = torch.finfo(scores_BHQS.dtype).min / 2
+            scores_BHQS += torch.zeros_like(part, dtype=scores_BHQS.dtype).masked_fill_(~part, least)
+        outs.append(F.dropout(scores_BHQS.softmax(dim=-1), dropout).to(v_BHSK.dtype) @ v_BHSK)
+    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
 
 
 @torch.compiler.disable
@@ -270,4 +281,4 @@ def _tiled_attention(
     return _Place.apply(torch.cat(outs), plan.places_NH).view_as(q_NHK)
 
 
-__all__ = ["RaggedPlan", "attend", "is_short_on_cpu", "plan_ragged_attention", "ragged_attention"]
+__all__ = ["RaggedPlan", "attend", "plan_ragged_attention", "products_pay", "ragged_attention"]

@@ -111,3 +111,23 @@ def test_masked_lm_in_bf16_learns_from_the_loss_of_half_precision():
     ids = torch.as_tensor(random_ids(2, 9))
     model(ids, labels=ids).loss.backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_long_sequences_are_attended_in_blocks_of_queries(masked, monkeypatch):
+    from clozebert.modeling import ragged_attention
+
+    monkeypatch.setattr(ragged_attention, "_LARGEST_BLOCK", 2 * 3 * 700 * 64)  # 64 queries at a time
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, 700, 16).bfloat16()
+    mask = torch.rand(2, 1, 700, 700) < 0.5 if masked else None
+    with torch.no_grad():
+        assert ragged_attention.products_pay(q, k)
+        found = ragged_attention.attend(q, k, v, mask, scaling=0.25, dropout=0.0)
+        scores = q.double() @ k.double().transpose(-1, -2) / 4
+        scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        wanted = scores.softmax(dim=-1) @ v.double()
+    # Measured: 0.010 and 0.015; PyTorch's kernel, with scores in float32, 0.003. bf16 keeps 8 bits of a score.
+    assert relative_error(found, wanted) <= 0.03
+    q.requires_grad_()
+    assert not ragged_attention.products_pay(q, k)
