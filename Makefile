@@ -24,6 +24,11 @@ test: lint types
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
+# Alone on the machine, about half an hour.
+bench: $(READY)
+	$(BIN)/python benchmarks/speed.py --output benchmarks/results/speed-cpu.json
+	$(BIN)/python benchmarks/speed.py --render benchmarks/results/speed-cpu.json --into docs/speed.md
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -3,7 +3,7 @@
 
     python benchmarks/speed.py --output benchmarks/results/speed-cpu.json        # all rows, about 25 minutes
     python benchmarks/speed.py --rows train-bert encode-full --repeats 3         # some of them
-    python benchmarks/speed.py --render benchmarks/results/speed-cpu.json        # the table and the plot, from a file
+    python benchmarks/speed.py --render benchmarks/results/speed-cpu.json --into docs/speed.md    # table and plot
 
 Every side is a process of its own (contender.py). They take turns, `repeats` times round, after two turns that do not
 count; the figures are medians. transformers' models are measured under eager attention, sdpa, and sdpa compiled, and
@@ -281,8 +281,12 @@ def share_of_peak(row: Row, result: dict[str, Any], peak: float) -> float:
 
 
 def render(results: dict[str, Any]) -> str:
-    """The table, in Markdown."""
-    lines = ["| work | ours | the fastest of theirs | ratio | wanted | theirs with freed memory kept |",
+    """The table, in Markdown, with the machine above it."""
+    machine = results["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    peak = machine["bf16_matmul_flops"] / 1e9
+    lines = [f"{machine['processor']}, {machine['threads']} threads, {versions}; matmul peak {peak:.0f} GFLOP/s (bf16).",
+             "", "| work | ours | the fastest of theirs | ratio | wanted | theirs with freed memory kept |",
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for row in results["rows"].values():
         sides, unit = row["sides"], row["figure"]
@@ -298,6 +302,15 @@ def render(results: dict[str, Any]) -> str:
             f"({row['best']}) | **{row['ratio']:.2f}** | {row['wanted']} | {kept} |"
         )
     return "\n".join(lines)
+
+
+def put(text: str, document: Path, *, marker: str) -> None:
+    """Replace what stands between `<!-- marker -->` and `<!-- /marker -->`."""
+    before, opening, rest = document.read_text().partition(f"<!-- {marker} -->\n")
+    _, closing, after = rest.partition(f"<!-- /{marker} -->")
+    if not closing:
+        raise ValueError(f"{document} has no markers <!-- {marker} --> and <!-- /{marker} -->")
+    document.write_text(f"{before}{opening}{text}\n{closing}{after}")
 
 
 def shown(side: Any, figure: str) -> str:
@@ -336,12 +349,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--sentences", type=Path, default=EWT, help="a CoNLL-U file with `# text =` lines")
     parser.add_argument("--output", type=Path, help="a JSON file for the results; it keeps its other rows")
-    parser.add_argument("--render", type=Path, help="print the table of such a file, and draw its plot beside it")
+    parser.add_argument("--render", type=Path, help="draw the plot of such a file beside it, and print its table …")
+    parser.add_argument("--into", type=Path, help="… or put it into this document, between its markers")
     arguments = parser.parse_args()
     if arguments.render:
         results = json.loads(arguments.render.read_text())
-        print(render(results))
         draw(results, arguments.render.with_suffix(".png"))
+        if arguments.into:
+            put(render(results), arguments.into, marker=arguments.render.stem)
+        else:
+            print(render(results))
         return
     results = {"command": "python benchmarks/speed.py", "machine": machine(), "rows": {}}
     if arguments.output and arguments.output.exists():
