@@ -285,8 +285,8 @@ def render(results: dict[str, Any]) -> str:
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     peak = machine["bf16_matmul_flops"] / 1e9
-    lines = [f"{machine['processor']}, {machine['threads']} threads, {versions}; matmul peak {peak:.0f} GFLOP/s (bf16).",
-             "", "| work | ours | the fastest of theirs | ratio | wanted | theirs with freed memory kept |",
+    lines = [f"{machine['processor']}, {machine['threads']} threads, {versions}; bf16 matmul: {peak:.0f} GFLOP/s.", "",
+             "| work | ours | the fastest of theirs | ratio | wanted | theirs with freed memory kept |",
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for row in results["rows"].values():
         sides, unit = row["sides"], row["figure"]
