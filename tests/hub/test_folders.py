@@ -314,8 +314,8 @@ def test_tokenizer_and_card_come_along(tmp_path):
     assert loaded("w3 w4 [MASK]")["input_ids"] == tokenizer("w3 w4 [MASK]")["input_ids"]
     assert loaded.mask_token_id == 4
     written = json.loads((tmp_path / "ours" / "tokenizer_config.json").read_text())
-    # The name that transformers 4 knows as well; and nothing of how it was loaded here.
-    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+    # A name that transformers 4 knows as well (5.10 takes that of the model's type); and nothing of how it was loaded.
+    assert written["tokenizer_class"] in ("PreTrainedTokenizerFast", "BertTokenizer")
     assert not {"is_local", "local_files_only", "name_or_path"} & set(written)
     card = ModelCard.load(tmp_path / "ours" / "README.md")
     assert (card.data.license, card.data.language) == ("mit", "de")
