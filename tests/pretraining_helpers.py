@@ -194,7 +194,7 @@ def rows_of(output_dir: Path) -> dict[int, list[int]]:
     return {step: [row for place in sorted(parts) for row in parts[place]] for step, parts in chunks.items()}
 
 
-def in_forks(work: Callable[[int], None], environments: list[dict[str, str]], *, timeout: float = 120) -> list[int]:
+def in_forks(work: Callable[[int], None], environments: list[dict[str, str]], *, timeout: float = 300) -> list[int]:
     """The exit statuses of processes that do `work(rank)`, each with its additions to the environment."""
 
     def begin(rank: int) -> None:
