@@ -47,7 +47,9 @@ class FinetuningArguments:
     eval_steps: int | None = flag("Evaluate and save every so many steps (default: after each epoch).")
     metric_for_best_model: str | None = flag("Score that chooses the best evaluation (default: by the task).")
     mixed_precision: str = flag("auto (bf16 where it is fast), no, bf16 or fp16.", "auto")
-    packing: str = flag("'auto': no padding where the model reads packed batches; 'off': always pad.", "auto")
+    packing: str = flag(
+        "'auto': no padding where the model reads packed batches, else like lengths together; 'off': pad.", "auto"
+    )
     seed: int = flag("Seed of the head, the order of the data and the dropout.", 42)
     seeds: list[int] | None = field(
         default=None, metadata={"help": "Run once for each seed, into sub-folders, and report mean and deviation."}

@@ -214,6 +214,8 @@ class FinetuningRun:
             evaluation=(self.splits["validation"], self.windows["validation"]),
             collator=self.collator,
             groups=self.parameter_groups,
+            # `--packing off` gives the very batches that packing gives, to compare the two
+            group_by_length=self.arguments.packing == "auto" and not isinstance(self.collator, PackedCollator),
             train_dataset=self.windows["train"],
             processing_class=self.tokenizer,
             **{"args": self.training, **({} if "model_init" in kwargs else {"model": self.model}), **kwargs},

@@ -107,6 +107,7 @@ class FinetuningTrainer(Trainer):
         evaluation: (examples, their windows) to evaluate on.
         collator: makes the batches, for training and evaluation.
         groups: (model, learning rate) -> the optimizer's parameter groups.
+        group_by_length: batches of windows of like length, in place of a plain random order.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class FinetuningTrainer(Trainer):
         evaluation: tuple[list[Any], list[Window]],
         collator: Collator,
         groups: Callable[[Any, float], list[dict[str, Any]]],
+        group_by_length: bool,
         **kwargs: Any,
     ) -> None:
         super().__init__(data_collator=collator, eval_dataset=evaluation[1], compute_loss_func=task.loss, **kwargs)
@@ -125,11 +127,12 @@ class FinetuningTrainer(Trainer):
         self.evaluation = evaluation
         self.collator = collator
         self.groups = groups
+        self.group_by_length = group_by_length
         self.autocast: Any = self.compute_loss_context_manager
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
-        """Windows of like length together where batches are padded; packed ones come in plain random order."""
-        if isinstance(self.collator, PackedCollator):
+        """Windows of like length together, or Trainer's own order."""
+        if not self.group_by_length:
             return super()._get_train_sampler(train_dataset)
         windows: Any = self.train_dataset if train_dataset is None else train_dataset
         lengths = [len(window.input_ids) for window in windows]
