@@ -410,7 +410,8 @@ def shown(score: dict[str, Any] | None) -> str:
     if score is None:
         return ""
     text = f"{100 * score['mean']:.1f}" + ("" if score["sd"] is None else f" ± {100 * score['sd']:.1f}")
-    return text if len(score["seeds"]) == len(SEEDS) else f"{text} ({len(score['seeds'])} seed(s))"
+    runs = len(score["seeds"])
+    return text if runs == len(SEEDS) else f"{text} ({runs} seed{'s' if runs > 1 else ''})"
 
 
 def render(work: Path) -> None:
