@@ -51,11 +51,10 @@ class FeedForward(nn.Module):
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Shape: [B, T, D] -> [B, T, D]."""
         x_BTD = in_product_type(x_BTD)
-        activation = {"activation": self.activation, "name": self.activation_name}
-        if self.gate_proj is None:
-            h_BTF = project(self.up_proj, x_BTD, **activation)
-        else:
-            h_BTF = project(self.gate_proj, x_BTD, **activation) * project(self.up_proj, x_BTD)
+        first = self.up_proj if self.gate_proj is None else self.gate_proj
+        h_BTF = project(first, x_BTD, activation=self.activation, name=self.activation_name)
+        if self.gate_proj is not None:
+            h_BTF = h_BTF * project(self.up_proj, x_BTD)
         return project(self.down_proj, self.dropout(h_BTF))
 
 

@@ -51,7 +51,7 @@ def _has_fused_product(x: torch.Tensor, layer: nn.Module) -> bool:
     """Half precision on a CPU that multiplies it, nothing to differentiate, no graph being recorded."""
     return (
         x.dtype == torch.bfloat16 == layer.weight.dtype
-        and x.device.type == "cpu" == layer.weight.device.type  # type: ignore[union-attr]
+        and x.device.type == "cpu" == layer.weight.device.type
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
