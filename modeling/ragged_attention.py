@@ -10,6 +10,7 @@ keys of a tile. A head of a token is a row of its own, so one gather brings a ti
 matrix products want.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,15 +83,12 @@ def plan_ragged_attention(
         query_starts, query_counts, key_starts, key_counts = starts, lengths, starts, lengths
     else:
         query_starts, query_counts, key_starts, key_counts = _window_tiles(starts, lengths, window)
-    order = torch.argsort(query_counts * (max_length + 1) + key_counts, stable=True)
-    sizes = [(int(q), int(s)) for q, s in zip(query_counts[order], key_counts[order], strict=True)]
     places_NH = torch.zeros(int(bounds[-1]) * heads, dtype=torch.long)
     groups, offset = [], 0
-    for first, last in _group_sizes(sizes):
-        rows = order[first:last]
-        queries, keys = int(query_counts[rows].max()), int(key_counts[rows].max())
+    for rows, repeats, queries, keys in _group(_rounded(query_counts), _rounded(key_counts)):
         query_index_GQ, query_valid_GQ = _spread(query_starts[rows], query_counts[rows], queries)
         key_index_GS, key_valid_GS = _spread(key_starts[rows], key_counts[rows], keys)
+        query_valid_GQ[len(rows) - repeats :] = False
         query_rows_GHQ, valid_GHQ = _head_rows(query_index_GQ, heads), query_valid_GQ[:, None].expand(-1, heads, -1)
         places_NH[query_rows_GHQ[valid_GHQ]] = offset + valid_GHQ.flatten().nonzero().squeeze(1)
         offset += query_rows_GHQ.numel()
@@ -123,18 +121,27 @@ def _window_tiles(starts: torch.Tensor, lengths: torch.Tensor, window: int) -> t
     return table[:, 0], table[:, 1], table[:, 2], table[:, 3] - table[:, 2]
 
 
-def _group_sizes(sizes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Cut tiles, sorted by size, into runs [first, last) that waste at most about an eighth on filling up."""
-    groups, first = [], 0
-    for last in range(1, len(sizes) + 1):
-        if last < len(sizes):
-            queries, keys = sizes[last]
-            similar = queries <= sizes[first][0] * 1.125 + 2 and keys <= sizes[first][1] * 1.25 + 4
-            if similar and (last - first + 1) * queries * keys <= _LARGEST_GROUP:
-                continue
-        groups.append((first, last))
-        first = last
-    return groups
+def _rounded(counts: torch.Tensor) -> torch.Tensor:
+    """Lengths of up to 512 rounded up by at most an eighth, or to a multiple of 8: then shapes of tiles come again.
+
+    oneDNN compiles a kernel for each shape that it meets first, which takes longer than a small product (docs/LOG.md).
+    """
+    step = 2 ** (counts.clamp(min=65) - 1).log2().floor().long() // 8
+    return torch.where(counts <= _SHORT, -(-counts // step) * step, counts)
+
+
+def _group(query_counts: torch.Tensor, key_counts: torch.Tensor) -> Iterator[tuple[torch.Tensor, int, int, int]]:
+    """Tiles of one size together: their indices, how many of these repeat the last one, queries, keys.
+
+    A group's number of tiles is 1, 2, 3, 4, 6, 8, 12, 16, …, for the same reason.
+    """
+    sizes, group_of_tile = torch.stack([query_counts, key_counts]).unique(dim=1, return_inverse=True)
+    for group, (queries, keys) in enumerate(sizes.T.tolist()):
+        tiles = (group_of_tile == group).nonzero().squeeze(1)
+        for part in tiles.split(max(1, _LARGEST_GROUP // (queries * keys))):
+            power = 2 ** (len(part) - 1).bit_length()
+            repeats = (power * 3 // 4 if len(part) <= power * 3 // 4 and power > 2 else power) - len(part)
+            yield torch.cat([part, part[-1:].expand(repeats)]), repeats, queries, keys
 
 
 def _spread(starts: torch.Tensor, counts: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
