@@ -106,7 +106,7 @@ class _HalfPrecisionCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_MC: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
-        log_sums_M = torch.cat([rows.float().logsumexp(dim=-1) for rows in _row_chunks(logits_MC)])
+        log_sums_M = torch.cat([rows.float().logsumexp(dim=-1) for rows in logits_MC.split(_rows_at_once(logits_MC))])
         ctx.save_for_backward(logits_MC, labels_M, log_sums_M)
         counted_M = labels_M != IGNORED_LABEL
         chosen_M = logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1).float()
@@ -117,11 +117,9 @@ class _HalfPrecisionCrossEntropy(torch.autograd.Function):
         logits_MC, labels_M, log_sums_M = ctx.saved_tensors
         scale_M = grad * (labels_M != IGNORED_LABEL)
         grad_MC = torch.empty_like(logits_MC)
-        for rows, out, log_sums, labels, scale in zip(
-            *map(_row_chunks, (logits_MC, grad_MC)),
-            *(x.split(_rows_at_once(logits_MC)) for x in (log_sums_M, labels_M, scale_M)),
-            strict=True,
-        ):
+        tensors = (logits_MC, grad_MC, log_sums_M, labels_M, scale_M)
+        chunks = (x.split(_rows_at_once(logits_MC)) for x in tensors)
+        for rows, out, log_sums, labels, scale in zip(*chunks, strict=True):
             # d(-log softmax(x)[label]) / dx = softmax(x) - 1[label]
             probabilities = (rows.float() - log_sums[:, None]).exp_()
             probabilities.scatter_add_(1, labels.clamp(min=0)[:, None], -torch.ones_like(log_sums)[:, None])
@@ -132,10 +130,6 @@ class _HalfPrecisionCrossEntropy(torch.autograd.Function):
 def _rows_at_once(logits_MC: torch.Tensor) -> int:
     """Rows that are widened together: about 4 MB on a CPU, where they stay in its cache, and 1 GB elsewhere."""
     return max(1, (1 << 20 if logits_MC.device.type == "cpu" else 1 << 28) // max(1, logits_MC.shape[-1]))
-
-
-def _row_chunks(logits_MC: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return logits_MC.split(_rows_at_once(logits_MC))
 
 
 def sequence_loss(

@@ -24,10 +24,10 @@ _LARGEST_BLOCK = 1 << 23  # scores, of all heads: 16 MB
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Tiles attended together: which of the N * H rows they take. `mask` is None where every query sees every key."""
+    """Tiles attended together: the sizes [G, H, Q] and [G, H, S]. `mask` is None where every query sees every key."""
 
-    query_rows_GHQ: torch.Tensor
-    key_rows_GHS: torch.Tensor
+    query_shape: torch.Size
+    key_shape: torch.Size
     mask_G1QS: torch.Tensor | None
 
 
@@ -39,8 +39,11 @@ class RaggedPlan:
     max_length: int
     window: int | None
     groups: tuple[TileGroup, ...]
-    places_NH: torch.Tensor | None  # where each row's output stands in the concatenation of all groups
-    keys_are_queries: bool = True  # every tile's keys are its queries' tokens
+    # Of all groups, one after the other: the rows that queries and keys take, None where a tile's keys are its queries'
+    # tokens; and where each row's output stands among them.
+    query_rows_M: torch.Tensor | None = None
+    key_rows_M: torch.Tensor | None = None
+    places_NH: torch.Tensor | None = None
 
     def to(self, device: Any, non_blocking: bool = False) -> "RaggedPlan":
         """The same plan on another device; models spread over devices move their inputs by this."""
@@ -48,8 +51,9 @@ class RaggedPlan:
         def move(x: torch.Tensor | None) -> Any:
             return None if x is None else x.to(device, non_blocking=non_blocking)
 
-        groups = tuple(TileGroup(*map(move, vars(group).values())) for group in self.groups)
-        return replace(self, cu_seq_lens=move(self.cu_seq_lens), groups=groups, places_NH=move(self.places_NH))
+        tensors = ("cu_seq_lens", "query_rows_M", "key_rows_M", "places_NH")
+        groups = tuple(replace(group, mask_G1QS=move(group.mask_G1QS)) for group in self.groups)
+        return replace(self, groups=groups, **{name: move(getattr(self, name)) for name in tensors})
 
 
 @torch.compiler.disable
@@ -77,14 +81,14 @@ def plan_ragged_attention(
     if window is not None and window >= max_length - 1:
         window = None  # no document is long enough for it to hide anything
     if not use_tiles:
-        return RaggedPlan(cu_seq_lens.to(torch.int32), max_length, window, (), None)
+        return RaggedPlan(cu_seq_lens.to(torch.int32), max_length, window, ())
     starts, lengths = starts[lengths > 0], lengths[lengths > 0]
     if window is None:
         query_starts, query_counts, key_starts, key_counts = starts, lengths, starts, lengths
     else:
         query_starts, query_counts, key_starts, key_counts = _window_tiles(starts, lengths, window)
     places_NH = torch.zeros(int(bounds[-1]) * heads, dtype=torch.long)
-    groups, offset = [], 0
+    groups, query_rows, key_rows, offset = [], [], [], 0
     for rows, repeats, queries, keys in _group(_rounded(query_counts), _rounded(key_counts)):
         query_index_GQ, query_valid_GQ = _spread(query_starts[rows], query_counts[rows], queries)
         key_index_GS, key_valid_GS = _spread(key_starts[rows], key_counts[rows], keys)
@@ -98,9 +102,23 @@ def plan_ragged_attention(
         if window is not None:
             mask_GQS = mask_GQS & ((query_index_GQ[:, :, None] - key_index_GS[:, None, :]).abs() <= window)
         mask = None if bool(mask_GQS.all()) else mask_GQS[:, None].to(device)
-        groups.append(TileGroup(query_rows_GHQ.to(device), _head_rows(key_index_GS, heads).to(device), mask))
+        query_rows.append(query_rows_GHQ)
+        key_rows.append(_head_rows(key_index_GS, heads))
+        groups.append(TileGroup(query_rows_GHQ.shape, key_rows[-1].shape, mask))
     shared = bool((query_starts == key_starts).all() and (query_counts == key_counts).all())
-    return RaggedPlan(cu_seq_lens, max_length, window, tuple(groups), places_NH.to(device), shared)
+    return RaggedPlan(
+        cu_seq_lens,
+        max_length,
+        window,
+        tuple(groups),
+        query_rows_M=_joined(query_rows).to(device),
+        key_rows_M=None if shared else _joined(key_rows).to(device),
+        places_NH=places_NH.to(device),
+    )
+
+
+def _joined(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([part.flatten() for part in rows])
 
 
 def _head_rows(index_GQ: torch.Tensor, heads: int) -> torch.Tensor:
@@ -262,24 +280,22 @@ def _tiled_attention(
     q_NHK: torch.Tensor, k_NHK: torch.Tensor, v_NHK: torch.Tensor, plan: RaggedPlan, *, scaling: float, dropout: float
 ) -> torch.Tensor:
     """Shape: [N, H, K] each -> [N, H, K]."""
-    assert plan.places_NH is not None
-    query_rows_M = torch.cat([group.query_rows_GHQ.flatten() for group in plan.groups])
-    q_MK = _Take.apply(q_NHK.flatten(0, 1), query_rows_M, plan.places_NH)
-    if plan.keys_are_queries:
-        k_MK, v_MK = (_Take.apply(x.flatten(0, 1), query_rows_M, plan.places_NH) for x in (k_NHK, v_NHK))
+    assert plan.query_rows_M is not None
+    q_MK = _Take.apply(q_NHK.flatten(0, 1), plan.query_rows_M, plan.places_NH)
+    if plan.key_rows_M is None:
+        k_MK, v_MK = (_Take.apply(x.flatten(0, 1), plan.query_rows_M, plan.places_NH) for x in (k_NHK, v_NHK))
     else:
-        key_rows_M = torch.cat([group.key_rows_GHS.flatten() for group in plan.groups])
-        k_MK, v_MK = (x.flatten(0, 1).index_select(0, key_rows_M) for x in (k_NHK, v_NHK))
+        k_MK, v_MK = (x.flatten(0, 1).index_select(0, plan.key_rows_M) for x in (k_NHK, v_NHK))
     # `split`, not slices: the gradient of a slice is a whole tensor of zeros around it.
-    q_parts = q_MK.split([group.query_rows_GHQ.numel() for group in plan.groups])
-    key_counts = [group.key_rows_GHS.numel() for group in plan.groups]
+    q_parts = q_MK.split([group.query_shape.numel() for group in plan.groups])
+    key_counts = [group.key_shape.numel() for group in plan.groups]
     k_parts, v_parts = k_MK.split(key_counts), v_MK.split(key_counts)
     outs = []
     for group, q_part, k_part, v_part in zip(plan.groups, q_parts, k_parts, v_parts, strict=True):
         out_GHQK = attend(
-            q_part.unflatten(0, group.query_rows_GHQ.shape),
-            k_part.unflatten(0, group.key_rows_GHS.shape),
-            v_part.unflatten(0, group.key_rows_GHS.shape),
+            q_part.unflatten(0, group.query_shape),
+            k_part.unflatten(0, group.key_shape),
+            v_part.unflatten(0, group.key_shape),
             group.mask_G1QS,
             scaling=scaling,
             dropout=dropout,
