@@ -38,7 +38,9 @@ def measure(
     )
     from clozebert.training.finetuning_trainer import make_optimizer
     from clozebert.training.finetuning_windows import PackedCollator, PaddedCollator, WindowMaker
+    from clozebert.training.memory import keep_freed_memory
 
+    keep_freed_memory()  # as the programs do, for both sides
     given = {"model_name_or_path": model_name_or_path, "output_dir": "", "train_file": train_file}
     task: Any
     if kind == "token":

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .products import in_product_type, project
+from .products import in_product_type, is_recorded, project
 from .ragged_attention import RaggedPlan, attend, products_pay, ragged_attention
 
 
@@ -23,9 +23,29 @@ def rotate(x_BTHK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -
     """
     half = x_BTHK.shape[-1] // 2
     cos, sin = cos_BTK[..., None, :half], sin_BTK[..., None, :half]
+    if torch.is_grad_enabled() and not is_recorded():
+        return _Rotation.apply(x_BTHK, cos, sin)
+    return _rotated(x_BTHK, cos, sin)
+
+
+def _rotated(x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = x_BTHK.to(torch.promote_types(x_BTHK.dtype, cos.dtype)).chunk(2, dim=-1)
-    turned = ((first * cos).sub_(second * sin), (second * cos).add_(first * sin))
+    turned = (torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin))
     return torch.cat([part.to(x_BTHK.dtype) for part in turned], dim=-1)
+
+
+class _Rotation(torch.autograd.Function):
+    """Its gradient is the gradient turned back: fewer passes than PyTorch makes of the formula, and x is not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x_BTHK, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BTHK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _Rotation.apply(grad_BTHK, cos, -sin), None, None
 
 
 def eager_attention(
@@ -63,6 +83,13 @@ def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
     """Give each group of query heads the key (or value) head that they share."""
     groups = heads // x_BHTK.shape[1]
     return x_BHTK.repeat_interleave(groups, dim=1) if groups > 1 else x_BHTK
+
+
+def queries_of(x_BTD: torch.Tensor, attention_mask: Any) -> torch.Tensor:
+    """The tokens that are queries: [1, R, D] of a plan that says which, else all."""
+    if not isinstance(attention_mask, RaggedPlan) or attention_mask.read_R is None:
+        return x_BTD
+    return x_BTD.index_select(1, attention_mask.read_R)
 
 
 class Attention(nn.Module):
@@ -103,22 +130,25 @@ class Attention(nn.Module):
         """Shape: hidden_states [B, T, D] -> ([B, T, D], weights [B, H, T, T] where the implementation gives them).
 
         `attention_mask` is what the chosen implementation takes (additive, boolean, a BlockMask, or a `RaggedPlan`).
+        By a plan that reads R tokens only, the output is [1, R, D].
         """
-        shape_BT, hidden_states = hidden_states.shape[:-1], in_product_type(hidden_states)
+        hidden_states = in_product_type(hidden_states)
+        queries = queries_of(hidden_states, attention_mask)
         q_BTHK, k_BTHK, v_BTHK = (
-            project(layer, hidden_states).view(*shape_BT, -1, self.head_dim)
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
+            project(layer, x_BTD).view(*x_BTD.shape[:-1], -1, self.head_dim)
+            for layer, x_BTD in ((self.q_proj, queries), (self.k_proj, hidden_states), (self.v_proj, hidden_states))
         )
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
         if position_embeddings is not None:
-            q_BTHK, k_BTHK = rotate(q_BTHK, *position_embeddings), rotate(k_BTHK, *position_embeddings)
+            q_BTHK = rotate(q_BTHK, *(queries_of(table, attention_mask) for table in position_embeddings))
+            k_BTHK = rotate(k_BTHK, *position_embeddings)
         q_BHTK, k_BHTK, v_BHTK = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
         dropout = self.dropout if self.training else 0.0
         weights_BHTT = None
         if isinstance(attention_mask, RaggedPlan):
             out_BTHK = ragged_attention(q_BHTK, k_BHTK, v_BHTK, attention_mask, scaling=self.scaling, dropout=dropout)
-        elif self._by_products(q_BHTK, attention_mask):
+        elif self._by_products(q_BHTK, attention_mask, dropout):
             k_BHTK, v_BHTK = (repeat_heads(x, q_BHTK.shape[1]) for x in (k_BHTK, v_BHTK))
             out_BTHK = attend(q_BHTK, k_BHTK, v_BHTK, attention_mask, scaling=self.scaling, dropout=dropout).transpose(
                 1, 2
@@ -138,17 +168,16 @@ class Attention(nn.Module):
                 sliding_window=None if self.sliding_window is None else self.sliding_window + 1,
                 **kwargs,
             )
-        return project(self.o_proj, out_BTHK.reshape(*shape_BT, -1)), weights_BHTT
+        return project(self.o_proj, out_BTHK.reshape(*queries.shape[:-1], -1)), weights_BHTT
 
-    def _by_products(self, q_BHTK: torch.Tensor, mask: Any) -> bool:
+    def _by_products(self, q_BHTK: torch.Tensor, mask: Any, dropout: float) -> bool:
         """Whether `sdpa` is done by plain matrix products. Not under a compiler, which would guard on the length."""
         return (
             self.config._attn_implementation == "sdpa"
-            and not torch.compiler.is_compiling()
-            and not torch.jit.is_tracing()
+            and not is_recorded()
             and (mask is None or mask.dtype == torch.bool)
-            and products_pay(q_BHTK, q_BHTK)
+            and products_pay(q_BHTK, q_BHTK, dropout)
         )
 
 
-__all__ = ["Attention", "eager_attention", "rotate"]
+__all__ = ["Attention", "eager_attention", "queries_of", "rotate"]

@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .attention import Attention
-from .products import in_product_type, project
+from .attention import Attention, queries_of
+from .dropout import Dropout
+from .products import in_product_type, is_recorded, project
+
+_COMPUTED_AGAIN_FROM = 1 << 24  # tokens times feed-forward size: 32 MB in half precision
 
 
 def make_norm(config: ClozeBertConfig, size: int) -> nn.Module:
@@ -46,16 +50,25 @@ class FeedForward(nn.Module):
         self.down_proj.is_output_projection = True  # type: ignore[assignment]
         self.activation = make_activation(config.hidden_act)
         self.activation_name = config.hidden_act
-        self.dropout = nn.Dropout(config.mlp_dropout)
+        self.dropout = Dropout(config.mlp_dropout)
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Shape: [B, T, D] -> [B, T, D]."""
         x_BTD = in_product_type(x_BTD)
-        first = self.up_proj if self.gate_proj is None else self.gate_proj
-        h_BTF = project(first, x_BTD, activation=self.activation, name=self.activation_name)
-        if self.gate_proj is not None:
-            h_BTF = h_BTF * project(self.up_proj, x_BTD)
-        return project(self.down_proj, self.dropout(h_BTF))
+        maps = [self.up_proj] if self.gate_proj is None else [self.gate_proj, self.up_proj]
+        if not torch.is_grad_enabled():
+            h_BTF = project(maps[0], x_BTD, activation=self.activation, name=self.activation_name)
+            return project(self.down_proj, h_BTF if len(maps) == 1 else h_BTF * project(maps[1], x_BTD))
+        inner = [layer(x_BTD) for layer in maps]
+        # A compiler decides by itself what to keep.
+        if is_recorded() or inner[0].numel() < _COMPUTED_AGAIN_FROM:
+            return self._down(*inner)
+        return checkpoint(self._down, *inner, use_reentrant=False)
+
+    def _down(self, h_BTF: torch.Tensor, up_BTF: torch.Tensor | None = None) -> torch.Tensor:
+        """From the inner activations on: what this keeps is most of a layer's memory, and quick to compute again."""
+        h_BTF = self.activation(h_BTF)
+        return self.down_proj(self.dropout(h_BTF if up_BTF is None else h_BTF * up_BTF))
 
 
 class EncoderLayer(GradientCheckpointingLayer):
@@ -73,7 +86,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         has_norm = config.first_attention_norm or layer_idx > 0
         self.attention_norm = make_norm(config, config.hidden_size) if has_norm else nn.Identity()
         self.mlp_norm = make_norm(config, config.hidden_size)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self,
@@ -82,13 +95,13 @@ class EncoderLayer(GradientCheckpointingLayer):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Shape: [B, T, D] -> [B, T, D]; the other arguments are `Attention`'s."""
-        x_BTD = hidden_states
+        """Shape: [B, T, D] -> [B, T, D], or [1, R, D] where R are read; the others are `Attention`'s."""
         attend = {"attention_mask": attention_mask, "position_embeddings": position_embeddings, **kwargs}
+        x_BTD = queries_of(hidden_states, attention_mask)
         if self.pre_norm:
-            x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD), **attend)[0])
+            x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(hidden_states), **attend)[0])
             return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))
-        x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(x_BTD, **attend)[0]))
+        x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(hidden_states, **attend)[0]))
         return self.mlp_norm(x_BTD + self.dropout(self.mlp(x_BTD)))
 
 

@@ -14,6 +14,7 @@ CODE_FILES = (
     "named_architectures.py",
     "embeddings.py",
     "products.py",
+    "dropout.py",
     "ragged_attention.py",
     "attention.py",
     "blocks.py",

@@ -14,6 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_norm
+from .dropout import Dropout
+from .products import is_recorded
 
 
 class TextEmbeddings(nn.Module):
@@ -30,7 +32,7 @@ class TextEmbeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
         self.positions = PositionEmbeddings(config, size)
         self.norm = make_norm(config, size) if config.embedding_norm else None
-        self.dropout = nn.Dropout(
+        self.dropout = Dropout(
             config.hidden_dropout_prob if config.embedding_dropout is None else config.embedding_dropout
         )
         self.projection = nn.Linear(size, config.hidden_size) if size != config.hidden_size else None
@@ -60,7 +62,7 @@ class TextEmbeddings(nn.Module):
             types = self.token_type_embeddings.num_embeddings
             check_ids(token_type_ids, types, name="token_type_ids", limit="type_vocab_size")
             x_BTE = x_BTE + self.token_type_embeddings(token_type_ids)
-        elif token_type_ids is not None and not _is_tracing() and bool(token_type_ids.any()):
+        elif token_type_ids is not None and not is_recorded() and bool(token_type_ids.any()):
             raise ValueError("token_type_ids are not all 0, but this model has type_vocab_size=0")
         x_BTE = self.positions(x_BTE, input_ids=input_ids, position_ids=position_ids)
         if self.norm is not None:
@@ -134,7 +136,7 @@ class ImageEmbeddings(nn.Module):
         if self.kind == "absolute":
             self.table = nn.Parameter(torch.zeros(1, self.side**2 + 1, config.hidden_size))
         self.norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
-        self.dropout = nn.Dropout(
+        self.dropout = Dropout(
             config.hidden_dropout_prob if config.embedding_dropout is None else config.embedding_dropout
         )
 
@@ -253,16 +255,12 @@ def check_ids(ids: torch.Tensor, limit_value: int, *, name: str, limit: str) -> 
     """Raise `ValueError` where an id lies outside [0, limit_value). Only on a CPU: elsewhere the check would wait."""
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise ValueError(f"{name} must be whole numbers (torch.long), not {ids.dtype}")
-    if ids.device.type != "cpu" or _is_tracing() or not ids.numel():
+    if ids.device.type != "cpu" or is_recorded() or not ids.numel():
         return
     low, high = (int(value) for value in torch.aminmax(ids))
     if low < 0 or high >= limit_value:
         wrong = low if low < 0 else high
         raise ValueError(f"{name} holds {wrong}, outside the {limit_value} rows that {limit} gives")
-
-
-def _is_tracing() -> bool:
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.compiler.is_exporting()
 
 
 __all__ = ["ImageEmbeddings", "RotaryEmbedding", "TextEmbeddings", "check_ids"]

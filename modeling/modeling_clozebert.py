@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.modeling_outputs import (
@@ -36,8 +37,10 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
 from .blocks import EncoderLayer, make_norm
 from .bundle import auto_map, write_code
+from .dropout import Dropout
 from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings, check_ids
 from .heads import DenseHead, Pooling, cross_entropy, make_classifier_head, pad_packed, sequence_loss
+from .products import is_recorded
 from .ragged_attention import RaggedPlan, plan_ragged_attention
 
 _MASK_MAKERS = {
@@ -164,6 +167,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         pixel_values: torch.Tensor | None = None,
+        read_positions: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
@@ -176,10 +180,13 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             token_type_ids: [B, T], 0 where not given.
             position_ids: [B or 1, T], counted from 0; by the configuration's rule where not given.
             cu_seq_lens_q: [documents + 1] of a packed run, in place of a mask.
+            read_positions: [R] indices into the B * T tokens, the only ones whose last hidden state is wanted: of a
+                packed run, the last layer then works for these only.
 
         Returns:
-            last_hidden_state [B, T, D], zero at padding; pooler_output [B, D] (a row for each document of a packed run)
-            with `base_pooler`; hidden_states and attentions where asked for.
+            last_hidden_state [B, T, D], zero at padding, and with `base_pooler` pooler_output [B, D] (a row for each
+            document of a packed run); or last_hidden_state [1, R, D] at `read_positions`. hidden_states (the last of
+            which is last_hidden_state) and attentions where asked for.
 
         Raises:
             ValueError: inputs that contradict one another or the configuration, before anything is computed.
@@ -187,21 +194,29 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         x_BTD, position_ids, boundaries = self._embed(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, pixel_values, kwargs
         )
-        masks = self._masks(x_BTD, attention_mask, boundaries, kwargs)
+        run, tokens = boundaries, x_BTD.shape[1]
+        if run is not None and position_ids is not None and self._sizes_should_recur(x_BTD, kwargs):
+            x_BTD, position_ids, run = _fill_up(x_BTD, position_ids, run)
+        masks = self._masks(x_BTD, attention_mask, run, kwargs)
         tables: dict[str, Any] = dict.fromkeys(masks)
         if self.rotary_emb is not None:
             tables = {layer_type: self.rotary_emb(x_BTD, position_ids, layer_type) for layer_type in masks}
-        layer: Any
-        for layer in self.layers:
-            x_BTD = layer(
-                x_BTD,
-                attention_mask=masks[layer.attention_type],
-                position_embeddings=tables[layer.attention_type],
-                **kwargs,
+        mask_of_layer: list[Any] = [masks[str(layer.attention_type)] for layer in self.layers]
+        if read_positions is not None:
+            check_ids(read_positions, x_BTD.shape[0] * tokens, name="read_positions", limit="batch * length")
+            mask_of_layer[-1], read_positions = self._read_in_last_layer(
+                x_BTD, run, mask_of_layer[-1], read_positions, kwargs
             )
+        layer: Any
+        for layer, mask in zip(self.layers, mask_of_layer, strict=True):
+            x_BTD = layer(x_BTD, attention_mask=mask, position_embeddings=tables[layer.attention_type], **kwargs)
         x_BTD = self.final_norm(x_BTD)
         if isinstance(attention_mask, torch.Tensor) and _is_row_mask(attention_mask):
             x_BTD = x_BTD.masked_fill(attention_mask.unsqueeze(-1) == 0, 0)
+        if read_positions is not None:
+            return BaseModelOutputWithPooling(last_hidden_state=x_BTD.flatten(0, 1)[read_positions].unsqueeze(0))
+        if run is not boundaries:
+            x_BTD = x_BTD[:, :tokens]
         if self.pooling is None or self.pooler is None:
             return BaseModelOutputWithPooling(last_hidden_state=x_BTD)
         if boundaries is None:
@@ -254,6 +269,18 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             position_ids = self.embeddings.positions.count(x_BTD, input_ids)
         return x_BTD, position_ids, boundaries
 
+    def _sizes_should_recur(self, x_BTD: torch.Tensor, kwargs: dict[str, Any]) -> bool:
+        """Whether a run is filled up to a size that comes again: oneDNN compiles half-precision products for each."""
+        product_type = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x_BTD.dtype
+        return (
+            x_BTD.device.type == "cpu"
+            and product_type in (torch.bfloat16, torch.float16)
+            and x_BTD.shape[0] == 1
+            and self.config._attn_implementation == "sdpa"
+            and not is_recorded()
+            and not self._shows_states(kwargs)
+        )
+
     def _check_length(self, length: int) -> None:
         has_end = self.config.position_embedding_type in ("absolute", "sinusoidal")
         if has_end and length > self.config.max_position_embeddings:
@@ -297,15 +324,42 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             )
         return masks
 
-    def _ragged_plan(self, x_BTD: torch.Tensor, boundaries: torch.Tensor, kind: str) -> RaggedPlan:
+    def _read_in_last_layer(
+        self,
+        x_BTD: torch.Tensor,
+        boundaries: torch.Tensor | None,
+        mask: Any,
+        read_positions: torch.Tensor,
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, torch.Tensor]:
+        """The last layer's mask, where possible a plan that reads these positions alone, and where they stand in what
+        the layer gives."""
+        can_read = isinstance(mask, RaggedPlan) and mask.places_RH is not None and mask.window is None
+        if boundaries is None or not can_read or not len(read_positions) or self._shows_states(kwargs):
+            return mask, read_positions
+        order_R = read_positions.argsort()
+        return self._ragged_plan(x_BTD, boundaries, "full_attention", read_positions[order_R]), order_R.argsort()
+
+    def _shows_states(self, kwargs: dict[str, Any]) -> bool:
+        """Whether the states of the layers are asked for: then they are those of all tokens, and of nothing else."""
+        return bool(kwargs.get("output_hidden_states") or self.config.output_hidden_states)
+
+    def _ragged_plan(
+        self, x_BTD: torch.Tensor, boundaries: torch.Tensor, kind: str, read_R: torch.Tensor | None = None
+    ) -> RaggedPlan:
         window = self.config.sliding_window if kind == "sliding_attention" else None
         use_tiles = not _has_varlen_kernel(
             x_BTD,
             head_size=self.config.hidden_size // self.config.num_attention_heads,
             dropout=self.config.attention_probs_dropout_prob if self.training else 0.0,
         )
-        heads = self.config.num_attention_heads
-        return plan_ragged_attention(boundaries.to(x_BTD.device), heads=heads, window=window, use_tiles=use_tiles)
+        return plan_ragged_attention(
+            boundaries.to(x_BTD.device),
+            heads=self.config.num_attention_heads,
+            window=window,
+            read_R=read_R,
+            use_tiles=use_tiles,
+        )
 
     def _tiles_pay(self, x_BTD: torch.Tensor, attention_mask: Any, document_BT: torch.Tensor | None) -> bool:
         """Whether a windowed layer is cheaper in tiles than under a mask: long rows, and nothing that needs it."""
@@ -315,8 +369,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             and document_BT is None
             and (attention_mask is None or attention_mask.dim() == 2)
             # Before the length is looked at: a compiled or exported graph would be tied to one side of the bound.
-            and not torch.compiler.is_compiling()
-            and not torch.jit.is_tracing()
+            and not is_recorded()
             and x_BTD.shape[1] >= 8 * self.config.sliding_window
         )
 
@@ -358,6 +411,21 @@ def _boundaries(
             "position_ids may restart, which a traced graph does not follow: give attention_mask with them"
         )
     return _restarts(position_ids, shape_BT)
+
+
+def _fill_up(
+    x_1ND: torch.Tensor, position_ids: torch.Tensor, boundaries: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A run with up to 63 tokens more, of zeros, as one more document: their number is a multiple of 64."""
+    filling = -x_1ND.shape[1] % 64
+    if not filling:
+        return x_1ND, position_ids, boundaries
+    steps = torch.arange(filling, device=position_ids.device)[None]
+    return (
+        F.pad(x_1ND, (0, 0, 0, filling)),
+        torch.cat([position_ids, steps], dim=1),
+        torch.cat([boundaries, boundaries[-1:] + filling]),
+    )
 
 
 @torch.compiler.disable
@@ -475,22 +543,28 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
             loss; logits [B, T, V], or [M, V] at `masked_positions`, or at the labelled positions with
             `sparse_prediction`.
         """
-        outputs = self.model(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds=inputs_embeds, **kwargs
-        )
-        x = outputs.last_hidden_state
         if masked_positions is None and labels is not None and self.config.sparse_prediction:
             masked_positions = (labels.flatten() != -100).nonzero().squeeze(1)
             labels = labels.flatten()[masked_positions]
-        if masked_positions is not None:
-            if labels is not None and labels.shape != masked_positions.shape:
-                raise ValueError(
-                    f"labels of shape {tuple(labels.shape)} must have masked_positions' shape, "
-                    f"{tuple(masked_positions.shape)}"
-                )
-            check_ids(masked_positions, x.shape[:2].numel(), name="masked_positions", limit="batch * length")
-            x = x.flatten(0, 1)[masked_positions]
-        logits = self.decoder(self.head(x))
+        elif masked_positions is not None and labels is not None and labels.shape != masked_positions.shape:
+            raise ValueError(
+                f"labels of shape {tuple(labels.shape)} must have masked_positions' shape, "
+                f"{tuple(masked_positions.shape)}"
+            )
+        given = input_ids if input_ids is not None else inputs_embeds
+        if masked_positions is not None and given is not None:
+            check_ids(masked_positions, given.shape[:2].numel(), name="masked_positions", limit="batch * length")
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            read_positions=masked_positions,
+            **kwargs,
+        )
+        x = outputs.last_hidden_state
+        logits = self.decoder(self.head(x if masked_positions is None else x[0]))
         loss = None
         if labels is not None:
             loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items_in_batch)
@@ -508,7 +582,7 @@ class ClozeBertForSequenceClassification(ClozeBertPreTrainedModel):
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.pooling = Pooling(config)
         self.head = make_classifier_head(config, pooled=True)
-        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.dropout = Dropout(_classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
@@ -527,11 +601,25 @@ class ClozeBertForSequenceClassification(ClozeBertPreTrainedModel):
         """The inputs of `ClozeBertModel`, and labels [B] (classes, or values to regress) or [B, C] (several labels, or
         several values). For a packed run B is its number of documents. Returns loss and logits [B, C].
         """
+        given = input_ids if input_ids is not None else inputs_embeds
+        first_B = None
+        if self.pooling.kind == "cls" and given is not None:
+            first_B = _first_tokens(position_ids, attention_mask, given.shape[:2], kwargs)
         outputs = self.model(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds=inputs_embeds, **kwargs
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds=inputs_embeds,
+            read_positions=first_B,
+            **kwargs,
         )
-        x_BTD, mask_BT = _documents(outputs.last_hidden_state, attention_mask, position_ids, kwargs)
-        logits = self.classifier(self.dropout(self.head(self.pooling(x_BTD, mask_BT))))
+        x_BTD = outputs.last_hidden_state
+        if first_B is not None:
+            pooled_BD = x_BTD[0]
+        else:
+            pooled_BD = self.pooling(*_documents(x_BTD, attention_mask, position_ids, kwargs))
+        logits = self.classifier(self.dropout(self.head(pooled_BD)))
         loss = None
         if labels is not None:
             loss = sequence_loss(
@@ -550,7 +638,7 @@ class ClozeBertForTokenClassification(ClozeBertPreTrainedModel):
         self.num_labels = _num_labels(config)
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.head = make_classifier_head(config, pooled=False)
-        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.dropout = Dropout(_classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
@@ -586,7 +674,7 @@ class ClozeBertForQuestionAnswering(ClozeBertPreTrainedModel):
         super().__init__(config)
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.head = make_classifier_head(config, pooled=False)
-        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.dropout = Dropout(_classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, 2, bias=config.classifier_bias)
         self.post_init()
 
@@ -639,7 +727,7 @@ class ClozeBertForMultipleChoice(ClozeBertPreTrainedModel):
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.pooling = Pooling(config)
         self.head = make_classifier_head(config, pooled=True)
-        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.dropout = Dropout(_classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, 1, bias=config.classifier_bias)
         self.post_init()
 
@@ -689,7 +777,7 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.pooling = Pooling(config)
         self.head = make_classifier_head(config, pooled=True)
-        self.dropout = nn.Dropout(_classifier_dropout(config))
+        self.dropout = Dropout(_classifier_dropout(config))
         self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
@@ -741,6 +829,14 @@ def _documents(
     if boundaries is None:
         return x_BTD, attention_mask if attention_mask is None or attention_mask.dim() == 2 else None
     return pad_packed(x_BTD.flatten(0, 1).unsqueeze(0), boundaries.to(x_BTD.device))
+
+
+def _first_tokens(
+    position_ids: torch.Tensor | None, attention_mask: Any, shape_BT: torch.Size, kwargs: dict[str, Any]
+) -> torch.Tensor | None:
+    """Where the documents of a packed run begin, [B]; None of an ordinary batch."""
+    boundaries = _boundaries(position_ids, attention_mask, shape_BT, kwargs.get("cu_seq_lens_q"))
+    return None if boundaries is None else boundaries[:-1].long().clamp(max=shape_BT.numel() - 1)
 
 
 def _inside(positions_B: torch.Tensor, length: int) -> torch.Tensor:

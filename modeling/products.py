@@ -14,6 +14,11 @@ _FUSED_ACTIVATIONS = {
 }
 
 
+def is_recorded() -> bool:
+    """Whether a graph of the computation is being recorded: nothing in it may then hang on values or lengths."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.compiler.is_exporting()
+
+
 def in_product_type(x: torch.Tensor) -> torch.Tensor:
     """x in the type that autocast gives matrix products: cast here once, and not by each of the maps that read it."""
     kind = x.device.type
@@ -53,12 +58,11 @@ def _has_fused_product(x: torch.Tensor, layer: nn.Module) -> bool:
         x.dtype == torch.bfloat16 == layer.weight.dtype
         and x.device.type == "cpu" == layer.weight.device.type
         and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not is_recorded()
         and not torch.is_autocast_enabled("cpu")
         and torch.backends.mkldnn.is_available()
         and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
 
-__all__ = ["in_product_type", "project"]
+__all__ = ["in_product_type", "is_recorded", "project"]

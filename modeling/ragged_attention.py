@@ -5,9 +5,9 @@ On CUDA it is PyTorch's own variable-length kernel. Elsewhere the run is cut int
 with the keys that they may see. Full attention has one tile for each document; a window of W has one for each block of
 queries, with W more keys on either side, so its cost grows as O(N W). Tiles of about one size are attended together.
 
-Shapes: N tokens of the run (B rows of T, laid end to end), H heads, K head size, G tiles of a group, Q queries and S
-keys of a tile. A head of a token is a row of its own, so one gather brings a tile into the order [G, H, Q, K] that the
-matrix products want.
+Shapes: N tokens of the run (B rows of T, laid end to end), R of them that are queries (all, where not said), H heads, K
+head size, G tiles of a group, Q queries and S keys of a tile. A head of a token is a row of its own, so one gather
+brings a tile into the order [G, H, Q, K] that the matrix products want.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from .dropout import dropout as drop
+
 _LARGEST_GROUP = 1 << 24  # queries times keys: 16 M scores a head at a time
-_SHORT = 512  # keys
+_SHORT, _SHORT_IN_TRAINING = 512, 256  # keys
 _LARGEST_BLOCK = 1 << 23  # scores, of all heads: 16 MB
 
 
@@ -39,11 +41,14 @@ class RaggedPlan:
     max_length: int
     window: int | None
     groups: tuple[TileGroup, ...]
+    # The tokens whose output is wanted, in order; None: all.
+    read_R: torch.Tensor | None = None
     # Of all groups, one after the other: the rows that queries and keys take, None where a tile's keys are its queries'
-    # tokens; and where each row's output stands among them.
+    # tokens; and where each query and each key stands among them, None for keys that stand in several tiles.
     query_rows_M: torch.Tensor | None = None
     key_rows_M: torch.Tensor | None = None
-    places_NH: torch.Tensor | None = None
+    places_RH: torch.Tensor | None = None
+    key_places_NH: torch.Tensor | None = None
 
     def to(self, device: Any, non_blocking: bool = False) -> "RaggedPlan":
         """The same plan on another device; models spread over devices move their inputs by this."""
@@ -51,7 +56,7 @@ class RaggedPlan:
         def move(x: torch.Tensor | None) -> Any:
             return None if x is None else x.to(device, non_blocking=non_blocking)
 
-        tensors = ("cu_seq_lens", "query_rows_M", "key_rows_M", "places_NH")
+        tensors = ("cu_seq_lens", "read_R", "query_rows_M", "key_rows_M", "places_RH", "key_places_NH")
         groups = tuple(replace(group, mask_G1QS=move(group.mask_G1QS)) for group in self.groups)
         return replace(self, groups=groups, **{name: move(getattr(self, name)) for name in tensors})
 
@@ -63,6 +68,7 @@ def plan_ragged_attention(
     heads: int,
     window: int | None = None,
     valid_N: torch.Tensor | None = None,
+    read_R: torch.Tensor | None = None,
     use_tiles: bool = True,
 ) -> RaggedPlan:
     """Cut a run into tiles.
@@ -72,58 +78,79 @@ def plan_ragged_attention(
         heads: of the queries.
         window: how many tokens on either side a token sees; None for all of its document.
         valid_N: which tokens may be seen at all; None for all.
+        read_R: the tokens that are queries, in ascending order, without a window; None for all.
         use_tiles: False where the variable-length kernel does the work and boundaries are enough.
     """
     device = cu_seq_lens.device
     bounds = cu_seq_lens.to("cpu", torch.long)
-    starts, lengths = bounds[:-1], bounds.diff()
-    max_length = int(lengths.max()) if len(lengths) else 0
+    max_length = int(bounds.diff().max()) if len(bounds) > 1 else 0
     if window is not None and window >= max_length - 1:
         window = None  # no document is long enough for it to hide anything
     if not use_tiles:
         return RaggedPlan(cu_seq_lens.to(torch.int32), max_length, window, ())
-    starts, lengths = starts[lengths > 0], lengths[lengths > 0]
-    if window is None:
-        query_starts, query_counts, key_starts, key_counts = starts, lengths, starts, lengths
-    else:
+    bounds = bounds.unique()  # without empty documents
+    starts, lengths = bounds[:-1], bounds.diff()
+    query_starts, query_counts, key_starts, key_counts = starts, lengths, starts, lengths
+    if read_R is not None:
+        assert window is None
+        query_bounds = torch.searchsorted(read_R.to("cpu"), bounds)
+        query_starts, query_counts = query_bounds[:-1], query_bounds.diff()
+    elif window is not None:
         query_starts, query_counts, key_starts, key_counts = _window_tiles(starts, lengths, window)
-    places_NH = torch.zeros(int(bounds[-1]) * heads, dtype=torch.long)
-    groups, query_rows, key_rows, offset = [], [], [], 0
-    for rows, repeats, queries, keys in _group(_rounded(query_counts), _rounded(key_counts)):
-        query_index_GQ, query_valid_GQ = _spread(query_starts[rows], query_counts[rows], queries)
-        key_index_GS, key_valid_GS = _spread(key_starts[rows], key_counts[rows], keys)
-        query_valid_GQ[len(rows) - repeats :] = False
-        query_rows_GHQ, valid_GHQ = _head_rows(query_index_GQ, heads), query_valid_GQ[:, None].expand(-1, heads, -1)
-        places_NH[query_rows_GHQ[valid_GHQ]] = offset + valid_GHQ.flatten().nonzero().squeeze(1)
-        offset += query_rows_GHQ.numel()
-        mask_GQS = key_valid_GS[:, None, :]
+    groups, of_queries, of_keys = [], _Rows(heads), _Rows(heads)
+    for tiles, repeats, queries, keys in _group(_rounded(query_counts), _rounded(key_counts)):
+        query_index_GQ = of_queries.add(query_starts[tiles], query_counts[tiles], size=queries, repeats=repeats)
+        key_index_GS = of_keys.add(key_starts[tiles], key_counts[tiles], size=keys, repeats=repeats)
+        mask_GQS = (torch.arange(keys) < key_counts[tiles, None])[:, None, :]
         if valid_N is not None:
             mask_GQS = mask_GQS & valid_N.to("cpu")[key_index_GS][:, None, :]
         if window is not None:
             mask_GQS = mask_GQS & ((query_index_GQ[:, :, None] - key_index_GS[:, None, :]).abs() <= window)
         mask = None if bool(mask_GQS.all()) else mask_GQS[:, None].to(device)
-        query_rows.append(query_rows_GHQ)
-        key_rows.append(_head_rows(key_index_GS, heads))
-        groups.append(TileGroup(query_rows_GHQ.shape, key_rows[-1].shape, mask))
-    shared = bool((query_starts == key_starts).all() and (query_counts == key_counts).all())
+        groups.append(TileGroup(torch.Size((len(tiles), heads, queries)), torch.Size((len(tiles), heads, keys)), mask))
+    tokens, reads = int(bounds[-1]), int(bounds[-1]) if read_R is None else len(read_R)
+    is_shared = read_R is None and window is None
     return RaggedPlan(
         cu_seq_lens,
         max_length,
         window,
         tuple(groups),
-        query_rows_M=_joined(query_rows).to(device),
-        key_rows_M=None if shared else _joined(key_rows).to(device),
-        places_NH=places_NH.to(device),
+        read_R=read_R,
+        query_rows_M=of_queries.rows().to(device),
+        key_rows_M=None if is_shared else of_keys.rows().to(device),
+        places_RH=of_queries.places(reads).to(device),
+        key_places_NH=None if is_shared or window is not None else of_keys.places(tokens).to(device),
     )
 
 
-def _joined(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([part.flatten() for part in rows])
+class _Rows:
+    """The rows that the tiles take of queries or of keys, group after group, and where each row stands among them."""
 
+    def __init__(self, heads: int) -> None:
+        self.heads = torch.arange(heads)
+        self.rows_of_groups: list[torch.Tensor] = []
+        self.is_real: list[torch.Tensor] = []  # and not there to fill a tile, or a group, up
 
-def _head_rows(index_GQ: torch.Tensor, heads: int) -> torch.Tensor:
-    """The rows [G, H, Q] of tokens, each of which has `heads` of them."""
-    return index_GQ[:, None, :] * heads + torch.arange(heads)[None, :, None]
+    def add(self, starts: torch.Tensor, counts: torch.Tensor, *, size: int, repeats: int) -> torch.Tensor:
+        """One more group; the tokens [G, size] of its tiles, the last `repeats` of which are filling."""
+        columns = torch.arange(size)
+        index_GQ = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).clamp(min=0)
+        is_real_GQ = columns < counts[:, None]
+        is_real_GQ[len(starts) - repeats :] = False
+        rows_GHQ = index_GQ[:, None, :] * len(self.heads) + self.heads[None, :, None]
+        self.rows_of_groups.append(rows_GHQ.flatten())
+        self.is_real.append(is_real_GQ[:, None].expand(rows_GHQ.shape).flatten())
+        return index_GQ
+
+    def rows(self) -> torch.Tensor:
+        return torch.cat(self.rows_of_groups)
+
+    def places(self, tokens: int) -> torch.Tensor:
+        """For each head of each token, the one place where it stands."""
+        places_NH = torch.zeros(tokens * len(self.heads), dtype=torch.long)
+        real = torch.cat(self.is_real).nonzero().squeeze(1)
+        places_NH[self.rows()[real]] = real
+        return places_NH
 
 
 def _window_tiles(starts: torch.Tensor, lengths: torch.Tensor, window: int) -> tuple[torch.Tensor, ...]:
@@ -140,12 +167,12 @@ def _window_tiles(starts: torch.Tensor, lengths: torch.Tensor, window: int) -> t
 
 
 def _rounded(counts: torch.Tensor) -> torch.Tensor:
-    """Lengths of up to 512 rounded up by at most an eighth, or to a multiple of 8: then shapes of tiles come again.
+    """Lengths of up to 512 rounded up by at most an eighth, or to a multiple of 32: then shapes of tiles come again.
 
     oneDNN compiles a kernel for each shape that it meets first, which takes longer than a small product (docs/LOG.md).
     """
-    step = 2 ** (counts.clamp(min=65) - 1).log2().floor().long() // 8
-    return torch.where(counts <= _SHORT, -(-counts // step) * step, counts)
+    step = (2 ** (counts.clamp(min=2) - 1).log2().floor().long() // 8).clamp(min=32)
+    return torch.where(counts <= _SHORT, -(-counts.clamp(min=1) // step) * step, counts)
 
 
 def _group(query_counts: torch.Tensor, key_counts: torch.Tensor) -> Iterator[tuple[torch.Tensor, int, int, int]]:
@@ -160,13 +187,6 @@ def _group(query_counts: torch.Tensor, key_counts: torch.Tensor) -> Iterator[tup
             power = 2 ** (len(part) - 1).bit_length()
             repeats = (power * 3 // 4 if len(part) <= power * 3 // 4 and power > 2 else power) - len(part)
             yield torch.cat([part, part[-1:].expand(repeats)]), repeats, queries, keys
-
-
-def _spread(starts: torch.Tensor, counts: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices [G, size] of each tile's tokens, its last one repeated to fill up, and which are not filling."""
-    columns = torch.arange(size)
-    index = starts[:, None] + torch.minimum(columns, counts[:, None] - 1)
-    return index, columns < counts[:, None]
 
 
 class _Take(torch.autograd.Function):
@@ -186,6 +206,10 @@ class _Take(torch.autograd.Function):
         return grad_MK.index_select(0, places_N), None, None
 
 
+def _take(x_NK: torch.Tensor, rows_M: torch.Tensor, places_N: torch.Tensor | None) -> torch.Tensor:
+    return x_NK.index_select(0, rows_M) if places_N is None else _Take.apply(x_NK, rows_M, places_N)
+
+
 class _Place(torch.autograd.Function):
     """Each row out of the tiles' rows; the gradient of a row that fills up a tile is zero."""
 
@@ -202,17 +226,19 @@ class _Place(torch.autograd.Function):
         return grad_MK.index_copy_(0, places_N, grad_NK), None
 
 
-def products_pay(q_BHTK: torch.Tensor, k_BHSK: torch.Tensor) -> bool:
-    """Whether plain matrix products beat PyTorch's attention kernel: half precision on a CPU, up to 512 keys.
+def products_pay(q_BHTK: torch.Tensor, k_BHSK: torch.Tensor, dropout: float) -> bool:
+    """Whether plain matrix products beat PyTorch's attention kernel on a CPU: in half precision, and under dropout.
 
-    Of more keys they do too, a block of queries at a time; but a gradient would want the scores of all blocks at once.
-    Measured: the kernel works in blocks that short sequences do not fill, and in long ones at half the speed of a
-    product (docs/LOG.md).
+    The kernel works in blocks that short sequences do not fill, and in long ones at half the speed of a product; it
+    knows no dropout (docs/LOG.md). With a gradient, products keep all scores: from 256 keys on that is most of the
+    memory of a layer, and the kernel as fast.
     """
-    half = (torch.bfloat16, torch.float16)
-    if q_BHTK.device.type != "cpu" or q_BHTK.dtype not in half:
+    if q_BHTK.device.type != "cpu":
         return False
-    return k_BHSK.shape[2] <= _SHORT or not torch.is_grad_enabled()
+    if dropout:
+        return True
+    is_half = q_BHTK.dtype in (torch.bfloat16, torch.float16)
+    return is_half and (k_BHSK.shape[2] <= _SHORT_IN_TRAINING or not torch.is_grad_enabled())
 
 
 def attend(
@@ -228,7 +254,7 @@ def attend(
 
     Shape: [B, H, T, K], [B, H, S, K] twice -> [B, H, T, K].
     """
-    if not products_pay(q_BHTK, k_BHSK):
+    if not products_pay(q_BHTK, k_BHSK, dropout):
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, scale=scaling)
     queries, keys = q_BHTK.shape[2], k_BHSK.shape[2]
     block = queries if keys <= _SHORT else max(16, _LARGEST_BLOCK // (q_BHTK.shape[:2].numel() * keys))
@@ -240,7 +266,7 @@ def attend(
             # Added in place: a fill would copy the scores, and their gradient too. Half of the least: sums stay finite.
             least = torch.finfo(scores_BHQS.dtype).min / 2
             scores_BHQS += torch.zeros_like(part, dtype=scores_BHQS.dtype).masked_fill_(~part, least)
-        outs.append(F.dropout(scores_BHQS.softmax(dim=-1), dropout).to(v_BHSK.dtype) @ v_BHSK)
+        outs.append(drop(scores_BHQS.softmax(dim=-1), dropout).to(v_BHSK.dtype) @ v_BHSK)
     return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
 
 
@@ -254,12 +280,12 @@ def ragged_attention(
     scaling: float,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Shape: query [B, H, T, K], key and value [B, H or fewer, T, K] -> [B, T, H, K]."""
+    """Shape: query [B, H, T, K] (or [1, H, R, K]), key and value [B, H or fewer, T, K] -> [B, T, H, K]."""
     groups = q_BHTK.shape[1] // k_BHTK.shape[1]
     if groups > 1:
         k_BHTK, v_BHTK = (x.repeat_interleave(groups, dim=1) for x in (k_BHTK, v_BHTK))
     q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BHTK, v_BHTK))
-    if plan.places_NH is None:
+    if plan.places_RH is None:
         out_NHK = _varlen_attention(q_NHK, k_NHK, v_NHK, plan)
     else:
         out_NHK = _tiled_attention(q_NHK, k_NHK, v_NHK, plan, scaling=scaling, dropout=dropout)
@@ -279,13 +305,13 @@ def _varlen_attention(q_NHK: torch.Tensor, k_NHK: torch.Tensor, v_NHK: torch.Ten
 def _tiled_attention(
     q_NHK: torch.Tensor, k_NHK: torch.Tensor, v_NHK: torch.Tensor, plan: RaggedPlan, *, scaling: float, dropout: float
 ) -> torch.Tensor:
-    """Shape: [N, H, K] each -> [N, H, K]."""
+    """Shape: [R, H, K], [N, H, K] twice -> [R, H, K]."""
     assert plan.query_rows_M is not None
-    q_MK = _Take.apply(q_NHK.flatten(0, 1), plan.query_rows_M, plan.places_NH)
-    if plan.key_rows_M is None:
-        k_MK, v_MK = (_Take.apply(x.flatten(0, 1), plan.query_rows_M, plan.places_NH) for x in (k_NHK, v_NHK))
-    else:
-        k_MK, v_MK = (x.flatten(0, 1).index_select(0, plan.key_rows_M) for x in (k_NHK, v_NHK))
+    q_MK = _take(q_NHK.flatten(0, 1), plan.query_rows_M, plan.places_RH)
+    key_rows_M, key_places_NH = plan.key_rows_M, plan.key_places_NH
+    if key_rows_M is None:
+        key_rows_M, key_places_NH = plan.query_rows_M, plan.places_RH
+    k_MK, v_MK = (_take(x.flatten(0, 1), key_rows_M, key_places_NH) for x in (k_NHK, v_NHK))
     # `split`, not slices: the gradient of a slice is a whole tensor of zeros around it.
     q_parts = q_MK.split([group.query_shape.numel() for group in plan.groups])
     key_counts = [group.key_shape.numel() for group in plan.groups]
@@ -301,7 +327,7 @@ def _tiled_attention(
             dropout=dropout,
         )
         outs.append(out_GHQK.flatten(0, 2))
-    return _Place.apply(torch.cat(outs), plan.places_NH).view_as(q_NHK)
+    return _Place.apply(torch.cat(outs), plan.places_RH).view_as(q_NHK)
 
 
 __all__ = ["RaggedPlan", "attend", "plan_ragged_attention", "products_pay", "ragged_attention"]

@@ -122,7 +122,7 @@ def test_long_sequences_are_attended_in_blocks_of_queries(masked, monkeypatch):
     q, k, v = torch.randn(3, 2, 3, 700, 16).bfloat16()
     mask = torch.rand(2, 1, 700, 700) < 0.5 if masked else None
     with torch.no_grad():
-        assert ragged_attention.products_pay(q, k)
+        assert ragged_attention.products_pay(q, k, 0.0)
         found = ragged_attention.attend(q, k, v, mask, scaling=0.25, dropout=0.0)
         scores = q.double() @ k.double().transpose(-1, -2) / 4
         scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
@@ -130,4 +130,4 @@ def test_long_sequences_are_attended_in_blocks_of_queries(masked, monkeypatch):
     # Measured: 0.010 and 0.015; PyTorch's kernel, with scores in float32, 0.003. bf16 keeps 8 bits of a score.
     assert relative_error(found, wanted) <= 0.03
     q.requires_grad_()
-    assert not ragged_attention.products_pay(q, k)
+    assert not ragged_attention.products_pay(q, k, 0.0)

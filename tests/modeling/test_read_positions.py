@@ -1,0 +1,136 @@
+"""A last layer that works for the tokens that are read alone gives what one that works for all gives."""
+
+import pytest
+import torch
+from encoder_cases import DOCUMENTS, LENGTH, MIXED_LAYERS, build, gradients, random_ids, tiny_config
+from torch.utils.flop_counter import FlopCounterMode
+
+from clozebert import ClozeBertForMaskedLM, ClozeBertForSequenceClassification, ClozeBertModel
+
+BOUNDS = torch.tensor([0, *torch.tensor(DOCUMENTS).cumsum(0)], dtype=torch.int32)
+POSITIONS = {
+    "ascending": [0, 2, 3, LENGTH - 1],
+    "of one document": [DOCUMENTS[0], DOCUMENTS[0] + 1],
+    "in any order, twice": [5, LENGTH - 1, 0, 5, 1],
+    "all": list(range(LENGTH)),
+    "none": [],
+}
+SHAPES = {
+    "post-norm": {"norm_position": "post"},
+    "pre-norm, RoPE": {"norm_position": "pre", "position_embedding_type": "rope", "mlp_type": "glu"},
+    "shared key heads": {"num_attention_heads": 4, "num_key_value_heads": 2, "qk_norm": True},
+    "a window in the last layer": {"layer_types": MIXED_LAYERS[::-1]},
+    "a window before it": {"layer_types": MIXED_LAYERS},
+}
+
+
+def inputs():
+    return {"input_ids": torch.as_tensor(random_ids(1, LENGTH)), "cu_seq_lens_q": BOUNDS}
+
+
+def same_gradients_as(found, wanted, model):
+    """The largest difference of two outputs' gradients, by a random direction, relative to the largest gradient."""
+    torch.manual_seed(5)
+    direction = torch.randn_like(found)
+    pairs = [gradients((states * direction).sum(), model) for states in (found, wanted)]
+    names = pairs[1].keys()
+    largest = max(pairs[1][name].abs().max() for name in names)
+    return max((pairs[0].get(name, 0) - pairs[1][name]).abs().max() for name in names) / largest
+
+
+@pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_states_and_gradients_are_those_of_reading_all_and_picking(implementation, shape, positions):
+    model = build(ClozeBertModel, tiny_config(implementation, **shape)).double().eval()
+    places = torch.tensor(positions, dtype=torch.long)
+    found = model(**inputs(), read_positions=places).last_hidden_state
+    wanted = model(**inputs()).last_hidden_state[:, places]
+    assert found.shape == (1, len(positions), model.config.hidden_size)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    if positions:
+        assert same_gradients_as(found, wanted, model) <= 1e-12
+
+
+def test_padded_rows_and_asked_for_states_are_read_too():
+    model = build(ClozeBertModel, tiny_config("sdpa")).double().eval()
+    ids, mask = torch.as_tensor(random_ids(2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 6:] = 0
+    places = torch.tensor([0, 8, 11, 16])  # the last one is padding
+    found = model(ids, attention_mask=mask, read_positions=places).last_hidden_state
+    wanted = model(ids, attention_mask=mask).last_hidden_state.flatten(0, 1)[places]
+    assert torch.equal(found[0], wanted)
+    assert not wanted[3].any()
+    shown = model(**inputs(), read_positions=places, output_hidden_states=True)
+    assert all(states.shape[1] == LENGTH for states in shown.hidden_states[:-1])
+
+
+def test_the_last_layer_works_for_the_masked_tokens_only():
+    """FLOPs of a packed batch of full tiles: queries, scores, output map and feed-forward of the others are spared."""
+    config = tiny_config("sdpa", num_hidden_layers=2, layer_types=None)
+    model = build(ClozeBertForMaskedLM, config).eval()
+    ids, bounds = torch.as_tensor(random_ids(1, 256)), torch.tensor([0, 64, 128, 192, 256], dtype=torch.int32)
+    places = torch.arange(0, 256, 2)
+
+    def flops(**kwargs):
+        with (
+            FlopCounterMode(display=False) as counter,
+            torch.no_grad(),
+            torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        ):
+            model.model(ids, cu_seq_lens_q=bounds, **kwargs)
+        return counter.get_total_flops()
+
+    d, f = config.hidden_size, config.intermediate_size
+    of_a_token = 4 * d * d + 4 * 64 * d + (6 if config.mlp_type == "glu" else 4) * d * f
+    assert flops() - flops(read_positions=places) == 128 * of_a_token
+
+
+def test_a_packed_classifier_reads_first_tokens_only_and_scores_the_same():
+    model = build(ClozeBertForSequenceClassification, tiny_config("sdpa", num_labels=3)).double().eval()
+    ids = inputs()["input_ids"]
+    seen = []
+    model.model.layers[-1].register_forward_hook(lambda module, given, out: seen.append(out.shape[1]))
+    packed = model(ids, cu_seq_lens_q=BOUNDS).logits
+    alone = torch.cat([model(part).logits for part in ids.split(DOCUMENTS, dim=1)])
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-12)
+    assert seen[0] == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("wrong", [-1, LENGTH])
+def test_a_position_outside_is_an_error(wrong):
+    model = build(ClozeBertModel, tiny_config("sdpa"))
+    with pytest.raises(ValueError, match=f"read_positions holds {wrong}"):
+        model(**inputs(), read_positions=torch.tensor([0, wrong]))
+
+
+def test_half_precision_runs_are_filled_up_and_nothing_shows_it():
+    """In bf16 on a CPU a run gets up to 63 tokens more; its own tokens neither see them nor stand elsewhere."""
+    model = build(ClozeBertModel, tiny_config("sdpa")).bfloat16().eval()
+    lengths = []
+    model.layers[0].register_forward_hook(lambda module, given, out: lengths.append(out.shape[1]))
+    with torch.no_grad():
+        filled = model(**inputs()).last_hidden_state
+        shown = model(**inputs(), output_hidden_states=True)
+    assert lengths == [64 * -(-LENGTH // 64), LENGTH]
+    assert filled.shape[1] == LENGTH
+    assert shown.hidden_states[1].shape[1] == LENGTH
+    # Measured: equal; a product of another number of rows may be summed in another order.
+    torch.testing.assert_close(filled, shown.last_hidden_state, rtol=0, atol=0.02)
+
+
+def test_large_feed_forwards_are_computed_again_and_give_the_same_gradient(monkeypatch):
+    from clozebert.modeling import blocks
+
+    model = build(ClozeBertForMaskedLM, tiny_config("sdpa", mlp_dropout=0.2)).double().train()
+    results = []
+    for least in (1 << 60, 1):
+        monkeypatch.setattr(blocks, "_COMPUTED_AGAIN_FROM", least)
+        kept = []
+        torch.manual_seed(7)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
+            loss = model(**inputs(), labels=inputs()["input_ids"]).loss
+        results.append((gradients(loss, model), sum(kept)))
+    (whole, kept_whole), (again, kept_again) = results
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert kept_again < kept_whole
