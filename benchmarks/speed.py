@@ -274,7 +274,8 @@ def share_of_peak(row: Row, result: dict[str, Any], peak: float) -> float:
     ours = result["sides"]["ours"]
     config = ClozeBertConfig.from_name(f"{row.shape}-base")
     trains = row.work == "train"
-    flops = forward_flops(config, tokens=ours["tokens"], length=row.length, predicted=0.15 if trains else 0.0)
+    predicted, on_cpu = 0.15 if trains else 0.0, trains and row.device == "cpu"
+    flops = forward_flops(config, tokens=ours["tokens"], length=row.length, predicted=predicted, on_cpu=on_cpu)
     return (3 if trains else 1) * flops / ours["seconds"] / peak
 
 

@@ -21,6 +21,7 @@ from .dropout import dropout as drop
 
 _LARGEST_GROUP = 1 << 24  # queries times keys: 16 M scores a head at a time
 _SHORT, _SHORT_IN_TRAINING = 512, 256  # keys
+_LEAST = 32  # queries and keys of a tile: below, groups are too many for what they spare
 _LARGEST_BLOCK = 1 << 23  # scores, of all heads: 16 MB
 
 
@@ -98,7 +99,9 @@ def plan_ragged_attention(
     elif window is not None:
         query_starts, query_counts, key_starts, key_counts = _window_tiles(starts, lengths, window)
     groups, of_queries, of_keys = [], _Rows(heads), _Rows(heads)
-    for tiles, repeats, queries, keys in _group(_rounded(query_counts), _rounded(key_counts)):
+    # Of a document few tokens are read: rounded up as far as all of them, most queries would be filling.
+    query_sizes = _rounded(query_counts, least=_LEAST if read_R is None else 8)
+    for tiles, repeats, queries, keys in _group(query_sizes, _rounded(key_counts, least=_LEAST)):
         query_index_GQ = of_queries.add(query_starts[tiles], query_counts[tiles], size=queries, repeats=repeats)
         key_index_GS = of_keys.add(key_starts[tiles], key_counts[tiles], size=keys, repeats=repeats)
         mask_GQS = (torch.arange(keys) < key_counts[tiles, None])[:, None, :]
@@ -166,12 +169,12 @@ def _window_tiles(starts: torch.Tensor, lengths: torch.Tensor, window: int) -> t
     return table[:, 0], table[:, 1], table[:, 2], table[:, 3] - table[:, 2]
 
 
-def _rounded(counts: torch.Tensor) -> torch.Tensor:
-    """Lengths of up to 512 rounded up by at most an eighth, or to a multiple of 32: then shapes of tiles come again.
+def _rounded(counts: torch.Tensor, *, least: int) -> torch.Tensor:
+    """Lengths of up to 512 rounded up by an eighth, or to a multiple of `least`: then shapes of tiles come again.
 
     oneDNN compiles a kernel for each shape that it meets first, which takes longer than a small product (docs/LOG.md).
     """
-    step = (2 ** (counts.clamp(min=2) - 1).log2().floor().long() // 8).clamp(min=32)
+    step = (2 ** (counts.clamp(min=2) - 1).log2().floor().long() // 8).clamp(min=least)
     return torch.where(counts <= _SHORT, -(-counts.clamp(min=1) // step) * step, counts)
 
 

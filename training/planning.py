@@ -9,7 +9,9 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
     optimizer         AdamW 8 P; Muon 4 for each weight of its matrices, 8 for each of the rest
     activations       for each layer and token: two norms read 4 D each; the maps read c (3 D + F); attention
                       keeps c (D + 2 G) of queries, keys and values; the feed-forward keeps c F before its activation,
-                      gated ones c 3 F. With checkpointing: 4 D a layer, and one layer in full
+                      gated ones c 3 F, and c F after it, which for many tokens is computed again, as are gated ones'
+                      products. The last layer works for predicted tokens, but for keys and values, on a CPU. With
+                      checkpointing: 4 D a layer, and one layer in full
     logits            M V 3 c under float32: the log-softmax, its gradient and that of the logits; under half precision
                       M V 2 c: the logits and their gradient, and some rows of both in float32
 
@@ -39,6 +41,8 @@ _FREE_SHARE, _FREE_BYTES = 0.06, GIB
 _NEWTON_SCHULZ_STEPS = 5
 # How many logits in half precision are widened to float32 at once, by the loss.
 _WIDENED_ON_CPU, _WIDENED = 1 << 20, 1 << 28
+# As in modeling/: keys up to which attention on a CPU keeps its weights, and inner activations that are not all kept.
+_KEEPS_SCORES_UP_TO, _COMPUTED_AGAIN_FROM = 256, 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +137,8 @@ def make_plan(
     rows = share // micro_batches
     length = min(document_length or arguments.max_seq_length, arguments.max_seq_length)
 
+    on_cpu = device.name == "cpu"
+
     def memory_of(rows: int) -> tuple[dict[str, int], int]:
         accumulates = rows < share
         shards = num_devices if sharded else 1
@@ -143,7 +149,7 @@ def make_plan(
             half=half,
             shards=shards,
             keeps_gradients=accumulates or num_devices > 1,
-            on_cpu=device.name == "cpu",
+            on_cpu=on_cpu,
             length=length,
         )
 
@@ -151,7 +157,9 @@ def make_plan(
     room = device.memory * (1 - _FREE_SHARE) - _FREE_BYTES
     fitting = (size for size in range(share, 0, -1) if share % size == 0 and memory_of(size)[1] <= room)
     tokens = arguments.tokens_per_step
-    forward = forward_flops(config, tokens=tokens, length=length, predicted=arguments.mean_mlm_probability)
+    forward = forward_flops(
+        config, tokens=tokens, length=length, predicted=arguments.mean_mlm_probability, on_cpu=on_cpu
+    )
     update = _update_flops(arguments, config)
     passes = 4 if arguments.gradient_checkpointing else 3
     if calibration is not None:
@@ -192,19 +200,28 @@ def matrix_parameters(config: ClozeBertConfig) -> int:
     return sum(part.count(part.flops, symbols) for part in maps) // 2
 
 
-def forward_flops(config: ClozeBertConfig, *, tokens: int, length: float, predicted: float) -> int:
+def forward_flops(config: ClozeBertConfig, *, tokens: int, length: float, predicted: float, on_cpu: bool) -> int:
     """FLOPs of the matrix products of one forward pass in training.
 
     Args:
         tokens: in the batch.
         length: of a document: how many tokens each one attends to.
         predicted: the share of the tokens that the head sees.
+        on_cpu: the last layer works for these alone there, unless it has a window.
     """
     window = min(config.sliding_window or 0, length - 1)
     symbols = {**symbols_of(config, batch_size=1, length=1), "B": tokens / length, "T": length, "W": window}
-    return sum(
-        int(part.count(part.flops, symbols) * (predicted if part.predicted else 1.0)) for part in parts_of(config)
-    )
+    total = sum(part.count(part.flops, symbols) * (predicted if part.predicted else 1.0) for part in parts_of(config))
+    if on_cpu and not _ends_in_a_window(config):
+        d, f = symbols["D"], symbols["F"]
+        total -= (
+            tokens * (1 - predicted) * (4 * d * d + 4 * length * d + (6 if config.mlp_type == "glu" else 4) * d * f)
+        )
+    return round(total)
+
+
+def _ends_in_a_window(config: ClozeBertConfig) -> bool:
+    return config.attention_type(config.num_hidden_layers - 1) == "sliding_attention"
 
 
 def attention_length(lengths: np.ndarray, *, max_seq_length: int) -> float:
@@ -277,7 +294,13 @@ def _memory(
         "activations": int(
             tokens
             * activation_bytes(
-                config, half=half, recompute=arguments.gradient_checkpointing, on_cpu=on_cpu, length=length
+                config,
+                half=half,
+                recompute=arguments.gradient_checkpointing,
+                on_cpu=on_cpu,
+                length=length,
+                tokens=tokens,
+                predicted=most,
             )
         ),
         "logits": predicted * (symbols["V"] * c * (2 if half else 3) + symbols["E"] * (8 + 2 * c))
@@ -290,29 +313,37 @@ def _memory(
     return memory, fixed + moving
 
 
-def activation_bytes(config: ClozeBertConfig, *, half: bool, recompute: bool, on_cpu: bool, length: float) -> float:
+def activation_bytes(
+    config: ClozeBertConfig, *, half: bool, recompute: bool, on_cpu: bool, length: float, tokens: int, predicted: float
+) -> float:
     """Bytes that the encoder keeps of each token for the backward pass, without dropout; see the module's formulas.
 
     Args:
         on_cpu: attention there has no kernel that reads packed runs: it keeps copies, in half precision its weights.
         length: of a document.
+        tokens: of the micro-batch.
+        predicted: the share of them that is.
     """
     symbols = symbols_of(config, batch_size=1, length=1)
     d, g, f, heads = (symbols[name] for name in "DGFH")
     c = 2 if half else 4
     norm = 4 * d + 8
     glu = config.mlp_type == "glu"
-    maps = c * (3 * d + f)
-    attention: float = c * (d + 2 * g) + 4 * heads
+    of_keys = norm + c * d + c * 2 * g  # all that the last layer needs of tokens that are not predicted
+    of_queries: float = norm + c * d + c * 2 * d + 4 * heads
     if on_cpu:
-        attention += c * heads * length if half else c * d
+        of_queries += c * heads * length if half and length <= _KEEPS_SCORES_UP_TO else c * d
     if config.qk_norm:
-        attention += 4 * (d + g)
-    layer = 2 * norm + maps + attention + c * (3 * f if glu else f)
-    layers = config.num_hidden_layers
+        of_keys, of_queries = of_keys + 4 * g, of_queries + 4 * d
+    if tokens * f >= _COMPUTED_AGAIN_FROM:
+        of_queries += c * (2 * f if glu else f)
+    else:
+        of_queries += c * (4 * f if glu else 2 * f)
+    layer, layers = of_keys + of_queries, config.num_hidden_layers
+    unread = of_queries * (1 - predicted) if on_cpu and not _ends_in_a_window(config) else 0.0
     final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
     ends = norm * (int(config.embedding_norm) + int(final_norm)) + 24
-    return ends + (4 * d * layers + layer if recompute else layer * layers)
+    return ends + (4 * d * layers + layer if recompute else layer * layers - unread)
 
 
 def calibrate(

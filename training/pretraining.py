@@ -183,7 +183,8 @@ class Pretraining:
             weights=self.corpora.shares,
             total_steps=arguments.max_steps,
         )
-        self.flops_per_token = _flops_per_token(config, arguments, self.corpora)
+        on_cpu = self.accelerator.device.type == "cpu"
+        self.flops_per_token = _flops_per_token(config, arguments, self.corpora, on_cpu=on_cpu)
         self.survey: doctor.Survey | None = None
 
         torch.manual_seed(arguments.seed)
@@ -660,10 +661,13 @@ def accumulate_gradient(
     return total
 
 
-def _flops_per_token(config: ClozeBertConfig, arguments: PretrainingArguments, corpora: Mixture) -> float:
+def _flops_per_token(
+    config: ClozeBertConfig, arguments: PretrainingArguments, corpora: Mixture, *, on_cpu: bool
+) -> float:
     """FLOPs of a training step for each token, forward and backward; what is recomputed is not counted."""
     length, tokens = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length), 1_000_000
-    return 3 * forward_flops(config, tokens=tokens, length=length, predicted=arguments.mean_mlm_probability) / tokens
+    predicted = arguments.mean_mlm_probability
+    return 3 * forward_flops(config, tokens=tokens, length=length, predicted=predicted, on_cpu=on_cpu) / tokens
 
 
 def make_masking(arguments: PretrainingArguments, *, rate: float) -> Masking:

@@ -11,18 +11,18 @@ import torch
 from pretraining_helpers import make_corpus
 from torch.utils.flop_counter import FlopCounterMode
 
-from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
+from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.configuration import list_recipes
 from clozebert.corpus import Corpus, Mixture, RowIndex
+from clozebert.modeling import blocks, ragged_attention
 from clozebert.scripts.plan import main
-from clozebert.training import PretrainingArguments
+from clozebert.training import PretrainingArguments, planning
 from clozebert.training.optimizers import make_optimizer
 from clozebert.training.planning import (
     DEVICES,
     GIB,
     Calibration,
     _batches,
-    _random_batch,
     _update_flops,
     activation_bytes,
     attention_length,
@@ -67,7 +67,19 @@ def test_forward_flops_are_torchs(changes: dict[str, Any]) -> None:
     model = ClozeBertForMaskedLM(config)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.randint(83, (4, 20)), masked_positions=torch.arange(0, 80, 5))
-    assert forward_flops(config, tokens=80, length=20, predicted=0.2) == counter.get_total_flops()
+    assert forward_flops(config, tokens=80, length=20, predicted=0.2, on_cpu=False) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("changes", [SIZES, BERT], ids=["modern", "bert"])
+def test_the_last_layer_reads_predicted_tokens_only(changes: dict[str, Any]) -> None:
+    """Documents of 64 tokens, 32 of them predicted, fill their tiles."""
+    config = ClozeBertConfig(**{**changes, "max_position_embeddings": 64, "layer_types": None})
+    model = ClozeBertForMaskedLM(config)
+    bounds = torch.arange(0, 257, 64, dtype=torch.int32)
+    math_kernel = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), math_kernel:
+        model(torch.randint(83, (1, 256)), cu_seq_lens_q=bounds, masked_positions=torch.arange(0, 256, 2))
+    assert forward_flops(config, tokens=256, length=64, predicted=0.5, on_cpu=True) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("changes", [SIZES, BERT], ids=["modern", "bert"])
@@ -90,12 +102,22 @@ def test_updates_of_muon_are_torchs_and_its_matrices_are_ours(changes: dict[str,
     assert make_plan(arguments, config, device=DEVICES["l4"]).memory["optimizer"] == state
 
 
+@pytest.mark.parametrize("computed_again", [False, True])
+@pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("changes", [SIZES, BERT], ids=["modern", "bert"])
-def test_kept_activations_are_autograds(changes: dict[str, Any], half: bool) -> None:
+def test_kept_activations_are_autograds(
+    changes: dict[str, Any], half: bool, every: int, computed_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Per token, from two batch sizes: what does not grow with the batch drops out. Measured: within 2 %."""
+    assert (planning._COMPUTED_AGAIN_FROM, planning._KEEPS_SCORES_UP_TO) == (
+        blocks._COMPUTED_AGAIN_FROM,
+        ragged_attention._SHORT_IN_TRAINING,
+    )
+    for module in (blocks, planning):
+        monkeypatch.setattr(module, "_COMPUTED_AGAIN_FROM", 1 if computed_again else 1 << 60)
     config = ClozeBertConfig(**changes)
-    model, arguments = ClozeBertForMaskedLM(config), run_of(mlm_probability=0.01)
+    model = ClozeBertModel(config)
 
     def kept(rows: int) -> int:
         weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -106,19 +128,22 @@ def test_kept_activations_are_autograds(changes: dict[str, Any], half: bool) -> 
                 tensors[tensor.untyped_storage().data_ptr()] = tensor
             return tensor
 
-        batch = _random_batch(arguments, config, rows=rows, length=None, device=torch.device("cpu"))
+        bounds = torch.arange(0, 32 * rows + 1, 32, dtype=torch.int32)
+        read = None if every == 1 else torch.arange(0, 32 * rows, every)
         with (
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
             torch.autocast("cpu", dtype=torch.bfloat16, enabled=half),
         ):
-            loss = model(**batch).loss
-        assert loss.isfinite()
+            ids = torch.randint(83, (1, 32 * rows))
+            states = model(ids, cu_seq_lens_q=bounds, read_positions=read).last_hidden_state
+        assert states.isfinite().all()
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
-    per_token = (kept(21) - kept(5)) / (16 * 32)
-    formula = activation_bytes(config, half=half, recompute=False, on_cpu=True, length=32)
+    per_token = (kept(24) - kept(8)) / (16 * 32)
+    given = {"half": half, "on_cpu": True, "length": 32, "tokens": 768, "predicted": 1 / every}
+    formula = activation_bytes(config, recompute=False, **given)
     assert formula == pytest.approx(per_token, rel=0.05)
-    assert activation_bytes(config, half=half, recompute=True, on_cpu=True, length=32) < 0.7 * formula
+    assert activation_bytes(config, recompute=True, **given) < (0.85 if computed_again or every > 1 else 0.7) * formula
 
 
 def test_attention_length_is_that_of_the_packed_rows(tmp_path: Path) -> None:
