@@ -61,6 +61,10 @@ def test_padded_rows_and_asked_for_states_are_read_too():
     wanted = model(ids, attention_mask=mask).last_hidden_state.flatten(0, 1)[places]
     assert torch.equal(found[0], wanted)
     assert not wanted[3].any()
+    restarting = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 0, 1, 2]])  # two rows of two documents
+    found = model(ids, position_ids=restarting, read_positions=places).last_hidden_state
+    wanted = model(ids, position_ids=restarting).last_hidden_state.flatten(0, 1)[places]
+    assert torch.equal(found[0], wanted)
     shown = model(**inputs(), read_positions=places, output_hidden_states=True)
     assert all(states.shape[1] == LENGTH for states in shown.hidden_states[:-1])
 
