@@ -259,18 +259,36 @@ def attend(
     """
     if not products_pay(q_BHTK, k_BHSK, dropout):
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, scale=scaling)
-    queries, keys = q_BHTK.shape[2], k_BHSK.shape[2]
-    block = queries if keys <= _SHORT else max(16, _LARGEST_BLOCK // (q_BHTK.shape[:2].numel() * keys))
-    outs = []
-    for first in range(0, queries, block):
-        scores_BHQS = (q_BHTK[:, :, first : first + block] * scaling) @ k_BHSK.transpose(-1, -2)
-        if mask is not None:
-            part = mask if mask.shape[2] == 1 else mask[:, :, first : first + block]
-            # Added in place: a fill would copy the scores, and their gradient too. Half of the least: sums stay finite.
-            least = torch.finfo(scores_BHQS.dtype).min / 2
-            scores_BHQS += torch.zeros_like(part, dtype=scores_BHQS.dtype).masked_fill_(~part, least)
-        outs.append(drop(scores_BHQS.softmax(dim=-1), dropout).to(v_BHSK.dtype) @ v_BHSK)
-    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=2)
+    keys = k_BHSK.shape[2]
+    if keys <= _SHORT or torch.is_grad_enabled():  # a gradient keeps all scores anyway
+        return _products(q_BHTK, k_BHSK, v_BHSK, mask, scaling=scaling, dropout=dropout)
+    # Made beforehand: small results among large blocks that come and go would leave up to 1 GB of holes in the heap.
+    out_BHTK = torch.empty_like(q_BHTK)
+    block = max(16, _LARGEST_BLOCK // (q_BHTK.shape[:2].numel() * keys))
+    for first in range(0, q_BHTK.shape[2], block):
+        part = slice(first, first + block)
+        mask_of_part = mask if mask is None or mask.shape[2] == 1 else mask[:, :, part]
+        out_BHTK[:, :, part] = _products(
+            q_BHTK[:, :, part], k_BHSK, v_BHSK, mask_of_part, scaling=scaling, dropout=dropout
+        )
+    return out_BHTK
+
+
+def _products(
+    q_BHTK: torch.Tensor,
+    k_BHSK: torch.Tensor,
+    v_BHSK: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    scores_BHTS = (q_BHTK * scaling) @ k_BHSK.transpose(-1, -2)
+    if mask is not None:
+        # Added in place: a fill would copy the scores, and their gradient too. Half of the least: sums stay finite.
+        least = torch.finfo(scores_BHTS.dtype).min / 2
+        scores_BHTS += torch.zeros_like(mask, dtype=scores_BHTS.dtype).masked_fill_(~mask, least)
+    return drop(scores_BHTS.softmax(dim=-1), dropout).to(v_BHSK.dtype) @ v_BHSK
 
 
 @torch.compiler.disable
