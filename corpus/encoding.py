@@ -88,7 +88,10 @@ def _after_spaces(text: str, encoding: Encoding) -> Iterator[bool]:
 def _in_unspaced_script(text: str, encoding: Encoding) -> Iterator[bool]:
     """Whether each token begins with another character of a script without spaces than the one before it."""
     before = -1
-    for begin, _ in encoding.offsets:
+    for begin, end in encoding.offsets:
+        if begin == end:  # a space by itself, which byte-level tokenizers trim to nothing, before whatever follows
+            yield False
+            continue
         yield begin != before and bool(_UNSPACED.match(text, begin))  # one character may be several tokens of bytes
         before = begin
 

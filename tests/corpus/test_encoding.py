@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import regex
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -50,6 +50,7 @@ def encoders(tokenizers: dict[str, PreTrainedTokenizerFast]) -> dict[str, Encode
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @settings(max_examples=300, deadline=None)
 @given(text=texts)
+@example(text="0 \u3400")
 def test_looking_up_words_gives_the_tokenizers_ids(
     tokenizers: dict[str, PreTrainedTokenizerFast], encoders: dict[str, Encoder], algorithm: str, text: str
 ) -> None:
