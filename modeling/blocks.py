@@ -58,7 +58,8 @@ class FeedForward(nn.Module):
         maps = [self.up_proj] if self.gate_proj is None else [self.gate_proj, self.up_proj]
         if not torch.is_grad_enabled():
             h_BTF = project(maps[0], x_BTD, activation=self.activation, name=self.activation_name)
-            return project(self.down_proj, h_BTF if len(maps) == 1 else h_BTF * project(maps[1], x_BTD))
+            h_BTF = h_BTF if len(maps) == 1 else h_BTF * project(maps[1], x_BTD)
+            return project(self.down_proj, self.dropout(h_BTF))
         inner = [layer(x_BTD) for layer in maps]
         # A compiler decides by itself what to keep.
         if is_recorded() or inner[0].numel() < _COMPUTED_AGAIN_FROM:

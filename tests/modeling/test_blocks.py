@@ -207,6 +207,18 @@ def test_srivastava_dropout_falls_on_a_sublayers_output_before_the_addition(norm
         assert torch.equal(out, layer.mlp_norm(layer.attention_norm(x + seen["out"][0]) + seen["out"][1]))
 
 
+@pytest.mark.parametrize("mlp_type", ["mlp", "glu"])
+def test_dropout_in_training_falls_without_a_gradient_too(mlp_type):
+    layer, x = layer_of("pre", mlp_type=mlp_type, mlp_dropout=0.5).train(), batch()
+    torch.manual_seed(0)
+    wanted = layer.mlp(x)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = layer.mlp(x)
+    assert torch.equal(found, wanted)
+    assert not torch.equal(found, layer.eval().mlp(x))
+
+
 def test_with_all_of_a_sublayer_dropped_the_residual_still_passes():
     layer, x = layer_of("pre", hidden_dropout_prob=1.0).train(), batch()
     assert torch.equal(layer(x), x)
