@@ -297,7 +297,7 @@ def render(results: dict[str, Any]) -> str:
         kept = f"{row['ratio_memory_kept']:.2f}" if "ratio_memory_kept" in row else ""
         share = ""
         if "flops_per_second" in row:
-            peak_name = "gpu_bf16_matmul_flops" if row.get("device") == "cuda" else "bf16_matmul_flops"
+            peak_name = "gpu_bf16_matmul_flops" if row["device"] == "cuda" else "bf16_matmul_flops"
             share = f" ({row['flops_per_second'] / machine[peak_name]:.0%} of the matmul peak)"
         lines.append(
             f"| {row['text']} | {shown(sides['ours'], unit)}{share} | {shown(sides[row['best']], unit)} "

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Dropout (Srivastava et al. 2014), in a tenth of the random numbers that PyTorch draws for it on a CPU."""
+"""Dropout (Srivastava et al. 2014), from a quarter of the random numbers that PyTorch draws for it on a CPU."""
 
 import torch
 from torch import nn

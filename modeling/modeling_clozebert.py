@@ -335,10 +335,14 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         """The last layer's mask, where possible a plan that reads these positions alone, and where they stand in what
         the layer gives."""
         can_read = isinstance(mask, RaggedPlan) and mask.places_RH is not None and mask.window is None
-        is_one_run = boundaries is not None and x_BTD.shape[0] == 1
-        if not is_one_run or not can_read or not len(read_positions) or self._shows_states(kwargs):
+        if (
+            boundaries is None
+            or x_BTD.shape[0] != 1
+            or not can_read
+            or not len(read_positions)
+            or self._shows_states(kwargs)
+        ):
             return mask, read_positions
-        assert boundaries is not None
         order_R = read_positions.argsort()
         return self._ragged_plan(x_BTD, boundaries, "full_attention", read_positions[order_R]), order_R.argsort()
 

@@ -98,12 +98,15 @@ def plan_ragged_attention(
         query_starts, query_counts = query_bounds[:-1], query_bounds.diff()
     elif window is not None:
         query_starts, query_counts, key_starts, key_counts = _window_tiles(starts, lengths, window)
+    is_shared = read_R is None and window is None  # then a tile's keys are its queries' tokens
     groups, of_queries, of_keys = [], _Rows(heads), _Rows(heads)
     # Of a document few tokens are read: rounded up as far as all of them, most queries would be filling.
     query_sizes = _rounded(query_counts, least=_LEAST if read_R is None else 8)
     for tiles, repeats, queries, keys in _group(query_sizes, _rounded(key_counts, least=_LEAST)):
         query_index_GQ = of_queries.add(query_starts[tiles], query_counts[tiles], size=queries, repeats=repeats)
-        key_index_GS = of_keys.add(key_starts[tiles], key_counts[tiles], size=keys, repeats=repeats)
+        key_index_GS = query_index_GQ
+        if not is_shared:
+            key_index_GS = of_keys.add(key_starts[tiles], key_counts[tiles], size=keys, repeats=repeats)
         mask_GQS = (torch.arange(keys) < key_counts[tiles, None])[:, None, :]
         if valid_N is not None:
             mask_GQS = mask_GQS & valid_N.to("cpu")[key_index_GS][:, None, :]
@@ -112,7 +115,6 @@ def plan_ragged_attention(
         mask = None if bool(mask_GQS.all()) else mask_GQS[:, None].to(device)
         groups.append(TileGroup(torch.Size((len(tiles), heads, queries)), torch.Size((len(tiles), heads, keys)), mask))
     tokens, reads = int(bounds[-1]), int(bounds[-1]) if read_R is None else len(read_R)
-    is_shared = read_R is None and window is None
     return RaggedPlan(
         cu_seq_lens,
         max_length,
