@@ -256,6 +256,12 @@ def machine() -> dict[str, Any]:
     return facts
 
 
+def with_best_peaks(facts: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """`facts` with the higher of both peaks: others' work on a shared machine only ever lowers them."""
+    names = ("bf16_matmul_flops", "gpu_bf16_matmul_flops")
+    return facts | {name: max(facts.get(name, 0.0), other[name]) for name in names if name in other}
+
+
 def processor() -> str:
     """The processor's name, with how many of it there are."""
     try:
@@ -364,7 +370,8 @@ def main() -> None:
         return
     results = {"command": "python benchmarks/speed.py", "machine": machine(), "rows": {}}
     if arguments.output and arguments.output.exists():
-        results["rows"] = json.loads(arguments.output.read_text())["rows"]
+        before = json.loads(arguments.output.read_text())
+        results |= {"rows": before["rows"], "machine": with_best_peaks(results["machine"], before["machine"])}
     has_gpu = torch.cuda.is_available()
     wanted = arguments.rows or [*(row.name for row in ROWS if row.device == "cpu" or has_gpu), "windowed", "import"]
     with tempfile.TemporaryDirectory() as temporary:
@@ -386,11 +393,7 @@ def main() -> None:
                 if row.batches == "full" and row.figure == "seconds":
                     result |= {"device": row.device, "flops_per_second": flops_per_second(row, result)}
             results["rows"][name] = result
-            # The best of several moments: others' work on a shared machine only ever lowers it.
-            facts = machine()
-            for peak in ("bf16_matmul_flops", "gpu_bf16_matmul_flops"):
-                if peak in facts:
-                    results["machine"][peak] = max(results["machine"][peak], facts[peak])
+            results["machine"] = with_best_peaks(results["machine"], machine())
             print(f"{result['text']}: {result['ratio']:.2f}", flush=True)
             if arguments.output:
                 arguments.output.parent.mkdir(parents=True, exist_ok=True)
