@@ -334,7 +334,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
     ) -> tuple[Any, torch.Tensor]:
         """The last layer's mask, where possible a plan that reads these positions alone, and where they stand in what
         the layer gives."""
-        can_read = isinstance(mask, RaggedPlan) and mask.places_RH is not None and mask.window is None
+        can_read = isinstance(mask, RaggedPlan) and bool(mask.groups) and mask.window is None
         if (
             boundaries is None
             or x_BTD.shape[0] != 1

@@ -10,6 +10,7 @@ head size, G tiles of a group, Q queries and S keys of a tile. A head of a token
 brings a tile into the order [G, H, Q, K] that the matrix products want.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,7 +46,8 @@ class RaggedPlan:
     # The tokens whose output is wanted, in order; None: all.
     read_R: torch.Tensor | None = None
     # Of all groups, one after the other: the rows that queries and keys take, None where a tile's keys are its queries'
-    # tokens; and where each query and each key stands among them, None for keys that stand in several tiles.
+    # tokens; and where each query and each key stands among them, None for keys that stand in several tiles. All None
+    # where documents of one length follow one another: the run is the one group's tiles as it stands.
     query_rows_M: torch.Tensor | None = None
     key_rows_M: torch.Tensor | None = None
     places_RH: torch.Tensor | None = None
@@ -115,6 +117,8 @@ def plan_ragged_attention(
         mask = None if bool(mask_GQS.all()) else mask_GQS[:, None].to(device)
         groups.append(TileGroup(torch.Size((len(tiles), heads, queries)), torch.Size((len(tiles), heads, keys)), mask))
     tokens, reads = int(bounds[-1]), int(bounds[-1]) if read_R is None else len(read_R)
+    if is_shared and len(groups) == 1 and groups[0].query_shape.numel() == tokens * heads:
+        return RaggedPlan(cu_seq_lens, max_length, window, tuple(groups))
     return RaggedPlan(
         cu_seq_lens,
         max_length,
@@ -261,17 +265,20 @@ def attend(
     """
     if not products_pay(q_BHTK, k_BHSK, dropout):
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, scale=scaling)
-    keys = k_BHSK.shape[2]
-    if keys <= _SHORT or torch.is_grad_enabled():  # a gradient keeps all scores anyway
+    rows, heads, queries, keys = *q_BHTK.shape[:3], k_BHSK.shape[2]
+    # A head's keys and values side by side: a product would otherwise copy them, and of a block after the other.
+    k_BHSK, v_BHSK = k_BHSK.contiguous(), v_BHSK.contiguous()
+    if torch.is_grad_enabled() or rows * heads * queries * keys <= _LARGEST_BLOCK:  # a gradient keeps all scores anyway
         return _products(q_BHTK, k_BHSK, v_BHSK, mask, scaling=scaling, dropout=dropout)
     # Made beforehand: small results among large blocks that come and go would leave up to 1 GB of holes in the heap.
     out_BHTK = torch.empty_like(q_BHTK)
-    block = max(16, _LARGEST_BLOCK // (q_BHTK.shape[:2].numel() * keys))
-    for first in range(0, q_BHTK.shape[2], block):
-        part = slice(first, first + block)
-        mask_of_part = mask if mask is None or mask.shape[2] == 1 else mask[:, :, part]
-        out_BHTK[:, :, part] = _products(
-            q_BHTK[:, :, part], k_BHSK, v_BHSK, mask_of_part, scaling=scaling, dropout=dropout
+    row_block = max(1, _LARGEST_BLOCK // (heads * queries * keys))
+    block = max(16, _LARGEST_BLOCK // (heads * keys))
+    for first_row, first in itertools.product(range(0, rows, row_block), range(0, queries, block)):
+        of_rows, part = slice(first_row, first_row + row_block), slice(first, first + block)
+        mask_of_part = None if mask is None else mask.expand(rows, -1, queries, -1)[of_rows, :, part]
+        out_BHTK[of_rows, :, part] = _products(
+            q_BHTK[of_rows, :, part], k_BHSK[of_rows], v_BHSK[of_rows], mask_of_part, scaling=scaling, dropout=dropout
         )
     return out_BHTK
 
@@ -308,7 +315,7 @@ def ragged_attention(
     if groups > 1:
         k_BHTK, v_BHTK = (x.repeat_interleave(groups, dim=1) for x in (k_BHTK, v_BHTK))
     q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BHTK, v_BHTK))
-    if plan.places_RH is None:
+    if not plan.groups:
         out_NHK = _varlen_attention(q_NHK, k_NHK, v_NHK, plan)
     else:
         out_NHK = _tiled_attention(q_NHK, k_NHK, v_NHK, plan, scaling=scaling, dropout=dropout)
@@ -329,7 +336,12 @@ def _tiled_attention(
     q_NHK: torch.Tensor, k_NHK: torch.Tensor, v_NHK: torch.Tensor, plan: RaggedPlan, *, scaling: float, dropout: float
 ) -> torch.Tensor:
     """Shape: [R, H, K], [N, H, K] twice -> [R, H, K]."""
-    assert plan.query_rows_M is not None
+    if plan.query_rows_M is None:
+        (group,) = plan.groups
+        tiles, _, size = group.query_shape
+        q_GHQK, k_GHQK, v_GHQK = (x.unflatten(0, (tiles, size)).transpose(1, 2) for x in (q_NHK, k_NHK, v_NHK))
+        out_GHQK = attend(q_GHQK, k_GHQK, v_GHQK, group.mask_G1QS, scaling=scaling, dropout=dropout)
+        return out_GHQK.transpose(1, 2).flatten(0, 1)
     q_MK = _take(q_NHK.flatten(0, 1), plan.query_rows_M, plan.places_RH)
     key_rows_M, key_places_NH = plan.key_rows_M, plan.key_places_NH
     if key_rows_M is None:
