@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .products import in_product_type, is_recorded, project
-from .ragged_attention import RaggedPlan, attend, products_pay, ragged_attention
+from .ragged_attention import RaggedPlan, attend, products_pay, ragged_attention, repeat_heads
 
 
 def rotate(x_BTHK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -> torch.Tensor:
@@ -77,12 +77,6 @@ def eager_attention(
     weights_BHTT = scores_BHTT.softmax(dim=-1, dtype=wide).to(query.dtype)
     weights_BHTT = F.dropout(weights_BHTT, p=dropout, training=module.training)
     return (weights_BHTT @ value).transpose(1, 2).contiguous(), weights_BHTT
-
-
-def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
-    """Give each group of query heads the key (or value) head that they share."""
-    groups = heads // x_BHTK.shape[1]
-    return x_BHTK.repeat_interleave(groups, dim=1) if groups > 1 else x_BHTK
 
 
 def queries_of(x_BTD: torch.Tensor, attention_mask: Any) -> torch.Tensor:

@@ -300,6 +300,12 @@ def _products(
     return drop(scores_BHTS.softmax(dim=-1), dropout).to(v_BHSK.dtype) @ v_BHSK
 
 
+def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
+    """Give each group of query heads the key (or value) head that they share."""
+    groups = heads // x_BHTK.shape[1]
+    return x_BHTK.repeat_interleave(groups, dim=1) if groups > 1 else x_BHTK
+
+
 @torch.compiler.disable
 def ragged_attention(
     q_BHTK: torch.Tensor,
@@ -311,9 +317,7 @@ def ragged_attention(
     dropout: float = 0.0,
 ) -> torch.Tensor:
     """Shape: query [B, H, T, K] (or [1, H, R, K]), key and value [B, H or fewer, T, K] -> [B, T, H, K]."""
-    groups = q_BHTK.shape[1] // k_BHTK.shape[1]
-    if groups > 1:
-        k_BHTK, v_BHTK = (x.repeat_interleave(groups, dim=1) for x in (k_BHTK, v_BHTK))
+    k_BHTK, v_BHTK = (repeat_heads(x, q_BHTK.shape[1]) for x in (k_BHTK, v_BHTK))
     q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BHTK, v_BHTK))
     if not plan.groups:
         out_NHK = _varlen_attention(q_NHK, k_NHK, v_NHK, plan)
@@ -336,7 +340,7 @@ def _tiled_attention(
     q_NHK: torch.Tensor, k_NHK: torch.Tensor, v_NHK: torch.Tensor, plan: RaggedPlan, *, scaling: float, dropout: float
 ) -> torch.Tensor:
     """Shape: [R, H, K], [N, H, K] twice -> [R, H, K]."""
-    if plan.query_rows_M is None:
+    if plan.query_rows_M is None:  # nothing to gather
         (group,) = plan.groups
         tiles, _, size = group.query_shape
         q_GHQK, k_GHQK, v_GHQK = (x.unflatten(0, (tiles, size)).transpose(1, 2) for x in (q_NHK, k_NHK, v_NHK))
@@ -365,4 +369,4 @@ def _tiled_attention(
     return _Place.apply(torch.cat(outs), plan.places_RH).view_as(q_NHK)
 
 
-__all__ = ["RaggedPlan", "attend", "plan_ragged_attention", "products_pay", "ragged_attention"]
+__all__ = ["RaggedPlan", "attend", "plan_ragged_attention", "products_pay", "ragged_attention", "repeat_heads"]

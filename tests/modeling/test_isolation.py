@@ -247,3 +247,24 @@ def test_inputs_are_not_changed():
     before = {name: tensor.clone() for name, tensor in inputs.items()}
     model(**inputs).loss.backward()
     assert all(torch.equal(before[name], inputs[name]) for name in inputs)
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"position_embedding_type": "rope", "num_attention_heads": 4, "num_key_value_heads": 2}]
+)
+@pytest.mark.parametrize(("length", "gathers"), [(32, False), (31, True)])
+def test_documents_of_one_length_are_attended_where_they_stand(shape, length, gathers, monkeypatch):
+    from clozebert.modeling import ragged_attention
+
+    model = build(ClozeBertModel, tiny_config("sdpa", max_position_embeddings=64, **shape)).double().eval()
+    ids = torch.as_tensor(random_ids(3, length))
+    bounds = torch.arange(0, 3 * length + 1, length, dtype=torch.int32)
+    take, taken = ragged_attention._take, []
+    monkeypatch.setattr(ragged_attention, "_take", lambda *args: taken.append(1) or take(*args))
+    found = model(ids.reshape(1, -1), cu_seq_lens_q=bounds).last_hidden_state.view(3, length, -1)
+    wanted = model(ids).last_hidden_state
+    assert bool(taken) == gathers
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    of_found, of_wanted = (gradients(states.pow(3).sum(), model) for states in (found, wanted))
+    for name, gradient in of_wanted.items():
+        torch.testing.assert_close(of_found[name], gradient, rtol=1e-10, atol=1e-10)

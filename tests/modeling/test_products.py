@@ -131,3 +131,24 @@ def test_long_sequences_are_attended_in_blocks_of_queries(masked, monkeypatch):
     assert relative_error(found, wanted) <= 0.03
     q.requires_grad_()
     assert not ragged_attention.products_pay(q, k, 0.0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_many_short_sequences_are_attended_some_at_a_time(masked, monkeypatch):
+    from clozebert.modeling import ragged_attention
+
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 7, 48, 3, 16).bfloat16().transpose(2, 3)  # as projections give them
+    mask = torch.rand(7, 1, 48, 48) < 0.5 if masked else None
+    with torch.no_grad():
+        at_once = ragged_attention.attend(q, k, v, mask, scaling=0.25, dropout=0.0)
+        monkeypatch.setattr(ragged_attention, "_LARGEST_BLOCK", 3 * 48 * 48 * 3)  # three sequences at a time
+        products, sizes = ragged_attention._products, []
+        monkeypatch.setattr(
+            ragged_attention,
+            "_products",
+            lambda *args, **kwargs: sizes.append(len(args[0])) or products(*args, **kwargs),
+        )
+        found = ragged_attention.attend(q, k, v, mask, scaling=0.25, dropout=0.0)
+    assert sizes == [3, 3, 1]
+    assert torch.equal(found, at_once)
