@@ -6,7 +6,8 @@ turns do not disturb one another.
 
 Specification:
     side: "ours" or "transformers".
-    work: "train" (a step of masked-LM training, from the batch to the updated weights) or "encode".
+    work: "train" (a step of masked-LM training, from the batch to the updated weights) or "encode"; or "matmul", which
+        needs no more than device and keep_memory, and answers with the FLOP/s of a product of two matrices in bf16.
     shape: "bert" or "modernbert", of base size; or a dictionary of ClozeBertConfig's fields.
     batches: an .npz file with `ids` [N] and `lengths` [S]; rows_per_batch: sequences in one batch.
     attention: "eager" or "sdpa"; compile: whether torch.compile runs the model (transformers' side).
@@ -43,10 +44,8 @@ def main() -> None:
 
     transformers.logging.set_verbosity_error()
     before = held_memory("VmRSS")
-    sequences = read_sequences(specification["batches"])
-    rows = specification["rows_per_batch"]
-    batches = [sequences[first : first + rows] for first in range(0, len(sequences), rows)]
-    work, facts = {"train": make_trainer, "encode": make_encoder}[specification["work"]](specification, batches)
+    make = {"train": make_trainer, "encode": make_encoder, "matmul": make_matmul}[specification["work"]]
+    work, facts = make(specification, read_batches(specification) if "batches" in specification else [])
     is_cuda = specification["device"] == "cuda"
     # The peak counts from here: building the model is not the work, nor is what the C library keeps of it.
     gc.collect()
@@ -69,11 +68,23 @@ def held_memory(kind: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))
 
 
-def read_sequences(file: str) -> list[list[int]]:
+def read_batches(specification: dict[str, Any]) -> list[list[list[int]]]:
     import numpy as np
 
-    with np.load(file) as data:
-        return [part.tolist() for part in np.split(data["ids"], np.cumsum(data["lengths"])[:-1])]
+    with np.load(specification["batches"]) as data:
+        sequences = [part.tolist() for part in np.split(data["ids"], np.cumsum(data["lengths"])[:-1])]
+    rows = specification["rows_per_batch"]
+    return [sequences[first : first + rows] for first in range(0, len(sequences), rows)]
+
+
+def make_matmul(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable, dict[str, Any]]:
+    """The machine's peak."""
+    import torch
+
+    from clozebert.training.machine import measure_matmul_flops
+
+    device = torch.device(specification["device"])
+    return lambda: measure_matmul_flops(device, "bf16", size=2048 if device.type == "cpu" else None), {}
 
 
 def make_native(specification: dict[str, Any], *, head: str) -> Any:

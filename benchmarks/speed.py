@@ -8,7 +8,8 @@
 Every side is a process of its own (contender.py). They take turns, `repeats` times round, after a turn that does not
 count; the figures are medians. transformers' models are measured under eager attention, sdpa, and sdpa compiled, and
 the fastest stands in the table; it is measured again in a process that keeps its freed memory, as clozebert's
-programs do, since that alone is worth much. Sentences: those of English EWT (`--sentences`, a CoNLL-U file), shuffled.
+programs do, since that alone is worth much. A product of two matrices takes turns with them: the machine's peak at
+these moments, of which our share is counted. Sentences: those of English EWT (`--sentences`, a CoNLL-U file), shuffled.
 Where there is a GPU, its rows run too.
 """
 
@@ -113,7 +114,11 @@ class Side:
         self.process.wait()
 
     def summary(self) -> dict[str, Any]:
-        seconds = [turn["seconds"] for turn in self.turns[WARM_UP:]]
+        turns = self.turns[WARM_UP:]
+        seconds = [turn["seconds"] for turn in turns]
+        if "tokens" not in self.facts:
+            flops = [turn["result"] for turn in turns]
+            return {"flops_per_second": statistics.median(flops), "all_flops_per_second": [round(x) for x in flops]}
         return {
             "seconds": statistics.median(seconds),
             "all_seconds": [round(value, 4) for value in seconds],
@@ -138,16 +143,21 @@ def measure(row: Row, batches: Path, *, repeats: int, threads: int) -> dict[str,
             **common, "side": "transformers", "dropout": row.their_dropout, "compile": attention == "compile",
             "attention": "sdpa" if attention == "compile" else attention, "keep_memory": False,
         }  # fmt: skip
+    has_peak = row.figure == "seconds" and row.batches == "full"
+    if has_peak:
+        specifications["matmul"] = {"work": "matmul", "device": row.device, "keep_memory": True}
     repeats = min(repeats, row.most_repeats)
     summaries = take_turns(specifications, repeats=repeats, threads=threads)
     best = min(row.attentions, key=lambda name: summaries[name][row.figure])
     # Where batches are padded it is the padding that counts, and the peak of memory does not depend on this.
-    if row.figure == "seconds" and row.device == "cpu" and row.batches == "full":
+    if has_peak and row.device == "cpu":
         kept = {f"{best}, memory kept": {**specifications[best], "keep_memory": True}}
         again = take_turns({"ours": specifications["ours"], **kept}, repeats=repeats, threads=threads)
         summaries |= {name: again[name] for name in kept}
     result = {"text": row.text, "wanted": row.wanted, "figure": row.figure, "best": best, "sides": summaries}
     result["ratio"] = summaries[best][row.figure] / summaries["ours"][row.figure]
+    if has_peak:
+        result["share_of_peak"] = flops_per_second(row, result) / summaries["matmul"]["flops_per_second"]
     if f"{best}, memory kept" in summaries:
         result["ratio_memory_kept"] = summaries[f"{best}, memory kept"]["seconds"] / again["ours"]["seconds"]
     return result
@@ -242,24 +252,14 @@ def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     import torch
 
-    from clozebert.training.machine import measure_matmul_flops
-
     names = ("torch", "transformers", "accelerate", "numpy")
     facts: dict[str, Any] = {
         "processor": processor(), "threads": torch.get_num_threads(), "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in names},
-        "bf16_matmul_flops": measure_matmul_flops(torch.device("cpu"), "bf16", size=2048),
     }  # fmt: skip
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
-        facts["gpu_bf16_matmul_flops"] = measure_matmul_flops(torch.device("cuda"), "bf16")
     return facts
-
-
-def with_best_peaks(facts: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """`facts` with the higher of both peaks: others' work on a shared machine only ever lowers them."""
-    names = ("bf16_matmul_flops", "gpu_bf16_matmul_flops")
-    return facts | {name: max(facts.get(name, 0.0), other[name]) for name in names if name in other}
 
 
 def processor() -> str:
@@ -289,8 +289,7 @@ def render(results: dict[str, Any]) -> str:
     """The table, in Markdown, with the machine above it."""
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    peak = machine["bf16_matmul_flops"] / 1e9
-    lines = [f"{machine['processor']}, {machine['threads']} threads, {versions}; bf16 matmul: {peak:.0f} GFLOP/s.", "",
+    lines = [f"{machine['processor']}, {machine['threads']} threads, {versions}.", "",
              "| work | ours | the fastest of theirs | ratio | wanted | theirs with freed memory kept |",
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for row in results["rows"].values():
@@ -302,9 +301,9 @@ def render(results: dict[str, Any]) -> str:
             continue
         kept = f"{row['ratio_memory_kept']:.2f}" if "ratio_memory_kept" in row else ""
         share = ""
-        if "flops_per_second" in row:
-            peak_name = "gpu_bf16_matmul_flops" if row["device"] == "cuda" else "bf16_matmul_flops"
-            share = f" ({row['flops_per_second'] / machine[peak_name]:.0%} of the matmul peak)"
+        if "share_of_peak" in row:
+            peak = sides["matmul"]["flops_per_second"] / 1e9
+            share = f" ({row['share_of_peak']:.0%} of a matmul's {peak:,.0f} GFLOP/s)"
         lines.append(
             f"| {row['text']} | {shown(sides['ours'], unit)}{share} | {shown(sides[row['best']], unit)} "
             f"({row['best']}) | **{row['ratio']:.2f}** | {row['wanted']} | {kept} |"
@@ -371,7 +370,7 @@ def main() -> None:
     results = {"command": "python benchmarks/speed.py", "machine": machine(), "rows": {}}
     if arguments.output and arguments.output.exists():
         before = json.loads(arguments.output.read_text())
-        results |= {"rows": before["rows"], "machine": with_best_peaks(results["machine"], before["machine"])}
+        results["rows"] = before["rows"]
     has_gpu = torch.cuda.is_available()
     wanted = arguments.rows or [*(row.name for row in ROWS if row.device == "cpu" or has_gpu), "windowed", "import"]
     with tempfile.TemporaryDirectory() as temporary:
@@ -390,10 +389,7 @@ def main() -> None:
                 else:
                     write_batches(file, [row.length] * row.rows)
                 result = measure(row, file, **options)
-                if row.batches == "full" and row.figure == "seconds":
-                    result |= {"device": row.device, "flops_per_second": flops_per_second(row, result)}
             results["rows"][name] = result
-            results["machine"] = with_best_peaks(results["machine"], machine())
             print(f"{result['text']}: {result['ratio']:.2f}", flush=True)
             if arguments.output:
                 arguments.output.parent.mkdir(parents=True, exist_ok=True)
