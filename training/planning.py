@@ -318,6 +318,8 @@ def activation_bytes(
 ) -> float:
     """Bytes that the encoder keeps of each token for the backward pass, without dropout; see the module's formulas.
 
+    On a CPU documents that all have one length keep somewhat less: they are attended where they stand.
+
     Args:
         on_cpu: attention there has no kernel that reads packed runs: it keeps copies, in half precision its weights.
         length: of a document.
