@@ -11,7 +11,7 @@ brings a tile into the order [G, H, Q, K] that the matrix products want.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,7 +104,8 @@ def plan_ragged_attention(
     groups, of_queries, of_keys = [], _Rows(heads), _Rows(heads)
     # Of a document few tokens are read: rounded up as far as all of them, most queries would be filling.
     query_sizes = _rounded(query_counts, least=_LEAST if read_R is None else 8)
-    for tiles, repeats, queries, keys in _group(query_sizes, _rounded(key_counts, least=_LEAST)):
+    largest = _LARGEST_GROUP if torch.is_grad_enabled() else _LARGEST_BLOCK // heads
+    for tiles, repeats, queries, keys in _group(query_sizes, _rounded(key_counts, least=_LEAST), largest=largest):
         query_index_GQ = of_queries.add(query_starts[tiles], query_counts[tiles], size=queries, repeats=repeats)
         key_index_GS = query_index_GQ
         if not is_shared:
@@ -184,15 +185,20 @@ def _rounded(counts: torch.Tensor, *, least: int) -> torch.Tensor:
     return torch.where(counts <= _SHORT, -(-counts.clamp(min=1) // step) * step, counts)
 
 
-def _group(query_counts: torch.Tensor, key_counts: torch.Tensor) -> Iterator[tuple[torch.Tensor, int, int, int]]:
+def _group(
+    query_counts: torch.Tensor, key_counts: torch.Tensor, *, largest: int
+) -> Iterator[tuple[torch.Tensor, int, int, int]]:
     """Tiles of one size together: their indices, how many of these repeat the last one, queries, keys.
 
-    A group's number of tiles is 1, 2, 3, 4, 6, 8, 12, 16, …, for the same reason.
+    A group's number of tiles is 1, 2, 3, 4, 6, 8, 12, 16, …, for the same reason; its queries times keys at most
+    `largest`, unless a tile by itself has more.
     """
     sizes, group_of_tile = torch.stack([query_counts, key_counts]).unique(dim=1, return_inverse=True)
     for group, (queries, keys) in enumerate(sizes.T.tolist()):
         tiles = (group_of_tile == group).nonzero().squeeze(1)
-        for part in tiles.split(max(1, _LARGEST_GROUP // (queries * keys))):
+        most = max(1, largest // (queries * keys))
+        least = 2 ** (most.bit_length() - 1)
+        for part in tiles.split(least * 3 // 2 if least * 3 // 2 <= most else least):
             power = 2 ** (len(part) - 1).bit_length()
             repeats = (power * 3 // 4 if len(part) <= power * 3 // 4 and power > 2 else power) - len(part)
             yield torch.cat([part, part[-1:].expand(repeats)]), repeats, queries, keys
@@ -215,8 +221,17 @@ class _Take(torch.autograd.Function):
         return grad_MK.index_select(0, places_N), None, None
 
 
-def _take(x_NK: torch.Tensor, rows_M: torch.Tensor, places_N: torch.Tensor | None) -> torch.Tensor:
-    return x_NK.index_select(0, rows_M) if places_N is None else _Take.apply(x_NK, rows_M, places_N)
+def _take(
+    x_NK: torch.Tensor, rows_M: torch.Tensor, places_N: torch.Tensor | None, shapes: Sequence[torch.Size]
+) -> Iterator[torch.Tensor]:
+    """The rows of one group after the other, each in its shape [G, H, Q]; without a gradient each in its turn."""
+    counts = [shape.numel() for shape in shapes]
+    if not torch.is_grad_enabled():
+        parts: Iterable[torch.Tensor] = (x_NK.index_select(0, rows) for rows in rows_M.split(counts))
+    else:
+        taken = x_NK.index_select(0, rows_M) if places_N is None else _Take.apply(x_NK, rows_M, places_N)
+        parts = taken.split(counts)  # not slices: the gradient of a slice is a whole tensor of zeros around it
+    return (part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True))
 
 
 class _Place(torch.autograd.Function):
@@ -297,7 +312,9 @@ def _products(
         # Added in place: a fill would copy the scores, and their gradient too. Half of the least: sums stay finite.
         least = torch.finfo(scores_BHTS.dtype).min / 2
         scores_BHTS += torch.zeros_like(mask, dtype=scores_BHTS.dtype).masked_fill_(~mask, least)
-    return drop(scores_BHTS.softmax(dim=-1), dropout).to(v_BHSK.dtype) @ v_BHSK
+    in_place = None if torch.is_grad_enabled() else scores_BHTS
+    weights_BHTS = torch.softmax(scores_BHTS, dim=-1, out=in_place)
+    return drop(weights_BHTS, dropout).to(v_BHSK.dtype) @ v_BHSK
 
 
 def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
@@ -346,26 +363,20 @@ def _tiled_attention(
         q_GHQK, k_GHQK, v_GHQK = (x.unflatten(0, (tiles, size)).transpose(1, 2) for x in (q_NHK, k_NHK, v_NHK))
         out_GHQK = attend(q_GHQK, k_GHQK, v_GHQK, group.mask_G1QS, scaling=scaling, dropout=dropout)
         return out_GHQK.transpose(1, 2).flatten(0, 1)
-    q_MK = _take(q_NHK.flatten(0, 1), plan.query_rows_M, plan.places_RH)
     key_rows_M, key_places_NH = plan.key_rows_M, plan.key_places_NH
     if key_rows_M is None:
         key_rows_M, key_places_NH = plan.query_rows_M, plan.places_RH
-    k_MK, v_MK = (_take(x.flatten(0, 1), key_rows_M, key_places_NH) for x in (k_NHK, v_NHK))
-    # `split`, not slices: the gradient of a slice is a whole tensor of zeros around it.
-    q_parts = q_MK.split([group.query_shape.numel() for group in plan.groups])
-    key_counts = [group.key_shape.numel() for group in plan.groups]
-    k_parts, v_parts = k_MK.split(key_counts), v_MK.split(key_counts)
-    outs = []
-    for group, q_part, k_part, v_part in zip(plan.groups, q_parts, k_parts, v_parts, strict=True):
-        out_GHQK = attend(
-            q_part.unflatten(0, group.query_shape),
-            k_part.unflatten(0, group.key_shape),
-            v_part.unflatten(0, group.key_shape),
-            group.mask_G1QS,
-            scaling=scaling,
-            dropout=dropout,
-        )
-        outs.append(out_GHQK.flatten(0, 2))
+    q_parts = _take(
+        q_NHK.flatten(0, 1), plan.query_rows_M, plan.places_RH, [group.query_shape for group in plan.groups]
+    )
+    k_parts, v_parts = (
+        _take(x.flatten(0, 1), key_rows_M, key_places_NH, [group.key_shape for group in plan.groups])
+        for x in (k_NHK, v_NHK)
+    )
+    outs = [
+        attend(q_GHQK, k_GHSK, v_GHSK, group.mask_G1QS, scaling=scaling, dropout=dropout).flatten(0, 2)
+        for group, q_GHQK, k_GHSK, v_GHSK in zip(plan.groups, q_parts, k_parts, v_parts, strict=True)
+    ]
     return _Place.apply(torch.cat(outs), plan.places_RH).view_as(q_NHK)
 
 
