@@ -7,7 +7,7 @@
 
 Every side is a process of its own (contender.py). They take turns, `repeats` times round, after a turn that does not
 count; the figures are medians. transformers' models are measured under eager attention, sdpa, and sdpa compiled, and
-the fastest stands in the table; it is measured again in a process that keeps its freed memory, as clozebert's
+the best stands in the table; it is measured again in a process that keeps its freed memory, as clozebert's
 programs do, since that alone is worth much. A product of two matrices takes turns with them: the machine's peak at
 these moments, of which our share is counted. Sentences: those of English EWT (`--sentences`, a CoNLL-U file), shuffled.
 Where there is a GPU, its rows run too.
@@ -370,8 +370,7 @@ def main() -> None:
         return
     results = {"command": "python benchmarks/speed.py", "machine": machine(), "rows": {}}
     if arguments.output and arguments.output.exists():
-        before = json.loads(arguments.output.read_text())
-        results["rows"] = before["rows"]
+        results["rows"] = json.loads(arguments.output.read_text())["rows"]
     has_gpu = torch.cuda.is_available()
     wanted = arguments.rows or [*(row.name for row in ROWS if row.device == "cpu" or has_gpu), "windowed", "import"]
     with tempfile.TemporaryDirectory() as temporary:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from .dropout import dropout as drop
 
-_LARGEST_GROUP = 1 << 24  # queries times keys: 16 M scores a head at a time
+_LARGEST_GROUP = 1 << 24  # with a gradient, queries times keys: 16 M scores a head at a time
 _SHORT, _SHORT_IN_TRAINING = 512, 256  # keys
 _LEAST = 32  # queries and keys of a tile: below, groups are too many for what they spare
 _LARGEST_BLOCK = 1 << 23  # scores, of all heads: 16 MB
@@ -289,9 +289,10 @@ def attend(
     out_BHTK = torch.empty_like(q_BHTK)
     row_block = max(1, _LARGEST_BLOCK // (heads * queries * keys))
     block = max(16, _LARGEST_BLOCK // (heads * keys))
+    mask = None if mask is None else mask.expand(rows, -1, -1, -1)
     for first_row, first in itertools.product(range(0, rows, row_block), range(0, queries, block)):
         of_rows, part = slice(first_row, first_row + row_block), slice(first, first + block)
-        mask_of_part = None if mask is None else mask.expand(rows, -1, queries, -1)[of_rows, :, part]
+        mask_of_part = None if mask is None else mask[of_rows, :, part if mask.shape[2] > 1 else slice(None)]
         out_BHTK[of_rows, :, part] = _products(
             q_BHTK[of_rows, :, part], k_BHSK[of_rows], v_BHSK[of_rows], mask_of_part, scaling=scaling, dropout=dropout
         )
