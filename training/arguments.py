@@ -22,6 +22,8 @@ _OF_THE_RUN = (
     "tokenizer_name", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path", "dry_run",
     "seed", "optimizer", "mixed_precision", "use_cpu", "full_determinism", "report_to", "disable_tqdm", "phases",
 )  # fmt: skip
+# What depends on the number of steps.
+LENGTHS = ("max_steps", "warmup_steps", "decay_steps", "batch_warmup_steps")
 # What describes the course of one phase: the next one does not take it over.
 _OF_A_PHASE = ("warmup_steps", "decay_steps", "initial_global_batch_size", "batch_warmup_steps")
 
@@ -61,6 +63,9 @@ class PretrainingArguments:
     dry_run: bool = _field(False, "build everything, print the plan, take two steps, write nothing")
 
     max_steps: int = _field(10_000, "updates of the weights", on_resume=_SAID)
+    max_minutes: float | None = _field(
+        None, "instead of max_steps: as many steps as this machine takes in so many minutes, timed before the first"
+    )
     global_batch_size: int = _field(256, "rows of max_seq_length tokens in one step", on_resume=_SAME)
     initial_global_batch_size: int | None = _field(
         None, "warm-up of the batch size: rows in the first step, rising evenly to global_batch_size", on_resume=_SAME
@@ -167,6 +172,25 @@ class PretrainingArguments:
             found.append(Phase(len(found), before.last_step, arguments.max_steps, arguments, changed))
         return found
 
+    def of_length(self, max_steps: int) -> "PretrainingArguments":
+        """The same run in another number of steps: warm-ups and decay keep their share of it.
+
+        It is evaluated at least twice, and saved at least four times, unless these are switched off.
+        """
+
+        def share(steps: int) -> int:
+            return steps * max_steps // self.max_steps
+
+        return dataclasses.replace(
+            self,
+            max_steps=max_steps,
+            warmup_steps=share(self.warmup_steps),
+            decay_steps=None if self.decay_steps is None else share(self.decay_steps),
+            batch_warmup_steps=share(self.batch_warmup_steps),
+            eval_steps=min(self.eval_steps, -(-max_steps // 2)),
+            save_steps=min(self.save_steps, -(-max_steps // 4)),
+        )
+
     @property
     def mean_mlm_probability(self) -> float:
         """The share of the tokens that is predicted, over the whole run."""
@@ -267,6 +291,10 @@ class PretrainingArguments:
                 f"mask_share={self.mask_share} and random_share={self.random_share} share the predicted tokens: "
                 f"neither may be negative, nor their sum above 1"
             )
+        if self.max_minutes is not None and self.max_minutes <= 0:
+            raise ValueError(f"max_minutes={self.max_minutes} must be above 0")
+        if self.max_minutes is not None and self.phases:
+            raise ValueError("max_minutes gives the run one length, but it has phases: say max_steps of each instead")
         decay = self.decay_steps or 0
         if self.warmup_steps + decay > self.max_steps:
             raise ValueError(

@@ -39,6 +39,11 @@ def _has_fast_bf16(device: torch.device) -> bool:
     return False
 
 
+def choose_muon_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The type of Muon's products: bf16 where the run computes in it and the device multiplies it in hardware."""
+    return torch.bfloat16 if precision == "bf16" and _has_fast_bf16(device) else torch.float32
+
+
 def make_accelerator(*, mixed_precision: str, use_cpu: bool, report_to: list[str], output_dir: str) -> Any:
     """An Accelerator with as many processes as the launcher was asked for.
 
@@ -99,10 +104,10 @@ def measure_matmul_flops(device: torch.device, precision: str, *, size: int | No
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     best = float("inf")
     for _ in range(8):
-        _wait(device)
+        wait_for(device)
         begun = time.perf_counter()
         left @ right
-        _wait(device)
+        wait_for(device)
         best = min(best, time.perf_counter() - begun)
     return 2 * size**3 / best
 
@@ -117,7 +122,7 @@ def memory_of(device: torch.device) -> float:
         raise ValueError("this system does not say how much memory it has: name a kind of GPU with --device") from None
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
     """Until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from .arguments import PretrainingArguments
+from .muon import Muon
 
 _MATRIX_MODULES = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear, nn.MultiheadAttention)
 _EMBEDDING_MODULES = (nn.Embedding, nn.EmbeddingBag)
@@ -88,8 +89,14 @@ class CombinedOptimizer(torch.optim.Optimizer):
             group["lr"] = group["initial_lr"] * factor
 
 
-def make_optimizer(model: nn.Module, arguments: PretrainingArguments) -> CombinedOptimizer:
-    """The optimizer that the arguments ask for, over the trainable parameters of `model`."""
+def make_optimizer(
+    model: nn.Module, arguments: PretrainingArguments, *, muon_dtype: torch.dtype = torch.float32
+) -> CombinedOptimizer:
+    """The optimizer that the arguments ask for, over the trainable parameters of `model`.
+
+    Args:
+        muon_dtype: of Muon's products, see `machine.choose_muon_dtype`.
+    """
     matrices, rest = split_parameters(model)
     for_muon: list[NamedParameter] = []
     if arguments.optimizer == "muon":
@@ -98,11 +105,12 @@ def make_optimizer(model: nn.Module, arguments: PretrainingArguments) -> Combine
     parts: list[torch.optim.Optimizer] = []
     if for_muon:
         parts.append(
-            torch.optim.Muon(
+            Muon(
                 for_muon,
                 lr=arguments.muon_learning_rate,
                 weight_decay=arguments.weight_decay,
                 momentum=arguments.muon_momentum,
+                dtype=muon_dtype,
             )
         )
     groups = [

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 # Room that a plan leaves free: the device's own context, its libraries' workspace, and gaps between blocks.
 _FREE_SHARE, _FREE_BYTES = 0.06, GIB
-_NEWTON_SCHULZ_STEPS = 5
 # How many logits in half precision are widened to float32 at once, by the loss.
 _WIDENED_ON_CPU, _WIDENED = 1 << 20, 1 << 28
 # As in modeling/: keys up to which attention on a CPU keeps its weights, and inner activations that are not all kept.
@@ -87,12 +86,14 @@ class Plan:
 
     Attributes:
         flops_per_step: of the whole global batch, optimizer included; smaller batches of a warm-up take fewer.
+        update_flops: of them, those of the optimizer on one device.
         memory: bytes by part; `peak_memory` is less than their sum where they do not meet.
         largest_batch: rows of the largest micro-batch that fits and divides a process' share; None: not even one row.
     """
 
     parameters: int
     flops_per_step: int
+    update_flops: int
     memory: dict[str, int]
     peak_memory: int
     largest_batch: int | None
@@ -160,7 +161,7 @@ def make_plan(
     forward = forward_flops(
         config, tokens=tokens, length=length, predicted=arguments.mean_mlm_probability, on_cpu=on_cpu
     )
-    update = _update_flops(arguments, config)
+    update = _update_flops(arguments, config, owners=num_devices if sharded else 1)
     passes = 4 if arguments.gradient_checkpointing else 3
     if calibration is not None:
         micro_batch_seconds, update_seconds = calibration.micro_batch_seconds, calibration.update_seconds
@@ -176,6 +177,7 @@ def make_plan(
     return Plan(
         parameters=parameters_of(config),
         flops_per_step=passes * forward + update,
+        update_flops=update,
         memory=memory,
         peak_memory=peak,
         largest_batch=next(fitting, None),
@@ -247,23 +249,22 @@ def mean_attention_length(corpora: "Mixture", *, max_seq_length: int) -> float:
     return sum(share * length for share, length in zip(corpora.shares, lengths, strict=True))
 
 
-def _update_flops(arguments: PretrainingArguments, config: ClozeBertConfig) -> int:
-    """Muon's Newton-Schulz iterations; AdamW has no matrix product.
+def _update_flops(arguments: PretrainingArguments, config: ClozeBertConfig, *, owners: int) -> int:
+    """Muon's Newton-Schulz steps on the device that has most of them; AdamW has no matrix product.
 
-    An m x n matrix, m <= n, takes X X^T, the square of that, and a product with X: 2 m^2 n + 2 m^3 + 2 m^2 n.
+    Args:
+        owners: the devices that share the matrices; 1 where each takes all.
     """
     if arguments.optimizer != "muon":
         return 0
+    from .muon import newton_schulz_flops, share_out
+
     symbols = symbols_of(config, batch_size=1, length=1)
     d, g, f, e = (symbols[name] for name in "DGFE")
     feed_forward = [(f, d), (d, f), (f, d)] if config.mlp_type == "glu" else [(f, d), (d, f)]
     shapes = [(d, d), (g, d), (g, d), (d, d), *feed_forward] * config.num_hidden_layers
     shapes += [(e, d)] * config.prediction_dense
-    total = 0
-    for shape in shapes:
-        m, n = min(shape), max(shape)
-        total += _NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3)
-    return total
+    return max(sum(newton_schulz_flops(shapes[index]) for index in owned) for owned in share_out(shapes, owners))
 
 
 def _memory(
@@ -364,7 +365,7 @@ def calibrate(
     import torch
 
     from ..modeling import ClozeBertForMaskedLM
-    from .machine import compile_model
+    from .machine import choose_muon_dtype, compile_model
     from .optimizers import make_optimizer
 
     rows = min(arguments.per_device_train_batch_size, arguments.global_batch_size)
@@ -375,7 +376,7 @@ def calibrate(
         model.gradient_checkpointing_enable()
     if arguments.torch_compile:
         compile_model(model, device)
-    optimizer = make_optimizer(model, arguments)
+    optimizer = make_optimizer(model, arguments, muon_dtype=choose_muon_dtype(precision, device))
     batches = _batches(arguments, config, corpora, rows=rows, device=device)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     times: list[tuple[float, float]] = []
@@ -473,6 +474,7 @@ def table(plan: Plan, *, device: Device, num_devices: int) -> Iterator[str]:
     """The plan for a person, a line for each figure."""
     yield f"parameters            {plan.parameters:>18,}"
     yield f"FLOPs of a step       {plan.flops_per_step:>18.4g}"
+    yield f"of them, the update   {plan.update_flops:>18.4g} on each device"
     for part, size in plan.memory.items():
         yield f"memory, {part:13} {size / GIB:>14.2f} GiB"
     yield f"memory at the peak    {plan.peak_memory / GIB:>14.2f} GiB of {device.memory / GIB:.1f} on each device"

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from ..corpus.randomness import derive
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..modeling import ClozeBertForMaskedLM
 from . import doctor
-from .arguments import Phase, PretrainingArguments
+from .arguments import LENGTHS, Phase, PretrainingArguments
 from .checkpoints import (
     TrainingState,
     clear_way,
@@ -44,17 +45,20 @@ from .curves import CURVE_NAME, draw_loss_curve
 from .evaluation import evaluate_masked_lm, sum_over_processes
 from .machine import (
     StopRequest,
+    choose_muon_dtype,
     compile_model,
     make_accelerator,
     make_deterministic,
     measure_matmul_flops,
     seed_step,
+    wait_for,
 )
 from .optimizers import load_optimizer_state, make_optimizer, optimizer_state, whole_tensor, whole_weights
 from .planning import forward_flops, mean_attention_length
 from .prefetch import ModelInputs, StepLoader, prefetch, to_device
 from .progress import LOG_NAME, RunLog, Stopwatch
 from .run_settings import phase_configuration
+from .time_budget import MOST_TIMED, StepTime, steps_in, time_steps
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +113,7 @@ class Pretraining:
         write_card: WriteCard | None = None,
         recipe: str | None = None,
     ):
+        self._begun = time.monotonic()
         self.write_card, self.recipe = write_card, recipe
         self.output_dir = Path(arguments.output_dir)
         _check_trackers(arguments.report_to)
@@ -133,8 +138,6 @@ class Pretraining:
         )
         if arguments.full_determinism:
             make_deterministic()
-        if arguments.dry_run:
-            self.phases = [_dry_phase(phase, self.accelerator) for phase in self.phases]
         self.mixtures = mixtures
         for phase in self.phases:
             phase.arguments.micro_batches(self.accelerator.num_processes)
@@ -147,7 +150,11 @@ class Pretraining:
         self.state, tensors, index = TrainingState(step=0), None, 0
         if checkpoint is not None:
             self.state, tensors = read_training_state(checkpoint)
+        said = "" if arguments.max_minutes is None else self._set_length(arguments)
+        if checkpoint is not None:
             index = self._check_resume(checkpoint)
+        if arguments.dry_run:
+            self.phases = [_dry_phase(phase, self.accelerator) for phase in self.phases]
         if arguments.report_to and not arguments.dry_run:
             settings = {key: value if isinstance(value, (int, float, str)) else str(value) for key, value in
                         dataclasses.asdict(arguments).items()}  # fmt: skip
@@ -162,6 +169,86 @@ class Pretraining:
             bar=not arguments.disable_tqdm,
         )
         self._enter(index, checkpoint or arguments.model_name_or_path, tensors)
+        for line in [*self.plan(), said]:
+            if line:
+                self.log.say(line)
+
+    def _set_length(self, arguments: PretrainingArguments) -> str:
+        """As many steps as fit into `max_minutes`; a run that is resumed keeps the number that it began with.
+
+        Returns:
+            What a person should know of it.
+        """
+        assert arguments.max_minutes is not None
+        if self.state.step:
+            saved = {name: self.state.arguments[name] for name in LENGTHS}
+            self.phases = dataclasses.replace(arguments, **saved).split_phases()
+            return f"max_minutes: {saved['max_steps']:,} steps, as when the run began"
+        seconds = 60 * arguments.max_minutes
+        timing = self._time_steps(arguments, seconds=seconds)
+        evaluated = sum(split.num_tokens for split in self.mixtures[0].validation.values())
+        if arguments.max_eval_batches is not None:
+            of_batch = arguments.per_device_eval_batch_size * arguments.max_seq_length
+            evaluated = min(evaluated, arguments.max_eval_batches * of_batch * len(self.mixtures[0].validation))
+        processes = self.accelerator.num_processes
+        steps = steps_in(
+            self._agree_on(seconds - (time.monotonic() - self._begun)),
+            timing,
+            arguments=arguments,
+            world_size=processes,
+            eval_tokens=evaluated / processes,
+        )
+        self.phases = arguments.of_length(steps).split_phases()
+        return (
+            f"max_minutes={arguments.max_minutes:g}: {steps:,} steps; a micro-batch took {timing.micro_batch:.3g} s "
+            f"and an update {timing.update:.3g} s"
+        )
+
+    def _time_steps(self, arguments: PretrainingArguments, *, seconds: float) -> StepTime:
+        """Take steps of one micro-batch, time them, and forget all that they did."""
+        processes, accelerator = self.accelerator.num_processes, self.accelerator
+        rows = arguments.global_batch_size // processes // arguments.micro_batches(processes)
+        timed = dataclasses.replace(
+            arguments,
+            max_minutes=None,
+            global_batch_size=rows * processes,
+            initial_global_batch_size=None,
+            batch_warmup_steps=0,
+        ).of_length(MOST_TIMED)
+        real, self.phases = self.phases, timed.split_phases()
+        scaler = None if accelerator.scaler is None else accelerator.scaler.state_dict()
+        self._enter(0, None)
+        self.optimizer.optimizer.set_learning_rate(0.0)
+
+        def step() -> StepTime:
+            batches, num_predicted = next(self.loader)
+            begun = time.perf_counter()
+            accumulate_gradient(self.model, batches, num_predicted=num_predicted, accelerator=accelerator)
+            wait_for(accelerator.device)
+            middle = time.perf_counter()
+            accelerator.clip_grad_norm_(self.model.parameters(), arguments.max_grad_norm or math.inf)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            wait_for(accelerator.device)
+            return StepTime(middle - begun, time.perf_counter() - middle)
+
+        timing = time_steps(step, seconds=seconds, agree=self._agree_on)
+        self._leave()
+        if accelerator.scaler is not None:
+            accelerator.scaler.load_state_dict(scaler)
+        self.phases = real
+        return timing
+
+    def _agree_on(self, value: float) -> float:
+        """The mean of a number over all processes, the same in each."""
+        mine = torch.tensor([value], dtype=torch.float64)
+        return sum_over_processes(mine, self.accelerator).item() / self.accelerator.num_processes
+
+    def _leave(self) -> None:
+        """Give up the phase's batches, model and optimizer."""
+        self.loader.close()
+        del self.model, self.core, self.optimizer
+        self.accelerator.free_memory()
 
     def _enter(
         self, index: int, weights: str | os.PathLike | None, tensors: dict[str, torch.Tensor] | None = None
@@ -194,7 +281,8 @@ class Pretraining:
         self.core.train()
         if arguments.torch_compile:
             compile_model(self.core, self.accelerator.device)
-        optimizer = make_optimizer(self.core, arguments)
+        device, precision = self.accelerator.device, self.accelerator.mixed_precision
+        optimizer = make_optimizer(self.core, arguments, muon_dtype=choose_muon_dtype(precision, device))
         with warnings.catch_warnings():
             # torch announces another name for the `broadcast_buffers` that Accelerate passes.
             warnings.simplefilter("ignore", FutureWarning)
@@ -203,8 +291,6 @@ class Pretraining:
             load_optimizer_state(self.optimizer.optimizer, tensors)
         if self.accelerator.scaler is not None and self.state.scaler is not None:
             self.accelerator.scaler.load_state_dict(self.state.scaler)
-        for line in self.plan(micro_batches):
-            self.log.say(line)
         self.loader = prefetch(
             StepLoader(self.stream, self.accelerator.process_index, self.accelerator.num_processes, micro_batches),
             self.state.step - self.phase.first_step,
@@ -263,10 +349,10 @@ class Pretraining:
         if not self.arguments.dry_run:
             checkpoint = self._close_phase()
             _, tensors = read_training_state(checkpoint)
-        self.loader.close()
-        del self.model, self.core, self.optimizer
-        self.accelerator.free_memory()
+        self._leave()
         self._enter(self.phase.index + 1, checkpoint, tensors)
+        for line in self.plan():
+            self.log.say(line)
 
     def _close_phase(self) -> Path:
         """The evaluation and the checkpoint that every phase ends with."""
@@ -463,9 +549,10 @@ class Pretraining:
         """All weights, each counted once."""
         return sum(parameter.numel() for parameter in self.core.parameters())
 
-    def plan(self, micro_batches: int) -> list[str]:
+    def plan(self) -> list[str]:
         """What the run is going to do, in a few lines for a person."""
         arguments, processes = self.arguments, self.accelerator.num_processes
+        micro_batches = arguments.micro_batches(processes)
         phase, corpora = self.phase, self.corpora
         rows = arguments.global_batch_size // (processes * micro_batches)
         smallest = arguments.batch_size.smallest * arguments.max_seq_length

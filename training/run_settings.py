@@ -28,6 +28,11 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
             f"model_name_or_path={flags['model_name_or_path']!r} brings its own configuration: leave out "
             f"{', '.join(f'--{key}' for key in of_model)}"
         )
+    if "max_steps" in flags and "max_minutes" in flags:
+        raise ValueError(
+            f"max_steps={flags['max_steps']} and max_minutes={flags['max_minutes']} both say how long the run is: "
+            f"give one of them"
+        )
     keep_schedule_shape(recipe, flags)
     recipe.update({key: value for key, value in flags.items() if key in of_run})
     model.update(of_model)

@@ -10,6 +10,7 @@ from torch import nn
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.training.arguments import PretrainingArguments
+from clozebert.training.muon import Muon
 from clozebert.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state, split_parameters
 
 
@@ -76,11 +77,12 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> No
 
 
 def test_one_step_is_that_of_the_torch_optimizers() -> None:
+    """Muon's own formula is compared with torch's in test_muon.py; here it is which parameter goes where."""
     mine, reference = Misnamed(), Misnamed()
     settings = {"learning_rate": 0.02, "muon_learning_rate": 0.03, "weight_decay": 0.1}
     optimizer = make_optimizer(mine, arguments(optimizer="muon", **settings))
     optimizer.set_learning_rate(0.5)
-    muon = torch.optim.Muon([reference.layer_norm.weight], lr=0.015, weight_decay=0.1, momentum=0.95)
+    muon = Muon([reference.layer_norm.weight], lr=0.015, weight_decay=0.1, momentum=0.95)
     others = [parameter for parameter in reference.parameters() if parameter is not reference.layer_norm.weight]
     decayed = [{"params": [reference.bias.weight], "weight_decay": 0.1}]
     free = [{"params": [other for other in others if other is not reference.bias.weight], "weight_decay": 0.0}]

@@ -1,0 +1,173 @@
+"""Muon beside torch's own, beside singular values in float64, and spread over processes that own a matrix each."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from pretraining_helpers import in_forks
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+
+from clozebert.training.muon import POLYNOMIALS, Muon, orthogonalize, share_out
+
+JORDAN = ((3.4445, -4.7750, 2.0315),) * 5
+SHAPES = [(12, 12), (12, 31), (31, 12), (12, 12), (12, 31), (1, 7), (7, 1)]
+
+
+def matrices(dtype: torch.dtype = torch.float32, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+
+
+def textbook(x: np.ndarray, polynomials: Sequence[tuple[float, float, float]]) -> np.ndarray:
+    """The formula as it stands in the papers, in NumPy's float64."""
+    x = x / np.linalg.norm(x)
+    for a, b, c in polynomials:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
+
+
+@pytest.mark.parametrize("polynomials", [POLYNOMIALS, JORDAN], ids=["ours", "jordan"])
+@pytest.mark.parametrize(
+    # Measured: 2e-14, 4e-6, 0.08; torch's own in bf16: 0.03.
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 0.12)],
+)  # fmt: skip
+def test_the_steps_are_those_of_the_formula(
+    dtype: torch.dtype, tolerance: float, polynomials: Sequence[tuple[float, float, float]]
+) -> None:
+    given = matrices(torch.float64)
+    for matrix, found in zip(given, orthogonalize(given, dtype=dtype, polynomials=polynomials), strict=True):
+        expected = textbook(matrix.numpy(), polynomials)
+        assert found.dtype == dtype
+        assert found.shape == matrix.shape
+        assert np.linalg.norm(found.double().numpy() - expected) < tolerance * np.linalg.norm(expected)
+
+
+def test_singular_values_end_near_one_and_vectors_stay() -> None:
+    """Of any matrix whose values are at least 0.003 of its norm: within 0.74 and 1.26, as the polynomials promise."""
+    rng = np.random.default_rng(0)
+    for rows, columns in ((40, 40), (40, 90), (90, 40)):
+        left, _, right = np.linalg.svd(rng.normal(size=(rows, columns)), full_matrices=False)
+        values = np.geomspace(0.0035, 1, 40)
+        values /= np.linalg.norm(values)
+        assert values.min() > 0.001
+        (found,) = orthogonalize([torch.from_numpy(left * values @ right)], dtype=torch.float64)
+        inside = left.T @ found.numpy() @ right.T
+        after = np.diag(inside)
+        assert np.abs(inside - np.diag(after)).max() < 1e-10
+        assert after[values >= 0.003].min() > 0.74
+        assert after.max() < 1.26
+
+
+def test_zeros_stay_zeros_and_a_stack_is_its_matrices_one_by_one() -> None:
+    assert torch.equal(orthogonalize([torch.zeros(3, 5)])[0], torch.zeros(3, 5))
+    assert orthogonalize([]) == []
+    given = matrices()
+    together = orthogonalize(given)
+    for matrix, found in zip(given, together, strict=True):
+        torch.testing.assert_close(found, orthogonalize([matrix])[0], rtol=0, atol=1e-5)
+
+
+def test_updates_are_those_of_torchs_muon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Jordan's polynomial. torch computes in bf16 whatever it is given: the test widens its products."""
+    from torch.optim import _muon
+
+    def in_float64(grad: torch.Tensor, coefficients: Any, steps: int, eps: float) -> torch.Tensor:
+        return torch.from_numpy(textbook(grad.double().numpy(), [coefficients] * steps))
+
+    monkeypatch.setattr(_muon, "_zeropower_via_newtonschulz", in_float64)
+    monkeypatch.setitem(orthogonalize.__kwdefaults__, "polynomials", JORDAN)
+    mine, theirs = ([nn.Parameter(matrix) for matrix in matrices(torch.float64)] for _ in range(2))
+    settings = {"lr": 0.03, "weight_decay": 0.1, "momentum": 0.9}
+    ours, reference = Muon(mine, dtype=torch.float64, **settings), torch.optim.Muon(theirs, **settings)
+    for step in range(4):
+        for seed, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            torch.manual_seed(100 * step + seed)
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        mine[3].grad = theirs[3].grad = None if step == 1 else mine[3].grad
+        ours.step()
+        reference.step()
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_what_is_no_matrix_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"it was given a parameter of shape \(4,\)"):
+        Muon([nn.Parameter(torch.zeros(4))], lr=0.1)
+
+
+def test_work_is_shared_out_evenly() -> None:
+    owned = share_out([(12, 12)] * 5 + [(12, 48)] * 3, 3)
+    assert sorted(index for indices in owned for index in indices) == list(range(8))
+    assert [sum(index >= 5 for index in indices) for indices in owned] == [1, 1, 1]
+    assert share_out([(2, 2)], 3) == [[0], [], []]
+
+
+class Linears(nn.Module):
+    """Matrices whose rows do not divide by the processes, one with fewer rows than there are processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        sizes = [(12, 12), (12, 31), (31, 12), (12, 2), (2, 31)]
+        self.layers = nn.ModuleList(nn.Linear(columns, rows, bias=False) for columns, rows in sizes)
+
+
+def _train(model: Linears, *, steps: int) -> Muon:
+    optimizer = Muon(model.parameters(), lr=0.05, weight_decay=0.1)
+    for step in range(steps):
+        for seed, parameter in enumerate(model.parameters()):
+            torch.manual_seed(100 * step + seed)
+            grad = torch.randn(parameter.shape)
+            if isinstance(parameter, DTensor):
+                grad = distribute_tensor(grad, parameter.device_mesh, parameter.placements)
+            parameter.grad = grad
+        optimizer.step()
+    return optimizer
+
+
+def _compare_sharded(rank: int, world_size: int, layout: str, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size)
+    whole, model = Linears(), Linears()
+    if layout == "fsdp":
+        fully_shard(model)
+    elif layout == "hsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
+    else:
+        placement = Shard(1) if layout == "columns" else Replicate()
+        mesh = init_device_mesh("cpu", (world_size,))
+        for layer in model.layers:
+            layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [placement]))
+    count = 0
+    real = dist.all_to_all_single
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        return real(*args, **kwargs)
+
+    dist.all_to_all_single = counted
+    _train(whole, steps=3)
+    _train(model, steps=3)
+    dist.all_to_all_single = real
+    # Two exchanges an update, however many matrices there are.
+    assert count == (6 if layout in ("fsdp", "hsdp") else 0)
+    for one, other in zip(whole.parameters(), model.parameters(), strict=True):
+        assert isinstance(other, DTensor)
+        # Measured: 4e-7.
+        torch.testing.assert_close(other.full_tensor(), one.detach(), rtol=0, atol=5e-6)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("layout", "world_size"), [("fsdp", 3), ("hsdp", 4), ("columns", 2), ("copies", 2)])
+def test_a_sharded_model_is_updated_as_a_whole_one(layout: str, world_size: int, tmp_path: Path) -> None:
+    done = in_forks(lambda rank: _compare_sharded(rank, world_size, layout, tmp_path), [{}] * world_size)
+    assert done == [0] * world_size

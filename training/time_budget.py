@@ -1,0 +1,72 @@
+"""How many steps a machine takes in so many minutes: `--max_minutes`."""
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+from .arguments import PretrainingArguments
+
+# Steps are timed for a fiftieth of the time that the run has, but some at least, and not for ever.
+_SHARE_FOR_TIMING, _LEAST_TIMED, _MOST_SECONDS = 0.02, 4, 60.0
+# The first ones compile kernels and get memory from the system.
+_WARM_UP = 2
+# Kept free for checkpoints, the plot, and a machine that slows down a little.
+_RESERVE = 0.03
+# A forward pass alone, in shares of a training step.
+_FORWARD_SHARE = 1 / 3
+
+MOST_TIMED = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """Seconds of a micro-batch, forward and backward, and of an update of the weights."""
+
+    micro_batch: float
+    update: float
+
+
+def time_steps(step: Callable[[], StepTime], *, seconds: float, agree: Callable[[float], float]) -> StepTime:
+    """Time training steps: the medians after a warm-up.
+
+    Args:
+        step: takes one and says how long each part took.
+        seconds: that the whole run has.
+        agree: the mean of a number over all processes, the same in each, so that all take as many steps.
+    """
+    times: list[StepTime] = []
+    begun = time.perf_counter()
+    while len(times) < MOST_TIMED:
+        times.append(step())
+        gone = agree(time.perf_counter() - begun)
+        enough = len(times) >= _WARM_UP + _LEAST_TIMED and gone >= min(_SHARE_FOR_TIMING * seconds, _MOST_SECONDS)
+        # Where a single step is a large part of all the time, what is known must do.
+        if enough or gone >= seconds / 10:
+            break
+    warm = times[min(_WARM_UP, len(times) - 1) :]
+    return StepTime(
+        agree(statistics.median(one.micro_batch for one in warm)), agree(statistics.median(one.update for one in warm))
+    )
+
+
+def steps_in(
+    seconds: float, step: StepTime, *, arguments: PretrainingArguments, world_size: int, eval_tokens: float
+) -> int:
+    """How many steps of a run, with their evaluations, fit into `seconds`; at least one.
+
+    Args:
+        eval_tokens: that one process evaluates each time.
+    """
+    size, micro_batches = arguments.batch_size, arguments.micro_batches(world_size)
+    # Of a batch size that warms up, a part of the steps takes fewer micro-batches.
+    mean_share = size.before(arguments.max_steps) / size.rows / arguments.max_steps
+    tokens = arguments.tokens_per_step / world_size / micro_batches
+    evaluation = step.micro_batch * _FORWARD_SHARE * eval_tokens / tokens
+    of_step = mean_share * micro_batches * step.micro_batch + step.update
+    left = seconds * (1 - _RESERVE)
+    # Every so many steps or, in a short run, twice; see PretrainingArguments.of_length.
+    often = int((left - evaluation) / (of_step + evaluation / (arguments.eval_steps or math.inf)))
+    twice = int((left - 2 * evaluation) / of_step)
+    return max(1, min(often, twice) if arguments.eval_steps else often)
