@@ -7,11 +7,12 @@ turns do not disturb one another.
 Specification:
     side: "ours" or "transformers".
     work: "train" (a step of masked-LM training, from the batch to the updated weights) or "encode"; or "matmul", which
-        needs no more than device and keep_memory, and answers with the FLOP/s of a product of two matrices in bf16.
+        needs no more than device, precision and keep_memory, and answers with the FLOP/s of a product of two matrices.
     shape: "bert" or "modernbert", of base size; or a dictionary of ClozeBertConfig's fields.
     batches: an .npz file with `ids` [N] and `lengths` [S]; rows_per_batch: sequences in one batch.
     attention: "eager" or "sdpa"; compile: whether torch.compile runs the model (transformers' side).
     dropout: the probability in training; sparse: ModernBERT's `sparse_prediction`.
+    precision: "bf16" or "no" (float32).
     keep_memory: whether freed memory is kept by the process, as clozebert's programs have it.
     device: "cpu" or "cuda".
 """
@@ -83,8 +84,8 @@ def make_matmul(specification: dict[str, Any], batches: list[list[list[int]]]) -
 
     from clozebert.training.machine import measure_matmul_flops
 
-    device = torch.device(specification["device"])
-    return lambda: measure_matmul_flops(device, "bf16", size=2048 if device.type == "cpu" else None), {}
+    device, precision = torch.device(specification["device"]), specification["precision"]
+    return lambda: measure_matmul_flops(device, precision, size=2048 if device.type == "cpu" else None), {}
 
 
 def make_native(specification: dict[str, Any], *, head: str) -> Any:
@@ -174,7 +175,8 @@ def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> 
     from clozebert.training.pretraining import accumulate_gradient
 
     on_cpu = specification["device"] == "cpu"
-    accelerator = make_accelerator(mixed_precision="bf16", use_cpu=on_cpu, report_to=[], output_dir="")
+    precision = specification["precision"]
+    accelerator = make_accelerator(mixed_precision=precision, use_cpu=on_cpu, report_to=[], output_dir="")
     model = make_ours(specification, head="ForMaskedLM").train()
     if specification["compile"]:
         compile_model(model, accelerator.device)
@@ -203,12 +205,12 @@ def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> 
 
 
 def their_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable[[int], float], Any]:
-    """Steps as transformers' run_mlm_no_trainer.py makes them, on padded batches; bf16 by Accelerate's autocast."""
+    """Steps as transformers' run_mlm_no_trainer.py makes them, on padded batches; bf16, if so, by Accelerate's."""
     import torch
     from accelerate import Accelerator
     from transformers import get_scheduler
 
-    accelerator = Accelerator(mixed_precision="bf16", cpu=specification["device"] == "cpu")
+    accelerator = Accelerator(mixed_precision=specification["precision"], cpu=specification["device"] == "cpu")
     model = make_native(specification, head="ForMaskedLM").train()
     model.set_attn_implementation(specification["attention"])
     pad = model.config.pad_token_id
@@ -242,12 +244,13 @@ def their_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -
 
 
 def make_encoder(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable, dict[str, Any]]:
-    """Mean vectors of all sequences, weights in bf16; the result is a few channels of the first."""
+    """Mean vectors of all sequences, weights in the precision; the result is a few channels of the first."""
     import torch
 
     is_ours = specification["side"] == "ours"
-    model = (make_ours if is_ours else make_native)(specification, head="Model").eval().bfloat16()
-    model = model.to(specification["device"])
+    model = (make_ours if is_ours else make_native)(specification, head="Model").eval()
+    dtype = torch.bfloat16 if specification["precision"] == "bf16" else torch.float32
+    model = model.to(specification["device"], dtype)
     facts = describe(model, batches)
     if is_ours:
         from clozebert import encode_ids
@@ -272,7 +275,7 @@ def make_encoder(specification: dict[str, Any], batches: list[list[list[int]]]) 
     def their_work() -> list[float]:
         means = []
         for batch in inputs:
-            weights = batch["attention_mask"].unsqueeze(-1).to(torch.bfloat16)
+            weights = batch["attention_mask"].unsqueeze(-1).to(dtype)
             x = model(**batch).last_hidden_state
             means.append((x * weights).sum(dim=1) / weights.sum(dim=1))
         return torch.cat(means)[0][:4].tolist()

@@ -3,6 +3,7 @@
 
     python benchmarks/speed.py --output benchmarks/results/speed-cpu.json        # all rows, about half an hour
     python benchmarks/speed.py --rows train-bert encode-full --repeats 3         # some of them
+    python benchmarks/speed.py --float32 --output benchmarks/results/speed-cpu-avx2.json    # as CPUs without bf16 work
     python benchmarks/speed.py --render benchmarks/results/speed-cpu.json --into docs/speed.md    # table and plot
 
 Every side is a process of its own (contender.py). They take turns, `repeats` times round, after a turn that does not
@@ -11,6 +12,9 @@ the best stands in the table; it is measured again in a process that keeps its f
 programs do, since that alone is worth much. A product of two matrices takes turns with them: the machine's peak at
 these moments, of which our share is counted. Sentences: those of English EWT (`--sentences`, a CoNLL-U file), shuffled.
 Where there is a GPU, its rows run too.
+
+`--float32` is the second table: float32, and freed memory kept on both sides. A CPU that has bf16 in hardware is told to
+take AVX2 instructions alone (AVX2_ONLY below). That shows the order of magnitude, and the table says so.
 """
 
 import argparse
@@ -32,6 +36,27 @@ import numpy as np
 HERE = Path(__file__).parent
 EWT = HERE.parent.parent / "shared" / "data" / "tok_ud_english_ewt" / "en_ewt-ud-train.conllu"
 WARM_UP = 1
+# A CPU with wider instructions works as one that has no more than AVX2.
+AVX2_ONLY = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+# The ratios wanted in float32, of both sides with freed memory kept.
+WANTED_IN_FLOAT32 = {
+    "train-bert": 1.3, "train-bert-no-dropout": 1.3, "train-modernbert": 1.1, "train-sentences-bert": 3.5,
+    "train-sentences-modernbert": 2.5, "encode-sentences": 2.5, "encode-full": 1.0, "encode-8192": 3.0,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What all rows of a run share."""
+
+    threads: int
+    repeats: int
+    float32: bool = False
+    emulated: bool = False
+
+    @property
+    def precision(self) -> str:
+        return "no" if self.float32 else "bf16"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,10 +110,10 @@ ROWS = [
 class Side:
     """A contender's process."""
 
-    def __init__(self, specification: dict[str, Any], *, threads: int) -> None:
+    def __init__(self, specification: dict[str, Any], setting: Setting) -> None:
         environment = {
-            **os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
+            **os.environ, "OMP_NUM_THREADS": str(setting.threads), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false", **(AVX2_ONLY if setting.emulated else {}),
         }  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "contender.py"), json.dumps(specification)],
@@ -130,32 +155,37 @@ class Side:
         }
 
 
-def measure(row: Row, batches: Path, *, repeats: int, threads: int) -> dict[str, Any]:
+def measure(row: Row, batches: Path, setting: Setting) -> dict[str, Any]:
     """All sides of a row, in turns."""
     common = {
         "work": row.work, "shape": row.shape, "batches": str(batches), "rows_per_batch": row.rows, "sparse": row.sparse,
-        "device": row.device, **({"vocab_size": row.vocab_size} if row.vocab_size else {}),
+        "device": row.device, "precision": setting.precision,
+        **({"vocab_size": row.vocab_size} if row.vocab_size else {}),
     }  # fmt: skip
     ours = {"side": "ours", "dropout": 0.0, "attention": "sdpa", "compile": row.compile_ours}
-    ours["keep_memory"] = row.figure != "memory"  # what was needed to build the model would stay
+    keeps = row.figure != "memory"  # what was needed to build the model would stay
+    ours["keep_memory"] = keeps
     specifications = {"ours": {**common, **ours}}
     for attention in row.attentions:
         specifications[attention] = {
             **common, "side": "transformers", "dropout": row.their_dropout, "compile": attention == "compile",
-            "attention": "sdpa" if attention == "compile" else attention, "keep_memory": False,
+            "attention": "sdpa" if attention == "compile" else attention, "keep_memory": keeps and setting.float32,
         }  # fmt: skip
     has_peak = row.figure == "seconds" and row.batches == "full"
     if has_peak:
-        specifications["matmul"] = {"work": "matmul", "device": row.device, "keep_memory": True}
-    repeats = min(repeats, row.most_repeats)
-    summaries = take_turns(specifications, repeats=repeats, threads=threads)
+        specifications["matmul"] = {
+            "work": "matmul", "device": row.device, "precision": setting.precision, "keep_memory": True,
+        }  # fmt: skip
+    setting = dataclasses.replace(setting, repeats=min(setting.repeats, row.most_repeats))
+    summaries = take_turns(specifications, setting)
     best = min(row.attentions, key=lambda name: summaries[name][row.figure])
     # Where batches are padded it is the padding that counts, and the peak of memory does not depend on this.
-    if has_peak and row.device == "cpu":
+    if has_peak and row.device == "cpu" and not setting.float32:
         kept = {f"{best}, memory kept": {**specifications[best], "keep_memory": True}}
-        again = take_turns({"ours": specifications["ours"], **kept}, repeats=repeats, threads=threads)
+        again = take_turns({"ours": specifications["ours"], **kept}, setting)
         summaries |= {name: again[name] for name in kept}
-    result = {"text": row.text, "wanted": row.wanted, "figure": row.figure, "best": best, "sides": summaries}
+    wanted = WANTED_IN_FLOAT32.get(row.name, row.wanted) if setting.float32 else row.wanted
+    result = {"text": row.text, "wanted": wanted, "figure": row.figure, "best": best, "sides": summaries}
     result["ratio"] = summaries[best][row.figure] / summaries["ours"][row.figure]
     if has_peak:
         result["share_of_peak"] = flops_per_second(row, result) / summaries["matmul"]["flops_per_second"]
@@ -164,12 +194,12 @@ def measure(row: Row, batches: Path, *, repeats: int, threads: int) -> dict[str,
     return result
 
 
-def take_turns(specifications: dict[str, Any], *, repeats: int, threads: int) -> dict[str, dict[str, Any]]:
+def take_turns(specifications: dict[str, Any], setting: Setting) -> dict[str, dict[str, Any]]:
     sides = {}
     try:
         for name, specification in specifications.items():
-            sides[name] = Side(specification, threads=threads)
-        for _ in range(WARM_UP + repeats):
+            sides[name] = Side(specification, setting)
+        for _ in range(WARM_UP + setting.repeats):
             for side in sides.values():
                 side.turn()
         return {name: side.summary() for name, side in sides.items()}
@@ -178,7 +208,7 @@ def take_turns(specifications: dict[str, Any], *, repeats: int, threads: int) ->
             side.close()
 
 
-def windowed_time_per_token(folder: Path, *, repeats: int, threads: int) -> dict[str, Any]:
+def windowed_time_per_token(folder: Path, setting: Setting) -> dict[str, Any]:
     """Seconds a token at 1,024 and 16,384 tokens, of layers that all have windows."""
     shape = {
         "vocab_size": 50_368, "hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12,
@@ -190,9 +220,9 @@ def windowed_time_per_token(folder: Path, *, repeats: int, threads: int) -> dict
         specifications[str(length)] = {
             "side": "ours", "work": "encode", "shape": shape, "dropout": 0.0, "compile": False, "device": "cpu",
             "batches": str(write_batches(folder / f"{length}.npz", [length] * (16_384 // length))),
-            "rows_per_batch": 1, "keep_memory": True,
+            "rows_per_batch": 1, "keep_memory": True, "precision": setting.precision,
         }  # fmt: skip
-    sides = take_turns(specifications, repeats=repeats, threads=threads)
+    sides = take_turns(specifications, setting)
     return {
         "text": "time per token, windowed layers only, 16,384 against 1,024 tokens", "wanted": 1.3, "sides": sides,
         "figure": "seconds", "ratio": sides["16384"]["seconds"] / sides["1024"]["seconds"],
@@ -249,13 +279,14 @@ def sentence_batches(file: Path, source: Path, *, sentences: int) -> Path:
     return write_batches(file, [len(ids) for ids in encoded], np.concatenate(encoded))
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+def machine(setting: Setting) -> dict[str, Any]:
+    """What the figures were measured on, and how."""
     import torch
 
     names = ("torch", "transformers", "accelerate", "numpy")
     facts: dict[str, Any] = {
-        "processor": processor(), "threads": torch.get_num_threads(), "python": platform.python_version(),
+        "processor": processor(), "threads": setting.threads, "python": platform.python_version(),
+        "precision": "float32" if setting.float32 else "bf16", "emulated": setting.emulated,
         "versions": {name: importlib.metadata.version(name) for name in names},
     }  # fmt: skip
     if torch.cuda.is_available():
@@ -290,7 +321,10 @@ def render(results: dict[str, Any]) -> str:
     """The table, in Markdown, with the machine above it."""
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    lines = [f"{machine['processor']}, {machine['threads']} threads, {versions}.", "",
+    precision = machine.get("precision", "bf16")
+    emulated = " AVX2 emulated: the CPU has more, and was told to use no more." if machine.get("emulated") else ""
+    kept = "" if precision == "bf16" else " Freed memory kept on both sides."
+    lines = [f"{machine['processor']}, {machine['threads']} threads, {precision}, {versions}.{emulated}{kept}", "",
              "| work | ours | the best of theirs | ratio | wanted | theirs with freed memory kept |",
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for row in results["rows"].values():
@@ -355,6 +389,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=[*names, "windowed", "import"], help="only these")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--float32", action="store_true", help="the second table, see above")
     parser.add_argument("--sentences", type=Path, default=EWT, help="a CoNLL-U file with `# text =` lines")
     parser.add_argument("--output", type=Path, help="a JSON file for the results; it keeps its other rows")
     parser.add_argument("--render", type=Path, help="draw the plot of such a file beside it, and print its table …")
@@ -368,7 +403,13 @@ def main() -> None:
         else:
             print(render(results))
         return
-    results = {"command": "python benchmarks/speed.py", "machine": machine(), "rows": {}}
+    from clozebert.training.machine import has_fast_bf16
+
+    # Asked of this process, whose environment holds no such limit.
+    emulated = arguments.float32 and has_fast_bf16(torch.device("cpu"))
+    setting = Setting(arguments.threads, arguments.repeats, float32=arguments.float32, emulated=emulated)
+    command = "python benchmarks/speed.py" + (" --float32" if arguments.float32 else "")
+    results = {"command": command, "machine": machine(setting), "rows": {}}
     if arguments.output and arguments.output.exists():
         results["rows"] = json.loads(arguments.output.read_text())["rows"]
     has_gpu = torch.cuda.is_available()
@@ -376,9 +417,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in wanted:
-            options = {"repeats": arguments.repeats, "threads": arguments.threads}
             if name == "windowed":
-                result = windowed_time_per_token(folder, **options)
+                result = windowed_time_per_token(folder, setting)
             elif name == "import":
                 result = import_and_load(folder, repeats=arguments.repeats)
             else:
@@ -388,7 +428,7 @@ def main() -> None:
                     sentence_batches(file, arguments.sentences, sentences=row.rows * (2 if row.work == "train" else 8))
                 else:
                     write_batches(file, [row.length] * row.rows)
-                result = measure(row, file, **options)
+                result = measure(row, file, setting)
             results["rows"][name] = result
             print(f"{result['text']}: {result['ratio']:.2f}", flush=True)
             if arguments.output:

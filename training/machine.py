@@ -22,7 +22,12 @@ def choose_precision(wanted: str, device: torch.device) -> str:
         ValueError: the device cannot do what is wanted.
     """
     if wanted == "auto":
-        return "bf16" if _has_fast_bf16(device) else "no"
+        return "bf16" if has_fast_bf16(device) else "no"
+    if wanted == "bf16" and device.type == "cpu" and not has_fast_bf16(device):
+        logger.warning(
+            "mixed_precision='bf16': this CPU multiplies bf16 in software, about eighty times as slowly as float32; "
+            "'auto' and 'no' compute in float32"
+        )
     if wanted == "fp16" and device.type != "cuda":
         raise ValueError(f"mixed_precision='fp16' needs a CUDA device, not {device.type}; take bf16, no or auto")
     if wanted == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
@@ -30,10 +35,14 @@ def choose_precision(wanted: str, device: torch.device) -> str:
     return wanted
 
 
-def _has_fast_bf16(device: torch.device) -> bool:
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether the device multiplies bf16 in hardware. A CPU that has not takes eighty times as long as in float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":
+        # ATEN_CPU_CAPABILITY=avx2 in the environment makes a CPU work as one that has no more.
+        if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+            return False
         checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
         return any(bool(getattr(torch.cpu, check, bool)()) for check in checks)
     return False
@@ -41,7 +50,7 @@ def _has_fast_bf16(device: torch.device) -> bool:
 
 def choose_muon_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The type of Muon's products: bf16 where the run computes in it and the device multiplies it in hardware."""
-    return torch.bfloat16 if precision == "bf16" and _has_fast_bf16(device) else torch.float32
+    return torch.bfloat16 if precision == "bf16" and has_fast_bf16(device) else torch.float32
 
 
 def make_accelerator(*, mixed_precision: str, use_cpu: bool, report_to: list[str], output_dir: str) -> Any:

@@ -62,7 +62,7 @@ class Muon(torch.optim.Optimizer):
                     raise ValueError(f"Muon takes matrices; it was given a parameter of shape {tuple(parameter.shape)}")
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient."""
         result = None
         if closure is not None:
@@ -77,7 +77,7 @@ class Muon(torch.optim.Optimizer):
     def _update(self, parameters: list[nn.Parameter], *, lr: float, decay: float, momentum: float) -> None:
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         grads = [_local(parameter.grad) for parameter in parameters]
         momenta = [_local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
         weights = [_local(parameter) for parameter in parameters]

@@ -1,0 +1,79 @@
+"""Under `mixed_precision=no` nothing computes in half precision, whatever the machine is good at."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from finetuning_helpers import make_checkpoint, write_entities, write_sentiment
+from pretraining_helpers import flags, settings
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from clozebert.configuration import list_recipes
+from clozebert.scripts import finetune_sequence_classification, finetune_token_classification
+from clozebert.scripts.pretrain_mlm import main as pretrain
+from clozebert.training import muon
+
+
+class RefuseHalfPrecision(TorchDispatchMode):
+    """Every operator, in backward passes and optimizers too, raises where it takes or gives bf16 or fp16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves((args, kwargs, result)):
+            dtype = value.dtype if isinstance(value, torch.Tensor) else value
+            if isinstance(dtype, torch.dtype) and dtype in (torch.bfloat16, torch.float16):
+                raise AssertionError(f"{func} in {dtype}")
+        self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm)
+        return result
+
+
+@pytest.fixture
+def mode() -> Iterator[RefuseHalfPrecision]:
+    with RefuseHalfPrecision() as entered:
+        yield entered
+    assert entered.products > 20
+
+
+def run_steps(folder: Path, output_dir: Path, **changes: Any) -> None:
+    pretrain(flags(settings(folder, output_dir=output_dir, **{"max_steps": 1, "warmup_steps": 0, **changes})))
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+def test_a_step_of_every_recipe(recipe: str, prepared: Path, tmp_path: Path, mode: RefuseHalfPrecision) -> None:
+    """With its evaluation; of the recipe's shape, but two layers, a small vocabulary, and rows of the test's corpus."""
+    small = {"num_hidden_layers": 2, "vocab_size": 67, "global_batch_size": 4}
+    run_steps(prepared, tmp_path / "run", config=recipe, **small)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_both_optimizers(optimizer: str, prepared: Path, tmp_path: Path, mode: RefuseHalfPrecision) -> None:
+    run_steps(prepared, tmp_path / "run", config="tiny", vocab_size=67, optimizer=optimizer)
+
+
+def test_fine_tuning(tmp_path: Path, mode: RefuseHalfPrecision) -> None:
+    encoder = make_checkpoint(tmp_path / "encoder", model_type="clozebert")
+    for program, write in (
+        (finetune_sequence_classification, write_sentiment),
+        (finetune_token_classification, write_entities),
+    ):
+        name = program.__name__.rpartition(".")[2]
+        file = write(tmp_path / f"{name}.{'csv' if write is write_sentiment else 'conll'}", rows=8)
+        files = ["--train_file", file, "--validation_file", file]
+        output = ["--output_dir", str(tmp_path / name), "--num_train_epochs", "1", "--mixed_precision", "no"]
+        program.main(["--model_name_or_path", encoder, *files, *output])
+
+
+def test_the_test_sees_half_precision(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the optimizer once was: products in bf16 whatever the run computes in."""
+    monkeypatch.setattr(
+        muon.Muon, "dtype", property(lambda self: torch.bfloat16, lambda self, value: None), raising=False
+    )
+    with pytest.raises(AssertionError, match="bfloat16"), RefuseHalfPrecision():
+        run_steps(prepared, tmp_path / "run", config="tiny", vocab_size=67)
