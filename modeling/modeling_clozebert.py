@@ -39,7 +39,15 @@ from .blocks import EncoderLayer, make_norm
 from .bundle import auto_map, write_code
 from .dropout import Dropout
 from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings, check_ids
-from .heads import DenseHead, Pooling, cross_entropy, make_classifier_head, pad_packed, sequence_loss
+from .heads import (
+    DenseHead,
+    Pooling,
+    cross_entropy,
+    find_problem_type,
+    make_classifier_head,
+    pad_packed,
+    sequence_loss,
+)
 from .products import is_recorded
 from .ragged_attention import RaggedPlan, plan_ragged_attention
 
@@ -133,6 +141,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         self.embeddings = TextEmbeddings(config) if config.image_size is None else ImageEmbeddings(config)
         if config.image_size is not None:
             self.main_input_name = "pixel_values"
+            self.input_modalities = ("image",)
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_hidden_layers))
         has_final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
         self.final_norm = make_norm(config, config.hidden_size) if has_final_norm else nn.Identity()
@@ -628,9 +637,8 @@ class ClozeBertForSequenceClassification(ClozeBertPreTrainedModel):
         logits = self.classifier(self.dropout(self.head(pooled_BD)))
         loss = None
         if labels is not None:
-            loss = sequence_loss(
-                logits, labels, problem_type=self.config.problem_type, num_items_in_batch=num_items_in_batch
-            )
+            problem_type = _problem_type(self.config, labels, outputs=logits.shape[-1])
+            loss = sequence_loss(logits, labels, problem_type=problem_type, num_items_in_batch=num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -678,10 +686,11 @@ class ClozeBertForQuestionAnswering(ClozeBertPreTrainedModel):
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
+        self.num_labels = 2  # the start and the end
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.head = make_classifier_head(config, pooled=False)
         self.dropout = Dropout(_classifier_dropout(config))
-        self.classifier = nn.Linear(config.hidden_size, 2, bias=config.classifier_bias)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
     @can_return_tuple
@@ -774,6 +783,7 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
     """The encoder over the patches of an image, with a classifier over the pooled patches: a ViT."""
 
     main_input_name = "pixel_values"
+    input_modalities = ("image",)
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
@@ -800,9 +810,8 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
         logits = self.classifier(self.dropout(self.head(self.pooling(outputs.last_hidden_state))))
         loss = None
         if labels is not None:
-            loss = sequence_loss(
-                logits, labels, problem_type=self.config.problem_type, num_items_in_batch=num_items_in_batch
-            )
+            problem_type = _problem_type(self.config, labels, outputs=logits.shape[-1])
+            loss = sequence_loss(logits, labels, problem_type=problem_type, num_items_in_batch=num_items_in_batch)
         return ImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -811,6 +820,14 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
 def _num_labels(config: ClozeBertConfig) -> int:
     assert config.num_labels is not None
     return config.num_labels
+
+
+def _problem_type(config: ClozeBertConfig, labels: torch.Tensor, *, outputs: int) -> str:
+    """What the labels are. Where the configuration does not say, the first ones set it, as in transformers' own heads:
+    pipelines read there, and in the saved folder, what the scores mean."""
+    if config.problem_type is None:
+        config.problem_type = find_problem_type(labels, outputs=outputs)
+    return str(config.problem_type)
 
 
 def _classifier_dropout(config: ClozeBertConfig) -> float:
