@@ -141,7 +141,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         self.embeddings = TextEmbeddings(config) if config.image_size is None else ImageEmbeddings(config)
         if config.image_size is not None:
             self.main_input_name = "pixel_values"
-            self.input_modalities = ("image",)
+            self.input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers too
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_hidden_layers))
         has_final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
         self.final_norm = make_norm(config, config.hidden_size) if has_final_norm else nn.Identity()
@@ -783,7 +783,7 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
     """The encoder over the patches of an image, with a classifier over the pooled patches: a ViT."""
 
     main_input_name = "pixel_values"
-    input_modalities = ("image",)
+    input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers too
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
