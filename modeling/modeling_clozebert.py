@@ -706,20 +706,26 @@ class ClozeBertForQuestionAnswering(ClozeBertPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        """The inputs of `ClozeBertModel`, and start_positions and end_positions [B]; one outside [0, T) counts nowhere.
+        """The inputs of `ClozeBertModel`, and start_positions and end_positions [B]. One outside [0, T), or on padding,
+        counts nowhere.
 
-        Returns loss (the mean of the two) and start_logits, end_logits [B, T].
+        Returns loss (the mean of the two) and start_logits, end_logits [B, T]. Those of padding are the lowest number
+        there is: an answer is looked for among the tokens alone, so padding changes neither loss nor scores.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds=inputs_embeds, **kwargs
         )
         logits_BT2 = self.classifier(self.dropout(self.head(outputs.last_hidden_state)))
+        is_token_BT = None
+        if isinstance(attention_mask, torch.Tensor) and _is_row_mask(attention_mask):
+            is_token_BT = attention_mask.to(logits_BT2.device) != 0
+            logits_BT2 = logits_BT2.masked_fill(~is_token_BT.unsqueeze(-1), torch.finfo(logits_BT2.dtype).min)
         start_BT, end_BT = (x.contiguous() for x in logits_BT2.unbind(-1))
         loss = None
         if (start_positions is None) != (end_positions is None):
             raise ValueError("give start_positions and end_positions, or neither: the loss is the mean of both")
         if start_positions is not None and end_positions is not None:
-            targets = [_inside(x, start_BT.shape[1]) for x in (start_positions, end_positions)]
+            targets = [_inside(x, start_BT, is_token_BT) for x in (start_positions, end_positions)]
             losses = [
                 cross_entropy(logits_BT, target_B, num_items_in_batch)
                 for logits_BT, target_B in zip((start_BT, end_BT), targets, strict=True)
@@ -862,9 +868,14 @@ def _first_tokens(
     return None if boundaries is None else boundaries[:-1].long().clamp(max=shape_BT.numel() - 1)
 
 
-def _inside(positions_B: torch.Tensor, length: int) -> torch.Tensor:
-    positions_B = positions_B.flatten()
-    return positions_B.masked_fill((positions_B < 0) | (positions_B >= length), -100)
+def _inside(positions_B: torch.Tensor, logits_BT: torch.Tensor, is_token_BT: torch.Tensor | None) -> torch.Tensor:
+    """The positions, -100 where there is no token."""
+    positions_B = positions_B.flatten().to(logits_BT.device)
+    last = logits_BT.shape[1] - 1
+    outside_B = (positions_B < 0) | (positions_B > last)
+    if is_token_BT is not None:
+        outside_B |= ~is_token_BT.gather(1, positions_B.clamp(0, last).long().unsqueeze(1)).squeeze(1)
+    return positions_B.masked_fill(outside_B, -100)
 
 
 __all__ = [
