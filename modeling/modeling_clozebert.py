@@ -808,12 +808,16 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
         self,
         pixel_values: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
-        """pixel_values [B, channels, height, width], labels [B] or [B, C]. Returns loss and logits [B, C]."""
-        outputs = self.model(pixel_values=pixel_values, **kwargs)
-        logits = self.classifier(self.dropout(self.head(self.pooling(outputs.last_hidden_state))))
+        """pixel_values [B, channels, height, width], labels [B] or [B, C], attention_mask [B, 1 + patches], nonzero at
+        the class token and the patches to look at (None: all). Returns loss and logits [B, C].
+        """
+        outputs = self.model(attention_mask=attention_mask, pixel_values=pixel_values, **kwargs)
+        row_mask = attention_mask if _is_row_mask(attention_mask) else None
+        logits = self.classifier(self.dropout(self.head(self.pooling(outputs.last_hidden_state, row_mask))))
         loss = None
         if labels is not None:
             problem_type = _problem_type(self.config, labels, outputs=logits.shape[-1])

@@ -168,6 +168,22 @@ def test_an_answer_on_padding_counts_nowhere():
     assert found.item() == head.model()(**head.inputs, start_positions=starts, end_positions=ends).loss.item()
 
 
+@pytest.mark.parametrize("pooling", ["mean", "max", "attention"])
+def test_a_masked_patch_of_an_image_is_not_pooled(pooling):
+    """The head over a mean, or else, of the other patches' vectors; what the masked patches show does not matter."""
+    head = HEADS["images"]
+    model = head.model(classifier_pooling=pooling)
+    mask = torch.ones(ROWS, 1 + 9, dtype=torch.long)
+    mask[:, [4, 9]] = 0
+    pixels = head.inputs["pixel_values"]
+    other = pixels.clone()
+    other[:, :, 4:8, 0:4] = 7  # the fourth patch of 3 x 3
+    found = model(pixels, attention_mask=mask).logits
+    torch.testing.assert_close(model(other, attention_mask=mask).logits, found)
+    seen = model.model(pixel_values=pixels, attention_mask=mask).last_hidden_state[:, mask[0] != 0]
+    torch.testing.assert_close(found, model.classifier(model.head(model.pooling(seen))))
+
+
 @EVERY_HEAD
 @pytest.mark.parametrize("cuts", [(0, 2, 4, 6, 8), (0, 1, 8), (0, 3, 4, 8)], ids=str)
 def test_any_split_of_a_batch_gives_the_same_gradient(head, cuts):
