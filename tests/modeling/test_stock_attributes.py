@@ -46,6 +46,7 @@ MODEL_OTHER_VALUES = {
     "supports_tp_plan", "tp_plan", "fsdp_plan", "_tp_plan", "_fsdp_plan",  # name modules; BERT and ViT have no tp_plan
     "_no_split_modules", "_tied_weights_keys", "all_tied_weights_keys",  # name classes and tensors
     "_can_compile_fullgraph",  # for generation
+    "_can_record_outputs", "can_record_outputs",  # name classes; their keys are compared below
     "_input_embed_layer",  # a name for get_input_embeddings, which we have as a method
 }  # fmt: skip
 FORWARD_NOT_HERE = {
@@ -123,18 +124,18 @@ def test_a_new_configuration_has_the_defaults_of_transformers():
 
 @EVERY_CASE
 def test_models_have_the_native_names_types_and_values(model_type, name):
-    native = make_native(model_type, name)
-    ours = from_native(native)
-    modules = {child for child, _ in native.named_children()}  # each architecture has its own
-    names = public(native) | set(dir(PreTrainedModel)) - set(dir(torch.nn.Module))
-    compare(
-        ours, native, {n for n in names if not n.startswith("__")} - modules - {"config", "dummy_inputs"},
-        not_here=MODEL_NOT_HERE, other_values=MODEL_OTHER_VALUES | {"_can_record_outputs", "can_record_outputs"},
-    )  # fmt: skip
-    assert {name: tensor.shape for name, tensor in ours.dummy_inputs.items()} == {
-        name: tensor.shape for name, tensor in native.dummy_inputs.items()
-    }
-    assert ours.can_record_outputs.keys() == native.can_record_outputs.keys() - {"cross_attentions"}
+    head = make_native(model_type, name)
+    ours_head = from_native(head)
+    for ours, native in ((ours_head, head), (ours_head.base_model, head.base_model)):
+        modules = {child for child, _ in native.named_children()}  # each architecture has its own
+        names = public(native) | {n for n in set(dir(PreTrainedModel)) - set(dir(torch.nn.Module)) if n[:2] != "__"}
+        compare(
+            ours, native, names - modules - {"config", "dummy_inputs"}, not_here=MODEL_NOT_HERE,
+            other_values=MODEL_OTHER_VALUES,
+        )  # fmt: skip
+        assert ours.can_record_outputs.keys() == native.can_record_outputs.keys() - {"cross_attentions"}
+        shapes = [{key: x.shape for key, x in model.dummy_inputs.items()} for model in (ours, native)]
+        assert shapes[0] == shapes[1]
 
 
 @EVERY_CASE
