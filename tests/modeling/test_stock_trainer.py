@@ -61,7 +61,9 @@ def assert_same_run(found, wanted):
     losses = [log["eval_loss"] for log in report["logs"] if "eval_loss" in log]
     assert losses[0] != losses[1], "training changes nothing"
     assert report["best"] == native["best"]
-    assert report["evaluated_again"] == pytest.approx(losses[0], rel=TOLERANCE), "the best model was not loaded"
+    assert report["evaluated_again"] == pytest.approx(native["evaluated_again"], rel=TOLERANCE)
+    if report["in_order"]:
+        assert report["evaluated_again"] == pytest.approx(losses[0], rel=TOLERANCE), "the best model was not loaded"
     for array, native_array in zip(arrays, native_arrays, strict=True):
         assert array.shape == native_array.shape
         assert abs(array - native_array).max() <= TOLERANCE * abs(native_array).max()
