@@ -105,7 +105,7 @@ class ClozeBertConfig(PreTrainedConfig):
     """
 
     model_type = "clozebert"
-    keys_to_ignore_at_inference = ()
+    keys_to_ignore_at_inference = []  # type: ignore[var-annotated]  # an annotation would make it a field
     default_theta = 10_000.0
     base_model_tp_plan = {
         "layers.*.attention.q_proj": "colwise",

@@ -4,7 +4,7 @@
 Shapes: B sequences, T tokens, N tokens of a packed run, D hidden size, C labels, M predicted items.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_activation, make_norm
 
 IGNORED_LABEL = -100
+ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 
 
 class Pooling(nn.Module):
@@ -132,6 +133,14 @@ def _rows_at_once(logits_MC: torch.Tensor) -> int:
     return max(1, (1 << 20 if logits_MC.device.type == "cpu" else 1 << 28) // max(1, logits_MC.shape[-1]))
 
 
+def find_problem_type(labels: torch.Tensor, *, outputs: int) -> ProblemType:
+    """One output means regression; with more, whole-number labels mean one label a sequence, others several."""
+    if outputs == 1:
+        return "regression"
+    is_class = labels.dtype in (torch.long, torch.int, torch.int16, torch.int8, torch.uint8)
+    return "single_label_classification" if is_class else "multi_label_classification"
+
+
 def sequence_loss(
     logits_BC: torch.Tensor,
     labels: torch.Tensor,
@@ -142,17 +151,19 @@ def sequence_loss(
     """Mean squared error (`regression`), cross-entropy (`single_label_classification`) or binary cross-entropy of each
     label (`multi_label_classification`), summed and divided by the number of labels.
 
-    Without a problem type, one output means regression, whole-number labels one label, others several.
+    Without a problem type, it is what `find_problem_type` says of the labels.
 
     Raises:
-        ValueError: an unknown problem type, or labels whose shape does not fit it.
+        ValueError: an unknown problem type, or labels whose shape or type does not fit it.
     """
-    if problem_type is None:
-        is_class = labels.dtype in (torch.long, torch.int, torch.int16, torch.int8, torch.uint8)
-        kinds = ("single_label_classification", "multi_label_classification")
-        problem_type = "regression" if logits_BC.shape[-1] == 1 else kinds[0] if is_class else kinds[1]
+    problem_type = problem_type or find_problem_type(labels, outputs=logits_BC.shape[-1])
     labels = labels.to(logits_BC.device)
     if problem_type == "single_label_classification":
+        if labels.is_floating_point():
+            raise ValueError(
+                f"labels of type {labels.dtype} do not fit problem_type={problem_type!r}: give whole numbers, or set "
+                f"problem_type in the configuration"
+            )
         return cross_entropy(logits_BC, labels.reshape(-1), num_items_in_batch)
     if labels.numel() != logits_BC.numel():
         raise ValueError(
@@ -197,5 +208,6 @@ def _divide(total: torch.Tensor, here: Any, num_items_in_batch: torch.Tensor | i
 
 
 __all__ = [
-    "IGNORED_LABEL", "DenseHead", "Pooling", "cross_entropy", "make_classifier_head", "pad_packed", "sequence_loss",
+    "IGNORED_LABEL", "DenseHead", "Pooling", "cross_entropy", "find_problem_type", "make_classifier_head", "pad_packed",
+    "sequence_loss",
 ]  # fmt: skip

@@ -39,7 +39,15 @@ from .blocks import EncoderLayer, make_norm
 from .bundle import auto_map, write_code
 from .dropout import Dropout
 from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings, check_ids
-from .heads import DenseHead, Pooling, cross_entropy, make_classifier_head, pad_packed, sequence_loss
+from .heads import (
+    DenseHead,
+    Pooling,
+    cross_entropy,
+    find_problem_type,
+    make_classifier_head,
+    pad_packed,
+    sequence_loss,
+)
 from .products import is_recorded
 from .ragged_attention import RaggedPlan, plan_ragged_attention
 
@@ -133,6 +141,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         self.embeddings = TextEmbeddings(config) if config.image_size is None else ImageEmbeddings(config)
         if config.image_size is not None:
             self.main_input_name = "pixel_values"
+            self.input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers too
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_hidden_layers))
         has_final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
         self.final_norm = make_norm(config, config.hidden_size) if has_final_norm else nn.Identity()
@@ -628,9 +637,8 @@ class ClozeBertForSequenceClassification(ClozeBertPreTrainedModel):
         logits = self.classifier(self.dropout(self.head(pooled_BD)))
         loss = None
         if labels is not None:
-            loss = sequence_loss(
-                logits, labels, problem_type=self.config.problem_type, num_items_in_batch=num_items_in_batch
-            )
+            problem_type = _problem_type(self.config, labels, outputs=logits.shape[-1])
+            loss = sequence_loss(logits, labels, problem_type=problem_type, num_items_in_batch=num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -678,10 +686,11 @@ class ClozeBertForQuestionAnswering(ClozeBertPreTrainedModel):
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
+        self.num_labels = 2  # the start and the end
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         self.head = make_classifier_head(config, pooled=False)
         self.dropout = Dropout(_classifier_dropout(config))
-        self.classifier = nn.Linear(config.hidden_size, 2, bias=config.classifier_bias)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
 
     @can_return_tuple
@@ -697,20 +706,26 @@ class ClozeBertForQuestionAnswering(ClozeBertPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        """The inputs of `ClozeBertModel`, and start_positions and end_positions [B]; one outside [0, T) counts nowhere.
+        """The inputs of `ClozeBertModel`, and start_positions and end_positions [B]. One outside [0, T), or on padding,
+        counts nowhere.
 
-        Returns loss (the mean of the two) and start_logits, end_logits [B, T].
+        Returns loss (the mean of the two) and start_logits, end_logits [B, T]. Those of padding are the lowest number
+        there is: an answer is looked for among the tokens alone, so padding changes neither loss nor scores.
         """
         outputs = self.model(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds=inputs_embeds, **kwargs
         )
         logits_BT2 = self.classifier(self.dropout(self.head(outputs.last_hidden_state)))
+        is_token_BT = None
+        if isinstance(attention_mask, torch.Tensor) and _is_row_mask(attention_mask):
+            is_token_BT = attention_mask.to(logits_BT2.device) != 0
+            logits_BT2 = logits_BT2.masked_fill(~is_token_BT.unsqueeze(-1), torch.finfo(logits_BT2.dtype).min)
         start_BT, end_BT = (x.contiguous() for x in logits_BT2.unbind(-1))
         loss = None
         if (start_positions is None) != (end_positions is None):
             raise ValueError("give start_positions and end_positions, or neither: the loss is the mean of both")
         if start_positions is not None and end_positions is not None:
-            targets = [_inside(x, start_BT.shape[1]) for x in (start_positions, end_positions)]
+            targets = [_inside(x, start_BT, is_token_BT) for x in (start_positions, end_positions)]
             losses = [
                 cross_entropy(logits_BT, target_B, num_items_in_batch)
                 for logits_BT, target_B in zip((start_BT, end_BT), targets, strict=True)
@@ -774,6 +789,7 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
     """The encoder over the patches of an image, with a classifier over the pooled patches: a ViT."""
 
     main_input_name = "pixel_values"
+    input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers too
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
@@ -792,17 +808,20 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
         self,
         pixel_values: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
-        """pixel_values [B, channels, height, width], labels [B] or [B, C]. Returns loss and logits [B, C]."""
-        outputs = self.model(pixel_values=pixel_values, **kwargs)
-        logits = self.classifier(self.dropout(self.head(self.pooling(outputs.last_hidden_state))))
+        """pixel_values [B, channels, height, width], labels [B] or [B, C], attention_mask [B, 1 + patches], nonzero at
+        the class token and the patches to look at (None: all). Returns loss and logits [B, C].
+        """
+        outputs = self.model(attention_mask=attention_mask, pixel_values=pixel_values, **kwargs)
+        row_mask = attention_mask if _is_row_mask(attention_mask) else None
+        logits = self.classifier(self.dropout(self.head(self.pooling(outputs.last_hidden_state, row_mask))))
         loss = None
         if labels is not None:
-            loss = sequence_loss(
-                logits, labels, problem_type=self.config.problem_type, num_items_in_batch=num_items_in_batch
-            )
+            problem_type = _problem_type(self.config, labels, outputs=logits.shape[-1])
+            loss = sequence_loss(logits, labels, problem_type=problem_type, num_items_in_batch=num_items_in_batch)
         return ImageClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -811,6 +830,14 @@ class ClozeBertForImageClassification(ClozeBertPreTrainedModel):
 def _num_labels(config: ClozeBertConfig) -> int:
     assert config.num_labels is not None
     return config.num_labels
+
+
+def _problem_type(config: ClozeBertConfig, labels: torch.Tensor, *, outputs: int) -> str:
+    """What the labels are. Where the configuration does not say, the first ones set it, as in transformers' own heads:
+    pipelines read there, and in the saved folder, what the scores mean."""
+    if config.problem_type is None:
+        config.problem_type = find_problem_type(labels, outputs=outputs)
+    return str(config.problem_type)
 
 
 def _classifier_dropout(config: ClozeBertConfig) -> float:
@@ -845,9 +872,14 @@ def _first_tokens(
     return None if boundaries is None else boundaries[:-1].long().clamp(max=shape_BT.numel() - 1)
 
 
-def _inside(positions_B: torch.Tensor, length: int) -> torch.Tensor:
-    positions_B = positions_B.flatten()
-    return positions_B.masked_fill((positions_B < 0) | (positions_B >= length), -100)
+def _inside(positions_B: torch.Tensor, logits_BT: torch.Tensor, is_token_BT: torch.Tensor | None) -> torch.Tensor:
+    """The positions, -100 where there is no token."""
+    positions_B = positions_B.flatten().to(logits_BT.device)
+    last = logits_BT.shape[1] - 1
+    outside_B = (positions_B < 0) | (positions_B > last)
+    if is_token_BT is not None:
+        outside_B |= ~is_token_BT.gather(1, positions_B.clamp(0, last).long().unsqueeze(1)).squeeze(1)
+    return positions_B.masked_fill(outside_B, -100)
 
 
 __all__ = [
