@@ -37,7 +37,7 @@ def main() -> None:
     # What a library prints must not come between the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     if specification["keep_memory"]:
-        from clozebert.training.memory import keep_freed_memory
+        from clozebert.utils.memory import keep_freed_memory
 
         keep_freed_memory()
     import torch
@@ -82,7 +82,7 @@ def make_matmul(specification: dict[str, Any], batches: list[list[list[int]]]) -
     """The machine's peak."""
     import torch
 
-    from clozebert.training.machine import measure_matmul_flops
+    from clozebert.utils.device import measure_matmul_flops
 
     device, precision = torch.device(specification["device"]), specification["precision"]
     return lambda: measure_matmul_flops(device, precision, size=2048 if device.type == "cpu" else None), {}

@@ -27,18 +27,18 @@ def measure(
     import torch
 
     import clozebert  # noqa: F401  (lets AutoModel know our models)
-    from clozebert.training.finetuning_arguments import SequenceArguments, TokenArguments
-    from clozebert.training.finetuning_data import read_sequence_data, read_token_data
-    from clozebert.training.finetuning_models import (
+    from clozebert.finetuning.arguments import SequenceArguments, TokenArguments
+    from clozebert.finetuning.data import read_sequence_data, read_token_data
+    from clozebert.finetuning.models import (
         LONGEST_BY_DEFAULT,
         load_classifier,
         load_tokenizer,
         longest_input,
         parameter_groups,
     )
-    from clozebert.training.finetuning_trainer import make_optimizer
-    from clozebert.training.finetuning_windows import PackedCollator, PaddedCollator, WindowMaker
-    from clozebert.training.memory import keep_freed_memory
+    from clozebert.finetuning.trainer import make_optimizer
+    from clozebert.finetuning.windows import PackedCollator, PaddedCollator, WindowMaker
+    from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()  # as the programs do, for both sides
     given = {"model_name_or_path": model_name_or_path, "output_dir": "", "train_file": train_file}

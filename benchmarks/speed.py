@@ -13,8 +13,8 @@ programs do, since that alone is worth much. A product of two matrices takes tur
 these moments, of which our share is counted. Sentences: those of English EWT (`--sentences`, a CoNLL-U file), shuffled.
 Where there is a GPU, its rows run too.
 
-`--float32` is the second table: float32, and freed memory kept on both sides. A CPU that has bf16 in hardware is told to
-take AVX2 instructions alone (AVX2_ONLY below). That shows the order of magnitude, and the table says so.
+`--float32` is the second table: float32, and freed memory kept on both sides. A CPU that has bf16 in hardware is told
+to take AVX2 instructions alone (AVX2_ONLY below). That shows the order of magnitude, and the table says so.
 """
 
 import argparse
@@ -403,7 +403,7 @@ def main() -> None:
         else:
             print(render(results))
         return
-    from clozebert.training.machine import has_fast_bf16
+    from clozebert.utils.device import has_fast_bf16
 
     # Asked of this process, whose environment holds no such limit.
     emulated = arguments.float32 and has_fast_bf16(torch.device("cpu"))

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from .files import cache_folder, write_atomically
+from ..utils.files import cache_folder, write_atomically
 from .parallel import available_cpus, ordered_map
 
 # What stands in a docstring for the name of its own package.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import cache_folder
+from ..utils.files import cache_folder
 from .randomness import fold, ragged_arange
 from .shards import Corpus, map_array
 

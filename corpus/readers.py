@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..configuration import reject_unknown_keys
-from .files import sha256_of_file
+from ..utils.files import sha256_of_file
 from .formats import SEPARATORS, BadText, check_file, checked_text, choose_text_column, texts_of_file
 
 INSTALLED_PYTHON = "installed-python"

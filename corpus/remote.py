@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .files import cache_folder, write_atomically
+from ..utils.files import cache_folder, write_atomically
 
 _SPLITS = ("train", "validation")
 _BLOCK = 1 << 23

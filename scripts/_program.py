@@ -51,7 +51,7 @@ def run(main: Callable[[], Any]) -> NoReturn:
     A mistake is a `ValueError`, `ImportError` or `OSError` that our own code raised; the same types coming out of a
     library are bugs, and so is everything else. `CLOZEBERT_TRACEBACK=1` shows the traceback of mistakes too.
     """
-    from clozebert.training.memory import keep_freed_memory
+    from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()
     try:

@@ -94,7 +94,6 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
 
     from clozebert.corpus import Masking
     from clozebert.corpus.tokenizer import load_tokenizer
-    from clozebert.training.machine import choose_precision
     from clozebert.training.scoring import (
         load_masked_lm,
         longest_sequence,
@@ -104,6 +103,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
         score_minimal_pairs,
         score_pseudo_perplexity,
     )
+    from clozebert.utils.device import choose_precision
 
     # Everything a person can get wrong comes first; the model is loaded when it is needed.
     masking = Masking(rate=arguments.eval_mlm_probability, unit=arguments.masking_unit)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from clozebert.finetuning.arguments import SequenceArguments
 from clozebert.scripts._program import parse, run
-from clozebert.training.finetuning_arguments import SequenceArguments
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -15,8 +15,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="Fine-tune an encoder to classify texts from CSV, TSV, JSON lines or Parquet.",
     )
     import clozebert  # noqa: F401  (lets AutoModel know our models)
+    from clozebert.finetuning.run import finetune
     from clozebert.hub.card import write_card
-    from clozebert.training.finetuning_run import finetune
 
     finetune(arguments, write_card=write_card)
 

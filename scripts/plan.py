@@ -137,7 +137,7 @@ def _find_device(name: str | None, arguments: Any) -> "tuple[Device, str, Any]":
         return DEVICES[name], "bf16" if precision == "auto" else precision, None
     import torch
 
-    from clozebert.training.machine import choose_precision, measure_matmul_flops, memory_of
+    from clozebert.utils.device import choose_precision, measure_matmul_flops, memory_of
 
     on_gpu = torch.cuda.is_available() and not arguments.use_cpu
     here = torch.device("cuda" if on_gpu else "cpu")

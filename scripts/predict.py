@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
+from clozebert.finetuning.predict import PredictionArguments
 from clozebert.scripts._program import parse, run
-from clozebert.training.finetuning_prediction import PredictionArguments
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description="Predict with a fine-tuned model over files or lines of standard input.",
     )
     import clozebert  # noqa: F401  (lets AutoModel know our models)
-    from clozebert.training.finetuning_prediction import predict
+    from clozebert.finetuning.predict import predict
 
     count = predict(arguments)
     if arguments.output_file != "-":

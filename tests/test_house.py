@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 ALLOWED = {
+    "utils": set(),
     "configuration": set(),
     "modeling": {"configuration"},
-    "corpus": {"configuration"},
-    "training": {"modeling", "corpus", "configuration"},
-    "hub": {"modeling", "configuration"},
-    "scripts": {"configuration", "modeling", "corpus", "training", "hub"},
+    "corpus": {"configuration", "utils"},
+    "training": {"modeling", "corpus", "configuration", "utils"},
+    "finetuning": {"modeling", "corpus", "configuration", "utils"},
+    "hub": {"modeling", "configuration", "utils"},
+    "scripts": {"configuration", "modeling", "corpus", "training", "finetuning", "hub", "utils"},
 }
 PACKAGE_FILES = [path for room in ALLOWED for path in Path(__file__).parents[1].joinpath(room).glob("*.py")]
 

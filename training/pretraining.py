@@ -27,6 +27,7 @@ from ..corpus import BatchStream, Corpus, Masking, Mixture, validation_batches
 from ..corpus.randomness import derive
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..modeling import ClozeBertForMaskedLM
+from ..utils.device import measure_matmul_flops, wait_for
 from . import doctor
 from .arguments import LENGTHS, Phase, PretrainingArguments
 from .checkpoints import (
@@ -49,9 +50,7 @@ from .machine import (
     compile_model,
     make_accelerator,
     make_deterministic,
-    measure_matmul_flops,
     seed_step,
-    wait_for,
 )
 from .optimizers import load_optimizer_state, make_optimizer, optimizer_state, whole_tensor, whole_weights
 from .planning import forward_flops, mean_attention_length

@@ -11,8 +11,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from clozebert.corpus import BatchStream, Corpus, Masking, Mixture
-from clozebert.corpus.files import sha256_of_file
 from clozebert.corpus.shards import open_split
+from clozebert.utils.files import sha256_of_file
 
 from .conftest import Written, write_corpus
 

@@ -12,7 +12,7 @@ from pretraining_helpers import VOCAB_SIZE, log_of, make_corpus, make_tokenizer,
 from clozebert.corpus import Corpus, ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
 from clozebert.training import PretrainingArguments, doctor, pretrain
-from clozebert.training.machine import measure_matmul_flops
+from clozebert.utils.device import measure_matmul_flops
 
 HEALTHY = {"loss": 3.0, "entropy": 6.0, "step": 5000, "max_steps": 10_000, "warmup_steps": 500, "gradient_norm": 0.5,
            "most_norm": 1.0}  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys
-from clozebert.training.memory import keep_freed_memory
+from clozebert.utils.memory import keep_freed_memory
 kept = keep_freed_memory() if sys.argv[1] == "kept" else False
 import torch
 torch.set_num_threads(1)

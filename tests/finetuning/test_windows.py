@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clozebert.training.finetuning_tokens import read_tagged_file
-from clozebert.training.finetuning_windows import (
+from clozebert.finetuning.token_task import read_tagged_file
+from clozebert.finetuning.windows import (
     IGNORED,
     PackedCollator,
     PaddedCollator,

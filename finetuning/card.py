@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from .finetuning_arguments import FinetuningArguments
+from .arguments import FinetuningArguments
 
 # Our names of scores -> the Hub's metric and how it is called there.
 _METRICS = {

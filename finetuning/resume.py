@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .finetuning_arguments import comparable
-from .finetuning_windows import Window
+from .arguments import comparable
+from .windows import Window
 
 if TYPE_CHECKING:
-    from .finetuning_run import FinetuningRun
+    from .run import FinetuningRun
 
 SETTINGS_FILE = "finetuning_settings.json"
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from clozebert.training import finetuning_data
-from clozebert.training.finetuning_arguments import (
+from clozebert.finetuning import data as finetuning_data
+from clozebert.finetuning.arguments import (
     FinetuningArguments,
     SequenceArguments,
     TokenArguments,
@@ -20,10 +20,10 @@ from clozebert.training.finetuning_arguments import (
     default_epochs,
     default_learning_rate,
 )
-from clozebert.training.finetuning_resume import newest_checkpoint
-from clozebert.training.finetuning_run import FinetuningRun, finetune
-from clozebert.training.finetuning_sequence import SequenceExample
-from clozebert.training.finetuning_trainer import LikeLengths
+from clozebert.finetuning.resume import newest_checkpoint
+from clozebert.finetuning.run import FinetuningRun, finetune
+from clozebert.finetuning.sequence_task import SequenceExample
+from clozebert.finetuning.trainer import LikeLengths
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import make_checkpoint, write_entities, write_json_lines, write_sentiment

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .finetuning_metrics import tag_metrics
-from .finetuning_sequence import balanced_weights
-from .finetuning_tables import Table, json_records, read_table, read_text
-from .finetuning_tags import OUTSIDE, TaggedSentence, entity_spans, label_names_of_tags
-from .finetuning_windows import IGNORED, Window, WindowMaker
+from .metrics import tag_metrics
+from .sequence_task import balanced_weights
+from .tables import Table, json_records, read_table, read_text
+from .tags import OUTSIDE, TaggedSentence, entity_spans, label_names_of_tags
+from .windows import IGNORED, Window, WindowMaker
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 WORD_FIELDS = ("words", "tokens")

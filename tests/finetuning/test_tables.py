@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clozebert.training.finetuning_sequence import (
+from clozebert.finetuning.sequence_task import (
     MULTI_LABEL,
     REGRESSION,
     SINGLE_LABEL,
@@ -14,7 +14,7 @@ from clozebert.training.finetuning_sequence import (
     label_names_of,
     read_examples,
 )
-from clozebert.training.finetuning_tables import Table, read_table
+from clozebert.finetuning.tables import Table, read_table
 
 
 def write(folder: Path, name: str, text: str | bytes) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from .finetuning_arguments import flag
+from .arguments import flag
 
 CHUNK = 1024  # examples read, predicted and written at a time
 
@@ -76,10 +76,10 @@ class Predictor:
     def __init__(self, arguments: PredictionArguments) -> None:
         import torch
 
-        from .finetuning_models import LONGEST_BY_DEFAULT, be_quiet, load_fine_tuned, load_tokenizer, longest_input
-        from .finetuning_resume import SETTINGS_FILE
-        from .finetuning_trainer import make_collator
-        from .finetuning_windows import WindowMaker
+        from .models import LONGEST_BY_DEFAULT, be_quiet, load_fine_tuned, load_tokenizer, longest_input
+        from .resume import SETTINGS_FILE
+        from .trainer import make_collator
+        from .windows import WindowMaker
 
         name, trusted = arguments.model_name_or_path, arguments.trust_remote_code
         self.arguments = arguments
@@ -104,8 +104,8 @@ class Predictor:
         self.collator = make_collator(self.model, self.tokenizer, per_token=self.kind == "token", packing=True)
 
     def _task(self) -> Any:
-        from .finetuning_sequence import MULTI_LABEL, REGRESSION, SINGLE_LABEL, SequenceTask
-        from .finetuning_tokens import TokenTask
+        from .sequence_task import MULTI_LABEL, REGRESSION, SINGLE_LABEL, SequenceTask
+        from .token_task import TokenTask
 
         config = self.model.config
         names = [name for _, name in sorted(config.id2label.items())]
@@ -119,13 +119,13 @@ class Predictor:
 
     def examples(self, path: str, lines: IO[str]) -> Iterator[Any]:
         """The texts of one input, checked."""
-        from .finetuning_tables import TABLE_SUFFIXES, read_text
+        from .tables import TABLE_SUFFIXES, read_text
 
         suffix = os.path.splitext(path)[1].lower()
         if path == "-":
             yield from self._of_lines(lines, "standard input")
         elif self.kind == "token" and suffix not in (".txt", ".csv", ".tsv"):
-            from .finetuning_tokens import read_tagged_file
+            from .token_task import read_tagged_file
 
             yield from read_tagged_file(path, with_tags=False)
         elif suffix in TABLE_SUFFIXES:
@@ -144,8 +144,8 @@ class Predictor:
                 yield self._example(text, pair, source, number)
 
     def _of_table(self, path: str) -> Iterator[Any]:
-        from .finetuning_sequence import SequenceColumns, find_columns, read_examples
-        from .finetuning_tables import read_table
+        from .sequence_task import SequenceColumns, find_columns, read_examples
+        from .tables import read_table
 
         table = read_table(path)
         as_trained = (self.settings.get("text_column"), self.settings.get("text_pair_column"))
@@ -163,8 +163,8 @@ class Predictor:
             yield self._example(example.text, example.pair, table.source, table.lines[row])
 
     def _example(self, text: str, pair: str | None, source: str, line: int) -> Any:
-        from .finetuning_sequence import SequenceExample
-        from .finetuning_tokens import sentence_of_text
+        from .sequence_task import SequenceExample
+        from .token_task import sentence_of_text
 
         if self.kind == "token":
             return sentence_of_text(text, None, source=source, line=line)
@@ -172,7 +172,7 @@ class Predictor:
 
     def records(self, examples: list[Any]) -> list[dict[str, Any]]:
         """Predictions for checked examples."""
-        from .finetuning_trainer import predict_logits
+        from .trainer import predict_logits
 
         windows = self.task.windows(examples, self.maker)
         logits = predict_logits(self.model, windows, self.collator, batch_size=self.arguments.batch_size)

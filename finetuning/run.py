@@ -12,7 +12,8 @@ import torch
 import transformers
 from transformers import EarlyStoppingCallback, TrainingArguments
 
-from .finetuning_arguments import (
+from ..utils.device import choose_precision
+from .arguments import (
     FinetuningArguments,
     SequenceArguments,
     TokenArguments,
@@ -21,10 +22,10 @@ from .finetuning_arguments import (
     default_learning_rate,
     prepare_output_dir,
 )
-from .finetuning_card import card_facts
-from .finetuning_data import LabelledData, read_data
-from .finetuning_metrics import check_metric_libraries
-from .finetuning_models import (
+from .card import card_facts
+from .data import LabelledData, read_data
+from .metrics import check_metric_libraries
+from .models import (
     LONGEST_BY_DEFAULT,
     add_lora,
     be_quiet,
@@ -41,20 +42,19 @@ from .finetuning_models import (
     scalable_output,
     scale_output,
 )
-from .finetuning_reports import (
+from .reports import (
     mean_and_deviation,
     table_of_results,
     write_json,
     write_sequence_reports,
     write_token_reports,
 )
-from .finetuning_resume import SETTINGS_FILE, checkpoint_to_resume, settings_of
-from .finetuning_search import search_hyperparameters
-from .finetuning_sequence import REGRESSION, SequenceTask
-from .finetuning_tokens import TokenTask
-from .finetuning_trainer import SELECTION, EvaluationLines, FinetuningTrainer, QuietProgress, Task, make_collator
-from .finetuning_windows import PackedCollator, WindowMaker
-from .machine import choose_precision
+from .resume import SETTINGS_FILE, checkpoint_to_resume, settings_of
+from .search import search_hyperparameters
+from .sequence_task import REGRESSION, SequenceTask
+from .token_task import TokenTask
+from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, QuietProgress, Task, make_collator
+from .windows import PackedCollator, WindowMaker
 
 WriteCard = Callable[[str, dict[str, Any]], None]
 

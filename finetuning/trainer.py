@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from transformers import ProgressCallback, Trainer, TrainerCallback
 
-from .finetuning_sequence import SequenceTask
-from .finetuning_tokens import TokenTask
-from .finetuning_windows import Collator, PackedCollator, PaddedCollator, Window
+from .sequence_task import SequenceTask
+from .token_task import TokenTask
+from .windows import Collator, PackedCollator, PaddedCollator, Window
 
 SELECTION = "selection"
 PACKED_MODEL_TYPES = ("clozebert",)  # models whose forward takes documents one after the other as one row

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clozebert.training.finetuning_tags import (
+from clozebert.finetuning.tags import (
     TaggedSentence,
     detect_scheme,
     entity_spans,
     label_names_of_tags,
     to_iob2,
 )
-from clozebert.training.finetuning_tokens import read_tagged_file, repair_iob2, sentence_of_text, word_bounds
+from clozebert.finetuning.token_task import read_tagged_file, repair_iob2, sentence_of_text, word_bounds
 
 
 def sentence(tags: str | list[str]) -> TaggedSentence:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .finetuning_metrics import multi_label_metrics, regression_metrics, single_label_metrics
-from .finetuning_tables import LABEL_COLUMNS, PAIR_COLUMNS, TEXT_COLUMNS, Table, is_number
-from .finetuning_windows import Window, WindowMaker
+from .metrics import multi_label_metrics, regression_metrics, single_label_metrics
+from .tables import LABEL_COLUMNS, PAIR_COLUMNS, TEXT_COLUMNS, Table, is_number
+from .windows import Window, WindowMaker
 
 SINGLE_LABEL = "single_label_classification"
 MULTI_LABEL = "multi_label_classification"

@@ -12,14 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clozebert.training.finetuning_metrics import (
+from clozebert.finetuning.metrics import (
     entity_report,
     multi_label_metrics,
     regression_metrics,
     single_label_metrics,
     tag_metrics,
 )
-from clozebert.training.finetuning_models import (
+from clozebert.finetuning.models import (
     DEFAULT_DROPOUT,
     add_lora,
     depth_of_parameters,
@@ -36,8 +36,8 @@ from clozebert.training.finetuning_models import (
     restore_dropout,
     scale_output,
 )
-from clozebert.training.finetuning_reports import confusion_matrix, mean_and_deviation, table_of_results
-from clozebert.training.finetuning_sequence import (
+from clozebert.finetuning.reports import confusion_matrix, mean_and_deviation, table_of_results
+from clozebert.finetuning.sequence_task import (
     MULTI_LABEL,
     REGRESSION,
     SINGLE_LABEL,
@@ -46,10 +46,10 @@ from clozebert.training.finetuning_sequence import (
     balanced_weights,
     make_sequence_task,
 )
-from clozebert.training.finetuning_tags import TaggedSentence, entity_spans
-from clozebert.training.finetuning_tokens import TokenTask, make_token_task
-from clozebert.training.finetuning_trainer import predict_logits
-from clozebert.training.finetuning_windows import PackedCollator, PaddedCollator, Window, WindowMaker
+from clozebert.finetuning.tags import TaggedSentence, entity_spans
+from clozebert.finetuning.token_task import TokenTask, make_token_task
+from clozebert.finetuning.trainer import predict_logits
+from clozebert.finetuning.windows import PackedCollator, PaddedCollator, Window, WindowMaker
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import TOKENIZER_KINDS, make_checkpoint, make_config, make_tokenizer

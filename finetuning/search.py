@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from accelerate.utils import broadcast_object_list
 from transformers import IntervalStrategy
 
-from .finetuning_reports import write_json
-from .finetuning_trainer import SELECTION
+from .reports import write_json
+from .trainer import SELECTION
 
 if TYPE_CHECKING:
-    from .finetuning_run import FinetuningRun
+    from .run import FinetuningRun
 
 SEARCH_FILE = "hyperparameter_search.json"
 STUDY = "fine-tuning"

@@ -4,12 +4,12 @@ import random
 from collections import Counter
 from typing import Any, NamedTuple
 
-from .finetuning_arguments import SequenceArguments, TokenArguments
-from .finetuning_sequence import SequenceExample, SequenceTask, find_columns, find_problem_type, make_sequence_task
-from .finetuning_sequence import read_examples as read_sequence_examples
-from .finetuning_tables import read_hub_dataset, read_table
-from .finetuning_tags import TaggedSentence, detect_scheme, to_iob2
-from .finetuning_tokens import TokenTask, make_token_task, read_tagged_file, sentences_of_table
+from .arguments import SequenceArguments, TokenArguments
+from .sequence_task import SequenceExample, SequenceTask, find_columns, find_problem_type, make_sequence_task
+from .sequence_task import read_examples as read_sequence_examples
+from .tables import read_hub_dataset, read_table
+from .tags import TaggedSentence, detect_scheme, to_iob2
+from .token_task import TokenTask, make_token_task, read_tagged_file, sentences_of_table
 
 Splits = dict[str, list[Any]]  # "train", "validation" and, where given, "test"
 

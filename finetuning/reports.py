@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from .finetuning_metrics import class_report, entity_report
-from .finetuning_sequence import MULTI_LABEL, REGRESSION, SequenceExample, SequenceTask
-from .finetuning_tags import TaggedSentence
-from .finetuning_tokens import TokenTask
+from .metrics import class_report, entity_report
+from .sequence_task import MULTI_LABEL, REGRESSION, SequenceExample, SequenceTask
+from .tags import TaggedSentence
+from .token_task import TokenTask
 
 WORST_SHOWN = 50
 CLASSES_SHOWN = 40  # a picture of more cannot be read

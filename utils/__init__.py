@@ -1,0 +1,1 @@
+"""What every room may use: files, devices, memory. Not shipped with checkpoints."""

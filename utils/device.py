@@ -1,0 +1,80 @@
+"""What a device is good at: the precision it multiplies fast, its FLOP/s, its memory."""
+
+import logging
+import os
+import time
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+def choose_precision(wanted: str, device: torch.device) -> str:
+    """`auto` -> `bf16` where the machine multiplies it in hardware, else `no`; other values as they are.
+
+    Raises:
+        ValueError: the device cannot do what is wanted.
+    """
+    if wanted == "auto":
+        return "bf16" if has_fast_bf16(device) else "no"
+    if wanted == "bf16" and device.type == "cpu" and not has_fast_bf16(device):
+        logger.warning(
+            "mixed_precision='bf16': this CPU multiplies bf16 in software, about eighty times as slowly as float32; "
+            "'auto' and 'no' compute in float32"
+        )
+    if wanted == "fp16" and device.type != "cuda":
+        raise ValueError(f"mixed_precision='fp16' needs a CUDA device, not {device.type}; take bf16, no or auto")
+    if wanted == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ValueError("mixed_precision='bf16': this GPU cannot; take fp16, no or auto")
+    return wanted
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether the device multiplies bf16 in hardware. A CPU that has not takes eighty times as long as in float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        # ATEN_CPU_CAPABILITY=avx2 in the environment makes a CPU work as one that has no more.
+        if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+            return False
+        checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        return any(bool(getattr(torch.cpu, check, bool)()) for check in checks)
+    return False
+
+
+def measure_matmul_flops(device: torch.device, precision: str, *, size: int | None = None) -> float:
+    """The FLOP/s that this device reaches in a plain product of two square matrices: the best of several.
+
+    Takes about a tenth of a second on a GPU or a few cores. The peak that a model's own FLOP/s are compared with.
+    """
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    size = size or (8192 if device.type == "cuda" else 768)
+    # A generator of its own: the run's seed decides the weights, and must not be used up here.
+    generator = torch.Generator(device).manual_seed(0)
+    left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(8):
+        wait_for(device)
+        begun = time.perf_counter()
+        left @ right
+        wait_for(device)
+        best = min(best, time.perf_counter() - begun)
+    return 2 * size**3 / best
+
+
+def memory_of(device: torch.device) -> float:
+    """Bytes of memory: the GPU's, else the machine's."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError):
+        raise ValueError("this system does not say how much memory it has: name a kind of GPU with --device") from None
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
