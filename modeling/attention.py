@@ -1,7 +1,7 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Multi-head attention (Vaswani et al. 2017): softmax(Q K^T / sqrt(K)) V, over whichever kernel is asked for.
+"""Multi-head attention (Vaswani et al. 2017): softmax(Q K^T / sqrt(K)) V, over whichever implementation is asked for.
 
-Shapes: B rows, T tokens of a row, D hidden size, H heads, K head size.
+Shapes: B rows, T tokens of a row, R tokens that are read, D hidden size, H heads, K head size.
 """
 
 from typing import Any
@@ -9,43 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import AttentionInterface
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .products import in_product_type, is_recorded, project
-from .ragged_attention import RaggedPlan, attend, products_pay, ragged_attention, repeat_heads
+from .attention_tiles import TilePlan, tiled_attention
+from .kernels import attend, cast_once, linear, matmul_attention_pays, repeat_heads, rotate
+from .packed_attention import PackedPlan, padded_attention, varlen_attention
 
-
-def rotate(x_BTHK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -> torch.Tensor:
-    """RoPE (Su et al. 2021): turn each pair (x_i, x_{i + K/2}) by its angle, in the tables' type or better.
-
-    Both halves of a table are the same: a pair has one angle.
-    """
-    half = x_BTHK.shape[-1] // 2
-    cos, sin = cos_BTK[..., None, :half], sin_BTK[..., None, :half]
-    if torch.is_grad_enabled() and not is_recorded():
-        return _Rotation.apply(x_BTHK, cos, sin)
-    return _rotated(x_BTHK, cos, sin)
-
-
-def _rotated(x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = x_BTHK.to(torch.promote_types(x_BTHK.dtype, cos.dtype)).chunk(2, dim=-1)
-    turned = (torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin))
-    return torch.cat([part.to(x_BTHK.dtype) for part in turned], dim=-1)
-
-
-class _Rotation(torch.autograd.Function):
-    """Its gradient is the gradient turned back: fewer passes than PyTorch makes of the formula, and x is not kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _rotated(x_BTHK, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, grad_BTHK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _Rotation.apply(grad_BTHK, cos, -sin), None, None
+_STOCK = AttentionInterface()
 
 
 def eager_attention(
@@ -61,8 +32,8 @@ def eager_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The formula, step by step; the one implementation that gives the weights.
 
-    Shape: query [B, H, T, K], key and value [B, H or fewer, T, K], attention_mask additive and broadcastable to
-    [B, H, T, T] -> ([B, T, H, K], weights [B, H, T, T]).
+    Shape: query [B, H, T, K], key and value [B, H or fewer, T, K], attention_mask additive or boolean and broadcastable
+    to [B, H, T, T] -> ([B, T, H, K], weights [B, H, T, T]).
     """
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
     scores_BHTT = query @ key.transpose(-1, -2) * scaling
@@ -79,9 +50,37 @@ def eager_attention(
     return (weights_BHTT @ value).transpose(1, 2).contiguous(), weights_BHTT
 
 
-def queries_of(x_BTD: torch.Tensor, attention_mask: Any) -> torch.Tensor:
-    """The tokens that are queries: [1, R, D] of a plan that says which, else all."""
-    if not isinstance(attention_mask, RaggedPlan) or attention_mask.read_R is None:
+def sdpa_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """transformers' own, by PyTorch's kernel, or on a CPU plain matmuls where these are faster."""
+    is_boolean = attention_mask is None or attention_mask.dtype == torch.bool
+    if not (is_boolean and matmul_attention_pays(query, query.shape[2], dropout)):
+        return _STOCK["sdpa"](module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
+    out_BHTK = attend(query, key, value, attention_mask, scaling=scaling, dropout=dropout)
+    return out_BHTK.transpose(1, 2), None
+
+
+# transformers' attention functions, and here alone those of ours.
+ALL_ATTENTION_FUNCTIONS = AttentionInterface()
+ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
+ALL_ATTENTION_FUNCTIONS["tiles"] = tiled_attention
+ALL_ATTENTION_FUNCTIONS["varlen"] = varlen_attention
+ALL_ATTENTION_FUNCTIONS["padded"] = padded_attention
+
+
+def read_queries(x_BTD: torch.Tensor, attention_mask: Any) -> torch.Tensor:
+    """The tokens that are queries: [1, R, D] under a plan that says which, else all."""
+    if not isinstance(attention_mask, TilePlan) or attention_mask.read_R is None:
         return x_BTD
     return x_BTD.index_select(1, attention_mask.read_R)
 
@@ -104,7 +103,8 @@ class Attention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.num_key_value_groups = heads // key_heads
         is_sliding = config.attention_type(layer_idx) == "sliding_attention"
-        self.sliding_window = config.sliding_window if is_sliding else None
+        # Flash attention in transformers counts the token itself into the window.
+        self.sliding_window = config.sliding_window + 1 if is_sliding and config.sliding_window is not None else None
         self.dropout = float(config.attention_probs_dropout_prob)
         self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.hidden_size, key_heads * self.head_dim, bias=config.attention_bias)
@@ -123,55 +123,35 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Shape: hidden_states [B, T, D] -> ([B, T, D], weights [B, H, T, T] where the implementation gives them).
 
-        `attention_mask` is what the chosen implementation takes (additive, boolean, a BlockMask, or a `RaggedPlan`).
-        By a plan that reads R tokens only, the output is [1, R, D].
+        `attention_mask` is what the chosen implementation takes (additive, boolean, a BlockMask), or a plan, which
+        names one. By a plan that reads R tokens only, the output is [1, R, D].
         """
-        hidden_states = in_product_type(hidden_states)
-        queries = queries_of(hidden_states, attention_mask)
+        x_BTD = cast_once(hidden_states)
+        queries = read_queries(x_BTD, attention_mask)
         q_BTHK, k_BTHK, v_BTHK = (
-            project(layer, x_BTD).view(*x_BTD.shape[:-1], -1, self.head_dim)
-            for layer, x_BTD in ((self.q_proj, queries), (self.k_proj, hidden_states), (self.v_proj, hidden_states))
+            linear(layer, x).view(*x.shape[:-1], -1, self.head_dim)
+            for layer, x in ((self.q_proj, queries), (self.k_proj, x_BTD), (self.v_proj, x_BTD))
         )
         if self.q_norm is not None and self.k_norm is not None:
-            q_BTHK, k_BTHK = self.q_norm(q_BTHK), self.k_norm(k_BTHK)
+            # CUDA's autocast gives norms float32, and kernels want one type.
+            q_BTHK, k_BTHK = self.q_norm(q_BTHK).to(v_BTHK.dtype), self.k_norm(k_BTHK).to(v_BTHK.dtype)
         if position_embeddings is not None:
-            q_BTHK = rotate(q_BTHK, *(queries_of(table, attention_mask) for table in position_embeddings))
+            q_BTHK = rotate(q_BTHK, *(read_queries(table, attention_mask) for table in position_embeddings))
             k_BTHK = rotate(k_BTHK, *position_embeddings)
-        q_BHTK, k_BHTK, v_BHTK = (x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK))
-        dropout = self.dropout if self.training else 0.0
-        weights_BHTT = None
-        if isinstance(attention_mask, RaggedPlan):
-            out_BTHK = ragged_attention(q_BHTK, k_BHTK, v_BHTK, attention_mask, scaling=self.scaling, dropout=dropout)
-        elif self._by_products(q_BHTK, attention_mask, dropout):
-            k_BHTK, v_BHTK = (repeat_heads(x, q_BHTK.shape[1]) for x in (k_BHTK, v_BHTK))
-            out_BTHK = attend(q_BHTK, k_BHTK, v_BHTK, attention_mask, scaling=self.scaling, dropout=dropout).transpose(
-                1, 2
-            )
-        else:
-            attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-            out_BTHK, weights_BHTT = attention(
-                self,
-                q_BHTK,
-                k_BHTK,
-                v_BHTK,
-                attention_mask,
-                dropout=dropout,
-                scaling=self.scaling,
-                is_causal=False,
-                # Flash attention in transformers counts the token itself into the window.
-                sliding_window=None if self.sliding_window is None else self.sliding_window + 1,
-                **kwargs,
-            )
-        return project(self.o_proj, out_BTHK.reshape(*queries.shape[:-1], -1)), weights_BHTT
-
-    def _by_products(self, q_BHTK: torch.Tensor, mask: Any, dropout: float) -> bool:
-        """Whether `sdpa` is done by plain matrix products. Not under a compiler, which would guard on the length."""
-        return (
-            self.config._attn_implementation == "sdpa"
-            and not is_recorded()
-            and (mask is None or mask.dtype == torch.bool)
-            and products_pay(q_BHTK, q_BHTK, dropout)
+        has_plan = isinstance(attention_mask, (TilePlan, PackedPlan))
+        implementation = attention_mask.implementation if has_plan else self.config._attn_implementation
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+        out_BTHK, weights_BHTT = attention(
+            self,
+            *(x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK)),
+            attention_mask,
+            dropout=self.dropout if self.training else 0.0,
+            scaling=self.scaling,
+            is_causal=False,
+            sliding_window=self.sliding_window,
+            **kwargs,
         )
+        return linear(self.o_proj, out_BTHK.reshape(*queries.shape[:-1], -1)), weights_BHTT
 
 
-__all__ = ["Attention", "eager_attention", "queries_of", "rotate"]
+__all__ = ["Attention", "eager_attention", "read_queries", "sdpa_attention"]

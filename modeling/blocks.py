@@ -8,16 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .attention import Attention, queries_of
-from .dropout import Dropout
-from .products import in_product_type, is_recorded, project
-
-_COMPUTED_AGAIN_FROM = 1 << 24  # tokens times feed-forward size: 32 MB in half precision
+from .attention import Attention, read_queries
+from .kernels import Dropout, cast_once, linear, recompute
 
 
 def make_norm(config: ClozeBertConfig, size: int) -> nn.Module:
@@ -54,20 +50,17 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Shape: [B, T, D] -> [B, T, D]."""
-        x_BTD = in_product_type(x_BTD)
-        maps = [self.up_proj] if self.gate_proj is None else [self.gate_proj, self.up_proj]
-        if not torch.is_grad_enabled():
-            h_BTF = project(maps[0], x_BTD, activation=self.activation, name=self.activation_name)
-            h_BTF = h_BTF if len(maps) == 1 else h_BTF * project(maps[1], x_BTD)
-            return project(self.down_proj, self.dropout(h_BTF))
-        inner = [layer(x_BTD) for layer in maps]
-        # A compiler decides by itself what to keep.
-        if is_recorded() or inner[0].numel() < _COMPUTED_AGAIN_FROM:
-            return self._down(*inner)
-        return checkpoint(self._down, *inner, use_reentrant=False)
+        x_BTD = cast_once(x_BTD)
+        if torch.is_grad_enabled():
+            layers = [self.up_proj] if self.gate_proj is None else [self.gate_proj, self.up_proj]
+            # From the inner activations on: what this keeps is most of a layer's memory, and quick to compute again.
+            return recompute(self._down, *(layer(x_BTD) for layer in layers))
+        first = self.up_proj if self.gate_proj is None else self.gate_proj
+        h_BTF = linear(first, x_BTD, activation=self.activation, name=self.activation_name)
+        h_BTF = h_BTF if self.gate_proj is None else h_BTF * linear(self.up_proj, x_BTD)
+        return linear(self.down_proj, self.dropout(h_BTF))
 
     def _down(self, h_BTF: torch.Tensor, up_BTF: torch.Tensor | None = None) -> torch.Tensor:
-        """From the inner activations on: what this keeps is most of a layer's memory, and quick to compute again."""
         h_BTF = self.activation(h_BTF)
         return self.down_proj(self.dropout(h_BTF if up_BTF is None else h_BTF * up_BTF))
 
@@ -98,7 +91,7 @@ class EncoderLayer(GradientCheckpointingLayer):
     ) -> torch.Tensor:
         """Shape: [B, T, D] -> [B, T, D], or [1, R, D] where R are read; the others are `Attention`'s."""
         attend = {"attention_mask": attention_mask, "position_embeddings": position_embeddings, **kwargs}
-        x_BTD = queries_of(hidden_states, attention_mask)
+        x_BTD = read_queries(hidden_states, attention_mask)
         if self.pre_norm:
             x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(hidden_states), **attend)[0])
             return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))

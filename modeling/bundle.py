@@ -8,47 +8,49 @@ again from there.
 
 import os
 from pathlib import Path
+from typing import Any
 
 CODE_FILES = (
     "configuration_clozebert.py",
     "named_architectures.py",
-    "embeddings.py",
-    "products.py",
-    "dropout.py",
-    "ragged_attention.py",
+    "kernels.py",
+    "packed.py",
+    "inputs.py",
+    "attention_tiles.py",
+    "packed_attention.py",
     "attention.py",
+    "embeddings.py",
     "blocks.py",
     "heads.py",
     "bundle.py",
     "modeling_clozebert.py",
+    "classifiers.py",
 )
 _HERE = Path(__file__).parent
 # In two parts, so that it is not found in this file too.
 _PACKAGE_PREFIX, _FLAT_PREFIX = "from ..configuration" + ".", "from " + "."
 
+# Auto class -> the file and the class.
 _CLASS_OF_AUTO_CLASS = {
-    "AutoModel": "ClozeBertModel",
-    "AutoModelForMaskedLM": "ClozeBertForMaskedLM",
-    "AutoModelForPreTraining": "ClozeBertForMaskedLM",
-    "AutoModelForSequenceClassification": "ClozeBertForSequenceClassification",
-    "AutoModelForTokenClassification": "ClozeBertForTokenClassification",
-    "AutoModelForQuestionAnswering": "ClozeBertForQuestionAnswering",
-    "AutoModelForMultipleChoice": "ClozeBertForMultipleChoice",
-    "AutoModelForImageClassification": "ClozeBertForImageClassification",
+    "AutoModel": "modeling_clozebert.ClozeBertModel",
+    "AutoModelForMaskedLM": "modeling_clozebert.ClozeBertForMaskedLM",
+    "AutoModelForPreTraining": "modeling_clozebert.ClozeBertForMaskedLM",
+    "AutoModelForSequenceClassification": "classifiers.ClozeBertForSequenceClassification",
+    "AutoModelForTokenClassification": "classifiers.ClozeBertForTokenClassification",
+    "AutoModelForQuestionAnswering": "classifiers.ClozeBertForQuestionAnswering",
+    "AutoModelForMultipleChoice": "classifiers.ClozeBertForMultipleChoice",
+    "AutoModelForImageClassification": "classifiers.ClozeBertForImageClassification",
 }
 
 
 def auto_map() -> dict[str, str]:
     """`auto_map` of config.json: every Auto class, so that the folder of any head opens as any other."""
-    return {
-        "AutoConfig": "configuration_clozebert.ClozeBertConfig",
-        **{auto: f"modeling_clozebert.{name}" for auto, name in _CLASS_OF_AUTO_CLASS.items()},
-    }
+    return {"AutoConfig": "configuration_clozebert.ClozeBertConfig", **_CLASS_OF_AUTO_CLASS}
 
 
 def class_of_auto_class() -> dict[str, str]:
     """Auto class -> our class, by their names."""
-    return dict(_CLASS_OF_AUTO_CLASS)
+    return {auto: path.rpartition(".")[2] for auto, path in _CLASS_OF_AUTO_CLASS.items()}
 
 
 def write_code(directory: str | os.PathLike) -> list[str]:
@@ -64,4 +66,21 @@ def write_code(directory: str | os.PathLike) -> list[str]:
     return list(CODE_FILES)
 
 
-__all__ = ["CODE_FILES", "auto_map", "class_of_auto_class", "write_code"]
+def push_folder(directory: str | os.PathLike, code_files: list[str], options: dict[str, Any]) -> None:
+    """Upload what `save_pretrained` wrote and the code, which is not there yet when the stock upload runs."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=options.get("token") if isinstance(options.get("token"), str) else None)
+    repo_id = options.get("repo_id") or os.path.basename(os.path.normpath(directory))
+    repo_id = api.create_repo(repo_id, private=options.get("private"), exist_ok=True).repo_id
+    api.upload_folder(
+        repo_id=repo_id,
+        folder_path=os.fspath(directory),
+        allow_patterns=["config.json", "*.safetensors", "*.safetensors.index.json", *code_files],
+        commit_message=options.get("commit_message") or "Upload model",
+        revision=options.get("revision"),
+        create_pr=options.get("create_pr", False),
+    )
+
+
+__all__ = ["CODE_FILES", "auto_map", "class_of_auto_class", "push_folder", "write_code"]

@@ -6,6 +6,7 @@ size.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,8 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_norm
-from .dropout import Dropout
-from .products import is_recorded
+from .kernels import Dropout, is_traced, values_of
 
 
 class TextEmbeddings(nn.Module):
@@ -26,7 +26,8 @@ class TextEmbeddings(nn.Module):
         size = config.embedding_size or config.hidden_size
         if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
             raise ValueError(f"pad_token_id={config.pad_token_id} must lie below vocab_size={config.vocab_size}")
-        self.vocab_size = config.vocab_size
+        self.config = config
+        self.size = size
         self.pad_token_id = config.pad_token_id
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
@@ -41,34 +42,39 @@ class TextEmbeddings(nn.Module):
         self,
         input_ids: torch.Tensor | None,
         *,
-        inputs_embeds: torch.Tensor | None,
-        token_type_ids: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Shape: ids [B, T] or inputs_embeds [B, T, E], position_ids [B or 1, T] counted from 0 -> [B, T, D]."""
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Shape: ids [B, T] or inputs_embeds [B, T, E], position_ids [B or 1, T] counted from 0 -> [B, T, D], and the
+        positions, which are counted where they are not given.
+        """
         if inputs_embeds is None:
             assert input_ids is not None
-            check_ids(input_ids, self.word_embeddings.num_embeddings, name="input_ids", limit="vocab_size")
+            rows = rows_of(self.word_embeddings, self.config.vocab_size)
+            check_ids(input_ids, rows, name="input_ids", limit="vocab_size")
             inputs_embeds = self.word_embeddings(input_ids)
-        elif inputs_embeds.shape[-1] != self.word_embeddings.embedding_dim:
+        elif inputs_embeds.shape[-1] != self.size:
             raise ValueError(
-                f"inputs_embeds of shape {tuple(inputs_embeds.shape)} must be "
-                f"[batch, length, {self.word_embeddings.embedding_dim}], the embeddings' size"
+                f"inputs_embeds of shape {tuple(inputs_embeds.shape)} must be [batch, length, {self.size}], the "
+                f"embeddings' size"
             )
         x_BTE = inputs_embeds
         if self.token_type_embeddings is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(x_BTE.shape[:2], dtype=torch.long, device=x_BTE.device)
-            types = self.token_type_embeddings.num_embeddings
+            types = rows_of(self.token_type_embeddings, self.config.type_vocab_size)
             check_ids(token_type_ids, types, name="token_type_ids", limit="type_vocab_size")
             x_BTE = x_BTE + self.token_type_embeddings(token_type_ids)
-        elif token_type_ids is not None and not is_recorded() and bool(token_type_ids.any()):
+        elif token_type_ids is not None and token_type_ids.device.type == "cpu" and values_of(token_type_ids.any()):
             raise ValueError("token_type_ids are not all 0, but this model has type_vocab_size=0")
-        x_BTE = self.positions(x_BTE, input_ids=input_ids, position_ids=position_ids)
+        if position_ids is None:
+            position_ids = self.positions.count(x_BTE, input_ids)
+        x_BTE = self.positions(x_BTE, position_ids)
         if self.norm is not None:
             x_BTE = self.norm(x_BTE)
         x_BTE = self.dropout(x_BTE)
-        return x_BTE if self.projection is None else self.projection(x_BTE)
+        return (x_BTE if self.projection is None else self.projection(x_BTE)), position_ids
 
 
 class PositionEmbeddings(nn.Module):
@@ -81,24 +87,23 @@ class PositionEmbeddings(nn.Module):
         super().__init__()
         self.kind = config.position_embedding_type
         self.offset = config.position_offset
+        self.num_rows = config.max_position_embeddings + self.offset
         self.non_pad_of = config.pad_token_id if config.position_rule == "non_pad" else None
         self.table = None
         if self.kind == "absolute":
             # A row that no token stands on stays zero, as padding rows of RoBERTa do.
             padding_idx = self.offset - 1 if self.non_pad_of is not None and self.offset else None
-            self.table = nn.Embedding(config.max_position_embeddings + self.offset, size, padding_idx=padding_idx)
+            self.table = nn.Embedding(self.num_rows, size, padding_idx=padding_idx)
 
-    def forward(
-        self, x_BTE: torch.Tensor, *, input_ids: torch.Tensor | None, position_ids: torch.Tensor | None
-    ) -> torch.Tensor:
+    def forward(self, x_BTE: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """Shape: [B, T, E], positions [B or 1, T] -> [B, T, E]."""
         if self.kind not in ("absolute", "sinusoidal"):
             return x_BTE
-        if position_ids is None:
-            position_ids = self.count(x_BTE, input_ids)
         if self.table is None:
             return x_BTE + sinusoidal_positions(position_ids, x_BTE.shape[-1]).to(x_BTE.dtype)
         rows = position_ids + self.offset
-        check_ids(rows, self.table.num_embeddings, name="position_ids", limit="max_position_embeddings")
+        known = rows_of(self.table, self.num_rows)
+        check_ids(rows, known, name="position_ids", limit="max_position_embeddings")
         return x_BTE + self.table(rows)
 
     def count(self, x_BTE: torch.Tensor, input_ids: torch.Tensor | None) -> torch.Tensor:
@@ -140,8 +145,13 @@ class ImageEmbeddings(nn.Module):
             config.hidden_dropout_prob if config.embedding_dropout is None else config.embedding_dropout
         )
 
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Shape: [B, channels, height, width] -> [B, 1 + patches, D]. Sides must be multiples of the patch size."""
+    def shape_of(self, pixel_values: torch.Tensor | None) -> torch.Size:
+        """The rows and tokens, [B, 1 + patches], that pixels [B, channels, height, width] become.
+
+        Raises:
+            ValueError: another number of dimensions or channels, or sides that are no multiples of the patch size.
+        """
+        assert pixel_values is not None
         if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
             raise ValueError(
                 f"pixel_values of shape {tuple(pixel_values.shape)} must be [batch, {self.num_channels}, height, width]"
@@ -152,6 +162,16 @@ class ImageEmbeddings(nn.Module):
                 f"pixel_values of height and width {tuple(pixel_values.shape[2:])} must be multiples of "
                 f"patch_size={self.patch_size}"
             )
+        return torch.Size((pixel_values.shape[0], 1 + rows * columns))
+
+    def forward(
+        self, pixel_values: torch.Tensor | None, *, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        """Shape: [B, channels, height, width] -> [B, 1 + patches, D]. Given embeddings are taken as they are."""
+        if inputs_embeds is not None:
+            return inputs_embeds, None
+        assert pixel_values is not None
+        rows, columns = (side // self.patch_size for side in pixel_values.shape[2:])
         x_BTD = self.projection(pixel_values.to(self.projection.weight.dtype)).flatten(2).transpose(1, 2)
         x_BTD = torch.cat([self.class_token.expand(x_BTD.shape[0], -1, -1), x_BTD], dim=1)
         positions = self.position_table(rows, columns, x_BTD)
@@ -159,7 +179,7 @@ class ImageEmbeddings(nn.Module):
             x_BTD = x_BTD + positions
         if self.norm is not None:
             x_BTD = self.norm(x_BTD)
-        return self.dropout(x_BTD)
+        return self.dropout(x_BTD), None
 
     def position_table(self, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor | None:
         """Positions [1, 1 + rows * columns, D] for a grid of patches, or None."""
@@ -251,13 +271,22 @@ def sinusoidal_grid(rows: int, columns: int, size: int, device: torch.device) ->
     return torch.cat([grid.new_zeros(1, 1, size), grid.reshape(1, rows * columns, size)], dim=1)
 
 
+def rows_of(table: nn.Module, otherwise: int) -> int:
+    """How many rows an embedding has; of a module that took its place, an adapter say, what the configuration says."""
+    rows = getattr(table, "num_embeddings", None)
+    return rows if isinstance(rows, int) else otherwise
+
+
 def check_ids(ids: torch.Tensor, limit_value: int, *, name: str, limit: str) -> None:
     """Raise `ValueError` where an id lies outside [0, limit_value). Only on a CPU: elsewhere the check would wait."""
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise ValueError(f"{name} must be whole numbers (torch.long), not {ids.dtype}")
-    if ids.device.type != "cpu" or is_recorded() or not ids.numel():
+    if ids.device.type != "cpu" or is_traced() or not ids.numel():
         return
-    low, high = (int(value) for value in torch.aminmax(ids))
+    bounds = values_of(torch.stack(torch.aminmax(ids)))
+    if bounds is None:
+        return
+    low, high = bounds
     if low < 0 or high >= limit_value:
         wrong = low if low < 0 else high
         raise ValueError(f"{name} holds {wrong}, outside the {limit_value} rows that {limit} gives")

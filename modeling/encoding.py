@@ -3,12 +3,13 @@
 Shapes: S sequences, T tokens of one of them, N tokens of a packed run, D hidden size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 
 from .modeling_clozebert import ClozeBertModel
+from .packed import Packed, batches_by_length
 
 _TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 4096, 131_072
 _POOLINGS = ("mean", "cls", "max")
@@ -65,12 +66,10 @@ def encode_ids(
     was_training = model.training
     model.eval()
     try:
-        # The longest come first, so that one that is too long for the model, or for the memory, shows at once.
-        for batch in _batches(lengths, budget):
+        for batch in batches_by_length(lengths, budget):
             ids_1N = torch.tensor([[token for index in batch for token in sequences[index]]], device=device)
             sizes = [lengths[index] for index in batch]
-            cu_seq_lens = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-            x_ND = model(input_ids=ids_1N, cu_seq_lens_q=cu_seq_lens).last_hidden_state[0]
+            x_ND = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, device)).last_hidden_state[0]
             for index, x_TD in zip(batch, x_ND.split(sizes), strict=True):
                 results[index] = x_TD.clone() if pooling is None else _pool(x_TD, pooling)
     finally:
@@ -78,20 +77,6 @@ def encode_ids(
     if pooling is None:
         return results
     return torch.stack(results) if results else torch.empty(0, model.config.hidden_size, device=device)
-
-
-def _batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
-    """Runs of sequences, longest first, of at most `budget` tokens each."""
-    batch: list[int] = []
-    tokens = 0
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if batch and tokens + lengths[index] > budget:
-            yield batch
-            batch, tokens = [], 0
-        batch.append(index)
-        tokens += lengths[index]
-    if batch:
-        yield batch
 
 
 def _pool(x_TD: torch.Tensor, pooling: str) -> torch.Tensor:

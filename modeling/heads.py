@@ -1,7 +1,7 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
 """What stands on the encoder: pooling, the dense head, and the losses that all heads share.
 
-Shapes: B sequences, T tokens, N tokens of a packed run, D hidden size, C labels, M predicted items.
+Shapes: B sequences, T tokens, N tokens of S packed documents, D hidden size, C labels, M predicted items.
 """
 
 from typing import Any, Literal
@@ -12,16 +12,18 @@ from torch.nn import functional as F
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_activation, make_norm
+from .kernels import is_traced, summed_cross_entropy, values_of
+from .packed import Packed
 
 IGNORED_LABEL = -100
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
 
 
 class Pooling(nn.Module):
-    """One vector for each sequence. Padding on either side, or holes in the mask, change nothing.
+    """One vector for each sequence. Padding on either side, or holes in the mask, change nothing; of nothing, zeros.
 
-    `cls`: the first token. `mean`: sum of the tokens / max(1, their number). `max`: of each channel. `attention`:
-    sum of softmax(u . x) x with a learned u.
+    `cls`: the first token. `mean`: of the tokens. `max`: of each channel. `attention`: sum of softmax(u . x) x with a
+    learned u.
     """
 
     def __init__(self, config: ClozeBertConfig):
@@ -29,8 +31,12 @@ class Pooling(nn.Module):
         self.kind = config.classifier_pooling
         self.score = nn.Linear(config.hidden_size, 1, bias=False) if self.kind == "attention" else None
 
-    def forward(self, x_BTD: torch.Tensor, mask_BT: torch.Tensor | None = None) -> torch.Tensor:
-        """Shape: [B, T, D], mask [B, T] (nonzero: a token) -> [B, D]."""
+    def forward(
+        self, x_BTD: torch.Tensor, mask_BT: torch.Tensor | None = None, packed: Packed | None = None
+    ) -> torch.Tensor:
+        """Shape: [B, T, D] with the mask [B, T] (nonzero: a token) -> [B, D]; packed documents -> [documents, D]."""
+        if packed is not None:
+            return self._of_documents(x_BTD.flatten(0, 1), packed)
         if mask_BT is None:
             mask_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
         is_token_BT1 = mask_BT.bool().unsqueeze(-1)
@@ -43,10 +49,31 @@ class Pooling(nn.Module):
         lowest = torch.finfo(x_BTD.dtype).min
         if self.kind == "max":
             highest_BD = x_BTD.masked_fill(~is_token_BT1, lowest).amax(dim=1)
-            return highest_BD.masked_fill(~is_token_BT1.any(dim=1), 0)  # of a row without tokens
+            return highest_BD.masked_fill(~is_token_BT1.any(dim=1), 0)
         assert self.score is not None
         scores_BT1 = self.score(x_BTD).masked_fill(~is_token_BT1, lowest)
         return (scores_BT1.softmax(dim=1) * x_BTD.masked_fill(~is_token_BT1, 0)).sum(dim=1)
+
+    def _of_documents(self, x_ND: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """Without padding: sums over segments."""
+        lengths_S, documents_N = packed.lengths(), packed.document_ids(x_ND.shape[0])
+        is_empty_S1 = (lengths_S == 0).unsqueeze(1)
+        if self.kind == "cls":
+            return x_ND[packed.first_tokens()].masked_fill(is_empty_S1, 0)
+        sums_SD = x_ND.new_zeros(packed.num_documents, x_ND.shape[1])
+        if self.kind == "mean":
+            return sums_SD.index_add(0, documents_N, x_ND) / lengths_S.clamp(min=1).to(x_ND.dtype).unsqueeze(1)
+        if self.kind == "max":
+            of_documents = documents_N.unsqueeze(1).expand_as(x_ND)
+            return sums_SD.scatter_reduce(0, of_documents, x_ND, "amax", include_self=False)
+        assert self.score is not None
+        scores_N = self.score(x_ND).squeeze(1)
+        highest_S = scores_N.new_zeros(packed.num_documents)
+        highest_S = highest_S.scatter_reduce(0, documents_N, scores_N, "amax", include_self=False).detach()
+        weights_N = (scores_N - highest_S[documents_N]).exp()
+        totals_S = weights_N.new_zeros(packed.num_documents).index_add(0, documents_N, weights_N)
+        weights_N = weights_N / totals_S[documents_N]
+        return sums_SD.index_add(0, documents_N, weights_N.unsqueeze(1) * x_ND)
 
 
 class DenseHead(nn.Module):
@@ -73,15 +100,6 @@ def make_classifier_head(config: ClozeBertConfig, *, pooled: bool) -> nn.Module:
     return nn.Identity()
 
 
-def pad_packed(x_1ND: torch.Tensor, cu_seq_lens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shape: a packed run [1, N, D] -> documents [B, T, D] and their mask [B, T]."""
-    lengths_B = cu_seq_lens.diff().long()
-    columns_T = torch.arange(int(lengths_B.max()), device=x_1ND.device)
-    mask_BT = columns_T < lengths_B[:, None]
-    index_BT = (cu_seq_lens[:-1, None] + columns_T).clamp(max=x_1ND.shape[1] - 1)
-    return x_1ND[0][index_BT], mask_BT
-
-
 def cross_entropy(
     logits_MC: torch.Tensor, labels_M: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
 ) -> torch.Tensor:
@@ -92,45 +110,34 @@ def cross_entropy(
     """
     _check_labels(labels_M, rows=logits_MC.shape[0], classes=logits_MC.shape[-1])
     labels_M = labels_M.to(logits_MC.device).long()
-    if logits_MC.dtype in (torch.bfloat16, torch.float16):
-        total = _HalfPrecisionCrossEntropy.apply(logits_MC, labels_M)
-    else:
-        total = F.cross_entropy(logits_MC, labels_M, ignore_index=IGNORED_LABEL, reduction="sum")
+    total = summed_cross_entropy(logits_MC, labels_M, ignored=IGNORED_LABEL)
     return _divide(total, (labels_M != IGNORED_LABEL).sum(), num_items_in_batch)
 
 
-class _HalfPrecisionCrossEntropy(torch.autograd.Function):
-    """The summed cross-entropy of half-precision logits, computed in float32 without a float32 copy of them all.
-
-    In bf16 itself the loss shifts in its third decimal. A few rows at a time are widened, once in each direction.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits_MC: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
-        log_sums_M = torch.cat([rows.float().logsumexp(dim=-1) for rows in logits_MC.split(_rows_at_once(logits_MC))])
-        ctx.save_for_backward(logits_MC, labels_M, log_sums_M)
-        counted_M = labels_M != IGNORED_LABEL
-        chosen_M = logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1).float()
-        return (log_sums_M - chosen_M).masked_fill(~counted_M, 0).sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        logits_MC, labels_M, log_sums_M = ctx.saved_tensors
-        scale_M = grad * (labels_M != IGNORED_LABEL)
-        grad_MC = torch.empty_like(logits_MC)
-        tensors = (logits_MC, grad_MC, log_sums_M, labels_M, scale_M)
-        chunks = (x.split(_rows_at_once(logits_MC)) for x in tensors)
-        for rows, out, log_sums, labels, scale in zip(*chunks, strict=True):
-            # d(-log softmax(x)[label]) / dx = softmax(x) - 1[label]
-            probabilities = (rows.float() - log_sums[:, None]).exp_()
-            probabilities.scatter_add_(1, labels.clamp(min=0)[:, None], -torch.ones_like(log_sums)[:, None])
-            out.copy_(probabilities.mul_(scale[:, None]))
-        return grad_MC, None
+def spans_among_tokens(
+    logits_BT2: torch.Tensor, mask_BT: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Scores of starts and of ends, [B, T] each, and where tokens are; padding has the lowest score there is."""
+    is_token_BT = None if mask_BT is None else mask_BT.to(logits_BT2.device) != 0
+    if is_token_BT is not None:
+        logits_BT2 = logits_BT2.masked_fill(~is_token_BT.unsqueeze(-1), torch.finfo(logits_BT2.dtype).min)
+    start_BT, end_BT = (x.contiguous() for x in logits_BT2.unbind(-1))
+    return start_BT, end_BT, is_token_BT
 
 
-def _rows_at_once(logits_MC: torch.Tensor) -> int:
-    """Rows that are widened together: about 4 MB on a CPU, where they stay in its cache, and 1 GB elsewhere."""
-    return max(1, (1 << 20 if logits_MC.device.type == "cpu" else 1 << 28) // max(1, logits_MC.shape[-1]))
+def position_loss(
+    logits_BT: torch.Tensor,
+    positions_B: torch.Tensor,
+    is_token_BT: torch.Tensor | None,
+    num_items_in_batch: torch.Tensor | int | None,
+) -> torch.Tensor:
+    """Cross-entropy over the tokens of a row; a position where there is no token counts nowhere."""
+    positions_B = positions_B.flatten().to(logits_BT.device)
+    last = logits_BT.shape[1] - 1
+    outside_B = (positions_B < 0) | (positions_B > last)
+    if is_token_BT is not None:
+        outside_B |= ~is_token_BT.gather(1, positions_B.clamp(0, last).long().unsqueeze(1)).squeeze(1)
+    return cross_entropy(logits_BT, positions_B.masked_fill(outside_B, IGNORED_LABEL), num_items_in_batch)
 
 
 def find_problem_type(labels: torch.Tensor, *, outputs: int) -> ProblemType:
@@ -187,9 +194,14 @@ def _check_labels(labels_M: torch.Tensor, *, rows: int, classes: int) -> None:
     """Raise `ValueError` for labels of another number or, on a CPU, outside the classes."""
     if labels_M.numel() != rows:
         raise ValueError(f"labels hold {labels_M.numel()} numbers, but there are {rows} predictions: give one for each")
-    if labels_M.device.type != "cpu" or torch.compiler.is_compiling() or not labels_M.numel():
+    if labels_M.is_floating_point():
+        raise ValueError(f"labels of type {labels_M.dtype} must be whole numbers: each is the number of a class")
+    if labels_M.device.type != "cpu" or is_traced() or not labels_M.numel():
         return
-    low, high = (int(value) for value in torch.aminmax(labels_M.masked_fill(labels_M == IGNORED_LABEL, 0)))
+    bounds = values_of(torch.stack(torch.aminmax(labels_M.masked_fill(labels_M == IGNORED_LABEL, 0))))
+    if bounds is None:
+        return
+    low, high = bounds
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high
         raise ValueError(f"labels hold {wrong}, outside the {classes} classes; {IGNORED_LABEL} marks no label")
@@ -208,6 +220,6 @@ def _divide(total: torch.Tensor, here: Any, num_items_in_batch: torch.Tensor | i
 
 
 __all__ = [
-    "IGNORED_LABEL", "DenseHead", "Pooling", "cross_entropy", "find_problem_type", "make_classifier_head", "pad_packed",
-    "sequence_loss",
+    "IGNORED_LABEL", "DenseHead", "Pooling", "cross_entropy", "find_problem_type", "make_classifier_head",
+    "position_loss", "sequence_loss", "spans_among_tokens",
 ]  # fmt: skip

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import MaskedLMOutput
 
+from .packed import Packed
+
 # Models without a packed path give logits at every token, so a chunk of them is kept small.
 _PADDED_TOKENS = 4096
 
@@ -30,21 +32,21 @@ class PackedView(nn.Module):
     def forward(
         self,
         input_ids: torch.Tensor,
-        cu_seq_lens_q: torch.Tensor,
+        packed: Packed,
         masked_positions: torch.Tensor,
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int = 1,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """input_ids [1, N], cu_seq_lens_q [S + 1], masked_positions [M], labels [M].
+        """input_ids [1, N] of S packed sequences, masked_positions [M], labels [M].
 
         Positions are left to the model: it counts them as it always does.
 
         Returns:
             logits [M, V] and, with labels, loss = the sum of -log p(label) / `num_items_in_batch`.
         """
-        starts_S, lengths_S = cu_seq_lens_q[:-1].long(), cu_seq_lens_q.diff().long()
-        sequences_M = torch.bucketize(masked_positions, cu_seq_lens_q[1:].long(), right=True)
+        starts_S, lengths_S = packed.cu_seq_lens[:-1].long(), packed.lengths()
+        sequences_M = packed.document_ids(input_ids.shape[1])[masked_positions]
         order_S = lengths_S.argsort(descending=True, stable=True)
         parts, places, first = [], [], 0
         while first < len(order_S):

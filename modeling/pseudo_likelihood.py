@@ -12,6 +12,7 @@ from itertools import chain
 import torch
 from torch import nn
 
+from .packed import Packed
 from .packed_view import packed_view
 
 Documents = Sequence[Sequence[int]]
@@ -69,14 +70,9 @@ def masked_log_likelihoods(
         masked_B = ends_B - lengths_B + places_R[now_B] - starts_B
         labels_B = ids_L[masked_B]
         ids_L[masked_B] = mask_token_id
-        bounds = torch.cat([torch.zeros(1, dtype=torch.long), ends_B]).to(device, torch.int32)
-        longest = int(lengths_B.max())
         logits_BV = view(
             input_ids=ids_L[None].to(device),
-            cu_seq_lens_q=bounds,
-            cu_seq_lens_k=bounds,
-            max_length_q=longest,
-            max_length_k=longest,
+            packed=Packed.from_lengths(lengths_B.tolist(), device),
             masked_positions=masked_B.to(device),
         ).logits
         log_p_B = logits_BV.float().log_softmax(dim=-1).gather(1, labels_B.to(device)[:, None]).squeeze(1)

@@ -428,18 +428,17 @@ def _random_batch(
 ) -> dict[str, Any]:
     import torch
 
+    from ..modeling.packed import Packed
+
     row = arguments.max_seq_length
     size = max(8, min(row, round(length or row)))
     bounds = [place for first in range(0, rows * row, row) for place in range(first, first + row, size)] + [rows * row]
-    cu_seq_lens = torch.tensor(bounds, dtype=torch.int32, device=device)
+    lengths = [end - start for start, end in itertools.pairwise(bounds)]
     predicted = math.ceil(rows * row * arguments.mlm_probability)
     positions = torch.randperm(rows * row)[:predicted].sort().values.to(device)
     return {
         "input_ids": torch.randint(config.vocab_size, (1, rows * row), device=device),
-        "cu_seq_lens_q": cu_seq_lens,
-        "cu_seq_lens_k": cu_seq_lens,
-        "max_length_q": size,
-        "max_length_k": size,
+        "packed": Packed.from_lengths(lengths, device),
         "masked_positions": positions,
         "labels": torch.randint(config.vocab_size, (predicted,), device=device),
     }

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from ..configuration import ClozeBertConfig
+from ..modeling.packed import Packed
+from ..modeling.packed_attention import prepare
+
 ModelInputs = dict[str, Any]
 _AHEAD = 2
 
@@ -18,13 +22,15 @@ _AHEAD = 2
 class StepLoader:
     """step -> this process' micro-batches as the model's keyword arguments; how many tokens all processes predict.
 
-    `micro_batches`: of a whole global batch; a smaller one takes fewer of the same size.
+    `micro_batches`: of a whole global batch; a smaller one takes fewer of the same size. `config`: of a model that
+    trains on a CPU, whose attention is planned here.
     """
 
     stream: Any
     rank: int
     world_size: int
     micro_batches: int
+    config: ClozeBertConfig | None = None
 
     def __call__(self, step: int) -> tuple[list[ModelInputs], int]:
         size = self.stream.batch_size
@@ -43,20 +49,29 @@ class StepLoader:
             num_predicted = sum(len(batch.labels) for batch in batches)
         else:
             num_predicted = self.stream.num_predicted(step)
-        return [model_inputs(batch) for batch in batches], num_predicted
+        return [model_inputs(batch, plan_for=self.config) for batch in batches], num_predicted
 
 
-def model_inputs(batch: Any) -> ModelInputs:
-    """A packed batch of `clozebert.corpus` as keyword arguments of `ClozeBertForMaskedLM`, on the CPU."""
-    cu_seq_lens = torch.from_numpy(batch.cu_seq_lens)
+def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, training: bool = True) -> ModelInputs:
+    """A packed batch of `clozebert.corpus` as keyword arguments of `ClozeBertForMaskedLM`, on the CPU.
+
+    Args:
+        plan_for: a model's configuration: what its attention on a CPU has to work out of the batch is worked out here.
+        training: whether the model will want a gradient.
+    """
+    packed = Packed.from_cu_seq_lens(
+        torch.from_numpy(batch.cu_seq_lens),
+        tokens=batch.input_ids.shape[1],
+        max_length=int(batch.max_length),
+        position_ids=torch.from_numpy(batch.position_ids),
+    )
+    masked_positions = torch.from_numpy(batch.masked_positions)
+    if plan_for is not None:
+        prepare(packed, plan_for, training=training, read_positions=masked_positions)
     return {
         "input_ids": torch.from_numpy(batch.input_ids),
-        "position_ids": torch.from_numpy(batch.position_ids),
-        "cu_seq_lens_q": cu_seq_lens,
-        "cu_seq_lens_k": cu_seq_lens,
-        "max_length_q": int(batch.max_length),
-        "max_length_k": int(batch.max_length),
-        "masked_positions": torch.from_numpy(batch.masked_positions),
+        "packed": packed,
+        "masked_positions": masked_positions,
         "labels": torch.from_numpy(batch.labels),
     }
 
@@ -67,7 +82,7 @@ def to_device(inputs: ModelInputs, device: torch.device) -> ModelInputs:
         return inputs
     return {
         key: (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
-        if isinstance(value, torch.Tensor)
+        if isinstance(value, (torch.Tensor, Packed))
         else value
         for key, value in inputs.items()
     }

@@ -291,7 +291,13 @@ class Pretraining:
         if self.accelerator.scaler is not None and self.state.scaler is not None:
             self.accelerator.scaler.load_state_dict(self.state.scaler)
         self.loader = prefetch(
-            StepLoader(self.stream, self.accelerator.process_index, self.accelerator.num_processes, micro_batches),
+            StepLoader(
+                self.stream,
+                self.accelerator.process_index,
+                self.accelerator.num_processes,
+                micro_batches,
+                config=self.core.config if on_cpu else None,
+            ),
             self.state.step - self.phase.first_step,
             self.phase.num_steps,
             workers=arguments.dataloader_num_workers,

@@ -1,0 +1,291 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""Attention over packed documents on a CPU, in tiles.
+
+A tile is a stretch of queries with the keys that they may see. Full attention has one tile for each document; a window
+of W has one for each block of queries, with W more keys on either side, so its cost grows as O(N W). Tiles of about one
+size form a group, and are attended together.
+
+Shapes: N tokens of the batch (B rows of T, laid end to end), R of them that are queries (all, where not said), H heads,
+K head size, G tiles of a group, Q queries and S keys of a tile. A head of a token is a row of its own, so one gather
+brings a tile into the order [G, H, Q, K] that the matmuls want.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .kernels import LARGEST_BLOCK, attend, repeat_heads
+
+_LARGEST_GROUP = 1 << 24  # with a gradient, queries times keys: 16 M scores a head at a time
+_ROUNDED_UP_TO = 512  # queries or keys: lengths up to here are rounded, so that shapes of tiles recur
+_LEAST = 32  # queries and keys of a tile: below, groups are too many for what they spare
+
+
+@dataclass(frozen=True)
+class TileGroup:
+    """Tiles attended together: the sizes [G, H, Q] and [G, H, S]. `mask` is None where every query sees every key."""
+
+    query_shape: torch.Size
+    key_shape: torch.Size
+    mask_G1QS: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """What the layers of one type need to know of a batch: which rows go into which tile, and where they come back to.
+
+    Attributes:
+        groups: the tiles.
+        window: how many tokens on either side a token sees; None: all of its document.
+        read_R: the tokens whose output is wanted, in order; None: all.
+        query_rows_M, key_rows_M: of all groups, one after the other, the rows that queries and keys take; key rows are
+            None where a tile's keys are its queries' tokens.
+        query_index_RH, key_index_NH: where each query and each key stands among them; None for keys that stand in
+            several tiles.
+
+    The last four are None where documents of one length follow one another: the batch is its one group's tiles as it
+    stands.
+    """
+
+    groups: tuple[TileGroup, ...]
+    window: int | None
+    read_R: torch.Tensor | None = None
+    query_rows_M: torch.Tensor | None = None
+    key_rows_M: torch.Tensor | None = None
+    query_index_RH: torch.Tensor | None = None
+    key_index_NH: torch.Tensor | None = None
+
+    implementation = "tiles"
+
+    def to(self, device: Any, non_blocking: bool = False) -> "TilePlan":
+        """The same plan on another device; models spread over devices move their inputs by this."""
+
+        def move(x: torch.Tensor | None) -> Any:
+            return None if x is None else x.to(device, non_blocking=non_blocking)
+
+        tensors = ("read_R", "query_rows_M", "key_rows_M", "query_index_RH", "key_index_NH")
+        groups = tuple(replace(group, mask_G1QS=move(group.mask_G1QS)) for group in self.groups)
+        return replace(self, groups=groups, **{name: move(getattr(self, name)) for name in tensors})
+
+
+@torch.compiler.disable
+def plan_tiles(
+    cu_seq_lens: torch.Tensor,
+    *,
+    heads: int,
+    window: int | None = None,
+    valid_N: torch.Tensor | None = None,
+    read_R: torch.Tensor | None = None,
+) -> TilePlan:
+    """Cut a batch into tiles.
+
+    Args:
+        cu_seq_lens: [documents + 1] cumulative lengths, from 0 to N.
+        heads: of the queries.
+        window: how many tokens on either side a token sees; None for all of its document.
+        valid_N: which tokens may be seen at all; None for all.
+        read_R: the tokens that are queries, in ascending order, without a window; None for all.
+    """
+    device = cu_seq_lens.device
+    bounds = cu_seq_lens.to("cpu", torch.long).unique()  # without empty documents
+    starts, lengths = bounds[:-1], bounds.diff()
+    if window is not None and window >= int(lengths.max()) - 1:
+        window = None  # no document is long enough for it to hide anything
+    query_starts, query_counts, key_starts, key_counts = starts, lengths, starts, lengths
+    if read_R is not None:
+        assert window is None
+        query_bounds = torch.searchsorted(read_R.to("cpu"), bounds)
+        query_starts, query_counts = query_bounds[:-1], query_bounds.diff()
+    elif window is not None:
+        query_starts, query_counts, key_starts, key_counts = _window_tiles(starts, lengths, window)
+    is_shared = read_R is None and window is None  # then a tile's keys are its queries' tokens
+    groups, of_queries, of_keys = [], _Rows(heads), _Rows(heads)
+    # Of a document few tokens are read: rounded up as far as all of them, most queries would be padding.
+    query_sizes = _rounded(query_counts, least=_LEAST if read_R is None else 8)
+    largest = _LARGEST_GROUP if torch.is_grad_enabled() else LARGEST_BLOCK // heads
+    for tiles, repeats, queries, keys in _group(query_sizes, _rounded(key_counts, least=_LEAST), largest=largest):
+        query_index_GQ = of_queries.add(query_starts[tiles], query_counts[tiles], size=queries, repeats=repeats)
+        key_index_GS = query_index_GQ
+        if not is_shared:
+            key_index_GS = of_keys.add(key_starts[tiles], key_counts[tiles], size=keys, repeats=repeats)
+        mask_GQS = (torch.arange(keys) < key_counts[tiles, None])[:, None, :]
+        if valid_N is not None:
+            mask_GQS = mask_GQS & valid_N.to("cpu")[key_index_GS][:, None, :]
+        if window is not None:
+            mask_GQS = mask_GQS & ((query_index_GQ[:, :, None] - key_index_GS[:, None, :]).abs() <= window)
+        mask = None if bool(mask_GQS.all()) else mask_GQS[:, None].to(device)
+        groups.append(TileGroup(torch.Size((len(tiles), heads, queries)), torch.Size((len(tiles), heads, keys)), mask))
+    tokens, reads = int(bounds[-1]), int(bounds[-1]) if read_R is None else len(read_R)
+    if is_shared and len(groups) == 1 and groups[0].query_shape.numel() == tokens * heads:
+        return TilePlan(tuple(groups), window)
+    return TilePlan(
+        tuple(groups),
+        window,
+        read_R=read_R,
+        query_rows_M=of_queries.rows().to(device),
+        key_rows_M=None if is_shared else of_keys.rows().to(device),
+        query_index_RH=of_queries.index(reads).to(device),
+        key_index_NH=None if is_shared or window is not None else of_keys.index(tokens).to(device),
+    )
+
+
+class _Rows:
+    """The rows that the tiles take of queries or of keys, group after group, and where each row stands among them."""
+
+    def __init__(self, heads: int) -> None:
+        self.heads = torch.arange(heads)
+        self.rows_of_groups: list[torch.Tensor] = []
+        self.is_real: list[torch.Tensor] = []  # and not there to pad a tile or a group
+
+    def add(self, starts: torch.Tensor, counts: torch.Tensor, *, size: int, repeats: int) -> torch.Tensor:
+        """One more group; the tokens [G, size] of its tiles, the last `repeats` of which are padding."""
+        columns = torch.arange(size)
+        index_GQ = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).clamp(min=0)
+        is_real_GQ = columns < counts[:, None]
+        is_real_GQ[len(starts) - repeats :] = False
+        rows_GHQ = index_GQ[:, None, :] * len(self.heads) + self.heads[None, :, None]
+        self.rows_of_groups.append(rows_GHQ.flatten())
+        self.is_real.append(is_real_GQ[:, None].expand(rows_GHQ.shape).flatten())
+        return index_GQ
+
+    def rows(self) -> torch.Tensor:
+        return torch.cat(self.rows_of_groups)
+
+    def index(self, tokens: int) -> torch.Tensor:
+        """For each head of each token, the one place where it stands."""
+        index_NH = torch.zeros(tokens * len(self.heads), dtype=torch.long)
+        real = torch.cat(self.is_real).nonzero().squeeze(1)
+        index_NH[self.rows()[real]] = real
+        return index_NH
+
+
+def _window_tiles(starts: torch.Tensor, lengths: torch.Tensor, window: int) -> tuple[torch.Tensor, ...]:
+    """Cut each document into blocks of queries, with `window` more keys on either side, within the document."""
+    block = max(2 * window, 64)
+    tiles = []
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        end = start + length
+        for first in range(start, end, block):
+            last = min(first + block, end)
+            tiles.append((first, last - first, max(start, first - window), min(end, last + window)))
+    table = torch.tensor(tiles, dtype=torch.long).reshape(-1, 4)
+    return table[:, 0], table[:, 1], table[:, 2], table[:, 3] - table[:, 2]
+
+
+def _rounded(counts: torch.Tensor, *, least: int) -> torch.Tensor:
+    """Lengths of up to 512 rounded up by an eighth, or to a multiple of `least`: then shapes of tiles recur.
+
+    oneDNN compiles a kernel for each shape that it meets first, which takes longer than a small matmul (docs/LOG.md).
+    """
+    step = (2 ** (counts.clamp(min=2) - 1).log2().floor().long() // 8).clamp(min=least)
+    return torch.where(counts <= _ROUNDED_UP_TO, -(-counts.clamp(min=1) // step) * step, counts)
+
+
+def _group(
+    query_counts: torch.Tensor, key_counts: torch.Tensor, *, largest: int
+) -> Iterator[tuple[torch.Tensor, int, int, int]]:
+    """Tiles of one size together: their indices, how many of these repeat the last one, queries, keys.
+
+    A group's number of tiles is 1, 2, 3, 4, 6, 8, 12, 16, …, for the same reason; its queries times keys at most
+    `largest`, unless a tile by itself has more.
+    """
+    sizes, group_of_tile = torch.stack([query_counts, key_counts]).unique(dim=1, return_inverse=True)
+    for group, (queries, keys) in enumerate(sizes.T.tolist()):
+        tiles = (group_of_tile == group).nonzero().squeeze(1)
+        most = max(1, largest // (queries * keys))
+        least = 2 ** (most.bit_length() - 1)
+        for part in tiles.split(least * 3 // 2 if least * 3 // 2 <= most else least):
+            power = 2 ** (len(part) - 1).bit_length()
+            repeats = (power * 3 // 4 if len(part) <= power * 3 // 4 and power > 2 else power) - len(part)
+            yield torch.cat([part, part[-1:].expand(repeats)]), repeats, queries, keys
+
+
+class _Take(torch.autograd.Function):
+    """Rows of x by index. The gradient is a plain gather too where each row that matters is taken exactly once.
+
+    `index_add`, the general gradient, runs on one core of a CPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_NK: torch.Tensor, rows_M: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index_N)
+        return x_NK.index_select(0, rows_M)
+
+    @staticmethod
+    def backward(ctx: Any, grad_MK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (index_N,) = ctx.saved_tensors
+        return grad_MK.index_select(0, index_N), None, None
+
+
+def _take(
+    x_NK: torch.Tensor, rows_M: torch.Tensor, index_N: torch.Tensor | None, shapes: Sequence[torch.Size]
+) -> Iterator[torch.Tensor]:
+    """The rows of one group after the other, each in its shape [G, H, Q]; without a gradient each in its turn."""
+    counts = [shape.numel() for shape in shapes]
+    if not torch.is_grad_enabled():
+        parts: Iterable[torch.Tensor] = (x_NK.index_select(0, rows) for rows in rows_M.split(counts))
+    else:
+        taken = x_NK.index_select(0, rows_M) if index_N is None else _Take.apply(x_NK, rows_M, index_N)
+        parts = taken.split(counts)  # not slices: the gradient of a slice is a whole tensor of zeros around it
+    return (part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True))
+
+
+class _Place(torch.autograd.Function):
+    """Each row out of the tiles' rows; the gradient of a row that pads a tile is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x_MK: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index_N)
+        ctx.rows = x_MK.shape[0]
+        return x_MK.index_select(0, index_N)
+
+    @staticmethod
+    def backward(ctx: Any, grad_NK: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (index_N,) = ctx.saved_tensors
+        grad_MK = grad_NK.new_zeros(ctx.rows, grad_NK.shape[1])
+        return grad_MK.index_copy_(0, index_N, grad_NK), None
+
+
+@torch.compiler.disable
+def tiled_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: TilePlan,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention function of transformers whose mask is a plan.
+
+    Shape: query [B, H, T, K] (or [1, H, R, K]), key and value [B, H or fewer, T, K] -> [B, T, H, K].
+    """
+    plan, rows, queries = attention_mask, query.shape[0], query.shape[2]
+    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
+    q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    if plan.query_rows_M is None:  # nothing to gather
+        (group,) = plan.groups
+        tiles, _, size = group.query_shape
+        q_GHQK, k_GHQK, v_GHQK = (x.unflatten(0, (tiles, size)).transpose(1, 2) for x in (q_NHK, k_NHK, v_NHK))
+        out_GHQK = attend(q_GHQK, k_GHQK, v_GHQK, group.mask_G1QS, scaling=scaling, dropout=dropout)
+        return out_GHQK.transpose(1, 2).flatten(0, 1).unflatten(0, (rows, queries)), None
+    key_rows_M, key_index_NH = plan.key_rows_M, plan.key_index_NH
+    if key_rows_M is None:
+        key_rows_M, key_index_NH = plan.query_rows_M, plan.query_index_RH
+    query_shapes = [group.query_shape for group in plan.groups]
+    key_shapes = [group.key_shape for group in plan.groups]
+    q_parts = _take(q_NHK.flatten(0, 1), plan.query_rows_M, plan.query_index_RH, query_shapes)
+    k_parts, v_parts = (_take(x.flatten(0, 1), key_rows_M, key_index_NH, key_shapes) for x in (k_NHK, v_NHK))
+    outs = [
+        attend(q_GHQK, k_GHSK, v_GHSK, group.mask_G1QS, scaling=scaling, dropout=dropout).flatten(0, 2)
+        for group, q_GHQK, k_GHSK, v_GHSK in zip(plan.groups, q_parts, k_parts, v_parts, strict=True)
+    ]
+    out_NHK = _Place.apply(torch.cat(outs), plan.query_index_RH).view_as(q_NHK)
+    return out_NHK.unflatten(0, (rows, queries)), None
+
+
+__all__ = ["TilePlan", "plan_tiles", "tiled_attention"]

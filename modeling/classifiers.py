@@ -1,0 +1,284 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""The encoder as a classifier: of sequences, tokens, answers in a text, choices, and images.
+
+Shapes: B rows, T tokens of a row, D hidden size, C labels.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    ImageClassifierOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.generic import can_return_tuple
+
+from ..configuration.configuration_clozebert import ClozeBertConfig
+from .heads import (
+    Pooling,
+    cross_entropy,
+    find_problem_type,
+    make_classifier_head,
+    position_loss,
+    sequence_loss,
+    spans_among_tokens,
+)
+from .inputs import leading_shape, row_mask
+from .kernels import Dropout
+from .modeling_clozebert import ClozeBertModel, ClozeBertPreTrainedModel
+from .packed import find_packed
+
+
+class _Classifier(ClozeBertPreTrainedModel):
+    """What all classifiers share: the encoder, pooling where there is one vector a sequence, head, dropout, outputs."""
+
+    pools = True
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__(config)
+        self.num_labels = self._count_outputs(config)
+        self.model = ClozeBertModel(config, add_pooling_layer=False)
+        if self.pools:
+            self.pooling = Pooling(config)
+        self.head = make_classifier_head(config, pooled=self.pools)
+        dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = Dropout(float(dropout))
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
+        self.post_init()
+
+    def _count_outputs(self, config: ClozeBertConfig) -> int:
+        assert config.num_labels is not None
+        return config.num_labels
+
+    def _classify(self, x: torch.Tensor) -> torch.Tensor:
+        """Shape: [..., D] -> [..., C]."""
+        return self.classifier(self.dropout(self.head(x)))
+
+    def _encode_and_pool(
+        self,
+        input_ids: torch.Tensor | None,
+        attention_mask: Any,
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[torch.Tensor, BaseModelOutputWithPooling]:
+        """One vector for each row, or for each packed document, [B, D]; and the encoder's output."""
+        packed = kwargs.pop("packed", None)
+        shape_BT = leading_shape(input_ids, inputs_embeds)
+        if len(shape_BT) == 2:
+            packed = find_packed(packed, attention_mask, position_ids, shape_BT, kwargs)
+        reads_first = packed is not None and self.pooling.kind == "cls"
+        kwargs |= {"packed": packed, "read_positions": packed.first_tokens() if reads_first else None}
+        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        x_BTD = outputs.last_hidden_state
+        if reads_first:
+            return x_BTD[0].masked_fill(packed.lengths().unsqueeze(1) == 0, 0), outputs
+        return self.pooling(x_BTD, row_mask(attention_mask), packed), outputs
+
+    def _sequence_loss(
+        self, logits_BC: torch.Tensor, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor | None:
+        """The loss by `problem_type`. Where the configuration has none, the first labels set it, as in transformers'
+        own heads: pipelines read there, and in the saved folder, what the scores mean.
+        """
+        if labels is None:
+            return None
+        if self.config.problem_type is None:
+            self.config.problem_type = find_problem_type(labels, outputs=logits_BC.shape[-1])
+        problem_type = str(self.config.problem_type)
+        return sequence_loss(logits_BC, labels, problem_type=problem_type, num_items_in_batch=num_items_in_batch)
+
+
+class ClozeBertForSequenceClassification(_Classifier):
+    """The encoder with a classifier (or regressor) over the pooled sequence."""
+
+    @can_return_tuple
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutput:
+        """The inputs of `ClozeBertModel`, and labels [B] (classes, or values to regress) or [B, C] (several labels, or
+        several values). Of packed documents B is their number. Returns loss and logits [B, C].
+        """
+        pooled_BD, outputs = self._encode_and_pool(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs
+        )
+        logits = self._classify(pooled_BD)
+        return SequenceClassifierOutput(
+            loss=self._sequence_loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class ClozeBertForTokenClassification(_Classifier):
+    """The encoder with a classifier over each token."""
+
+    pools = False
+
+    @can_return_tuple
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> TokenClassifierOutput:
+        """The inputs of `ClozeBertModel`, and labels [B, T] with -100 where none. Returns loss and logits [B, T, C]."""
+        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self._classify(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class ClozeBertForQuestionAnswering(_Classifier):
+    """The encoder with two scores for each token: that an answer starts, and that it ends there."""
+
+    pools = False
+
+    def _count_outputs(self, config: ClozeBertConfig) -> int:
+        return 2  # the start and the end
+
+    @can_return_tuple
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> QuestionAnsweringModelOutput:
+        """The inputs of `ClozeBertModel`, and start_positions and end_positions [B]. One outside [0, T), or on padding,
+        counts nowhere.
+
+        Returns loss (the mean of the two) and start_logits, end_logits [B, T]. Those of padding are the lowest number
+        there is: an answer is looked for among the tokens alone, so padding changes neither loss nor scores.
+        """
+        if (start_positions is None) != (end_positions is None):
+            raise ValueError("give start_positions and end_positions, or neither: the loss is the mean of both")
+        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        start_BT, end_BT, is_token_BT = spans_among_tokens(
+            self._classify(outputs.last_hidden_state), row_mask(attention_mask)
+        )
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = 0.5 * sum(
+                position_loss(logits_BT, positions_B, is_token_BT, num_items_in_batch)
+                for logits_BT, positions_B in ((start_BT, start_positions), (end_BT, end_positions))
+            )
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_BT,
+            end_logits=end_BT,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class ClozeBertForMultipleChoice(_Classifier):
+    """The encoder with one score for each of several sequences, of which one is right."""
+
+    def _count_outputs(self, config: ClozeBertConfig) -> int:
+        return 1
+
+    @can_return_tuple
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MultipleChoiceModelOutput:
+        """The inputs of `ClozeBertModel` with a dimension of choices after the first, and labels [B].
+
+        Returns loss and logits [B, choices].
+        """
+        given = input_ids if input_ids is not None else inputs_embeds
+        if given is None or given.dim() < 3:
+            raise ValueError("give input_ids of shape [batch, choices, length], or inputs_embeds with a size after it")
+        rows = [
+            None if x is None else x.flatten(0, 1)
+            for x in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        ]
+        pooled_BD, outputs = self._encode_and_pool(*rows, kwargs)
+        logits = self._classify(pooled_BD).view(-1, given.shape[1])
+        return MultipleChoiceModelOutput(
+            loss=None if labels is None else cross_entropy(logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class ClozeBertForImageClassification(_Classifier):
+    """The encoder over the patches of an image, with a classifier over the pooled patches: a ViT."""
+
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers too
+
+    def __init__(self, config: ClozeBertConfig):
+        if config.image_size is None:
+            raise ValueError("ClozeBertForImageClassification needs image_size and patch_size in its configuration")
+        super().__init__(config)
+
+    @can_return_tuple
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
+        self,
+        pixel_values: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ImageClassifierOutput:
+        """pixel_values [B, channels, height, width], labels [B] or [B, C], attention_mask [B, 1 + patches], nonzero at
+        the class token and the patches to look at (None: all). Returns loss and logits [B, C].
+        """
+        outputs = self._encode(None, attention_mask, None, None, None, pixel_values=pixel_values, **kwargs)
+        logits = self._classify(self.pooling(outputs.last_hidden_state, row_mask(attention_mask)))
+        return ImageClassifierOutput(
+            loss=self._sequence_loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+__all__ = [
+    "ClozeBertForImageClassification",
+    "ClozeBertForMultipleChoice",
+    "ClozeBertForQuestionAnswering",
+    "ClozeBertForSequenceClassification",
+    "ClozeBertForTokenClassification",
+]

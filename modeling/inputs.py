@@ -1,0 +1,86 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""What a batch may look like: refused before anything is computed, with the field and its value named.
+
+Shapes: B rows, T tokens of a row, E embedding size.
+"""
+
+from typing import Any
+
+import torch
+
+from ..configuration.configuration_clozebert import ClozeBertConfig
+from .kernels import is_traced
+from .packed import Packed
+
+
+def check_text(
+    input_ids: torch.Tensor | None,
+    attention_mask: Any,
+    token_type_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+) -> torch.Size:
+    """The batch's rows and tokens, [B, T].
+
+    Raises:
+        ValueError: not exactly one input, one without a token, or shapes that do not fit one another.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("give exactly one of input_ids and inputs_embeds")
+    if input_ids is not None and input_ids.dim() != 2:
+        raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} must be [batch, length]")
+    if inputs_embeds is not None and inputs_embeds.dim() != 3:
+        raise ValueError(f"inputs_embeds of shape {tuple(inputs_embeds.shape)} must be [batch, length, size]")
+    shape_BT = leading_shape(input_ids, inputs_embeds)
+    if not torch.compiler.is_compiling() and 0 in shape_BT:
+        raise ValueError(f"input of shape {tuple(shape_BT)} holds no token: leave an empty batch out")
+    _check_shape(token_type_ids, shape_BT, name="token_type_ids")
+    check_mask(attention_mask, shape_BT)
+    return shape_BT
+
+
+def leading_shape(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Size:
+    """[B, T] of whichever is given."""
+    given = input_ids if input_ids is not None else inputs_embeds
+    return torch.Size(()) if given is None else given.shape[:2]
+
+
+def check_mask(attention_mask: Any, shape_BT: torch.Size) -> None:
+    """A mask of tokens is [B, T]; one for the attention itself fits [B, heads, T, T]."""
+    if not isinstance(attention_mask, torch.Tensor):
+        return
+    if attention_mask.dim() != 4:
+        _check_shape(attention_mask, shape_BT, name="attention_mask")
+    elif attention_mask.shape[0] not in (1, shape_BT[0]) or attention_mask.shape[2:] != (shape_BT[1], shape_BT[1]):
+        raise ValueError(
+            f"attention_mask of shape {tuple(attention_mask.shape)} must be [batch, heads or 1, {shape_BT[1]}, "
+            f"{shape_BT[1]}], or {tuple(shape_BT)}"
+        )
+
+
+def _check_shape(value: torch.Tensor | None, shape_BT: torch.Size, *, name: str) -> None:
+    if value is not None and value.shape != shape_BT:
+        raise ValueError(f"{name} of shape {tuple(value.shape)} must be {tuple(shape_BT)}, as the input")
+
+
+def check_length(config: ClozeBertConfig, shape_BT: torch.Size, packed: Packed | None) -> None:
+    """Learned and sinusoidal positions end somewhere.
+
+    Raises:
+        ValueError: a row, or a packed document, that is longer.
+    """
+    has_end = config.position_embedding_type in ("absolute", "sinusoidal") and config.image_size is None
+    length = shape_BT[1] if packed is None else packed.max_length
+    # Where a traced program cannot tell how long packed documents are, max_length is more than they are.
+    if has_end and length > config.max_position_embeddings and (packed is None or not is_traced()):
+        raise ValueError(
+            f"a sequence of {length} tokens is longer than max_position_embeddings={config.max_position_embeddings}; "
+            f"truncate it or split it into windows"
+        )
+
+
+def row_mask(attention_mask: Any) -> torch.Tensor | None:
+    """The mask where it tells tokens from padding, [B, T], and is not one for the attention itself."""
+    return attention_mask if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2 else None
+
+
+__all__ = ["check_length", "check_mask", "check_text", "leading_shape", "row_mask"]

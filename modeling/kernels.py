@@ -1,0 +1,340 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""Every shortcut that the encoder takes, each beside the plain formula that it stands for.
+
+A shortcut is taken where it pays and can be taken; everywhere else the plain formula runs. `CLOZEBERT_PLAIN=1` in the
+environment switches all of them off. The two agree within rounding, for every head and precision (test_kernels.py).
+
+    shortcut                     where                                what it spares (docs/speed.md, docs/LOG.md)
+    linear, with its activation  bf16 inference, CPU                  two passes over the output
+    cast_once                    autocast                             a cast of x by each linear layer that reads it
+    dropout from 16 bits         training, CPU                        three quarters of the random numbers
+    rotate, with its gradient    training                             PyTorch's passes over the formula's gradient
+    recompute                    training, large inner activations    a third of a layer's memory
+    matmul attention             CPU: bf16, or under dropout          PyTorch's kernel is slow for both there
+    attention in tiles           packed runs, CPU                     padding (attention_tiles.py)
+    read positions               packed runs, CPU                     the last layer's work for tokens nobody reads
+    sizes that recur             packed runs in bf16, CPU             kernels compiled anew for each size
+    half-precision loss          training                             a float32 copy of all logits
+
+Shapes: B rows, T tokens, N tokens of a packed run, D hidden size, H heads, K head size, M predicted tokens, C classes.
+"""
+
+import itertools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+_PLAIN = os.environ.get("CLOZEBERT_PLAIN") == "1"
+RECOMPUTE_FROM = 1 << 24  # tokens times inner size: 32 MB in half precision
+SHORT_IN_TRAINING = 256  # keys, up to which attention keeps its weights
+LARGEST_BLOCK = 1 << 23  # scores of all heads, without a gradient: 16 MB in half precision
+HALF_PRECISION = (torch.bfloat16, torch.float16)
+
+# Activations that oneDNN computes within a matmul: its name, and the variant.
+_FUSED_ACTIVATIONS = {
+    None: ("none", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+    "silu": ("swish", ""),
+}
+
+
+def is_plain() -> bool:
+    """Whether all shortcuts are switched off."""
+    return _PLAIN
+
+
+def is_traced() -> bool:
+    """Whether a program follows the computation instead of running it once: `torch.compile`, `jit`, `export`, `func`.
+
+    Then nothing may depend on a value or a length, and only plain formulas are followed.
+    """
+    is_recorded = torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return is_recorded or is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether `torch.func` is at work (`grad`, `vmap` …). PyTorch has no public way to ask."""
+    functorch = getattr(torch._C, "_functorch", None)
+    transforms = getattr(functorch, "peek_interpreter_stack", None)
+    return transforms is not None and transforms() is not None
+
+
+def values_of(tensor: torch.Tensor) -> list[Any] | None:
+    """The numbers of a tensor; None where there are none to be had: in a traced program, or of a fake tensor."""
+    if is_traced():
+        return None
+    try:
+        return tensor.tolist()
+    except RuntimeError:
+        return None
+
+
+def cast_once(x: torch.Tensor) -> torch.Tensor:
+    """x in the type that autocast gives matmuls: cast here once, and not by each of the linear layers that read it."""
+    kind = x.device.type
+    if is_plain() or not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
+def matmul_dtype(x: torch.Tensor) -> torch.dtype:
+    """The type in which x is multiplied here: autocast's, or its own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+# Linear layers -------------------------------------------------------------------------------------------------------
+
+
+def linear(
+    layer: nn.Module, x: torch.Tensor, *, activation: nn.Module | None = None, name: str | None = None
+) -> torch.Tensor:
+    """activation(layer(x)).
+
+    Args:
+        layer: a linear layer, or whatever took its place (an adapter, a quantised layer).
+        activation: None: the identity.
+        name: the activation's, in transformers' ACT2FN.
+    """
+    if name in _FUSED_ACTIVATIONS and _is_plain_linear(layer) and _has_fused_linear(x, layer):
+        kind, variant = _FUSED_ACTIVATIONS[name]
+        return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, kind, [], variant)
+    x = layer(x)
+    return x if activation is None else activation(x)
+
+
+def _is_plain_linear(layer: nn.Module) -> bool:
+    """Whether calling the layer does nothing but multiply: no subclass, no hook, no `forward` put in its place."""
+    return (
+        type(layer) is nn.Linear
+        and not layer._forward_hooks
+        and not layer._forward_pre_hooks
+        and "forward" not in vars(layer)
+    )
+
+
+def _has_fused_linear(x: torch.Tensor, layer: nn.Module) -> bool:
+    """bf16 on a CPU that multiplies it, nothing to differentiate, nothing traced."""
+    return (
+        not is_plain()
+        and x.dtype == torch.bfloat16 == layer.weight.dtype
+        and x.device.type == "cpu" == layer.weight.device.type
+        and not torch.is_grad_enabled()
+        and not is_traced()
+        and not torch.is_autocast_enabled("cpu")
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and _multiplies_bf16()
+    )
+
+
+def _multiplies_bf16() -> bool:
+    """Whether oneDNN has bf16 kernels for this CPU. A private operator: where it is missing, the answer is no."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
+
+
+def recompute(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+    """function(*inputs); of large inputs, what it keeps for the gradient is computed again in the backward pass."""
+    if is_plain() or is_traced() or not torch.is_grad_enabled() or inputs[0].numel() < RECOMPUTE_FROM:
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False)
+
+
+# Dropout -------------------------------------------------------------------------------------------------------------
+
+
+def dropout(x: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
+    """x with each number set to zero with probability p, and the others divided by 1 - p (Srivastava et al. 2014).
+
+    On a CPU the generator runs on one core, and PyTorch draws a number for each element; 64 random bits decide over
+    four of them here. p is rounded to a multiple of 2^-16, and the division is by that.
+    """
+    if not training or p == 0.0:
+        return x
+    dropped = round(p * 2**16)
+    if is_plain() or x.device.type != "cpu" or is_traced() or not 0 < dropped < 2**16:
+        return F.dropout(x, p)
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.long).random_(-(2**63), None).view(torch.int16)
+    keep = bits[: x.numel()].view(x.shape) >= dropped - 2**15
+    return x * keep.to(x.dtype).mul_(2**16 / (2**16 - dropped))
+
+
+class Dropout(nn.Dropout):
+    """`dropout` as a module."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Shape: any -> the same."""
+        return dropout(input, self.p, self.training)
+
+
+# Rotary positions ----------------------------------------------------------------------------------------------------
+
+
+def rotate(x_BTHK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -> torch.Tensor:
+    """RoPE (Su et al. 2021): turn each pair (x_i, x_{i + K/2}) by its angle, in the tables' type or better.
+
+    Both halves of a table are the same: a pair has one angle.
+    """
+    half = x_BTHK.shape[-1] // 2
+    cos, sin = cos_BTK[..., None, :half], sin_BTK[..., None, :half]
+    if is_plain() or is_traced() or not torch.is_grad_enabled():
+        return _rotated(x_BTHK, cos, sin)
+    return _Rotation.apply(x_BTHK, cos, sin)
+
+
+def _rotated(x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x_BTHK.to(torch.promote_types(x_BTHK.dtype, cos.dtype)).chunk(2, dim=-1)
+    turned = (torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin))
+    return torch.cat([part.to(x_BTHK.dtype) for part in turned], dim=-1)
+
+
+class _Rotation(torch.autograd.Function):
+    """Its gradient is the gradient turned back: fewer passes than PyTorch makes of the formula, and x is not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x_BTHK, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BTHK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _Rotation.apply(grad_BTHK, cos, -sin), None, None
+
+
+# Attention of whole rows ---------------------------------------------------------------------------------------------
+
+
+def matmul_attention_pays(q_BHTK: torch.Tensor, keys: int, dropout: float) -> bool:
+    """Whether plain matmuls beat PyTorch's attention kernel: on a CPU, in bf16 that it multiplies, and under dropout.
+
+    The kernel works in blocks that short sequences do not fill, and in long ones at half the speed of a matmul; it
+    knows no dropout. With a gradient, matmuls keep all scores: from 256 keys on that is most of the memory of a layer,
+    and the kernel as fast.
+    """
+    if is_plain() or q_BHTK.device.type != "cpu" or is_traced():
+        return False
+    if dropout:
+        return True
+    is_fast_half = q_BHTK.dtype in HALF_PRECISION and _multiplies_bf16()
+    return is_fast_half and (keys <= SHORT_IN_TRAINING or not torch.is_grad_enabled())
+
+
+def attend(
+    q_BHTK: torch.Tensor,
+    k_BHSK: torch.Tensor,
+    v_BHSK: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    """softmax(q k^T * scaling) v, as many heads in q as in k. `mask` is boolean and broadcasts to [B, H, T, S].
+
+    Shape: [B, H, T, K], [B, H, S, K] twice -> [B, H, T, K].
+    """
+    if not matmul_attention_pays(q_BHTK, k_BHSK.shape[2], dropout):
+        return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    rows, heads, queries, keys = *q_BHTK.shape[:3], k_BHSK.shape[2]
+    # A head's keys and values side by side: a matmul would otherwise copy them, and of a block after the other.
+    k_BHSK, v_BHSK = k_BHSK.contiguous(), v_BHSK.contiguous()
+    # A gradient keeps all scores anyway; and dropout is drawn for all of them at once, with and without a gradient.
+    if torch.is_grad_enabled() or dropout or rows * heads * queries * keys <= LARGEST_BLOCK:
+        return _matmul_attention(q_BHTK, k_BHSK, v_BHSK, mask, scaling=scaling, p=dropout)
+    # Made beforehand: small results among large blocks that come and go would leave up to 1 GB of holes in the heap.
+    out_BHTK = torch.empty_like(q_BHTK)
+    row_block = max(1, LARGEST_BLOCK // (heads * queries * keys))
+    block = max(16, LARGEST_BLOCK // (heads * keys))
+    mask = None if mask is None else mask.expand(rows, -1, -1, -1)
+    for first_row, first in itertools.product(range(0, rows, row_block), range(0, queries, block)):
+        of_rows, part = slice(first_row, first_row + row_block), slice(first, first + block)
+        mask_of_part = None if mask is None else mask[of_rows, :, part if mask.shape[2] > 1 else slice(None)]
+        out_BHTK[of_rows, :, part] = _matmul_attention(
+            q_BHTK[of_rows, :, part], k_BHSK[of_rows], v_BHSK[of_rows], mask_of_part, scaling=scaling, p=0.0
+        )
+    return out_BHTK
+
+
+def _matmul_attention(
+    q_BHTK: torch.Tensor,
+    k_BHSK: torch.Tensor,
+    v_BHSK: torch.Tensor,
+    mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    p: float,
+) -> torch.Tensor:
+    scores_BHTS = (q_BHTK * scaling) @ k_BHSK.transpose(-1, -2)
+    if mask is not None:
+        # Added in place: a fill would copy the scores, and their gradient too. Half of the least: sums stay finite.
+        least = torch.finfo(scores_BHTS.dtype).min / 2
+        scores_BHTS += torch.zeros_like(mask, dtype=scores_BHTS.dtype).masked_fill_(~mask, least)
+    in_place = None if torch.is_grad_enabled() else scores_BHTS
+    weights_BHTS = torch.softmax(scores_BHTS, dim=-1, out=in_place)
+    return dropout(weights_BHTS, p).to(v_BHSK.dtype) @ v_BHSK
+
+
+def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
+    """Give each group of query heads the key (or value) head that they share."""
+    groups = heads // x_BHTK.shape[1]
+    return x_BHTK.repeat_interleave(groups, dim=1) if groups > 1 else x_BHTK
+
+
+# Loss ----------------------------------------------------------------------------------------------------------------
+
+
+def summed_cross_entropy(logits_MC: torch.Tensor, labels_M: torch.Tensor, *, ignored: int) -> torch.Tensor:
+    """-sum log softmax(logits)[label], in float32 or better. Labels of `ignored` count nowhere."""
+    if logits_MC.dtype not in HALF_PRECISION:
+        return F.cross_entropy(logits_MC, labels_M, ignore_index=ignored, reduction="sum")
+    if is_plain() or is_traced():
+        return F.cross_entropy(logits_MC.float(), labels_M, ignore_index=ignored, reduction="sum")
+    return _HalfPrecisionCrossEntropy.apply(logits_MC, labels_M, ignored)
+
+
+class _HalfPrecisionCrossEntropy(torch.autograd.Function):
+    """Without a float32 copy of all logits: a few rows at a time are widened, once in each direction.
+
+    In bf16 itself the loss shifts in its third decimal.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_MC: torch.Tensor, labels_M: torch.Tensor, ignored: int) -> torch.Tensor:
+        log_sums_M = torch.cat([rows.float().logsumexp(dim=-1) for rows in logits_MC.split(_rows_at_once(logits_MC))])
+        ctx.save_for_backward(logits_MC, labels_M, log_sums_M)
+        ctx.ignored = ignored
+        counted_M = labels_M != ignored
+        chosen_M = logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1).float()
+        return (log_sums_M - chosen_M).masked_fill(~counted_M, 0).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        logits_MC, labels_M, log_sums_M = ctx.saved_tensors
+        scale_M = grad * (labels_M != ctx.ignored)
+        grad_MC = torch.empty_like(logits_MC)
+        tensors = (logits_MC, grad_MC, log_sums_M, labels_M, scale_M)
+        chunks = (x.split(_rows_at_once(logits_MC)) for x in tensors)
+        for rows, out, log_sums, labels, scale in zip(*chunks, strict=True):
+            # d(-log softmax(x)[label]) / dx = softmax(x) - 1[label]
+            probabilities = (rows.float() - log_sums[:, None]).exp_()
+            probabilities.scatter_add_(1, labels.clamp(min=0)[:, None], -torch.ones_like(log_sums)[:, None])
+            out.copy_(probabilities.mul_(scale[:, None]))
+        return grad_MC, None, None
+
+
+def _rows_at_once(logits_MC: torch.Tensor) -> int:
+    """Rows that are widened together: about 4 MB on a CPU, where they stay in its cache, and 1 GB elsewhere."""
+    return max(1, (1 << 20 if logits_MC.device.type == "cpu" else 1 << 28) // max(1, logits_MC.shape[-1]))
+
+
+__all__ = [
+    "Dropout", "attend", "cast_once", "dropout", "is_plain", "is_traced", "is_transformed", "linear",
+    "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "summed_cross_entropy", "values_of",
+]  # fmt: skip

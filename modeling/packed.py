@@ -1,0 +1,196 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""Packed batches: documents laid end to end with no padding between them, and where each begins.
+
+Shapes: S documents, N tokens of all of them, B rows of T tokens (N = B T; usually B = 1), L tokens of the longest
+document, D size of a vector.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from .kernels import values_of
+
+
+@dataclass
+class Packed:
+    """The documents of a batch, none of which sees another.
+
+    Whoever makes a batch makes this beside it, on the host, where the lengths are known; then no forward pass has to
+    read them back from the device.
+
+    Attributes:
+        cu_seq_lens: int32 [S + 1], cumulative lengths from 0 to N.
+        max_length: L, or any number above it.
+        position_ids: [B or 1, T], from 0 in each document.
+        plans: what attention has worked out of it (attention_tiles.py), by layer type.
+    """
+
+    cu_seq_lens: torch.Tensor
+    max_length: int
+    position_ids: torch.Tensor
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def from_lengths(cls, lengths: Sequence[int], device: Any = None) -> "Packed":
+        """Of the documents' lengths, laid into one row."""
+        cu_seq_lens = torch.tensor([0, *itertools.accumulate(lengths)])
+        return cls.from_cu_seq_lens(cu_seq_lens, tokens=sum(lengths), max_length=max(lengths)).to(device)
+
+    @classmethod
+    def from_cu_seq_lens(
+        cls, cu_seq_lens: torch.Tensor, *, tokens: int, max_length: int, position_ids: torch.Tensor | None = None
+    ) -> "Packed":
+        """Of cumulative lengths that end at `tokens`; without positions, these are counted."""
+        packed = cls(cu_seq_lens.to(torch.int32), max_length, position_ids)  # type: ignore[arg-type]
+        if position_ids is None:
+            documents_N = packed.document_ids(tokens)
+            steps_N = torch.arange(tokens, device=cu_seq_lens.device)
+            packed.position_ids = (steps_N - packed.cu_seq_lens.long()[documents_N]).unsqueeze(0)
+        return packed
+
+    @property
+    def num_documents(self) -> int:
+        return self.cu_seq_lens.shape[0] - 1
+
+    def to(self, device: Any, non_blocking: bool = False) -> "Packed":
+        """The same on another device; its plans stay behind."""
+        if device is None or self.cu_seq_lens.device == torch.device(device):
+            return self
+        cu_seq_lens, position_ids = (
+            x.to(device, non_blocking=non_blocking) for x in (self.cu_seq_lens, self.position_ids)
+        )
+        return Packed(cu_seq_lens, self.max_length, position_ids)
+
+    def pin_memory(self) -> "Packed":
+        """In memory from which a copy to a GPU need not be waited for."""
+        return Packed(self.cu_seq_lens.pin_memory(), self.max_length, self.position_ids.pin_memory())
+
+    def lengths(self) -> torch.Tensor:
+        """Shape: -> [S]."""
+        return self.cu_seq_lens.diff().long()
+
+    def first_tokens(self) -> torch.Tensor:
+        """The index of each document's first token, [S]; of an empty one at the end, of the last token."""
+        return self.cu_seq_lens[:-1].long().clamp(max=self.position_ids.shape[-1] - 1)
+
+    def document_ids(self, tokens: int) -> torch.Tensor:
+        """The document of each token, [N], counted from 0."""
+        steps_N = torch.arange(tokens, device=self.cu_seq_lens.device)
+        return torch.bucketize(steps_N, self.cu_seq_lens[1:].long(), right=True)
+
+    def padded_index(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of documents as rows: the index [S, L] of each place's token in the run, and where there is one, [S, L]."""
+        columns_L = torch.arange(self.max_length, device=self.cu_seq_lens.device)
+        is_token_SL = columns_L < self.lengths()[:, None]
+        index_SL = self.cu_seq_lens[:-1, None].long() + columns_L
+        return index_SL.masked_fill(~is_token_SL, 0), is_token_SL
+
+    def fill_up(self, x_1ND: torch.Tensor, multiple: int) -> tuple[torch.Tensor, "Packed"]:
+        """Zeros after the run, as one more document, so that its length is a multiple. Of one row."""
+        missing = -x_1ND.shape[1] % multiple
+        if not missing:
+            return x_1ND, self
+        positions = torch.arange(missing, device=self.position_ids.device)[None]
+        filled = Packed(
+            torch.cat([self.cu_seq_lens, self.cu_seq_lens[-1:] + missing]),
+            max(self.max_length, missing),
+            torch.cat([self.position_ids, positions], dim=1),
+        )
+        return F.pad(x_1ND, (0, 0, 0, missing)), filled
+
+    def flash_arguments(self) -> dict[str, Any]:
+        """What transformers' flash attention is told of a packed run."""
+        bounds, longest = self.cu_seq_lens, self.max_length
+        return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+
+
+def find_packed(
+    packed: Packed | None,
+    attention_mask: Any,
+    position_ids: torch.Tensor | None,
+    shape_BT: torch.Size,
+    kwargs: dict[str, Any],
+) -> Packed | None:
+    """The documents of a batch, or None where its rows are ordinary sequences.
+
+    Rows are packed where the caller says so, by a `Packed` or as transformers' flattening collator does
+    (`cu_seq_lens_q`), or where, without a mask, the positions within a row restart.
+
+    Raises:
+        ValueError: what was given contradicts itself or the input.
+    """
+    if position_ids is not None and (
+        position_ids.dim() != 2 or position_ids.shape[1] != shape_BT[1] or position_ids.shape[0] not in (1, shape_BT[0])
+    ):
+        raise ValueError(f"position_ids of shape {tuple(position_ids.shape)} must be {tuple(shape_BT)}, as the input")
+    cu_seq_lens = kwargs.get("cu_seq_lens_q")
+    if packed is None and cu_seq_lens is None:
+        return None if position_ids is None or attention_mask is not None else _find_restarts(position_ids, shape_BT)
+    if attention_mask is not None:
+        raise ValueError("give either attention_mask or cu_seq_lens_q: a packed run has no padding to mask")
+    if packed is not None:
+        return packed
+    assert cu_seq_lens is not None
+    if shape_BT[0] != 1:
+        raise ValueError(f"cu_seq_lens_q describes one packed row, but the batch has {shape_BT[0]}")
+    max_length = _check_boundaries(cu_seq_lens, shape_BT[1], kwargs.get("max_length_q"))
+    return Packed.from_cu_seq_lens(cu_seq_lens, tokens=shape_BT[1], max_length=max_length, position_ids=position_ids)
+
+
+def _check_boundaries(cu_seq_lens: torch.Tensor, length: int, max_length: Any) -> int:
+    """Refuse boundaries that cannot be; the length of the longest document, from them where nobody gave it."""
+    if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
+        raise ValueError(f"cu_seq_lens_q of shape {tuple(cu_seq_lens.shape)} must be [documents + 1], with documents")
+    bounds = values_of(cu_seq_lens) if cu_seq_lens.device.type == "cpu" or max_length is None else None
+    if bounds is None:
+        return length if max_length is None else int(max_length)
+    if bounds[0] != 0 or bounds[-1] != length:
+        raise ValueError(f"cu_seq_lens_q runs from {bounds[0]} to {bounds[-1]}; the row has tokens 0 to {length}")
+    if any(end < start for start, end in itertools.pairwise(bounds)):
+        raise ValueError(f"cu_seq_lens_q={bounds} must not decrease: it holds cumulative lengths")
+    return max(end - start for start, end in itertools.pairwise(bounds))
+
+
+def _find_restarts(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed | None:
+    """The documents whose positions restart within a row, or None where no row has two."""
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        raise ValueError(
+            "position_ids may restart, which a traced graph does not follow: give attention_mask with them"
+        )
+    return _documents_of(position_ids, shape_BT)
+
+
+@torch.compiler.disable
+def _documents_of(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed | None:
+    restarts_BT = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
+    found = values_of(restarts_BT.any())
+    if not found:  # nor where nobody can tell: a transform's rows are ordinary ones
+        return None
+    restarts_BT[:, 0] = True
+    starts = restarts_BT.expand(shape_BT).flatten().nonzero().squeeze(1)
+    cu_seq_lens = torch.cat([starts, starts.new_tensor([shape_BT.numel()])])
+    return Packed(cu_seq_lens.to(torch.int32), int(cu_seq_lens.diff().max()), position_ids)
+
+
+def batches_by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of sequences in batches of at most `budget` tokens, the longest first; a longer one is a batch alone.
+
+    The order shows at once whether the longest is too long for the model, or for the memory.
+    """
+    batches: list[list[int]] = []
+    tokens = budget
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if tokens + lengths[index] > budget:
+            batches.append([])
+            tokens = 0
+        batches[-1].append(index)
+        tokens += lengths[index]
+    return batches
+
+
+__all__ = ["Packed", "batches_by_length", "find_packed"]

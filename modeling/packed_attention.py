@@ -1,0 +1,229 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""What attention needs to know of a batch, and how packed documents are attended.
+
+In place of a mask, a layer over packed documents gets a plan that names the way:
+
+    tiles    on a CPU (attention_tiles.py)
+    varlen   on CUDA in half precision: PyTorch's variable-length kernel, which reads documents where they lie
+    padded   anywhere else, and the plain formula of the other two: documents as padded rows, under a mask
+
+Shapes: N tokens of the batch, S documents of at most L tokens, B rows of T tokens, H heads, K head size.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
+
+from ..configuration.configuration_clozebert import ClozeBertConfig
+from .attention_tiles import TilePlan, plan_tiles
+from .kernels import HALF_PRECISION, is_plain, is_traced, is_transformed, matmul_dtype, repeat_heads
+from .packed import Packed
+
+_MASK_MAKERS = {
+    "full_attention": create_bidirectional_mask,
+    "sliding_attention": create_bidirectional_sliding_window_mask,
+}
+
+
+@dataclass(frozen=True)
+class PackedPlan:
+    """Documents for `varlen` or `padded` attention; `window`: how many tokens on either side a token sees."""
+
+    packed: Packed
+    window: int | None
+    implementation: str
+
+    def to(self, device: Any, non_blocking: bool = False) -> "PackedPlan":
+        """The same on another device; models spread over devices move their inputs by this."""
+        return replace(self, packed=self.packed.to(device, non_blocking=non_blocking))
+
+
+def make_masks(
+    config: ClozeBertConfig, x_BTD: torch.Tensor, attention_mask: Any, packed: Packed | None, *, training: bool
+) -> list[Any]:
+    """For each layer, the mask that its attention takes.
+
+    That is what transformers makes of `attention_mask` for the attention implementation; or a plan, for packed
+    documents under `sdpa`, and for windowed layers over long rows on a CPU.
+    """
+    implementation = config._attn_implementation
+    if implementation == "flex_attention" and x_BTD.device.type == "cpu" and x_BTD.requires_grad:
+        raise ValueError(
+            "attn_implementation='flex_attention' has no gradient on a CPU; train with 'sdpa' or 'eager' there"
+        )
+    of_layers = [config.attention_type(layer) for layer in range(config.num_hidden_layers)]
+    if isinstance(attention_mask, dict):
+        masks = attention_mask
+    elif packed is not None and implementation == "sdpa":
+        masks = {kind: _plan_packed(packed, config, kind, x_BTD, training=training) for kind in set(of_layers)}
+    else:
+        masks = {kind: _make_mask(kind, config, x_BTD, attention_mask, packed) for kind in set(of_layers)}
+    return [masks[kind] for kind in of_layers]
+
+
+def _make_mask(
+    layer_type: str, config: ClozeBertConfig, x_BTD: torch.Tensor, attention_mask: Any, packed: Packed | None
+) -> Any:
+    if layer_type == "sliding_attention" and packed is None and _tiles_pay(config, x_BTD, attention_mask):
+        return _tile_rows(config, x_BTD, attention_mask)
+    same_document = None
+    if packed is not None and not config._attn_implementation.startswith("flash"):
+        same_document = _same_document(packed.document_ids(x_BTD.shape[:2].numel()).view(x_BTD.shape[:2]))
+    return _MASK_MAKERS[layer_type](
+        config=config, inputs_embeds=x_BTD, attention_mask=attention_mask, and_mask_function=same_document
+    )
+
+
+def _same_document(document_BT: torch.Tensor) -> Any:
+    """A mask function of transformers: two tokens see each other where their documents are the same."""
+
+    def same_document(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return document_BT[batch, query] == document_BT[batch, key]
+
+    return same_document
+
+
+def _plan_packed(
+    packed: Packed, config: ClozeBertConfig, layer_type: str, x_BTD: torch.Tensor, *, training: bool
+) -> TilePlan | PackedPlan:
+    """How the layers of one type attend over packed documents."""
+    if x_BTD.device.type == "cpu" and not is_plain() and not is_transformed():
+        return tiles_of(packed, config, layer_type)
+    window = config.sliding_window if layer_type == "sliding_attention" else None
+    dropout = config.attention_probs_dropout_prob if training else 0.0
+    has_kernel = _has_varlen_kernel(x_BTD, head_size=config.hidden_size // config.num_attention_heads, dropout=dropout)
+    return PackedPlan(packed, window, "varlen" if has_kernel else "padded")
+
+
+@torch.compiler.disable
+def tiles_of(packed: Packed, config: ClozeBertConfig, layer_type: str) -> TilePlan:
+    """The tiles of one layer type, made once for a batch."""
+    key = (layer_type, torch.is_grad_enabled())
+    if key not in packed.plans:
+        window = config.sliding_window if layer_type == "sliding_attention" else None
+        packed.plans[key] = plan_tiles(packed.cu_seq_lens, heads=config.num_attention_heads, window=window)
+    return packed.plans[key]
+
+
+def can_read_alone(mask: Any, packed: Packed | None) -> bool:
+    """Whether a layer with this mask can work for some tokens only: in tiles, of one row, without a window."""
+    return packed is not None and isinstance(mask, TilePlan) and mask.window is None
+
+
+@torch.compiler.disable
+def tiles_that_read(
+    packed: Packed, config: ClozeBertConfig, positions_R: torch.Tensor
+) -> tuple[TilePlan, torch.Tensor]:
+    """The tiles of a last layer that works for R tokens alone, and where each of these stands in its output, [R]."""
+    key = ("read", torch.is_grad_enabled())
+    known = packed.plans.get(key)
+    if known is None or known[0] is not positions_R:
+        order_R = positions_R.argsort()
+        plan = plan_tiles(packed.cu_seq_lens, heads=config.num_attention_heads, read_R=positions_R[order_R])
+        known = packed.plans[key] = (positions_R, plan, order_R.argsort())
+    return known[1], known[2]
+
+
+def prepare(packed: Packed, config: ClozeBertConfig, *, training: bool, read_positions: torch.Tensor | None) -> None:
+    """Make the plans that a forward pass on a CPU would make, ahead of it: where the batch is made, in its thread."""
+    if is_plain() or config._attn_implementation != "sdpa":
+        return
+    with torch.set_grad_enabled(training):
+        layer_types = [config.attention_type(layer) for layer in range(config.num_hidden_layers)]
+        reads = read_positions is not None and layer_types[-1] == "full_attention"
+        for layer_type in set(layer_types[:-1] if reads else layer_types):
+            tiles_of(packed, config, layer_type)
+        if reads and read_positions is not None:
+            tiles_that_read(packed, config, read_positions)
+
+
+def _has_varlen_kernel(x_BTD: torch.Tensor, *, head_size: int, dropout: float) -> bool:
+    """Whether `torch.nn.attention.varlen` can: half precision on an Ampere GPU or later, no dropout, torch 2.11."""
+    if x_BTD.device.type != "cuda" or dropout or head_size % 8 or head_size > 256 or is_plain():
+        return False
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if matmul_dtype(x_BTD) not in HALF_PRECISION or version < (2, 11):
+        return False
+    return torch.cuda.get_device_capability(x_BTD.device) >= (8, 0)
+
+
+def _tiles_pay(config: ClozeBertConfig, x_BTD: torch.Tensor, attention_mask: Any) -> bool:
+    """Whether a windowed layer is cheaper in tiles than under a mask: long rows on a CPU, and nothing against it."""
+    assert config.sliding_window is not None
+    return (
+        config._attn_implementation == "sdpa"
+        and x_BTD.device.type == "cpu"
+        and (attention_mask is None or attention_mask.dim() == 2)
+        # Before the length is looked at: a compiled or exported graph would be tied to one side of the bound.
+        and not is_traced()
+        and not is_plain()
+        and x_BTD.shape[1] >= 8 * config.sliding_window
+    )
+
+
+def _tile_rows(config: ClozeBertConfig, x_BTD: torch.Tensor, attention_mask: torch.Tensor | None) -> TilePlan:
+    rows, length = x_BTD.shape[:2]
+    return plan_tiles(
+        torch.arange(0, (rows + 1) * length, length),
+        heads=config.num_attention_heads,
+        window=config.sliding_window,
+        valid_N=None if attention_mask is None else attention_mask.flatten() != 0,
+    )
+
+
+def varlen_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: PackedPlan,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """PyTorch's own kernel, at its scale of 1 / sqrt(K). Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    packed, window = attention_mask.packed, attention_mask.window
+    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
+    q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    sides: Any = (-1, -1) if window is None else (window, window)
+    bounds, longest = packed.cu_seq_lens, packed.max_length
+    out: Any = varlen_attn(q_NHK, k_NHK, v_NHK, bounds, bounds, longest, longest, window_size=sides)
+    return out.unflatten(0, (query.shape[0], query.shape[2])), None
+
+
+def padded_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: PackedPlan,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Documents as padded rows, and back. Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
+    packed, window = attention_mask.packed, attention_mask.window
+    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
+    index_SL, is_token_SL = packed.padded_index()
+    q_SHLK, k_SHLK, v_SHLK = (x.transpose(1, 2).flatten(0, 1)[index_SL].transpose(1, 2) for x in (query, key, value))
+    steps_L = torch.arange(index_SL.shape[1], device=index_SL.device)
+    # A query of padding sees all of its row: it is dropped below, and a row without a key would be NaN.
+    mask = is_token_SL[:, None, None, :] | ~is_token_SL[:, None, :, None]
+    if window is not None:
+        near_LL = (steps_L[:, None] - steps_L).abs() <= window
+        mask = mask & (near_LL | ~is_token_SL[:, None, :, None])
+    out_SHLK = F.scaled_dot_product_attention(q_SHLK, k_SHLK, v_SHLK, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    tokens = query.shape[0] * query.shape[2]
+    documents_N = packed.document_ids(tokens)
+    steps_N = torch.arange(tokens, device=index_SL.device) - packed.cu_seq_lens.long()[documents_N]
+    out_NHK = out_SHLK.transpose(1, 2)[documents_N, steps_N]
+    return out_NHK.unflatten(0, (query.shape[0], query.shape[2])), None
+
+
+__all__ = [
+    "PackedPlan", "can_read_alone", "make_masks", "padded_attention", "prepare", "tiles_that_read", "varlen_attention",
+]  # fmt: skip
