@@ -17,8 +17,8 @@ from typing import Any
 import transformers
 from transformers.utils import logging
 
-from .. import modeling
 from ..configuration.configuration_clozebert import ClozeBertConfig
+from ..modeling import modeling_clozebert
 from .architectures import NATIVE
 from .card import CARD_NAME, write_card
 from .hub_errors import explain
@@ -151,10 +151,10 @@ def load_clozebert(folder: Path, *, allow_pickle: bool = False) -> Any:
             f"{folder} holds a {values.get('model_type')} model, which is native already; convert it to 'clozebert'"
         )
     class_name = _class_name(folder, values)
-    if class_name not in modeling.__all__:
+    if class_name not in modeling_clozebert.__all__:
         raise ValueError(f"{class_name} (architectures in {folder / 'config.json'}) is not a class of clozebert")
     config = ClozeBertConfig.from_pretrained(folder)
-    return _load(getattr(modeling, class_name), folder, config, allow_pickle=allow_pickle)
+    return _load(getattr(modeling_clozebert, class_name), folder, config, allow_pickle=allow_pickle)
 
 
 def load_masked_lm(folder: Path) -> Any:

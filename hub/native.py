@@ -14,8 +14,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
-from .. import modeling
 from ..configuration.configuration_clozebert import ClozeBertConfig
+from ..modeling import modeling_clozebert
 from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
 from .architectures import NATIVE, PER_TOKEN, POOLED, Architecture, Rename, Values, rope_by_layer_type
 
@@ -74,7 +74,7 @@ def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> Cloze
     config = config_from_native(native.config, ending, base_pooler=getattr(native, "pooler", None) is not None)
     if native.config.architectures is not None:
         config.architectures = [f"ClozeBert{ending}"]
-    ours_class = getattr(modeling, f"ClozeBert{ending}")
+    ours_class = getattr(modeling_clozebert, f"ClozeBert{ending}")
     ours = build(ours_class, config)
     tensors = dict(native.state_dict())
     renamed: dict[str, torch.Tensor] = {}

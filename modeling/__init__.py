@@ -1,14 +1,16 @@
 """Everything that runs in `forward`: the encoder and its heads. Importing it registers them with the Auto classes."""
 
-from .classifiers import (
+from .encoding import encode, encode_ids
+from .modeling_clozebert import (
     ClozeBertForImageClassification,
+    ClozeBertForMaskedLM,
     ClozeBertForMultipleChoice,
     ClozeBertForQuestionAnswering,
     ClozeBertForSequenceClassification,
     ClozeBertForTokenClassification,
+    ClozeBertModel,
+    ClozeBertPreTrainedModel,
 )
-from .encoding import encode, encode_ids
-from .modeling_clozebert import ClozeBertForMaskedLM, ClozeBertModel, ClozeBertPreTrainedModel
 
 from . import registration as registration  # isort: skip  # last: it needs the classes above
 

@@ -23,34 +23,38 @@ CODE_FILES = (
     "blocks.py",
     "heads.py",
     "bundle.py",
-    "modeling_clozebert.py",
+    "encoder.py",
+    "masked_lm.py",
     "classifiers.py",
+    "modeling_clozebert.py",
 )
 _HERE = Path(__file__).parent
 # In two parts, so that it is not found in this file too.
 _PACKAGE_PREFIX, _FLAT_PREFIX = "from ..configuration" + ".", "from " + "."
 
-# Auto class -> the file and the class.
 _CLASS_OF_AUTO_CLASS = {
-    "AutoModel": "modeling_clozebert.ClozeBertModel",
-    "AutoModelForMaskedLM": "modeling_clozebert.ClozeBertForMaskedLM",
-    "AutoModelForPreTraining": "modeling_clozebert.ClozeBertForMaskedLM",
-    "AutoModelForSequenceClassification": "classifiers.ClozeBertForSequenceClassification",
-    "AutoModelForTokenClassification": "classifiers.ClozeBertForTokenClassification",
-    "AutoModelForQuestionAnswering": "classifiers.ClozeBertForQuestionAnswering",
-    "AutoModelForMultipleChoice": "classifiers.ClozeBertForMultipleChoice",
-    "AutoModelForImageClassification": "classifiers.ClozeBertForImageClassification",
+    "AutoModel": "ClozeBertModel",
+    "AutoModelForMaskedLM": "ClozeBertForMaskedLM",
+    "AutoModelForPreTraining": "ClozeBertForMaskedLM",
+    "AutoModelForSequenceClassification": "ClozeBertForSequenceClassification",
+    "AutoModelForTokenClassification": "ClozeBertForTokenClassification",
+    "AutoModelForQuestionAnswering": "ClozeBertForQuestionAnswering",
+    "AutoModelForMultipleChoice": "ClozeBertForMultipleChoice",
+    "AutoModelForImageClassification": "ClozeBertForImageClassification",
 }
 
 
 def auto_map() -> dict[str, str]:
     """`auto_map` of config.json: every Auto class, so that the folder of any head opens as any other."""
-    return {"AutoConfig": "configuration_clozebert.ClozeBertConfig", **_CLASS_OF_AUTO_CLASS}
+    return {
+        "AutoConfig": "configuration_clozebert.ClozeBertConfig",
+        **{auto: f"modeling_clozebert.{name}" for auto, name in _CLASS_OF_AUTO_CLASS.items()},
+    }
 
 
 def class_of_auto_class() -> dict[str, str]:
     """Auto class -> our class, by their names."""
-    return {auto: path.rpartition(".")[2] for auto, path in _CLASS_OF_AUTO_CLASS.items()}
+    return dict(_CLASS_OF_AUTO_CLASS)
 
 
 def write_code(directory: str | os.PathLike) -> list[str]:

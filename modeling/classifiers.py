@@ -21,6 +21,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
+from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
 from .heads import (
     Pooling,
     cross_entropy,
@@ -32,7 +33,6 @@ from .heads import (
 )
 from .inputs import leading_shape, row_mask
 from .kernels import Dropout
-from .modeling_clozebert import ClozeBertModel, ClozeBertPreTrainedModel
 from .packed import find_packed
 
 
@@ -190,10 +190,9 @@ class ClozeBertForQuestionAnswering(_Classifier):
         )
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = 0.5 * sum(
-                position_loss(logits_BT, positions_B, is_token_BT, num_items_in_batch)
-                for logits_BT, positions_B in ((start_BT, start_positions), (end_BT, end_positions))
-            )
+            of_start = position_loss(start_BT, start_positions, is_token_BT, num_items_in_batch)
+            of_end = position_loss(end_BT, end_positions, is_token_BT, num_items_in_batch)
+            loss = (of_start + of_end) / 2
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_BT,
@@ -228,11 +227,11 @@ class ClozeBertForMultipleChoice(_Classifier):
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None or given.dim() < 3:
             raise ValueError("give input_ids of shape [batch, choices, length], or inputs_embeds with a size after it")
-        rows = [
+        ids, mask, types, positions, embeds = (
             None if x is None else x.flatten(0, 1)
             for x in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        ]
-        pooled_BD, outputs = self._encode_and_pool(*rows, kwargs)
+        )
+        pooled_BD, outputs = self._encode_and_pool(ids, mask, types, positions, embeds, kwargs)
         logits = self._classify(pooled_BD).view(-1, given.shape[1])
         return MultipleChoiceModelOutput(
             loss=None if labels is None else cross_entropy(logits, labels, num_items_in_batch),

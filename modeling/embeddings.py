@@ -28,7 +28,8 @@ class TextEmbeddings(nn.Module):
             raise ValueError(f"pad_token_id={config.pad_token_id} must lie below vocab_size={config.vocab_size}")
         self.config = config
         self.size = size
-        self.pad_token_id = config.pad_token_id
+        self.pad_token_id: Any = config.pad_token_id
+        self.counts_tokens = config.position_rule == "non_pad"
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
         self.positions = PositionEmbeddings(config, size)
@@ -45,10 +46,8 @@ class TextEmbeddings(nn.Module):
         inputs_embeds: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Shape: ids [B, T] or inputs_embeds [B, T, E], position_ids [B or 1, T] counted from 0 -> [B, T, D], and the
-        positions, which are counted where they are not given.
-        """
+    ) -> torch.Tensor:
+        """Shape: ids [B, T] or inputs_embeds [B, T, E], position_ids [B or 1, T] counted from 0 -> [B, T, D]."""
         if inputs_embeds is None:
             assert input_ids is not None
             rows = rows_of(self.word_embeddings, self.config.vocab_size)
@@ -69,12 +68,24 @@ class TextEmbeddings(nn.Module):
         elif token_type_ids is not None and token_type_ids.device.type == "cpu" and values_of(token_type_ids.any()):
             raise ValueError("token_type_ids are not all 0, but this model has type_vocab_size=0")
         if position_ids is None:
-            position_ids = self.positions.count(x_BTE, input_ids)
+            position_ids = self.count_positions(input_ids, x_BTE)
         x_BTE = self.positions(x_BTE, position_ids)
         if self.norm is not None:
             x_BTE = self.norm(x_BTE)
         x_BTE = self.dropout(x_BTE)
-        return (x_BTE if self.projection is None else self.projection(x_BTE)), position_ids
+        return x_BTE if self.projection is None else self.projection(x_BTE)
+
+    def count_positions(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+        """Positions [B or 1, T] from 0. Rule `row` counts columns; rule `non_pad` counts tokens that are not padding.
+
+        Under `non_pad` a padding token stands at -1, the row before the first; without ids all tokens count.
+        """
+        if input_ids is None or not self.counts_tokens:
+            given = input_ids if input_ids is not None else inputs_embeds
+            assert given is not None
+            return torch.arange(given.shape[1], device=given.device).unsqueeze(0)
+        is_token_BT = input_ids.ne(self.pad_token_id).long()
+        return is_token_BT.cumsum(dim=1) * is_token_BT - 1
 
 
 class PositionEmbeddings(nn.Module):
@@ -88,11 +99,10 @@ class PositionEmbeddings(nn.Module):
         self.kind = config.position_embedding_type
         self.offset = config.position_offset
         self.num_rows = config.max_position_embeddings + self.offset
-        self.non_pad_of = config.pad_token_id if config.position_rule == "non_pad" else None
         self.table = None
         if self.kind == "absolute":
             # A row that no token stands on stays zero, as padding rows of RoBERTa do.
-            padding_idx = self.offset - 1 if self.non_pad_of is not None and self.offset else None
+            padding_idx = self.offset - 1 if config.position_rule == "non_pad" and self.offset else None
             self.table = nn.Embedding(self.num_rows, size, padding_idx=padding_idx)
 
     def forward(self, x_BTE: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
@@ -105,16 +115,6 @@ class PositionEmbeddings(nn.Module):
         known = rows_of(self.table, self.num_rows)
         check_ids(rows, known, name="position_ids", limit="max_position_embeddings")
         return x_BTE + self.table(rows)
-
-    def count(self, x_BTE: torch.Tensor, input_ids: torch.Tensor | None) -> torch.Tensor:
-        """Positions [B or 1, T] from 0. Rule `row` counts columns; rule `non_pad` counts tokens that are not padding.
-
-        Under `non_pad` a padding token stands at -1, the row before the first; without ids all tokens count.
-        """
-        if self.non_pad_of is None or input_ids is None:
-            return torch.arange(x_BTE.shape[1], device=x_BTE.device).unsqueeze(0)
-        is_token_BT = (input_ids != self.non_pad_of).long()
-        return is_token_BT.cumsum(dim=1) * is_token_BT - 1
 
 
 class ImageEmbeddings(nn.Module):
@@ -166,10 +166,10 @@ class ImageEmbeddings(nn.Module):
 
     def forward(
         self, pixel_values: torch.Tensor | None, *, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
-    ) -> tuple[torch.Tensor, None]:
+    ) -> torch.Tensor:
         """Shape: [B, channels, height, width] -> [B, 1 + patches, D]. Given embeddings are taken as they are."""
         if inputs_embeds is not None:
-            return inputs_embeds, None
+            return inputs_embeds
         assert pixel_values is not None
         rows, columns = (side // self.patch_size for side in pixel_values.shape[2:])
         x_BTD = self.projection(pixel_values.to(self.projection.weight.dtype)).flatten(2).transpose(1, 2)
@@ -179,7 +179,7 @@ class ImageEmbeddings(nn.Module):
             x_BTD = x_BTD + positions
         if self.norm is not None:
             x_BTD = self.norm(x_BTD)
-        return self.dropout(x_BTD), None
+        return self.dropout(x_BTD)
 
     def position_table(self, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor | None:
         """Positions [1, 1 + rows * columns, D] for a grid of patches, or None."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from .modeling_clozebert import ClozeBertModel
+from .encoder import ClozeBertModel
 from .packed import Packed, batches_by_length
 
 _TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 4096, 131_072

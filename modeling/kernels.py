@@ -61,6 +61,8 @@ def is_traced() -> bool:
 
 def is_transformed() -> bool:
     """Whether `torch.func` is at work (`grad`, `vmap` …). PyTorch has no public way to ask."""
+    if torch.compiler.is_compiling():
+        return False
     functorch = getattr(torch._C, "_functorch", None)
     transforms = getattr(functorch, "peek_interpreter_stack", None)
     return transforms is not None and transforms() is not None

@@ -76,7 +76,7 @@ class Packed:
 
     def first_tokens(self) -> torch.Tensor:
         """The index of each document's first token, [S]; of an empty one at the end, of the last token."""
-        return self.cu_seq_lens[:-1].long().clamp(max=self.position_ids.shape[-1] - 1)
+        return torch.minimum(self.cu_seq_lens[:-1], self.cu_seq_lens[-1] - 1).long()
 
     def document_ids(self, tokens: int) -> torch.Tensor:
         """The document of each token, [N], counted from 0."""

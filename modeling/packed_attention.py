@@ -91,7 +91,7 @@ def _plan_packed(
 ) -> TilePlan | PackedPlan:
     """How the layers of one type attend over packed documents."""
     if x_BTD.device.type == "cpu" and not is_plain() and not is_transformed():
-        return tiles_of(packed, config, layer_type)
+        return _tiles_of(packed, config, layer_type)
     window = config.sliding_window if layer_type == "sliding_attention" else None
     dropout = config.attention_probs_dropout_prob if training else 0.0
     has_kernel = _has_varlen_kernel(x_BTD, head_size=config.hidden_size // config.num_attention_heads, dropout=dropout)
@@ -99,7 +99,7 @@ def _plan_packed(
 
 
 @torch.compiler.disable
-def tiles_of(packed: Packed, config: ClozeBertConfig, layer_type: str) -> TilePlan:
+def _tiles_of(packed: Packed, config: ClozeBertConfig, layer_type: str) -> TilePlan:
     """The tiles of one layer type, made once for a batch."""
     key = (layer_type, torch.is_grad_enabled())
     if key not in packed.plans:
@@ -108,16 +108,23 @@ def tiles_of(packed: Packed, config: ClozeBertConfig, layer_type: str) -> TilePl
     return packed.plans[key]
 
 
-def can_read_alone(mask: Any, packed: Packed | None) -> bool:
-    """Whether a layer with this mask can work for some tokens only: in tiles, of one row, without a window."""
-    return packed is not None and isinstance(mask, TilePlan) and mask.window is None
+def read_in_last_layer(
+    mask: Any, x_BTD: torch.Tensor, packed: Packed | None, positions_R: torch.Tensor, config: ClozeBertConfig
+) -> tuple[Any, torch.Tensor]:
+    """The last layer's mask, and where the tokens that are read stand in its output, [R].
+
+    Packed in one row, in tiles and without a window, the layer works for these tokens alone.
+    """
+    has_tiles = isinstance(mask, TilePlan) and mask.window is None
+    if packed is None or not has_tiles or x_BTD.shape[0] != 1 or not len(positions_R):
+        return mask, positions_R
+    return _tiles_that_read(packed, config, positions_R)
 
 
 @torch.compiler.disable
-def tiles_that_read(
+def _tiles_that_read(
     packed: Packed, config: ClozeBertConfig, positions_R: torch.Tensor
 ) -> tuple[TilePlan, torch.Tensor]:
-    """The tiles of a last layer that works for R tokens alone, and where each of these stands in its output, [R]."""
     key = ("read", torch.is_grad_enabled())
     known = packed.plans.get(key)
     if known is None or known[0] is not positions_R:
@@ -135,9 +142,9 @@ def prepare(packed: Packed, config: ClozeBertConfig, *, training: bool, read_pos
         layer_types = [config.attention_type(layer) for layer in range(config.num_hidden_layers)]
         reads = read_positions is not None and layer_types[-1] == "full_attention"
         for layer_type in set(layer_types[:-1] if reads else layer_types):
-            tiles_of(packed, config, layer_type)
+            _tiles_of(packed, config, layer_type)
         if reads and read_positions is not None:
-            tiles_that_read(packed, config, read_positions)
+            _tiles_that_read(packed, config, read_positions)
 
 
 def _has_varlen_kernel(x_BTD: torch.Tensor, *, head_size: int, dropout: float) -> bool:
@@ -224,6 +231,4 @@ def padded_attention(
     return out_NHK.unflatten(0, (query.shape[0], query.shape[2])), None
 
 
-__all__ = [
-    "PackedPlan", "can_read_alone", "make_masks", "padded_attention", "prepare", "tiles_that_read", "varlen_attention",
-]  # fmt: skip
+__all__ = ["PackedPlan", "make_masks", "padded_attention", "prepare", "read_in_last_layer", "varlen_attention"]

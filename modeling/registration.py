@@ -3,12 +3,8 @@
 from transformers.models.auto import modeling_auto
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from . import classifiers, modeling_clozebert
-from .bundle import auto_map
+from . import modeling_clozebert
+from .bundle import class_of_auto_class
 
-_FILES = {"modeling_clozebert": modeling_clozebert, "classifiers": classifiers}
-
-for _auto_class, _path in auto_map().items():
-    _file, _class = _path.split(".")
-    if _file in _FILES:
-        getattr(modeling_auto, _auto_class).register(ClozeBertConfig, getattr(_FILES[_file], _class), exist_ok=True)
+for _auto_class, _class in class_of_auto_class().items():
+    getattr(modeling_auto, _auto_class).register(ClozeBertConfig, getattr(modeling_clozebert, _class), exist_ok=True)

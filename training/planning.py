@@ -40,8 +40,6 @@ GIB = 1 << 30
 _FREE_SHARE, _FREE_BYTES = 0.06, GIB
 # How many logits in half precision are widened to float32 at once, by the loss.
 _WIDENED_ON_CPU, _WIDENED = 1 << 20, 1 << 28
-# As in modeling/: keys up to which attention on a CPU keeps its weights, and inner activations that are not all kept.
-_KEEPS_SCORES_UP_TO, _COMPUTED_AGAIN_FROM = 256, 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,6 +325,8 @@ def activation_bytes(
         tokens: of the micro-batch.
         predicted: the share of them that is.
     """
+    from ..modeling.kernels import RECOMPUTE_FROM, SHORT_IN_TRAINING
+
     symbols = symbols_of(config, batch_size=1, length=1)
     d, g, f, heads = (symbols[name] for name in "DGFH")
     c = 2 if half else 4
@@ -335,10 +335,10 @@ def activation_bytes(
     of_keys = norm + c * d + c * 2 * g  # all that the last layer needs of tokens that are not predicted
     of_queries: float = norm + c * d + c * 2 * d + 4 * heads
     if on_cpu:
-        of_queries += c * heads * length if half and length <= _KEEPS_SCORES_UP_TO else c * d
+        of_queries += c * heads * length if half and length <= SHORT_IN_TRAINING else c * d
     if config.qk_norm:
         of_keys, of_queries = of_keys + 4 * g, of_queries + 4 * d
-    if tokens * f >= _COMPUTED_AGAIN_FROM:
+    if tokens * f >= RECOMPUTE_FROM:
         of_queries += c * (2 * f if glu else f)
     else:
         of_queries += c * (4 * f if glu else 2 * f)

@@ -457,13 +457,13 @@ def test_press_wolf_the_decoder_is_the_embedding_table():
 
 def test_liu_positions_of_roberta_count_tokens_that_are_not_padding():
     model = build(ClozeBertModel, tiny_config(positions="absolute", position_rule="non_pad"))
-    embeddings = model.embeddings.positions
+    embeddings = model.embeddings
     ids = torch.tensor([[PAD, PAD, 9, 8, PAD], [7, 7, 7, 7, 7]])
     x = torch.zeros(2, 5, 24, dtype=torch.float64)
-    assert embeddings.count(x, ids).tolist() == [[-1, -1, 0, 1, -1], [0, 1, 2, 3, 4]]
-    rows = embeddings(x, input_ids=ids, position_ids=None)
-    assert torch.equal(rows[0, 2], embeddings.table.weight[PAD + 1])
-    assert torch.equal(rows[0, 0], embeddings.table.weight[PAD])
+    assert embeddings.count_positions(ids, x).tolist() == [[-1, -1, 0, 1, -1], [0, 1, 2, 3, 4]]
+    rows = embeddings.positions(x, embeddings.count_positions(ids, x))
+    assert torch.equal(rows[0, 2], embeddings.positions.table.weight[PAD + 1])
+    assert torch.equal(rows[0, 0], embeddings.positions.table.weight[PAD])
 
 
 def test_dosovitskiy_patches_are_read_row_by_row_after_a_class_token():

@@ -254,13 +254,13 @@ def test_inputs_are_not_changed():
 )
 @pytest.mark.parametrize(("length", "gathers"), [(32, False), (31, True)])
 def test_documents_of_one_length_are_attended_where_they_stand(shape, length, gathers, monkeypatch):
-    from clozebert.modeling import ragged_attention
+    from clozebert.modeling import attention_tiles
 
     model = build(ClozeBertModel, tiny_config("sdpa", max_position_embeddings=64, **shape)).double().eval()
     ids = torch.as_tensor(random_ids(3, length))
     bounds = torch.arange(0, 3 * length + 1, length, dtype=torch.int32)
-    take, taken = ragged_attention._take, []
-    monkeypatch.setattr(ragged_attention, "_take", lambda *args: taken.append(1) or take(*args))
+    take, taken = attention_tiles._take, []
+    monkeypatch.setattr(attention_tiles, "_take", lambda *args: taken.append(1) or take(*args))
     found = model(ids.reshape(1, -1), cu_seq_lens_q=bounds).last_hidden_state.view(3, length, -1)
     wanted = model(ids).last_hidden_state
     assert bool(taken) == gathers

@@ -14,9 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.configuration import list_recipes
 from clozebert.corpus import Corpus, Mixture, RowIndex
-from clozebert.modeling import blocks, ragged_attention
+from clozebert.modeling import kernels
 from clozebert.scripts.plan import main
-from clozebert.training import PretrainingArguments, planning
+from clozebert.training import PretrainingArguments
 from clozebert.training.optimizers import make_optimizer
 from clozebert.training.planning import (
     DEVICES,
@@ -114,12 +114,7 @@ def test_kept_activations_are_autograds(
 
     Documents of 32 tokens and of 64: of one length, they would be attended where they stand, and less is kept.
     """
-    assert (planning._COMPUTED_AGAIN_FROM, planning._KEEPS_SCORES_UP_TO) == (
-        blocks._COMPUTED_AGAIN_FROM,
-        ragged_attention._SHORT_IN_TRAINING,
-    )
-    for module in (blocks, planning):
-        monkeypatch.setattr(module, "_COMPUTED_AGAIN_FROM", 1 if computed_again else 1 << 60)
+    monkeypatch.setattr(kernels, "RECOMPUTE_FROM", 1 if computed_again else 1 << 60)
     config = ClozeBertConfig(**{**changes, "max_position_embeddings": 64})
     model = ClozeBertModel(config)
 
@@ -204,7 +199,7 @@ def test_calibration_is_on_the_batches_of_the_run(tmp_path: Path) -> None:
     first, second = next(batches), next(batches)
     for batch in (first, second):
         assert 0.9 * 6 * 32 < batch["input_ids"].numel() <= 6 * 32
-        assert len(batch["cu_seq_lens_q"]) > 7
+        assert batch["packed"].num_documents > 6
     assert first["input_ids"].tolist() != second["input_ids"].tolist()
 
 

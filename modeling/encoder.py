@@ -1,0 +1,262 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""The encoder as a transformers model: what it does with a batch, and how it is loaded, saved and initialised.
+
+Shapes: B rows, T tokens of a row, D hidden size, V vocabulary, M masked positions, R tokens that are read.
+
+A batch is rows with padding under an `attention_mask`, or documents packed end to end (packed.py): then no document
+sees another, and heads over pooled vectors return one row for each document.
+"""
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+)
+from transformers.modeling_utils import PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from ..configuration.configuration_clozebert import ClozeBertConfig
+from .attention import Attention
+from .blocks import EncoderLayer, make_norm
+from .bundle import auto_map, push_folder, write_code
+from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings, check_ids
+from .heads import (
+    DenseHead,
+    Pooling,
+)
+from .inputs import check_length, check_mask, check_text, row_mask
+from .kernels import HALF_PRECISION, is_plain, is_traced, matmul_dtype
+from .packed import Packed, find_packed
+from .packed_attention import make_masks, read_in_last_layer
+
+# A packed run in half precision is filled up to a multiple of this, so that oneDNN's kernels recur.
+_RECURRING_SIZE = 64
+
+
+class ClozeBertPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initialisation. A saved folder carries this code, so it opens without clozebert too."""
+
+    config: ClozeBertConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["TextEmbeddings", "ImageEmbeddings", "EncoderLayer"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": Attention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Normal with `initializer_range`; biases, padding rows and tables of positions nobody stands on are zero."""
+        super()._init_weights(module)
+        std = self.config.initializer_range
+        if isinstance(module, ImageEmbeddings):
+            init.zeros_(module.class_token)
+            if module.table is not None:
+                init.trunc_normal_(module.table, mean=0.0, std=std)
+        elif getattr(module, "is_output_projection", False):
+            # By a mark of their own: transformers calls this for modules that hold parameters, which no block does.
+            self._init_output_projection(module)
+
+    def _init_output_projection(self, projection: nn.Module) -> None:
+        """The two projections that write into the residual stream may start smaller (Radford et al. 2019) or at 0."""
+        if self.config.output_projection_init == "zero":
+            init.zeros_(projection.weight)  # type: ignore[arg-type]
+        elif self.config.output_projection_init == "scaled":
+            std = self.config.initializer_range / (2 * self.config.num_hidden_layers) ** 0.5
+            init.normal_(projection.weight, mean=0.0, std=std)  # type: ignore[arg-type]
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        push_to_hub: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """As transformers' own, with the model's code beside the weights and every Auto class in config.json."""
+        self.config.auto_map = auto_map()
+        super().save_pretrained(save_directory, is_main_process, state_dict, False, *args, **kwargs)
+        if is_main_process and os.path.isdir(save_directory):
+            code_files = write_code(save_directory)
+            if push_to_hub:
+                push_folder(save_directory, code_files, kwargs)
+
+    def _encode(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The encoder's output, under a head: of ids, mask, token types, positions and embeddings."""
+        *others, inputs_embeds = inputs
+        return self.model(*others, inputs_embeds=inputs_embeds, **{**kwargs, "return_dict": True})
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Nothing to do: `save_pretrained` writes the code and the whole auto_map for every class anyway."""
+
+
+class ClozeBertModel(ClozeBertPreTrainedModel):
+    """The encoder without a head: token ids (or pixels) to one vector for each token (or patch).
+
+    With `base_pooler` in the configuration it pools, too, unless `add_pooling_layer` is False, as under a head.
+    """
+
+    def __init__(self, config: ClozeBertConfig, add_pooling_layer: bool = True):
+        super().__init__(config)
+        self.embeddings = TextEmbeddings(config) if config.image_size is None else ImageEmbeddings(config)
+        if config.image_size is not None:
+            self.main_input_name = "pixel_values"
+            self.input_modalities = ("image",)  # type: ignore[assignment]  # a tuple in transformers too
+        self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_hidden_layers))
+        has_final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
+        self.final_norm = make_norm(config, config.hidden_size) if has_final_norm else nn.Identity()
+        self.rotary_emb = RotaryEmbedding(config) if config.position_embedding_type == "rope" else None
+        self.pooling = self.pooler = None
+        if config.base_pooler and add_pooling_layer:
+            self.pooling = Pooling(config)
+            self.pooler = DenseHead(
+                config, size=config.hidden_size, activation=config.classifier_activation, norm=config.classifier_norm
+            )
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        if isinstance(self.embeddings, ImageEmbeddings):
+            return self.embeddings.projection
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        if isinstance(self.embeddings, ImageEmbeddings):
+            self.embeddings.projection = value  # type: ignore[assignment]
+        else:
+            self.embeddings.word_embeddings = value  # type: ignore[assignment]
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | dict[str, Any] | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        pixel_values: torch.Tensor | None = None,
+        packed: Packed | None = None,
+        read_positions: torch.Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        """Encode a batch.
+
+        Args:
+            input_ids: [B, T] token ids; or `inputs_embeds` [B, T, E]; or, for an image model, `pixel_values`
+                [B, channels, height, width].
+            attention_mask: [B, T], nonzero at tokens, holes allowed; None: all are tokens. Or a mask [B, 1, T, T], or
+                one for each layer type, in the form that the attention implementation takes.
+            token_type_ids: [B, T], 0 where not given.
+            position_ids: [B or 1, T], counted from 0; by the configuration's rule where not given.
+            packed: the documents of a batch that is packed, in place of a mask. `cu_seq_lens_q` [documents + 1] says
+                the same, as transformers' flattening collator gives it; and so do positions that restart within a row.
+            read_positions: [R] indices into the B * T tokens, the only ones whose last hidden state is wanted: of
+                packed documents on a CPU, the last layer works for these only.
+
+        Returns:
+            last_hidden_state [B, T, D], zero at padding, and with `base_pooler` pooler_output [B, D] (a row for each
+            packed document); or last_hidden_state [1, R, D] at `read_positions`. hidden_states (the last of which is
+            last_hidden_state) and attentions where asked for.
+
+        Raises:
+            ValueError: inputs that contradict one another or the configuration, before anything is computed.
+        """
+        shape_BT = self._check_inputs(input_ids, attention_mask, token_type_ids, inputs_embeds, pixel_values)
+        packed = find_packed(packed, attention_mask, position_ids, shape_BT, kwargs)
+        check_length(self.config, shape_BT, packed)
+        if read_positions is not None:
+            check_ids(read_positions, shape_BT.numel(), name="read_positions", limit="batch * length")
+        if packed is not None:
+            position_ids = packed.position_ids
+        elif position_ids is None and isinstance(self.embeddings, TextEmbeddings):
+            position_ids = self.embeddings.count_positions(input_ids, inputs_embeds)
+        x_BTD = self.embeddings(
+            pixel_values if self.config.image_size is not None else input_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+        )
+        run, shows_states = packed, self._shows_states(kwargs)
+        if run is not None and not shows_states and self._sizes_should_recur(x_BTD):
+            x_BTD, run = run.fill_up(x_BTD, _RECURRING_SIZE)
+            position_ids = run.position_ids
+        tables = self._rotary_tables(x_BTD, position_ids)
+        masks = make_masks(self.config, x_BTD, attention_mask, run, training=self.training)
+        index_R = read_positions
+        if read_positions is not None and not shows_states:
+            masks[-1], index_R = read_in_last_layer(masks[-1], x_BTD, run, read_positions, self.config)
+        if run is not None and self.config._attn_implementation.startswith("flash"):
+            kwargs = {**kwargs, **run.flash_arguments()}
+
+        layer: Any
+        for layer, mask in zip(self.layers, masks, strict=True):
+            x_BTD = layer(x_BTD, attention_mask=mask, position_embeddings=tables[layer.attention_type], **kwargs)
+        x_BTD = self.final_norm(x_BTD)
+
+        mask_BT = row_mask(attention_mask)
+        if mask_BT is not None:
+            x_BTD = x_BTD.masked_fill(mask_BT.unsqueeze(-1) == 0, 0)
+        if index_R is not None:
+            return BaseModelOutputWithPooling(last_hidden_state=x_BTD.flatten(0, 1)[index_R].unsqueeze(0))
+        x_BTD = x_BTD[:, : shape_BT[1]]
+        pooled_BD = None
+        if self.pooling is not None and self.pooler is not None:
+            pooled_BD = self.pooler(self.pooling(x_BTD, mask_BT, packed))
+        return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled_BD)
+
+    def _rotary_tables(self, x_BTD: torch.Tensor, position_ids: torch.Tensor | None) -> dict[str, Any]:
+        """Cosines and sines for each layer type, None where positions are not rotary."""
+        layer_types = {str(layer.attention_type) for layer in self.layers}
+        if self.rotary_emb is None:
+            return dict.fromkeys(layer_types)
+        return {layer_type: self.rotary_emb(x_BTD, position_ids, layer_type) for layer_type in layer_types}
+
+    def _check_inputs(
+        self,
+        input_ids: torch.Tensor | None,
+        attention_mask: Any,
+        token_type_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        pixel_values: torch.Tensor | None,
+    ) -> torch.Size:
+        """Refuse what contradicts itself or the configuration; the batch's rows and tokens, [B, T]."""
+        if isinstance(self.embeddings, ImageEmbeddings):
+            if pixel_values is None and inputs_embeds is None:
+                raise ValueError("this is an image model (image_size is set): give pixel_values or inputs_embeds")
+            shape_BT = self.embeddings.shape_of(pixel_values) if inputs_embeds is None else inputs_embeds.shape[:2]
+            check_mask(attention_mask, shape_BT)
+            return shape_BT
+        if pixel_values is not None:
+            raise ValueError("pixel_values given to a text model: its configuration has image_size=None")
+        return check_text(input_ids, attention_mask, token_type_ids, inputs_embeds)
+
+    def _shows_states(self, kwargs: dict[str, Any]) -> bool:
+        """Whether states of layers are asked for, all or some: then they are those of all tokens, and of no others."""
+        asked = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        return asked is not None and asked is not False
+
+    def _sizes_should_recur(self, x_BTD: torch.Tensor) -> bool:
+        """Whether oneDNN would compile half-precision kernels for this batch's size anew."""
+        return (
+            x_BTD.device.type == "cpu"
+            and matmul_dtype(x_BTD) in HALF_PRECISION
+            and x_BTD.shape[0] == 1
+            and self.config._attn_implementation == "sdpa"
+            and not is_plain()
+            and not is_traced()
+        )
+
+
+__all__ = ["ClozeBertModel", "ClozeBertPreTrainedModel"]

@@ -1,0 +1,97 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""The encoder that predicts masked tokens.
+
+Shapes: B rows, T tokens of a row, D hidden size, V vocabulary, M masked positions.
+"""
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import MaskedLMOutput
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.generic import can_return_tuple
+
+from ..configuration.configuration_clozebert import ClozeBertConfig
+from .embeddings import check_ids
+from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
+from .heads import DenseHead, cross_entropy
+from .inputs import leading_shape
+
+
+class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
+    """The encoder with a masked-LM head: dense, activation, norm, and the (tied) projection onto the vocabulary."""
+
+    _tied_weights_keys = {"decoder.weight": "model.embeddings.word_embeddings.weight"}
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__(config)
+        if config.image_size is not None:
+            raise ValueError(f"ClozeBertForMaskedLM is a text model, but image_size={config.image_size} is set")
+        self.model = ClozeBertModel(config, add_pooling_layer=False)
+        size = config.embedding_size or config.hidden_size
+        activation = config.prediction_activation or config.hidden_act
+        self.head: nn.Module = nn.Identity()
+        if config.prediction_dense:
+            self.head = DenseHead(config, size=size, activation=activation, norm=True)
+        elif size != config.hidden_size:
+            raise ValueError(
+                f"prediction_dense=False leaves nothing between hidden_size={config.hidden_size} and "
+                f"embedding_size={size}: make them equal"
+            )
+        self.decoder = nn.Linear(size, config.vocab_size, bias=config.decoder_bias)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.decoder
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.decoder = new_embeddings
+
+    @can_return_tuple
+    def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        masked_positions: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MaskedLMOutput:
+        """The inputs of `ClozeBertModel`, and
+
+        Args:
+            labels: [B, T] ids, -100 where nothing is to be predicted; with `masked_positions`, [M].
+            masked_positions: [M] indices into the B * T tokens: logits are computed there only.
+            num_items_in_batch: labels in the whole global batch; the loss is divided by it.
+
+        Returns:
+            loss; logits [B, T, V], or [M, V] at `masked_positions`, or at the labelled positions with
+            `sparse_prediction`.
+        """
+        if masked_positions is None and labels is not None and self.config.sparse_prediction:
+            masked_positions = (labels.flatten() != -100).nonzero().squeeze(1)
+            labels = labels.flatten()[masked_positions]
+        elif masked_positions is not None and labels is not None and labels.shape != masked_positions.shape:
+            raise ValueError(
+                f"labels of shape {tuple(labels.shape)} must have masked_positions' shape, "
+                f"{tuple(masked_positions.shape)}"
+            )
+        if masked_positions is not None:
+            tokens = leading_shape(input_ids, inputs_embeds).numel()
+            check_ids(masked_positions, tokens, name="masked_positions", limit="batch * length")
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self._encode(*inputs, read_positions=masked_positions, **kwargs)
+        x = outputs.last_hidden_state
+        logits = self.decoder(self.head(x if masked_positions is None else x[0]))
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items_in_batch)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+__all__ = ["ClozeBertForMaskedLM"]
