@@ -6,6 +6,15 @@ import difflib
 import warnings
 from typing import Any
 
+import transformers
+
+# Before the imports that older releases lack: the reason, and not the name of what is missing.
+if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 4):
+    raise ImportError(
+        f"the code of this model needs transformers 5.4 or newer, and {transformers.__version__} is installed: "
+        f"pip install --upgrade transformers"
+    )
+
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -37,6 +46,7 @@ _POSITIVE = (
     "max_position_embeddings", "embedding_size", "image_size", "patch_size", "num_channels", "sliding_window",
 )  # fmt: skip
 _NOT_NEGATIVE = ("type_vocab_size", "position_offset", "norm_eps", "initializer_range")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 # What each type of rotary positions needs beside its base, and what it may have.
 _ROPE_NEEDS = {
     "default": (),
@@ -185,8 +195,15 @@ class ClozeBertConfig(PreTrainedConfig):
         for key in kwargs:
             if key not in _KEYS_OF_TRANSFORMERS:
                 raise ValueError(unknown_key_message(key, self.field_names()))
-        self._check_values()
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        self.check_together()
         super().__post_init__(**kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A value that is impossible by itself is refused, whoever sets it: the constructor, a file, an override."""
+        _check_value(name, value)
+        super().__setattr__(name, value)
 
     @classmethod
     def field_names(cls) -> list[str]:
@@ -213,16 +230,33 @@ class ClozeBertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As the base class, but a key this version does not know is a warning: a newer version may have written it."""
+        """As the base class. Keys that are not ours are kept, with a warning; an override that nearly is one of ours
+        is an error.
+
+        Raises:
+            ValueError: an override that is nearly a field, or values that contradict one another.
+        """
         known = {*cls.field_names(), *_KEYS_OF_TRANSFORMERS}
-        unknown = [key for key in config_dict if key not in known]
-        if unknown:
+        foreign = {key: value for key, value in config_dict.items() if key not in known}
+        if foreign:
+            hints = (difflib.get_close_matches(key, cls.field_names(), n=1, cutoff=0.85) for key in foreign)
+            named = [f"{key} (is {near[0]} meant?)" if near else key for key, near in zip(foreign, hints, strict=True)]
             warnings.warn(
-                f"the configuration holds keys that this version of clozebert does not know and leaves out: "
-                f"{', '.join(sorted(unknown))}; a newer version may have written them",
+                f"the configuration holds keys that this version of clozebert does not know: {', '.join(named)}; they "
+                f"are kept and have no effect here; a newer version or another program may have written them",
                 stacklevel=2,
             )
-        return super().from_dict({key: value for key, value in config_dict.items() if key in known}, **kwargs)
+        for key in kwargs:
+            if key not in {*known, *foreign} and difflib.get_close_matches(key, cls.field_names(), n=1, cutoff=0.85):
+                raise ValueError(unknown_key_message(key, cls.field_names()))
+        values = {key: value for key, value in config_dict.items() if key in known}
+        _follow_heads(values, kwargs)
+        found = super().from_dict(values, **kwargs)
+        config = found[0] if isinstance(found, tuple) else found
+        for key, value in foreign.items():
+            setattr(config, key, value)
+        config.check_together()
+        return found
 
     def attention_type(self, layer_idx: int) -> str:
         """`full_attention` or `sliding_attention`."""
@@ -252,35 +286,19 @@ class ClozeBertConfig(PreTrainedConfig):
         self.rope_parameters = parameters if self.layer_types is not None else parameters["full_attention"]
         return kwargs
 
-    def _check_values(self) -> None:
-        """Refuse values that are impossible by themselves or contradict one another.
+    def check_together(self) -> None:
+        """Refuse values that contradict one another; the constructor, `from_dict` and every model ask for it.
 
         Divisibility of sizes is the model's to check: transformers builds configurations in steps.
+
+        Raises:
+            ValueError: names the fields.
         """
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                nearest = difflib.get_close_matches(str(value), choices, n=1)
-                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-                raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}{hint}")
-        for name in _PROBABILITIES:
-            value = getattr(self, name)
-            if isinstance(value, (int, float)) and not 0 <= value <= 1:
-                raise ValueError(f"{name}={value} is a probability: it must lie between 0 and 1")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if isinstance(value, int) and value <= 0:
-                raise ValueError(f"{name}={value} must be at least 1")
-        for name in _NOT_NEGATIVE:
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         layer_types = self.layer_types or []
-        for layer_type in layer_types:
-            if layer_type not in ("full_attention", "sliding_attention"):
-                raise ValueError(f"layer_types holds {layer_type!r}; it may hold full_attention and sliding_attention")
         if self.layer_types is not None and len(layer_types) != self.num_hidden_layers:
             raise ValueError(
-                f"layer_types names {len(layer_types)} layers, but num_hidden_layers={self.num_hidden_layers}"
+                f"layer_types names {len(layer_types)} layers, but num_hidden_layers={self.num_hidden_layers}: give "
+                f"both, or layer_types=None for full attention in every layer"
             )
         if "sliding_attention" in layer_types and self.sliding_window is None:
             raise ValueError("layer_types holds sliding_attention, so sliding_window must be set (tokens on each side)")
@@ -299,6 +317,31 @@ class ClozeBertConfig(PreTrainedConfig):
             )
 
 
+def _check_value(name: str, value: Any) -> None:
+    """Refuse a field's value that is impossible whatever the others are."""
+    if name in _CHOICES and value not in _CHOICES[name]:
+        nearest = difflib.get_close_matches(str(value), _CHOICES[name], n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(_CHOICES[name])}{hint}")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if name in _PROBABILITIES and is_number and not 0 <= value <= 1:
+        raise ValueError(f"{name}={value} is a probability: it must lie between 0 and 1")
+    if name in _POSITIVE and is_number and value <= 0:
+        raise ValueError(f"{name}={value} must be at least 1")
+    if name in _NOT_NEGATIVE and is_number and value < 0:
+        raise ValueError(f"{name}={value} must not be negative")
+    for layer_type in (value or []) if name == "layer_types" else []:
+        if layer_type not in _LAYER_TYPES:
+            raise ValueError(f"layer_types holds {layer_type!r}; it may hold {' and '.join(_LAYER_TYPES)}")
+
+
+def _follow_heads(values: dict[str, Any], overrides: dict[str, Any]) -> None:
+    """Key heads that are as many as the heads stay so when the heads are overridden."""
+    is_overridden = "num_attention_heads" in overrides and "num_key_value_heads" not in overrides
+    if is_overridden and values.get("num_key_value_heads") == values.get("num_attention_heads"):
+        overrides["num_key_value_heads"] = overrides["num_attention_heads"]
+
+
 def _check_rope(parameters: dict[str, Any]) -> None:
     rope_type = parameters["rope_type"]
     if rope_type not in _ROPE_NEEDS:
@@ -311,6 +354,9 @@ def _check_rope(parameters: dict[str, Any]) -> None:
     missing = [key for key in _ROPE_NEEDS[rope_type] if key not in parameters]
     if missing:
         raise ValueError(f"rope_parameters of rope_type={rope_type!r} need {', '.join(missing)}")
+    for key in ("rope_theta", "factor"):
+        if key in parameters and not parameters[key] > 0:
+            raise ValueError(f"rope_parameters: {key}={parameters[key]} must be above 0")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("rope_parameters: partial_rotary_factor must be 1.0: all channels of a head turn")
 

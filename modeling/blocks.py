@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention, read_queries
-from .kernels import Dropout, cast_once, linear, recompute
+from .kernels import Dropout, cast_once, is_traced, linear, recompute
 
 
 def make_norm(config: ClozeBertConfig, size: int) -> nn.Module:
@@ -51,7 +51,7 @@ class FeedForward(nn.Module):
     def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
         """Shape: [B, T, D] -> [B, T, D]."""
         x_BTD = cast_once(x_BTD)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_traced():
             layers = [self.up_proj] if self.gate_proj is None else [self.gate_proj, self.up_proj]
             # From the inner activations on: what this keeps is most of a layer's memory, and quick to compute again.
             return recompute(self._down, *(layer(x_BTD) for layer in layers))

@@ -184,6 +184,15 @@ class ClozeBertForQuestionAnswering(_Classifier):
         """
         if (start_positions is None) != (end_positions is None):
             raise ValueError("give start_positions and end_positions, or neither: the loss is the mean of both")
+        shape_BT = leading_shape(input_ids, inputs_embeds)
+        packed = kwargs.pop("packed", None)
+        if len(shape_BT) == 2:
+            packed = find_packed(packed, attention_mask, position_ids, shape_BT, kwargs)
+        if packed is not None and start_positions is not None:
+            raise ValueError(
+                "an answer is looked for in one text, but these rows are packed: give start_positions with padded rows"
+            )
+        kwargs["packed"] = packed  # type: ignore[typeddict-unknown-key]
         outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         start_BT, end_BT, is_token_BT = spans_among_tokens(
             self._classify(outputs.last_hidden_state), row_mask(attention_mask)

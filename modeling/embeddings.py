@@ -12,10 +12,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils import logging
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_norm
 from .kernels import Dropout, is_traced, values_of
+
+logger = logging.get_logger(__name__)
 
 
 class TextEmbeddings(nn.Module):
@@ -66,7 +69,7 @@ class TextEmbeddings(nn.Module):
             check_ids(token_type_ids, types, name="token_type_ids", limit="type_vocab_size")
             x_BTE = x_BTE + self.token_type_embeddings(token_type_ids)
         elif token_type_ids is not None and token_type_ids.device.type == "cpu" and values_of(token_type_ids.any()):
-            raise ValueError("token_type_ids are not all 0, but this model has type_vocab_size=0")
+            logger.warning_once("token_type_ids have no effect: this model has no token types (type_vocab_size=0)")
         if position_ids is None:
             position_ids = self.count_positions(input_ids, x_BTE)
         x_BTE = self.positions(x_BTE, position_ids)
@@ -198,6 +201,9 @@ class RotaryEmbedding(nn.Module):
 
     Channel i is paired with channel i + K/2, as in transformers. There are no buffers: a table is a few thousand
     numbers, so each forward computes it anew, and nothing can be lost in loading, casting or moving a model.
+
+    Under `dynamic` (NTK-aware scaling) theta grows with the length of a sequence beyond max_position_embeddings. It is
+    the length of each row, or of each packed document, by itself: no other one changes it.
     """
 
     def __init__(self, config: ClozeBertConfig):
@@ -210,34 +216,56 @@ class RotaryEmbedding(nn.Module):
     @property
     def inv_freq(self) -> torch.Tensor:
         """The K/2 inverse frequencies theta^(-2i/K) at max_position_embeddings, where all layers share them."""
-        return self.inverse_frequencies(None, torch.device("cpu"), torch.float32)[0]
+        if "rope_type" not in (self.config.rope_parameters or {}):
+            raise AttributeError("inv_freq: each layer type has frequencies of its own")
+        lengths = torch.tensor([[self.config.max_position_embeddings]])
+        return self.inverse_frequencies(None, torch.device("cpu"), torch.float32, lengths)[0].flatten()
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether the frequencies depend on how long a sequence is."""
+        parameters = self.config.rope_parameters or {}
+        of_layers = [parameters] if "rope_type" in parameters else parameters.values()
+        return any(one["rope_type"] == "dynamic" for one in of_layers)
 
     def inverse_frequencies(
-        self, layer_type: str | None, device: torch.device, dtype: torch.dtype, length: torch.Tensor | None = None
+        self, layer_type: str | None, device: torch.device, dtype: torch.dtype, lengths_BT: torch.Tensor | None
     ) -> tuple[torch.Tensor, float]:
-        """The frequencies [K/2] and the factor on cosines and sines that the layer type's `rope_type` asks for."""
+        """The frequencies [K/2], or [B or 1, T, K/2] where they depend on the length of each token's sequence, and the
+        factor on cosines and sines.
+        """
         parameters = self.config.rope_parameters
         assert parameters is not None
         layer_type = layer_type if layer_type in parameters else None
         parameters = parameters if layer_type is None else parameters[layer_type]
-        if parameters["rope_type"] in ("default", "linear"):
-            exponents = torch.arange(0, self.head_size, 2, device=device, dtype=dtype) / self.head_size
-            frequencies = 1.0 / parameters["rope_theta"] ** exponents
-            # Here, not by transformers' own function, which knows float32 only.
-            return (frequencies / parameters["factor"] if parameters["rope_type"] == "linear" else frequencies), 1.0
-        initialise = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
-        frequencies, scaling = initialise(self.config, device, seq_len=length, layer_type=layer_type)
-        return frequencies.to(device, dtype), scaling
+        kind, theta, size = parameters["rope_type"], parameters["rope_theta"], self.head_size
+        if kind not in ("default", "linear", "dynamic"):
+            frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](self.config, device, layer_type=layer_type)
+            return frequencies.to(device, dtype), scaling
+        exponents = torch.arange(0, size, 2, device=device, dtype=dtype) / size
+        if kind == "dynamic":
+            assert lengths_BT is not None
+            longest, factor = self.config.max_position_embeddings, parameters["factor"]
+            beyond_BT1 = lengths_BT.to(device, dtype).clamp(min=longest).unsqueeze(-1) / longest
+            theta = theta * (factor * beyond_BT1 - (factor - 1)) ** (size / (size - 2))
+        # Here, not by transformers' own functions, which know float32 only.
+        frequencies = 1.0 / theta**exponents
+        return (frequencies / parameters["factor"] if kind == "linear" else frequencies), 1.0
 
     @torch.no_grad()
     def forward(
-        self, x_BTD: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
+        self,
+        x_BTD: torch.Tensor,
+        position_ids: torch.Tensor,
+        layer_type: str | None = None,
+        lengths_BT: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Shape: position_ids [B or 1, T] -> cosines and sines, each [B or 1, T, K] in x's type."""
+        """Shape: position_ids and, if `needs_lengths`, lengths [B or 1, T] -> cosines and sines, each [B or 1, T, K] in
+        x's type.
+        """
         # In float32 even for half-precision models: bf16 angles are off by whole turns after a few hundred tokens.
         dtype = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
-        length = position_ids.max() + 1
-        frequencies, scaling = self.inverse_frequencies(layer_type, x_BTD.device, dtype, length)
+        frequencies, scaling = self.inverse_frequencies(layer_type, x_BTD.device, dtype, lengths_BT)
         with torch.autocast(device_type=x_BTD.device.type, enabled=False):
             angles_BTK = (position_ids[..., None].to(dtype) * frequencies).repeat(1, 1, 2)
             return (angles_BTK.cos() * scaling).to(x_BTD.dtype), (angles_BTK.sin() * scaling).to(x_BTD.dtype)

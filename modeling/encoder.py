@@ -84,6 +84,9 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
         **kwargs: Any,
     ) -> None:
         """As transformers' own, with the model's code beside the weights and every Auto class in config.json."""
+        if getattr(self, "_hf_peft_config_loaded", False):  # what is saved is an adapter, and no model
+            super().save_pretrained(save_directory, is_main_process, state_dict, push_to_hub, *args, **kwargs)
+            return
         self.config.auto_map = auto_map()
         super().save_pretrained(save_directory, is_main_process, state_dict, False, *args, **kwargs)
         if is_main_process and os.path.isdir(save_directory):
@@ -109,6 +112,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
 
     def __init__(self, config: ClozeBertConfig, add_pooling_layer: bool = True):
         super().__init__(config)
+        config.check_together()
         self.embeddings = TextEmbeddings(config) if config.image_size is None else ImageEmbeddings(config)
         if config.image_size is not None:
             self.main_input_name = "pixel_values"
@@ -192,7 +196,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         if run is not None and not shows_states and self._sizes_should_recur(x_BTD):
             x_BTD, run = run.fill_up(x_BTD, _RECURRING_SIZE)
             position_ids = run.position_ids
-        tables = self._rotary_tables(x_BTD, position_ids)
+        tables = self._rotary_tables(x_BTD, position_ids, run, row_mask(attention_mask))
         masks = make_masks(self.config, x_BTD, attention_mask, run, training=self.training)
         index_R = read_positions
         if read_positions is not None and not shows_states:
@@ -216,12 +220,21 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             pooled_BD = self.pooler(self.pooling(x_BTD, mask_BT, packed))
         return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled_BD)
 
-    def _rotary_tables(self, x_BTD: torch.Tensor, position_ids: torch.Tensor | None) -> dict[str, Any]:
+    def _rotary_tables(
+        self, x_BTD: torch.Tensor, position_ids: torch.Tensor | None, packed: Packed | None, mask_BT: Any
+    ) -> dict[str, Any]:
         """Cosines and sines for each layer type, None where positions are not rotary."""
         layer_types = {str(layer.attention_type) for layer in self.layers}
         if self.rotary_emb is None:
             return dict.fromkeys(layer_types)
-        return {layer_type: self.rotary_emb(x_BTD, position_ids, layer_type) for layer_type in layer_types}
+        lengths_BT = None
+        if self.rotary_emb.needs_lengths:
+            lengths_BT = x_BTD.new_full((1, x_BTD.shape[1]), x_BTD.shape[1])
+            if packed is not None:
+                lengths_BT = packed.lengths_of_tokens()
+            elif mask_BT is not None:
+                lengths_BT = (mask_BT != 0).sum(dim=1, keepdim=True).expand(mask_BT.shape)
+        return {kind: self.rotary_emb(x_BTD, position_ids, kind, lengths_BT) for kind in layer_types}
 
     def _check_inputs(
         self,

@@ -74,6 +74,11 @@ class Packed:
         """Shape: -> [S]."""
         return self.cu_seq_lens.diff().long()
 
+    def lengths_of_tokens(self) -> torch.Tensor:
+        """For each token the length of its document, in the shape of a batch of one row, or of several, [B, T]."""
+        documents_N = self.document_ids(int(self.cu_seq_lens[-1]))
+        return self.lengths()[documents_N].view(-1, self.position_ids.shape[1])
+
     def first_tokens(self) -> torch.Tensor:
         """The index of each document's first token, [S]; of an empty one at the end, of the last token."""
         return torch.minimum(self.cu_seq_lens[:-1], self.cu_seq_lens[-1] - 1).long()
@@ -83,12 +88,26 @@ class Packed:
         steps_N = torch.arange(tokens, device=self.cu_seq_lens.device)
         return torch.bucketize(steps_N, self.cu_seq_lens[1:].long(), right=True)
 
-    def padded_index(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of documents as rows: the index [S, L] of each place's token in the run, and where there is one, [S, L]."""
-        columns_L = torch.arange(self.max_length, device=self.cu_seq_lens.device)
-        is_token_SL = columns_L < self.lengths()[:, None]
-        index_SL = self.cu_seq_lens[:-1, None].long() + columns_L
-        return index_SL.masked_fill(~is_token_SL, 0), is_token_SL
+    def groups_by_length(self) -> list[tuple[torch.Tensor, int]]:
+        """Documents that are padded together: their indices [G], and the longest one's length.
+
+        Lengths of a group differ by less than a half. Where reading them would wait for a device, it is one group.
+        """
+        lengths = values_of(self.lengths()) if self.cu_seq_lens.device.type == "cpu" else None
+        if lengths is None:
+            return [(torch.arange(self.num_documents, device=self.cu_seq_lens.device), self.max_length)]
+        groups: dict[int, list[int]] = {}
+        for document, length in enumerate(lengths):
+            if length:
+                groups.setdefault((length - 1).bit_length(), []).append(document)
+        return [(torch.tensor(group), max(lengths[one] for one in group)) for group in groups.values()]
+
+    def padded_index(self, documents_G: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Documents as rows: which token stands in each place, [G, L], and whether one does, [G, L]."""
+        starts_G1, lengths_G1 = (x[documents_G].unsqueeze(1) for x in (self.cu_seq_lens[:-1].long(), self.lengths()))
+        columns_L = torch.arange(longest, device=self.cu_seq_lens.device)
+        is_token_GL = columns_L < lengths_G1
+        return (starts_G1 + columns_L).masked_fill(~is_token_GL, 0), is_token_GL
 
     def fill_up(self, x_1ND: torch.Tensor, multiple: int) -> tuple[torch.Tensor, "Packed"]:
         """Zeros after the run, as one more document, so that its length is a multiple. Of one row."""

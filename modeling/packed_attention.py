@@ -57,6 +57,11 @@ def make_masks(
     of_layers = [config.attention_type(layer) for layer in range(config.num_hidden_layers)]
     if isinstance(attention_mask, dict):
         masks = attention_mask
+        if missing := set(of_layers) - set(masks):
+            raise ValueError(
+                f"attention_mask is a dictionary with the keys {', '.join(map(repr, masks))}: it needs one for each "
+                f"layer type, and {', '.join(sorted(missing))} is missing"
+            )
     elif packed is not None and implementation == "sdpa":
         masks = {kind: _plan_packed(packed, config, kind, x_BTD, training=training) for kind in set(of_layers)}
     else:
@@ -215,19 +220,29 @@ def padded_attention(
     """Documents as padded rows, and back. Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
     packed, window = attention_mask.packed, attention_mask.window
     key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
-    index_SL, is_token_SL = packed.padded_index()
-    q_SHLK, k_SHLK, v_SHLK = (x.transpose(1, 2).flatten(0, 1)[index_SL].transpose(1, 2) for x in (query, key, value))
-    steps_L = torch.arange(index_SL.shape[1], device=index_SL.device)
-    # A query of padding sees all of its row: it is dropped below, and a row without a key would be NaN.
-    mask = is_token_SL[:, None, None, :] | ~is_token_SL[:, None, :, None]
-    if window is not None:
-        near_LL = (steps_L[:, None] - steps_L).abs() <= window
-        mask = mask & (near_LL | ~is_token_SL[:, None, :, None])
-    out_SHLK = F.scaled_dot_product_attention(q_SHLK, k_SHLK, v_SHLK, attn_mask=mask, dropout_p=dropout, scale=scaling)
-    tokens = query.shape[0] * query.shape[2]
-    documents_N = packed.document_ids(tokens)
-    steps_N = torch.arange(tokens, device=index_SL.device) - packed.cu_seq_lens.long()[documents_N]
-    out_NHK = out_SHLK.transpose(1, 2)[documents_N, steps_N]
+    q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    # Where each document begins among the padded rows of all groups.
+    begins_S = torch.zeros(packed.num_documents, dtype=torch.long, device=query.device)
+    parts, rows = [], 0
+    for documents_G, longest in packed.groups_by_length():
+        index_GL, is_token_GL = packed.padded_index(documents_G, longest)
+        q_GHLK, k_GHLK, v_GHLK = (x[index_GL].transpose(1, 2) for x in (q_NHK, k_NHK, v_NHK))
+        steps_L = torch.arange(longest, device=query.device)
+        mask_G1LL = (is_token_GL | (steps_L == 0))[:, None, None]  # a row without a key would be NaN
+        if window is not None:
+            # Queries of padding stand where the last token does: nobody reads them.
+            last_G1 = is_token_GL.sum(dim=1, keepdim=True).clamp(min=1) - 1
+            near_GLL = (torch.minimum(steps_L, last_G1).unsqueeze(2) - steps_L).abs() <= window
+            mask_G1LL = mask_G1LL & near_GLL[:, None]
+        out_GHLK = F.scaled_dot_product_attention(
+            q_GHLK, k_GHLK, v_GHLK, attn_mask=mask_G1LL, dropout_p=dropout, scale=scaling
+        )
+        parts.append(out_GHLK.transpose(1, 2).flatten(0, 1))
+        begins_S[documents_G] = rows + torch.arange(len(documents_G), device=query.device) * longest
+        rows += len(documents_G) * longest
+    documents_N = packed.document_ids(len(q_NHK))
+    steps_N = torch.arange(len(q_NHK), device=query.device) - packed.cu_seq_lens.long()[documents_N]
+    out_NHK = torch.cat(parts)[begins_S[documents_N] + steps_N]
     return out_NHK.unflatten(0, (query.shape[0], query.shape[2])), None
 
 

@@ -51,11 +51,6 @@ INPUTS = {
         {"input_ids": IDS, "token_type_ids": IDS * 0 + 3},
         "token_type_ids holds 3, outside the 3",
     ),
-    "type without types": (
-        {},
-        {"input_ids": IDS, "token_type_ids": IDS * 0 + 1},
-        "token_type_ids .* type_vocab_size=0",
-    ),
     "types of another shape": (
         {"type_vocab_size": 3},
         {"input_ids": IDS, "token_type_ids": ones(2, 8)},

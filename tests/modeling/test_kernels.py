@@ -202,7 +202,7 @@ def batch_of(model_class, form):
         batch["labels"] = torch.arange(sequences)
     elif model_class is ClozeBertForTokenClassification:
         batch["labels"] = batch["input_ids"] % 5
-    elif model_class is ClozeBertForQuestionAnswering:
+    elif model_class is ClozeBertForQuestionAnswering and form != "packed":
         batch |= {"start_positions": torch.tensor([1] * documents), "end_positions": torch.tensor([3] * documents)}
     elif model_class is ClozeBertForMaskedLM and form == "packed":
         batch |= {"masked_positions": torch.tensor([3, 0, 17]), "labels": torch.tensor([7, 8, 9])}
@@ -251,7 +251,7 @@ def outputs_and_gradients(model, batch):
         found = {f"inference {name}": x for name, x in model(**batch).items() if isinstance(x, torch.Tensor)}
     outputs = model(**batch)
     found |= {f"training {name}": x.detach() for name, x in outputs.items() if isinstance(x, torch.Tensor)}
-    value = outputs.loss if "loss" in outputs else outputs[0].float().square().mean()
+    value = outputs.loss if "loss" in outputs else outputs[0].double().square().mean()
     found |= {f"gradient of {name}": x for name, x in gradients(value, model).items()}
     # The lowest number there is, at padding, is not to be compared.
     return {name: x.double().clamp(min=-1e30) for name, x in found.items()}
