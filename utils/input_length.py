@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 
 NO_LIMIT = 1 << 30
@@ -19,8 +20,8 @@ def longest_input(model: nn.Module, tokenizer: Any) -> int:
     if isinstance(positions, int) and positions > 0:
         limits.append(positions)
     for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            # RoBERTa and MPNet count from padding_idx + 1: the rows up to there belong to no token.
-            skipped = 0 if module.padding_idx is None else module.padding_idx + 1
-            limits.append(module.num_embeddings - skipped)
+        if name.endswith("position_embeddings") and isinstance(getattr(module, "weight", None), torch.Tensor):
+            # RoBERTa and MPNet count positions from padding_idx + 1: the rows up to there belong to no token.
+            padding_idx = getattr(module, "padding_idx", None)
+            limits.append(len(module.weight) - (0 if padding_idx is None else padding_idx + 1))  # type: ignore[arg-type]
     return min(limits)
