@@ -101,7 +101,7 @@ def load_classifier(
     )
     _refuse_random_encoder(model, missing, name_or_path)
     if not same_labels:
-        _forget_output_layer(model)
+        _initialise_output_layer(model, task)
     model.dropout_before = dropout_before
     return model
 
@@ -159,17 +159,23 @@ def restore_dropout(model: Any) -> None:
         setattr(model.config, name, value)
 
 
-def _forget_output_layer(model: Any) -> None:
-    """Initialise the output layer: the checkpoint's was trained for other labels.
+def _initialise_output_layer(model: Any, task: Task) -> None:
+    """Give the output layer random weights: the checkpoint has none, or has them for other labels.
+
+    A regression's outputs begin around the mean of its values and spread by their deviation. Together with a learning
+    rate of this layer times the deviation (see `parameter_groups`), it trains as on standardised values, and the saved
+    model answers in the unit of the data.
 
     The model's own `_init_weights` cannot do it: it leaves loaded weights as they are.
     """
-    head = output_layer(model)
-    if head is not None:
-        with torch.no_grad():
-            head.weight.normal_(std=getattr(model.config, "initializer_range", 0.02))
-            if head.bias is not None:
-                head.bias.zero_()
+    output = output_layer(model)
+    if output is None:
+        return
+    with torch.no_grad():
+        output.weight.normal_(std=getattr(model.config, "initializer_range", 0.02))
+        if output.bias is not None:
+            output.weight.mul_(task.target_scale)
+            output.bias.fill_(task.target_mean)
 
 
 def _refuse_random_encoder(model: Any, missing: Collection[str], name_or_path: str) -> None:
@@ -277,50 +283,29 @@ def add_lora(model: Any, *, rank: int) -> Any:
     return get_peft_model(model, config)
 
 
-def scalable_output(model: nn.Module) -> nn.Linear | None:
-    """The output layer, if `scale_output` can set it: it needs a bias for the mean."""
-    head = output_layer(model)
-    return None if head is None or head.bias is None else head
-
-
-def scale_output(model: nn.Module, *, mean: float, scale: float) -> nn.Linear | None:
-    """Let the head's outputs begin around `mean` and spread by `scale`: a regression's values in their own unit.
-
-    Together with a learning rate of the head times `scale` (see `parameter_groups`) this trains as if the values had
-    been standardised, whatever their unit, and the saved model still gives them as they are.
-    """
-    head = scalable_output(model)
-    if head is None:
-        return None
-    with torch.no_grad():
-        head.weight.mul_(scale)
-        head.bias.fill_(mean)
-    return head
-
-
 def parameter_groups(
     model: nn.Module,
     *,
     learning_rate: float,
     weight_decay: float,
     layer_decay: float = 1.0,
-    scaled_head: nn.Linear | None = None,
-    scale: float = 1.0,
+    output_scale: float = 1.0,
 ) -> list[dict[str, Any]]:
     """Groups for the optimizer: no decay of vectors (norms, biases), rates that fall by `layer_decay` with each layer.
 
     Args:
         layer_decay: layer k of n learns at learning_rate × layer_decay ** (n + 1 - k) (Howard & Ruder 2018).
-        scaled_head: a layer that learns at learning_rate × scale, with its decay per step left as it is.
+        output_scale: the output layer learns at learning_rate × output_scale; its decay per step is that of the others.
     """
     depths = depth_of_parameters(model) if layer_decay != 1.0 else {}
     top = max(depths.values(), default=0)
-    of_head = set() if scaled_head is None else {id(parameter) for parameter in scaled_head.parameters()}
+    output = output_layer(model)
+    scaled = set() if output is None or output.bias is None else {id(parameter) for parameter in output.parameters()}
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        factor = scale if id(parameter) in of_head else 1.0
+        factor = output_scale if id(parameter) in scaled else 1.0
         rate = learning_rate * factor * layer_decay ** (top - depths.get(name, top))
         decay = weight_decay / factor if parameter.dim() > 1 else 0.0
         groups.setdefault((rate, decay), []).append(parameter)

@@ -35,8 +35,6 @@ from .models import (
     parameter_groups,
     prefer_plain_attention,
     restore_dropout,
-    scalable_output,
-    scale_output,
 )
 from .reports import mean_and_deviation, table_of_results, write_json, write_report
 from .resume import SETTINGS_FILE, checkpoint_to_resume, settings_of
@@ -173,8 +171,6 @@ class FinetuningRun:
             dropout=arguments.dropout,
             trust_remote_code=arguments.trust_remote_code,
         )
-        if (task.target_mean, task.target_scale) != (0.0, 1.0):
-            scale_output(model, mean=task.target_mean, scale=task.target_scale)
         if (self.device.type, self.precision) == ("cpu", "bf16"):
             prefer_plain_attention(model)
         freeze_layers(model, arguments.freeze_layers)
@@ -182,15 +178,12 @@ class FinetuningRun:
 
     def parameter_groups(self, model: Any, learning_rate: float) -> list[dict[str, Any]]:
         """The optimizer's groups for a model that `load_model` made."""
-        # peft trains a copy of the head
-        scaled = self.task.target_scale != 1.0 and self.arguments.lora_rank is None
         return parameter_groups(
             model,
             learning_rate=learning_rate,
             weight_decay=self.arguments.weight_decay,
             layer_decay=self.arguments.layer_decay,
-            scaled_head=scalable_output(model) if scaled else None,
-            scale=self.task.target_scale,
+            output_scale=self.task.target_scale,
         )
 
     def make_trainer(self, **kwargs: Any) -> FinetuningTrainer:

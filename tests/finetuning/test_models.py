@@ -23,7 +23,6 @@ from clozebert.finetuning.models import (
     parameter_groups,
     prefer_plain_attention,
     restore_dropout,
-    scale_output,
 )
 from clozebert.finetuning.sequence_task import (
     REGRESSION,
@@ -76,26 +75,28 @@ def test_groups_have_rates_by_depth_and_no_decay_of_vectors(tmp_path: Path) -> N
         assert group["lr"] == 0.5 ** (3 - depth)
 
 
-def test_a_scaled_head_trains_like_standardised_targets(tmp_path: Path) -> None:
-    """One AdamW step on (value - mean) / scale, and one on the value itself with the scaled head: the same function."""
-    folder = make_checkpoint(tmp_path / "m")
+def regression(mean: float, scale: float) -> SequenceTask:
+    return SequenceTask(problem_type=REGRESSION, label_names=["v"], target_mean=mean, target_scale=scale)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_regression_in_its_own_unit_trains_like_one_of_standardised_values(
+    tmp_path: Path, model_type: str, lora: bool
+) -> None:
+    """Three AdamW steps on (value - mean) / scale, and three on the values themselves, give the same function."""
+    if lora:
+        pytest.importorskip("peft")
+    folder = make_checkpoint(tmp_path / "m", model_type=model_type)
     mean, scale = 250.0, 40.0
     ids = torch.tensor([[2, 7, 8, 3], [2, 9, 10, 3]])
     values = torch.tensor([200.0, 310.0])
     outputs = []
-    for in_own_unit in (False, True):
+    for task in (regression(0.0, 1.0), regression(mean, scale)):
         torch.manual_seed(0)
-        task = SequenceTask(
-            problem_type=REGRESSION,
-            label_names=["v"],
-            target_mean=mean if in_own_unit else 0.0,
-            target_scale=scale if in_own_unit else 1.0,
-        )
-        model = load_classifier(folder, task=task)
-        head = scale_output(model, mean=mean if in_own_unit else 0.0, scale=scale if in_own_unit else 1.0)
-        groups = parameter_groups(
-            model, learning_rate=1e-3, weight_decay=0.01, scaled_head=head, scale=scale if in_own_unit else 1.0
-        )
+        model = load_classifier(folder, task=task, dropout=0.0)
+        model = add_lora(model, rank=2) if lora else model
+        groups = parameter_groups(model, learning_rate=1e-3, weight_decay=0.01, output_scale=task.target_scale)
         optimizer = torch.optim.AdamW(groups, eps=1e-12)
         for _ in range(3):
             optimizer.zero_grad()
@@ -103,9 +104,17 @@ def test_a_scaled_head_trains_like_standardised_targets(tmp_path: Path) -> None:
             optimizer.step()
         with torch.no_grad():
             raw = model(input_ids=ids)["logits"][:, 0]
-        outputs.append(raw if in_own_unit else raw * scale + mean)
+        outputs.append(raw if task.target_scale == scale else raw * scale + mean)
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-2)
-    assert (outputs[0] - mean).abs().max() > 1
+    assert (outputs[0] - mean).abs().max() > 0.1
+
+
+def test_the_output_layer_of_a_trained_regression_is_kept(tmp_path: Path) -> None:
+    model = load_classifier(make_checkpoint(tmp_path / "m"), task=regression(250.0, 40.0))
+    model.save_pretrained(tmp_path / "tuned")
+    again: Any = load_classifier(str(tmp_path / "tuned"), task=regression(100.0, 7.0))
+    torch.testing.assert_close(again.classifier.weight, model.classifier.weight, rtol=0, atol=0)
+    assert again.classifier.bias.tolist() == [250.0]
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
