@@ -175,7 +175,7 @@ def comparable(arguments: FinetuningArguments) -> dict[str, Any]:
 def prepare_output_dir(arguments: FinetuningArguments) -> None:
     """Make the output folder; refuse one with files in it, unless told to overwrite it or to resume.
 
-    Overwriting removes old checkpoints: a later `--resume_from_checkpoint latest` must not find one of another run.
+    Overwriting removes old checkpoints, lest a later `--resume_from_checkpoint latest` finds one of another run.
     """
     folder = arguments.output_dir
     if os.path.exists(folder) and not os.path.isdir(folder):
