@@ -3,7 +3,7 @@
 import os
 import shutil
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 
 def flag(help: str, default: Any = None) -> Any:
@@ -13,8 +13,9 @@ def flag(help: str, default: Any = None) -> Any:
 
 @dataclass
 class FinetuningArguments:
-    """What both kinds of fine-tuning can be told. Only a model, data and an output folder are needed."""
+    """The flags of every task. Only a model, data and an output folder are needed."""
 
+    task_type: ClassVar[str]
     model_name_or_path: str = field(metadata={"help": "Folder or Hub name of the encoder."})
     output_dir: str = field(metadata={"help": "Folder for the fine-tuned model and its results."})
     train_file: str | None = flag("Training data.")
@@ -48,7 +49,7 @@ class FinetuningArguments:
     metric_for_best_model: str | None = flag("Score that chooses the best evaluation (default: by the task).")
     mixed_precision: str = flag("auto (bf16 where it is fast), no, bf16 or fp16.", "auto")
     packing: str = flag(
-        "'auto': no padding where the model reads packed batches, else like lengths together; 'off': pad.", "auto"
+        "'auto': no padding where the model reads packed batches, else batches of similar lengths; 'off': pad.", "auto"
     )
     seed: int = flag("Seed of the head, the order of the data and the dropout.", 42)
     seeds: list[int] | None = field(
@@ -109,6 +110,7 @@ class FinetuningArguments:
 class SequenceArguments(FinetuningArguments):
     """The flags of `finetune_sequence_classification`."""
 
+    task_type: ClassVar[str] = "sequence"
     text_column: str | None = flag("Column of the text (default: found by name, else by content).")
     text_pair_column: str | None = flag("Column of the second text of a pair.")
     label_column: str | None = flag("Column of the label.")
@@ -121,6 +123,7 @@ class SequenceArguments(FinetuningArguments):
 class TokenArguments(FinetuningArguments):
     """The flags of `finetune_token_classification`."""
 
+    task_type: ClassVar[str] = "token"
     tag_column: str | None = flag("Column or field of the tag: a name, or a number from 1 (-1: the last).")
     tag_scheme: str = flag("auto, iob1, iob2, bioes or plain.", "auto")
     label_subwords: str = flag("Sub-words that carry their word's tag in training: 'first' or 'all'.", "all")
@@ -131,6 +134,30 @@ class TokenArguments(FinetuningArguments):
             raise ValueError(f"--tag_scheme {self.tag_scheme}: expected auto, iob1, iob2, bioes or plain")
         if self.label_subwords not in ("first", "all"):
             raise ValueError(f"--label_subwords {self.label_subwords}: expected first or all")
+
+
+@dataclass
+class PredictionArguments:
+    """The flags of `predict`."""
+
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of a fine-tuned model."})
+    input: list[str] = field(
+        default_factory=lambda: ["-"],
+        metadata={"help": "Files (.txt, .csv, .tsv, .jsonl, .parquet, .conll, .conllu), or - for lines of text."},
+    )
+    output_file: str = flag("File for the JSON lines, or - for standard output.", "-")
+    text_column: str | None = flag("Column of the text in tables (default: as in training, else by name).")
+    text_pair_column: str | None = flag("Column of the second text of a pair.")
+    max_seq_length: int | None = flag("Tokens read at once (default: as in training).")
+    batch_size: int = flag("Windows per forward pass.", 32)
+    trust_remote_code: bool = flag("Allow code that comes with the model.", False)
+
+    def __post_init__(self) -> None:
+        for path in self.input:
+            if path != "-" and not os.path.isfile(path):
+                raise FileNotFoundError(f"--input {path}: there is no such file")
+        if self.batch_size < 1:
+            raise ValueError(f"--batch_size {self.batch_size}: must be at least 1")
 
 
 # Flags that may differ between a run and its continuation; of the data, its content is compared.
@@ -171,7 +198,7 @@ def prepare_output_dir(arguments: FinetuningArguments) -> None:
 
 
 def default_epochs(num_examples: int, num_tokens: int) -> int:
-    """Passes over the data: many over little, few over much; of long documents no more than read 3 M tokens, or two."""
+    """Passes over the data: more where examples are few; at most 3 M tokens in all, but no less than two passes."""
     by_examples = next(
         (epochs for limit, epochs in ((500, 30), (2_000, 12), (5_000, 6), (20_000, 4)) if num_examples < limit), 3
     )
@@ -179,7 +206,7 @@ def default_epochs(num_examples: int, num_tokens: int) -> int:
 
 
 def default_batch_size(num_examples: int) -> int:
-    """Windows per step: small data gets small batches, lest it see too few steps."""
+    """Windows per step: small data gets small batches, so that there are enough steps."""
     return 8 if num_examples < 500 else 16 if num_examples < 2_000 else 32
 
 

@@ -38,6 +38,11 @@ class TaggedSentence:
     text: str | None = None
     starts: list[int] | None = None
 
+    @property
+    def labels(self) -> set[str]:
+        """The tags that occur."""
+        return {tag for tag in self.tags or [] if tag is not None}
+
     def where(self, word: int) -> str:
         """`train.conll, line 12`."""
         return f"{self.source}, line {self.line if self.lines is None else self.lines[word]}"
@@ -50,11 +55,11 @@ def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
         ValueError: some tags look like entity tags and some do not (the message names one, its file and line).
     """
     sentences = list(sentences)
-    kinds = {_kind(tag) for sentence in sentences for tag in sentence.tags or [] if tag is not None}
-    letters = {kind for kind in kinds if len(kind) == 1 and kind != OUTSIDE}
-    if not letters & {"B", "I", "S", "U"} or (OUTSIDE not in kinds and "plain" in kinds):
+    prefixes = {_prefix(tag) for sentence in sentences for tag in sentence.labels}
+    letters = prefixes - {OUTSIDE, "plain"}
+    if not letters & {"B", "I", "S", "U"} or (OUTSIDE not in prefixes and "plain" in prefixes):
         return "plain"
-    if "plain" in kinds:
+    if "plain" in prefixes:
         odd, where = _first_plain(sentences)
         raise ValueError(
             f"{where}: tag {odd!r} is neither O nor of the form B-TYPE, as the others are; "
@@ -65,7 +70,7 @@ def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
     return "iob1" if _is_iob1(sentences) else "iob2"
 
 
-def _kind(tag: str) -> str:
+def _prefix(tag: str) -> str:
     """The letter of an entity tag, O, or "plain"."""
     if tag == OUTSIDE:
         return OUTSIDE
@@ -77,7 +82,7 @@ def _kind(tag: str) -> str:
 def _first_plain(sentences: Sequence[TaggedSentence]) -> tuple[str, str]:
     for sentence in sentences:
         for index, tag in enumerate(sentence.tags or []):
-            if tag is not None and _kind(tag) == "plain":
+            if tag is not None and _prefix(tag) == "plain":
                 return tag, sentence.where(index)
     raise AssertionError("called without a plain tag")
 
@@ -164,3 +169,12 @@ def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
         else:
             spans.append((entity_type, index, index + 1))
     return spans
+
+
+def repair_iob2(tags: Sequence[str]) -> list[str]:
+    """Write B- for every I- that continues no entity of its type: the same entities, in valid IOB2."""
+    repaired: list[str] = []
+    for tag in tags:
+        continues = bool(repaired) and repaired[-1] != OUTSIDE and repaired[-1][2:] == tag[2:]
+        repaired.append(f"B-{tag[2:]}" if tag[0] == "I" and not continues else tag)
+    return repaired

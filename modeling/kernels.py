@@ -292,13 +292,16 @@ def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
 # Loss ----------------------------------------------------------------------------------------------------------------
 
 
-def summed_cross_entropy(logits_MC: torch.Tensor, labels_M: torch.Tensor, *, ignored: int) -> torch.Tensor:
-    """-sum log softmax(logits)[label], in float32 or better. Labels of `ignored` count nowhere."""
-    if logits_MC.dtype not in HALF_PRECISION:
-        return F.cross_entropy(logits_MC, labels_M, ignore_index=ignored, reduction="sum")
-    if is_plain() or is_traced():
-        return F.cross_entropy(logits_MC.float(), labels_M, ignore_index=ignored, reduction="sum")
-    return _HalfPrecisionCrossEntropy.apply(logits_MC, labels_M, ignored)
+def summed_cross_entropy(
+    logits_MC: torch.Tensor, labels_M: torch.Tensor, *, ignored: int, class_weights_C: torch.Tensor | None = None
+) -> torch.Tensor:
+    """-sum w[label] log softmax(logits)[label], in float32 or better. Labels of `ignored` count nowhere."""
+    is_half = logits_MC.dtype in HALF_PRECISION
+    if is_half and class_weights_C is None and not is_plain() and not is_traced():
+        return _HalfPrecisionCrossEntropy.apply(logits_MC, labels_M, ignored)
+    logits_MC = logits_MC.float() if is_half else logits_MC
+    weight_C = None if class_weights_C is None else class_weights_C.to(logits_MC)
+    return F.cross_entropy(logits_MC, labels_M, weight=weight_C, ignore_index=ignored, reduction="sum")
 
 
 class _HalfPrecisionCrossEntropy(torch.autograd.Function):

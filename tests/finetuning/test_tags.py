@@ -12,9 +12,10 @@ from clozebert.finetuning.tags import (
     detect_scheme,
     entity_spans,
     label_names_of_tags,
+    repair_iob2,
     to_iob2,
 )
-from clozebert.finetuning.token_task import read_tagged_file, repair_iob2, sentence_of_text, word_bounds
+from clozebert.finetuning.token_task import read_tagged_file, sentence_of_text, word_bounds
 
 
 def sentence(tags: str | list[str]) -> TaggedSentence:
