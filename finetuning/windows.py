@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..modeling.heads import IGNORED_LABEL
+from ..modeling.packed import Packed
 
 
 @dataclass(frozen=True)
@@ -293,20 +294,15 @@ class PaddedCollator:
 
 @dataclass(frozen=True)
 class PackedCollator:
-    """Windows one after the other as one row [1, N] without padding; boundaries as the model asks for them."""
+    """Windows one after the other as one row [1, N] without padding, and where each begins."""
 
     per_token: bool
 
     def __call__(self, windows: Sequence[Window]) -> dict[str, Any]:
         lengths = [len(window.input_ids) for window in windows]
-        boundaries = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
         batch: dict[str, Any] = {
             "input_ids": _joined([window.input_ids for window in windows]),
-            "position_ids": _joined([range(length) for length in lengths]),
-            "cu_seq_lens_q": boundaries,
-            "cu_seq_lens_k": boundaries,
-            "max_length_q": max(lengths),
-            "max_length_k": max(lengths),
+            "packed": Packed.from_lengths(lengths),
         }
         if windows[0].token_type_ids is not None:
             batch["token_type_ids"] = _joined([window.token_type_ids or [] for window in windows])

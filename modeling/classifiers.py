@@ -192,7 +192,7 @@ class ClozeBertForQuestionAnswering(_Classifier):
             raise ValueError(
                 "an answer is looked for in one text, but these rows are packed: give start_positions with padded rows"
             )
-        kwargs["packed"] = packed  # type: ignore[typeddict-unknown-key]
+        kwargs["packed"] = packed
         outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         start_BT, end_BT, is_token_BT = spans_among_tokens(
             self._classify(outputs.last_hidden_state), row_mask(attention_mask)
