@@ -40,11 +40,12 @@ def as_user_errors(*kinds: type[Exception], about: str = "") -> Iterator[None]:
         kinds: the exceptions that mean a person's mistake there; none given: `ValueError`.
         about: what the person gave, to stand before the message: `--config tiny.yaml`.
     """
+    wanted = kinds or (ValueError,)
     try:
         yield
     except UserError:
         raise
-    except kinds or ValueError as error:
+    except wanted as error:
         message = str(error) or type(error).__name__
         raise _kind_of(error)(f"{about}: {message}" if about else message) from error
 
