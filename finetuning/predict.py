@@ -119,13 +119,14 @@ class Predictor:
 
     def examples(self, path: str, lines: IO[str]) -> Iterator[Any]:
         """The texts of one input, checked."""
-        from .tables import TABLE_SUFFIXES, read_text
+        from ..corpus.compression import bare_suffix, read_text
+        from ..corpus.tables import TABLE_SUFFIXES
 
-        suffix = os.path.splitext(path)[1].lower()
+        suffix = bare_suffix(path)
         if path == "-":
             yield from self._of_lines(lines, "standard input")
         elif self.kind == "token" and suffix not in (".txt", ".csv", ".tsv"):
-            from .token_task import read_tagged_file
+            from .tagged_files import read_tagged_file
 
             yield from read_tagged_file(path, with_tags=False)
         elif suffix in TABLE_SUFFIXES:
@@ -144,10 +145,13 @@ class Predictor:
                 yield self._example(text, pair, source, number)
 
     def _of_table(self, path: str) -> Iterator[Any]:
-        from .sequence_task import SequenceColumns, find_columns, read_examples
+        from .columns import SequenceColumns, find_columns
+        from .sequence_task import read_examples
         from .tables import read_table
 
-        table = read_table(path)
+        table = read_table(path, wanted=(self.arguments.text_column, self.arguments.text_pair_column))
+        if table.num_blank:
+            print(f"{path}: left out {table.num_blank} rows in which every cell is blank", file=sys.stderr)
         as_trained = (self.settings.get("text_column"), self.settings.get("text_pair_column"))
         if self.arguments.text_column is None and as_trained[0] in table.columns:
             columns = SequenceColumns(str(as_trained[0]), as_trained[1], None)
@@ -164,7 +168,7 @@ class Predictor:
 
     def _example(self, text: str, pair: str | None, source: str, line: int) -> Any:
         from .sequence_task import SequenceExample
-        from .token_task import sentence_of_text
+        from .tagged_files import sentence_of_text
 
         if self.kind == "token":
             return sentence_of_text(text, None, source=source, line=line)

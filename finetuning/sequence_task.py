@@ -11,8 +11,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ..corpus.columns import is_number
+from .columns import SequenceColumns, are_fractions
 from .metrics import multi_label_metrics, regression_metrics, single_label_metrics
-from .tables import LABEL_COLUMNS, PAIR_COLUMNS, TEXT_COLUMNS, Table, is_number
+from .tables import Table
 from .windows import Window, WindowMaker
 
 SINGLE_LABEL = "single_label_classification"
@@ -29,102 +31,6 @@ class SequenceExample:
     pair: str | None
     label: str | frozenset[str] | float | None
     where: str
-
-
-@dataclass(frozen=True)
-class SequenceColumns:
-    """Which columns hold the text, its partner (if any) and the label (None when only predicting)."""
-
-    text: str
-    pair: str | None
-    label: str | None
-
-
-# Columns -------------------------------------------------------------------------------------------------------------
-
-
-def find_columns(
-    table: Table,
-    *,
-    text_column: str | None = None,
-    text_pair_column: str | None = None,
-    label_column: str | None = None,
-    with_label: bool = True,
-) -> SequenceColumns:
-    """The columns to use: those given; else those with a usual name; else those whose content leaves no doubt.
-
-    Raises:
-        ValueError: a given column is missing, or nothing tells the columns apart (the message lists them).
-    """
-    for name, flag in (
-        (text_column, "--text_column"),
-        (text_pair_column, "--text_pair_column"),
-        (label_column, "--label_column"),
-    ):
-        if name is not None:
-            table.column(name, flag=flag)
-    if text_pair_column is not None and text_column is None:
-        raise ValueError("--text_pair_column needs --text_column beside it")
-    label = label_column or _named(table, LABEL_COLUMNS, taken=(text_column, text_pair_column))
-    if text_column is not None:
-        text, pair = text_column, text_pair_column
-    else:
-        text, pair = _find_texts(table, taken=label)
-    if with_label and label is None:
-        label = _label_by_content(table, taken=(text, pair))
-    return SequenceColumns(text, pair, label if with_label else None)
-
-
-def _named(table: Table, names: Sequence[str], *, taken: Sequence[str | None]) -> str | None:
-    by_lower_case = {column.lower(): column for column in table.columns if column not in taken}
-    return next((by_lower_case[name] for name in names if name in by_lower_case), None)
-
-
-def _find_texts(table: Table, *, taken: str | None) -> tuple[str, str | None]:
-    lower_case = {column.lower(): column for column in table.columns if column != taken}
-    for first, second in PAIR_COLUMNS:
-        if first in lower_case and second in lower_case:
-            return lower_case[first], lower_case[second]
-    named = _named(table, TEXT_COLUMNS, taken=(taken,))
-    if named is not None:
-        return named, None
-    texts = [column for column in table.columns if column != taken and _looks_like_text(table.columns[column])]
-    if len(texts) == 1:
-        return texts[0], None
-    if len(texts) == 2:
-        return texts[0], texts[1]
-    raise ValueError(
-        f"{table.source}: cannot tell which column is the text; "
-        f"give --text_column (columns: {', '.join(table.columns)})"
-    )
-
-
-def _looks_like_text(values: list[Any]) -> bool:
-    """Strings of two words or more on average, mostly different from one another."""
-    if not all(isinstance(value, str) for value in values):
-        return False
-    words = sum(len(value.split()) for value in values) / len(values)
-    return words >= 2 and len(set(values)) > len(values) / 2
-
-
-def _label_by_content(table: Table, *, taken: Sequence[str | None]) -> str:
-    """The only column of fractions, or else the only one with few values (2 to a tenth of the rows)."""
-    rest = [column for column in table.columns if column not in taken]
-    fractions = [column for column in rest if _are_fractions(table.columns[column])]
-    if len(fractions) == 1:
-        return fractions[0]
-    few = [column for column in rest if 2 <= len({str(value) for value in table.columns[column]}) <= len(table) / 10]
-    for candidates in (rest, few):
-        if len(candidates) == 1:
-            return candidates[0]
-    raise ValueError(
-        f"{table.source}: cannot tell which column is the label; "
-        f"give --label_column (columns: {', '.join(table.columns)})"
-    )
-
-
-def _are_fractions(values: list[Any]) -> bool:
-    return all(is_number(value) for value in values) and any(float(value) != int(float(value)) for value in values)
 
 
 # Examples ------------------------------------------------------------------------------------------------------------
@@ -201,7 +107,7 @@ def find_problem_type(values: Sequence[Any]) -> str:
         return MULTI_LABEL
     numbers = [value for value in values if is_number(value)]
     mostly_numbers = len(numbers) > 0 and len(numbers) >= 0.9 * len(values)
-    return REGRESSION if mostly_numbers and _are_fractions(numbers) else SINGLE_LABEL
+    return REGRESSION if mostly_numbers and are_fractions(numbers) else SINGLE_LABEL
 
 
 def label_names_of(examples: Sequence[SequenceExample], problem_type: str) -> list[str]:

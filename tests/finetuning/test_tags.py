@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clozebert.finetuning.tagged_files import read_tagged_file, sentence_of_text, word_bounds
 from clozebert.finetuning.tags import (
     TaggedSentence,
     detect_scheme,
@@ -14,7 +15,7 @@ from clozebert.finetuning.tags import (
     label_names_of_tags,
     to_iob2,
 )
-from clozebert.finetuning.token_task import read_tagged_file, repair_iob2, sentence_of_text, word_bounds
+from clozebert.finetuning.token_task import repair_iob2
 
 
 def sentence(tags: str | list[str]) -> TaggedSentence:

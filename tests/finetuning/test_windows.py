@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clozebert.finetuning.token_task import read_tagged_file
+from clozebert.finetuning.tagged_files import read_tagged_file
 from clozebert.finetuning.windows import (
     IGNORED,
     PackedCollator,
