@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Packed beside padded fine-tuning steps: the same model, windows and batches, in turn, on this machine's CPU.
 
-    python benchmarks/finetuning_packed.py --model_name_or_path ENCODER --kind token --train_file wnut17train.conll
-    python benchmarks/finetuning_packed.py --model_name_or_path ENCODER --kind sequence --train_file train.csv
+    python benchmarks/finetuning_packed.py --model_name_or_path ENCODER --task_type token --train_file wnut17train.conll
+    python benchmarks/finetuning_packed.py --model_name_or_path ENCODER --task_type sequence --train_file train.csv
 
 A step is what the program does for each batch: collate, forward, loss, backward, clip, AdamW. Of each batch the packed
 and the padded step come one after the other, so both meet the same disturbances; the figure is the median over batches
@@ -21,47 +21,36 @@ from typing import Any
 
 
 def measure(
-    model_name_or_path: str, kind: str, train_file: str, *, batch_size: int, batches: int, precision: str
+    model_name_or_path: str, task_type: str, train_file: str, *, batch_size: int, batches: int, precision: str
 ) -> dict[str, Any]:
     """Seconds of packed and padded steps over random batches of one file."""
     import torch
 
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.arguments import SequenceArguments, TokenArguments
-    from clozebert.finetuning.data import read_sequence_data, read_token_data
-    from clozebert.finetuning.models import (
-        LONGEST_BY_DEFAULT,
-        load_classifier,
-        load_tokenizer,
-        longest_input,
-        parameter_groups,
-    )
-    from clozebert.finetuning.trainer import make_optimizer
+    from clozebert.finetuning.data import read_data
+    from clozebert.finetuning.models import check_max_seq_length, load_auto_tokenizer, load_classifier, parameter_groups
+    from clozebert.finetuning.trainer import make_adamw
     from clozebert.finetuning.windows import PackedCollator, PaddedCollator, WindowMaker
     from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()  # as the programs do, for both sides
     given = {"model_name_or_path": model_name_or_path, "output_dir": "", "train_file": train_file}
-    task: Any
-    if kind == "token":
-        splits, task, _ = read_token_data(TokenArguments(**given), None)
-    else:
-        splits, task, _ = read_sequence_data(SequenceArguments(**given), None)
-    tokenizer = load_tokenizer(model_name_or_path)
+    arguments_class = {"token": TokenArguments, "sequence": SequenceArguments}[task_type]
+    splits, task, _ = read_data(arguments_class(**given), None)
+    tokenizer = load_auto_tokenizer(model_name_or_path)
     torch.manual_seed(0)
-    packed = load_classifier(
-        model_name_or_path, kind=kind, label_names=task.label_names, problem_type=task.problem_type
-    )
+    packed = load_classifier(model_name_or_path, task=task)
     models = {"packed": packed, "padded": copy.deepcopy(packed)}
-    maker = WindowMaker(tokenizer, max_seq_length=min(longest_input(packed, tokenizer), LONGEST_BY_DEFAULT))
+    maker = WindowMaker(tokenizer, max_seq_length=check_max_seq_length(None, packed, tokenizer))
     windows = task.windows(splits["train"], maker)
     random.Random(0).shuffle(windows)
     collators: dict[str, Any] = {
-        "packed": PackedCollator(kind == "token"),
-        "padded": PaddedCollator(tokenizer.pad_token_id, kind == "token"),
+        "packed": PackedCollator(task.per_token),
+        "padded": PaddedCollator(tokenizer.pad_token_id, task.per_token),
     }
     optimizers = {
-        name: make_optimizer(parameter_groups(model, learning_rate=1e-4, weight_decay=0.01), learning_rate=1e-4)
+        name: make_adamw(parameter_groups(model, learning_rate=1e-4, weight_decay=0.01), learning_rate=1e-4)
         for name, model in models.items()
     }
 
@@ -122,7 +111,7 @@ def main() -> None:
     """Measure in each precision and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_name_or_path", required=True)
-    parser.add_argument("--kind", choices=("sequence", "token"), required=True)
+    parser.add_argument("--task_type", choices=("sequence", "token"), required=True)
     parser.add_argument("--train_file", required=True)
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--batches", type=int, default=60)
@@ -132,7 +121,7 @@ def main() -> None:
     results = [
         measure(
             arguments.model_name_or_path,
-            arguments.kind,
+            arguments.task_type,
             arguments.train_file,
             batch_size=arguments.batch_size,
             batches=arguments.batches,

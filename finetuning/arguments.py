@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..utils.files import check_output_dir, remove_written
 
@@ -25,8 +25,9 @@ def flag(help: str, default: Any = None) -> Any:
 
 @dataclass
 class FinetuningArguments:
-    """What both kinds of fine-tuning can be told. Only a model, data and an output folder are needed."""
+    """The flags of every task. Only a model, data and an output folder are needed."""
 
+    task_type: ClassVar[str]
     model_name_or_path: str = field(metadata={"help": "Folder or Hub name of the encoder."})
     output_dir: str = field(metadata={"help": "Folder for the fine-tuned model and its results."})
     train_file: str | None = flag("Training data.")
@@ -121,6 +122,7 @@ class FinetuningArguments:
 class SequenceArguments(FinetuningArguments):
     """The flags of `finetune_sequence_classification`."""
 
+    task_type: ClassVar[str] = "sequence"
     text_column: str | None = flag("Column of the text (default: found by name, else by content).")
     text_pair_column: str | None = flag("Column of the second text of a pair.")
     label_column: str | None = flag("Column of the label.")
@@ -133,6 +135,7 @@ class SequenceArguments(FinetuningArguments):
 class TokenArguments(FinetuningArguments):
     """The flags of `finetune_token_classification`."""
 
+    task_type: ClassVar[str] = "token"
     tag_column: str | None = flag("Column or field of the tag: a name, or a number from 1 (-1: the last).")
     tag_scheme: str = flag("auto, iob1, iob2, bioes or plain.", "auto")
     label_subwords: str = flag("Sub-words that carry their word's tag in training: 'first' or 'all'.", "all")
@@ -143,6 +146,30 @@ class TokenArguments(FinetuningArguments):
             raise ValueError(f"--tag_scheme {self.tag_scheme}: expected auto, iob1, iob2, bioes or plain")
         if self.label_subwords not in ("first", "all"):
             raise ValueError(f"--label_subwords {self.label_subwords}: expected first or all")
+
+
+@dataclass
+class PredictionArguments:
+    """The flags of `predict`."""
+
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of a fine-tuned model."})
+    input: list[str] = field(
+        default_factory=lambda: ["-"],
+        metadata={"help": "Files (.txt, .csv, .tsv, .jsonl, .parquet, .conll, .conllu), or - for lines of text."},
+    )
+    output_file: str = flag("File for the JSON lines, or - for standard output.", "-")
+    text_column: str | None = flag("Column of the text in tables (default: as in training, else by name).")
+    text_pair_column: str | None = flag("Column of the second text of a pair.")
+    max_seq_length: int | None = flag("Tokens read at once (default: as in training).")
+    batch_size: int = flag("Windows per forward pass.", 32)
+    trust_remote_code: bool = flag("Allow code that comes with the model.", False)
+
+    def __post_init__(self) -> None:
+        for path in self.input:
+            if path != "-" and not os.path.isfile(path):
+                raise FileNotFoundError(f"--input {path}: there is no such file")
+        if self.batch_size < 1:
+            raise ValueError(f"--batch_size {self.batch_size}: must be at least 1")
 
 
 # Flags that may differ between a run and its continuation; of the data, its content is compared.

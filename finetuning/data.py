@@ -2,19 +2,22 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..corpus.tables import TableFile, open_dataset
 from ..utils.errors import UserError
-from .arguments import SequenceArguments, TokenArguments
+from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
 from .columns import find_columns
-from .sequence_task import SequenceExample, SequenceTask, find_problem_type, make_sequence_task
+from .sequence_task import SequenceTask, find_problem_type, make_sequence_task
 from .sequence_task import read_examples as read_sequence_examples
 from .tables import Table, collect, read_table
 from .tagged_files import read_tagged_file, sentences_of_table
-from .tags import TaggedSentence, detect_scheme, to_iob2
+from .tags import detect_scheme, to_iob2
+from .tasks import Task
 from .token_task import TokenTask, make_token_task
 
+TASKS: dict[str, type[Task]] = {task.task_type: task for task in (SequenceTask, TokenTask)}
 Splits = dict[str, list[Any]]  # "train", "validation" and, where given, "test"
 
 
@@ -22,15 +25,13 @@ class LabelledData(NamedTuple):
     """Checked examples of every split, the task they define, and the facts that prediction needs later."""
 
     splits: Splits
-    task: SequenceTask | TokenTask
+    task: Task
     facts: dict[str, Any]
 
 
-def read_data(arguments: SequenceArguments | TokenArguments, known: list[str] | None) -> LabelledData:
+def read_data(arguments: FinetuningArguments, known: list[str] | None) -> LabelledData:
     """The data that the flags name; `known` are the model's own label names, if any."""
-    if isinstance(arguments, TokenArguments):
-        return read_token_data(arguments, known)
-    return read_sequence_data(arguments, known)
+    return _READERS[arguments.task_type](arguments, known)
 
 
 def read_sequence_data(arguments: SequenceArguments, known: list[str] | None) -> LabelledData:
@@ -87,11 +88,21 @@ def read_token_data(arguments: TokenArguments, known: list[str] | None) -> Label
     splits = {split: [to_iob2(sentence, scheme) for sentence in sentences] for split, sentences in splits.items()}
     _hold_out_validation(splits, arguments.seed)
     task = make_token_task(
-        splits["train"], scheme=scheme, known_names=known, balanced=arguments.class_weights == "balanced"
+        splits["train"],
+        scheme=scheme,
+        known_names=known,
+        balanced=arguments.class_weights == "balanced",
+        label_subwords=arguments.label_subwords,
     )
     for examples in splits.values():
         task.check(examples)
     return LabelledData(splits, task, {"tag_scheme": scheme, "label_subwords": arguments.label_subwords})
+
+
+_READERS: dict[str, Callable[[Any, list[str] | None], LabelledData]] = {
+    SequenceTask.task_type: read_sequence_data,
+    TokenTask.task_type: read_token_data,
+}
 
 
 def _read_tables(arguments: SequenceArguments) -> dict[str, Table]:
@@ -131,10 +142,10 @@ def _hold_out_validation(splits: Splits, seed: int) -> None:
         raise UserError("one training example, and no --validation_file to evaluate on; give more data")
     order = list(range(len(examples)))
     random.Random(seed).shuffle(order)
-    left = Counter(name for example in examples for name in _labels_in(example))
+    left = Counter(name for example in examples for name in example.labels)
     held_out: set[int] = set()
     for index in order:
-        names = _labels_in(examples[index])
+        names = examples[index].labels
         if len(held_out) < max(1, len(examples) // 10) and all(left[name] > 1 for name in names):
             held_out.add(index)
             left.subtract(names)
@@ -142,11 +153,3 @@ def _hold_out_validation(splits: Splits, seed: int) -> None:
         raise UserError("no example can be held out without losing its label; give --validation_file")
     splits["train"] = [example for index, example in enumerate(examples) if index not in held_out]
     splits["validation"] = [example for index, example in enumerate(examples) if index in held_out]
-
-
-def _labels_in(example: SequenceExample | TaggedSentence) -> set[str]:
-    """The labels that an example teaches: its classes or its tags; none for numbers."""
-    if isinstance(example, TaggedSentence):
-        return {tag for tag in example.tags or [] if tag is not None}
-    label = example.label
-    return set(label) if isinstance(label, frozenset) else {label} if isinstance(label, str) else set()

@@ -2,11 +2,14 @@
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
 from torch import nn
+
+from ..utils.input_length import longest_input
+from .tasks import Task
 
 DEFAULT_DROPOUT = 0.1
 # What encoders call the dropout of their sub-layers and heads.
@@ -14,19 +17,23 @@ DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "classifier_dropout_prob", "dropout",
     "attention_dropout", "seq_classif_dropout", "mlp_dropout", "hidden_dropout",
 )  # fmt: skip
-LONGEST_BY_DEFAULT = 512  # attention over more than that is rarely worth its price; --max_seq_length overrides
+LONGEST_BY_DEFAULT = 512  # attention over more tokens rarely pays; --max_seq_length overrides
 
 
 def be_quiet() -> None:
-    """Silence transformers' warnings and bars: what matters of them is checked here, and said in one line."""
+    """Silence transformers' warnings and progress bars. What they warn of is checked in this file."""
     from transformers import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
 
-def load_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model, or a `ValueError` that names the flag."""
+def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model, by AutoTokenizer.
+
+    Raises:
+        ValueError: it has none that can be loaded.
+    """
     from transformers import AutoTokenizer
 
     _check_local(name_or_path)
@@ -37,7 +44,11 @@ def load_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any
 
 
 def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
-    """The configuration of a model, or a `ValueError` that names the flag."""
+    """The configuration of a model.
+
+    Raises:
+        ValueError: it cannot be loaded.
+    """
     from transformers import AutoConfig
 
     _check_local(name_or_path)
@@ -57,130 +68,117 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def known_label_names(config: Any, *, kind: str) -> list[str] | None:
-    """The label names of a model that was fine-tuned for this kind of task; None where it has no names of its own."""
-    ending = "ForSequenceClassification" if kind == "sequence" else "ForTokenClassification"
-    if not any(name.endswith(ending) for name in getattr(config, "architectures", None) or []):
+def known_label_names(config: Any, task: type[Task]) -> list[str] | None:
+    """The label names of a model that was fine-tuned for this type of task; None where it has no names of its own."""
+    if not task.has_head(config):
         return None
     names = [name for _, name in sorted(config.id2label.items())]
     return None if names == [f"LABEL_{number}" for number in range(len(names))] else names
 
 
 def load_classifier(
-    name_or_path: str,
-    *,
-    kind: str,
-    label_names: Sequence[str],
-    problem_type: str | None,
-    dropout: float | None = None,
-    trust_remote_code: bool = False,
+    name_or_path: str, *, task: Task, dropout: float | None = None, trust_remote_code: bool = False
 ) -> nn.Module:
-    """The encoder with a head for these labels, in float32. A head trained for other labels is initialised anew.
+    """The encoder with a head for the task's labels, in float32. A head trained for other labels is initialised anew.
 
     `dropout` is for training only: `model.dropout_before` keeps what the configuration said (see `restore_dropout`).
 
     Raises:
         ValueError: the checkpoint cannot be loaded, has no such head, or lacks weights of the encoder itself.
     """
-    import transformers
-
     config = load_config(name_or_path, trust_remote_code=trust_remote_code)
-    same_labels = known_label_names(config, kind=kind) == list(label_names)
+    same_labels = known_label_names(config, type(task)) == task.label_names
     config = copy.deepcopy(config)
-    config.id2label = dict(enumerate(label_names))
-    config.label2id = {name: number for number, name in enumerate(label_names)}
-    if kind == "sequence":
-        config.problem_type = problem_type
+    task.write_labels(config)
     dropout_before = set_dropout(config, dropout)
-    auto = (
-        transformers.AutoModelForSequenceClassification
-        if kind == "sequence"
-        else transformers.AutoModelForTokenClassification
+    model, missing = _load_with_head(
+        name_or_path,
+        type(task),
+        config=config,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,
+        trust_remote_code=trust_remote_code,
     )
-    try:
-        model, loading = auto.from_pretrained(
-            name_or_path,
-            config=config,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            trust_remote_code=trust_remote_code,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ValueError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
-    _refuse_random_encoder(model, loading["missing_keys"], name_or_path)
+    _refuse_random_encoder(model, missing, name_or_path)
     if not same_labels:
-        _forget_output_layer(model)
+        _initialise_output_layer(model, task)
     model.dropout_before = dropout_before
     return model
+
+
+def load_fine_tuned(
+    name_or_path: str, tasks: Iterable[type[Task]], *, trust_remote_code: bool = False
+) -> tuple[Any, Task]:
+    """A model that has been fine-tuned for one of these types of task, and the task.
+
+    Raises:
+        ValueError: it cannot be loaded, has no such head, or weights are missing.
+    """
+    config = load_config(name_or_path, trust_remote_code=trust_remote_code)
+    task = next((task for task in tasks if task.has_head(config)), None)
+    if task is None:
+        architectures = getattr(config, "architectures", None) or "headless"
+        raise ValueError(f"--model_name_or_path {name_or_path}: fine-tune it first, it is {architectures}")
+    model, missing = _load_with_head(name_or_path, task, trust_remote_code=trust_remote_code)
+    if missing:
+        raise ValueError(f"--model_name_or_path {name_or_path}: weights are missing: {sorted(missing)}")
+    return model, task.of_config(model.config)
+
+
+def _load_with_head(name_or_path: str, task: type[Task], **kwargs: Any) -> tuple[Any, Collection[str]]:
+    """A model with the head of a task, and the names of weights that the checkpoint lacks."""
+    import transformers
+
+    auto_class = getattr(transformers, f"AutoModel{task.head}")
+    try:
+        model, loading = auto_class.from_pretrained(name_or_path, output_loading_info=True, **kwargs)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ValueError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
+    return model, loading["missing_keys"]
 
 
 def set_dropout(config: Any, dropout: float | None) -> dict[str, Any]:
     """Set the dropout of a configuration, and return what it said before.
 
-    None keeps an encoder's own; one pretrained without any, as is usual where text is plenty, gets `DEFAULT_DROPOUT`:
-    the few labelled examples are seen many times.
+    None keeps the encoder's own. An encoder that was pretrained without dropout gets `DEFAULT_DROPOUT`: pretraining
+    sees its text once, fine-tuning sees its few examples many times.
     """
     before = {name: getattr(config, name) for name in DROPOUTS if hasattr(config, name)}
     if dropout is not None:
         config.update(dict.fromkeys(before, dropout))
     elif not any(before.values()):
-        # not inside the feed-forward where its output has some too: as many random numbers as all other places take
+        # Not inside the feed-forward where its output has dropout: that takes as many random numbers as all the rest.
         skipped = {"mlp_dropout"} if "hidden_dropout_prob" in before else set()
         config.update({name: DEFAULT_DROPOUT for name in before if name not in skipped})
     return before
 
 
 def restore_dropout(model: Any) -> None:
-    """Let the configuration say again what it said before training; it is what other programs go by."""
+    """Give the configuration the dropout that it had before `set_dropout`."""
     for name, value in model.dropout_before.items():
         setattr(model.config, name, value)
 
 
-def _forget_output_layer(model: Any) -> None:
-    """Start the output layer anew: loaded for as many other labels, it would answer for them.
+def _initialise_output_layer(model: Any, task: Task) -> None:
+    """Give the output layer random weights: the checkpoint has none, or has them for other labels.
 
-    Not by the model's own `_init_weights`, which passes over what was loaded.
+    A regression's outputs begin around the mean of its values and spread by their deviation. Together with a learning
+    rate of this layer times the deviation (see `parameter_groups`), it trains as on standardised values, and the saved
+    model answers in the unit of the data.
+
+    The model's own `_init_weights` cannot do it: it leaves loaded weights as they are.
     """
-    head = output_layer(model)
-    if head is not None:
-        with torch.no_grad():
-            head.weight.normal_(std=getattr(model.config, "initializer_range", 0.02))
-            if head.bias is not None:
-                head.bias.zero_()
+    output = output_layer(model)
+    if output is None:
+        return
+    with torch.no_grad():
+        output.weight.normal_(std=getattr(model.config, "initializer_range", 0.02))
+        if output.bias is not None:
+            output.weight.mul_(task.target_scale)
+            output.bias.fill_(task.target_mean)
 
 
-def load_fine_tuned(name_or_path: str, *, trust_remote_code: bool = False) -> tuple[Any, str]:
-    """A model that has been fine-tuned, and its kind: "sequence" or "token".
-
-    Raises:
-        ValueError: it cannot be loaded, has no such head, or weights are missing.
-    """
-    import transformers
-
-    config = load_config(name_or_path, trust_remote_code=trust_remote_code)
-    architectures = getattr(config, "architectures", None) or []
-    auto: Any
-    if any(name.endswith("ForSequenceClassification") for name in architectures):
-        kind, auto = "sequence", transformers.AutoModelForSequenceClassification
-    elif any(name.endswith("ForTokenClassification") for name in architectures):
-        kind, auto = "token", transformers.AutoModelForTokenClassification
-    else:
-        raise ValueError(
-            f"--model_name_or_path {name_or_path}: fine-tune it first, it is {architectures or 'headless'}"
-        )
-    try:
-        model, loading = auto.from_pretrained(
-            name_or_path, output_loading_info=True, trust_remote_code=trust_remote_code
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ValueError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
-    if loading["missing_keys"]:
-        raise ValueError(f"--model_name_or_path {name_or_path}: weights are missing: {sorted(loading['missing_keys'])}")
-    return model, kind
-
-
-def _refuse_random_encoder(model: Any, missing: Sequence[str], name_or_path: str) -> None:
+def _refuse_random_encoder(model: Any, missing: Collection[str], name_or_path: str) -> None:
     """A new head is expected to be random, the encoder is not."""
     prefix = model.base_model_prefix + "."
     random = sorted(name for name in missing if name.startswith(prefix) and "pool" not in name)
@@ -192,39 +190,37 @@ def _refuse_random_encoder(model: Any, missing: Sequence[str], name_or_path: str
 
 
 def output_layer(model: nn.Module) -> nn.Linear | None:
-    """The last linear map onto the labels: `classifier` of BERT, `classifier.out_proj` of RoBERTa …"""
+    """The last linear layer, which gives the logits: `classifier` of BERT, `classifier.out_proj` of RoBERTa …"""
     labels = model.config.num_labels  # type: ignore[union-attr]
     linears = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == labels]
     return linears[-1] if linears else None
 
 
 def prefer_plain_attention(model: Any) -> None:
-    """Have transformers' own models multiply attention out: PyTorch's kernel is slow for bf16 on a CPU (docs/LOG.md).
+    """Give transformers' own models eager attention: PyTorch's kernel is slow for bf16 on a CPU (docs/LOG.md).
 
-    Ours choose by themselves.
+    ClozeBERT models choose their kernels by themselves.
     """
     if model.config.model_type != "clozebert" and getattr(model.config, "_attn_implementation", None) == "sdpa":
         model.set_attn_implementation("eager")
 
 
-def longest_input(model: nn.Module, tokenizer: Any) -> int:
-    """How many tokens the model reads at once, special tokens included, by its positions and its tokenizer."""
-    limits = []
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if isinstance(positions, int) and positions > 0:
-        limits.append(positions)
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            # RoBERTa and its kin begin to count behind the padding token
-            skipped = 0 if module.padding_idx is None else module.padding_idx + 1
-            limits.append(module.num_embeddings - skipped)
-    if tokenizer.model_max_length < 1_000_000:  # tokenizers without a limit say 1e30
-        limits.append(tokenizer.model_max_length)
-    return min(limits, default=LONGEST_BY_DEFAULT)
+def check_max_seq_length(wanted: int | None, model: nn.Module, tokenizer: Any) -> int:
+    """How many tokens to read at once: what is wanted, else what the model takes, at most `LONGEST_BY_DEFAULT`.
+
+    Raises:
+        ValueError: the model takes fewer than that.
+    """
+    limit = longest_input(model, tokenizer)
+    if wanted is None:
+        return min(limit, LONGEST_BY_DEFAULT)
+    if wanted > limit:
+        raise ValueError(f"--max_seq_length {wanted}: the model reads at most {limit} tokens")
+    return wanted
 
 
 def check_tokenizer_fits(model: nn.Module, tokenizer: Any) -> None:
-    """A token id outside the embedding would end the run with an index error, or worse, not."""
+    """Raise a `ValueError` where the tokenizer has more tokens than the model has embeddings."""
     rows = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     if len(tokenizer) > rows:
         raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary only {rows}")
@@ -240,7 +236,7 @@ def encoder_layers(model: nn.Module) -> nn.ModuleList:
 
 
 def depth_of_parameters(model: nn.Module) -> dict[str, int]:
-    """Each parameter's height in the model: 0 embeddings, 1 … n the layers, n + 1 what stands on them."""
+    """The depth of each parameter: 0 in the embeddings, 1 to n in the layers, n + 1 in the head."""
     layers = encoder_layers(model)
     of_layer = {id(p): number for number, layer in enumerate(layers, start=1) for p in layer.parameters()}
     embeddings = {id(p) for p in model.get_input_embeddings().parameters()}  # type: ignore[operator]
@@ -248,13 +244,13 @@ def depth_of_parameters(model: nn.Module) -> dict[str, int]:
     first_layer = next(i for i, (name, _) in enumerate(model.named_parameters()) if name.startswith(prefix + "."))
     depths = {}
     for index, (name, parameter) in enumerate(model.named_parameters()):
-        below = id(parameter) in embeddings or index < first_layer
-        depths[name] = of_layer.get(id(parameter), 0 if below else len(layers) + 1)
+        is_embedding = id(parameter) in embeddings or index < first_layer
+        depths[name] = of_layer.get(id(parameter), 0 if is_embedding else len(layers) + 1)
     return depths
 
 
 def freeze_layers(model: nn.Module, count: int) -> None:
-    """Keep the embeddings and the first `count` layers as they are."""
+    """Do not train the embeddings and the first `count` layers."""
     layers = len(encoder_layers(model))
     if not 0 <= count <= layers:
         raise ValueError(f"--freeze_layers {count}: the model has {layers} layers")
@@ -266,7 +262,7 @@ def freeze_layers(model: nn.Module, count: int) -> None:
 
 
 def add_lora(model: Any, *, rank: int) -> Any:
-    """Train low-rank updates of the encoder's linear maps (Hu et al. 2022) and the whole head; the rest stays."""
+    """Train low-rank updates of the encoder's linear layers (Hu et al. 2022) and the whole head, nothing else."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
@@ -287,50 +283,29 @@ def add_lora(model: Any, *, rank: int) -> Any:
     return get_peft_model(model, config)
 
 
-def scalable_output(model: nn.Module) -> nn.Linear | None:
-    """The output layer, if `scale_output` can set it: it needs a bias for the mean."""
-    head = output_layer(model)
-    return None if head is None or head.bias is None else head
-
-
-def scale_output(model: nn.Module, *, mean: float, scale: float) -> nn.Linear | None:
-    """Let the head's outputs begin around `mean` and spread by `scale`: a regression's values in their own unit.
-
-    Together with a learning rate of the head times `scale` (see `parameter_groups`) this trains as if the values had
-    been standardised, whatever their unit, and the saved model still gives them as they are.
-    """
-    head = scalable_output(model)
-    if head is None:
-        return None
-    with torch.no_grad():
-        head.weight.mul_(scale)
-        head.bias.fill_(mean)
-    return head
-
-
 def parameter_groups(
     model: nn.Module,
     *,
     learning_rate: float,
     weight_decay: float,
     layer_decay: float = 1.0,
-    scaled_head: nn.Linear | None = None,
-    scale: float = 1.0,
+    output_scale: float = 1.0,
 ) -> list[dict[str, Any]]:
     """Groups for the optimizer: no decay of vectors (norms, biases), rates that fall by `layer_decay` with each layer.
 
     Args:
         layer_decay: layer k of n learns at learning_rate × layer_decay ** (n + 1 - k) (Howard & Ruder 2018).
-        scaled_head: a layer that learns at learning_rate × scale, with its decay per step left as it is.
+        output_scale: the output layer learns at learning_rate × output_scale; its decay per step is that of the others.
     """
     depths = depth_of_parameters(model) if layer_decay != 1.0 else {}
     top = max(depths.values(), default=0)
-    of_head = set() if scaled_head is None else {id(parameter) for parameter in scaled_head.parameters()}
+    output = output_layer(model)
+    scaled = set() if output is None or output.bias is None else {id(parameter) for parameter in output.parameters()}
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        factor = scale if id(parameter) in of_head else 1.0
+        factor = output_scale if id(parameter) in scaled else 1.0
         rate = learning_rate * factor * layer_decay ** (top - depths.get(name, top))
         decay = weight_decay / factor if parameter.dim() > 1 else 0.0
         groups.setdefault((rate, decay), []).append(parameter)

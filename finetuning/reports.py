@@ -4,18 +4,13 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .metrics import class_report, entity_report
-from .sequence_task import MULTI_LABEL, REGRESSION, SequenceExample, SequenceTask
-from .tags import TaggedSentence
-from .token_task import TokenTask
-
 WORST_SHOWN = 50
 CLASSES_SHOWN = 40  # a picture of more cannot be read
-TEXT_SHOWN = 500
 
 
 def write_json(path: str, value: Any) -> None:
@@ -32,125 +27,60 @@ def write_json_lines(path: str, records: Sequence[dict[str, Any]]) -> None:
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def write_sequence_reports(
-    folder: str, split: str, task: SequenceTask, examples: Sequence[SequenceExample], logits: np.ndarray
-) -> None:
-    """`SPLIT_predictions.jsonl`, `SPLIT_mistakes.txt`, and for single labels `SPLIT_report.json` and pictures."""
-    predictions = task.predictions(logits)
-    records = [
-        {"text": example.text, **_pair(example), "gold": _gold(example), **prediction}
-        for example, prediction in zip(examples, predictions, strict=True)
-    ]
-    write_json_lines(os.path.join(folder, f"{split}_predictions.jsonl"), records)
-    badness = [_badness(example, prediction) for example, prediction in zip(examples, predictions, strict=True)]
-    worst = sorted((index for index, bad in enumerate(badness) if bad > 0), key=lambda index: -badness[index])
-    lines = [_sequence_mistake(examples[index], predictions[index]) for index in worst[:WORST_SHOWN]]
-    _write_mistakes(folder, split, lines, len(worst), len(examples))
-    if task.problem_type not in (MULTI_LABEL, REGRESSION):
-        gold = [str(example.label) for example in examples]
-        predicted = [str(prediction["label"]) for prediction in predictions]
-        report = class_report(gold, predicted)
-        write_json(os.path.join(folder, f"{split}_report.json"), report)
-        _draw(folder, split, task.label_names, gold, predicted, report)
+@dataclass(frozen=True)
+class ClassReport:
+    """Precision, recall and F1 by class, and what a confusion matrix is made of.
+
+    Attributes:
+        names: the classes, in the order of the matrix.
+        gold, predicted: a class for each case.
+        scores: {class or average: {"precision", "recall", "f1-score", "support"}}.
+    """
+
+    names: Sequence[str]
+    gold: Sequence[str]
+    predicted: Sequence[str]
+    scores: dict[str, dict[str, float]]
 
 
-def write_token_reports(
-    folder: str, split: str, task: TokenTask, sentences: Sequence[TaggedSentence], logits: Sequence[np.ndarray]
-) -> dict[str, dict[str, float]]:
-    """The same files for tagging; returns the report by entity type (or by tag)."""
-    predictions = task.predictions(logits, sentences)
-    records = [
-        {**prediction, "gold": sentence.tags} for sentence, prediction in zip(sentences, predictions, strict=True)
-    ]
-    write_json_lines(os.path.join(folder, f"{split}_predictions.jsonl"), records)
-    gold, predicted = task.scored_tags(logits, sentences)
-    mistaken = [sum(a != b for a, b in zip(g, p, strict=True)) for g, p in zip(gold, predicted, strict=True)]
-    worst = sorted((index for index, count in enumerate(mistaken) if count), key=lambda index: -mistaken[index])
-    lines = [_token_mistake(sentences[index], predictions[index]["tags"]) for index in worst[:WORST_SHOWN]]
-    _write_mistakes(folder, split, lines, len(worst), len(sentences))
-    flat_gold = [_type_of(tag, task.entities) for tags in gold for tag in tags]
-    flat_predicted = [_type_of(tag, task.entities) for tags in predicted for tag in tags]
-    report = entity_report(gold, predicted) if task.entities else class_report(flat_gold, flat_predicted)
-    write_json(os.path.join(folder, f"{split}_report.json"), report)
-    names = list(dict.fromkeys(_type_of(name, task.entities) for name in task.label_names))
-    _draw(folder, split, names, flat_gold, flat_predicted, report)
-    return report
+@dataclass(frozen=True)
+class Report:
+    """What a run writes about its predictions of one split.
+
+    Attributes:
+        predictions: a record for each example, with its gold label.
+        mistakes: a paragraph for each example that is wrong, the worst first.
+        classes: None where labels are no classes.
+    """
+
+    predictions: Sequence[dict[str, Any]]
+    mistakes: Sequence[str]
+    classes: ClassReport | None
 
 
-def _pair(example: SequenceExample) -> dict[str, str]:
-    return {} if example.pair is None else {"text_pair": example.pair}
-
-
-def _gold(example: SequenceExample) -> Any:
-    return sorted(example.label) if isinstance(example.label, frozenset) else example.label
-
-
-def _badness(example: SequenceExample, prediction: dict[str, Any]) -> float:
-    """How wrong a prediction is: 0 if right; the probability it gave away; for numbers the distance."""
-    if "value" in prediction:
-        return abs(prediction["value"] - float(example.label))  # type: ignore[arg-type]
-    scores = prediction["scores"]
-    if isinstance(example.label, frozenset):
-        wrong = set(prediction["labels"]) ^ example.label
-        return sum(scores[name] if name in prediction["labels"] else 1 - scores[name] for name in wrong)
-    return 0.0 if prediction["label"] == example.label else 1 - scores[str(example.label)]
-
-
-def _sequence_mistake(example: SequenceExample, prediction: dict[str, Any]) -> str:
-    if "value" in prediction:
-        verdict = f"gold {example.label:g}, predicted {prediction['value']:.3f}"
-    elif isinstance(example.label, frozenset):
-        predicted = ", ".join(prediction["labels"]) or "none"
-        verdict = f"gold {', '.join(sorted(example.label)) or 'none'}; predicted {predicted}"
-    else:
-        scores = prediction["scores"]
-        verdict = (
-            f"gold {example.label} ({scores[str(example.label)]:.1%}), "
-            f"predicted {prediction['label']} ({prediction['score']:.1%})"
-        )
-    texts = [example.text] if example.pair is None else [example.text, example.pair]
-    return "\n".join([f"{example.where}: {verdict}", *(f"    {_shortened(text)}" for text in texts)])
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= TEXT_SHOWN else line[:TEXT_SHOWN] + " …"
-
-
-def _token_mistake(sentence: TaggedSentence, tags: Sequence[str]) -> str:
-    pieces = [
-        word if gold is None or gold == tag else f"[{word}: {gold} -> {tag}]"
-        for word, gold, tag in zip(sentence.words, sentence.tags or [], tags, strict=True)
-    ]
-    return f"{sentence.where(0)}: [word: gold -> predicted]\n    {' '.join(pieces)}"
-
-
-def _write_mistakes(folder: str, split: str, blocks: list[str], wrong: int, total: int) -> None:
-    head = f"{wrong} of {total} examples have a mistake" + (f"; the worst {len(blocks)}:" if wrong else ".")
+def write_report(folder: str, split: str, report: Report) -> None:
+    """`SPLIT_predictions.jsonl`, `SPLIT_mistakes.txt`, and for classes `SPLIT_report.json` and pictures."""
+    write_json_lines(os.path.join(folder, f"{split}_predictions.jsonl"), report.predictions)
+    worst = report.mistakes[:WORST_SHOWN]
+    head = f"{len(report.mistakes)} of {len(report.predictions)} examples have a mistake"
+    head += f"; the worst {len(worst)}:" if worst else "."
     with open(os.path.join(folder, f"{split}_mistakes.txt"), "w", encoding="utf-8") as file:
-        file.write("\n\n".join([head, *blocks]) + "\n")
+        file.write("\n\n".join([head, *worst]) + "\n")
+    if report.classes is not None:
+        write_json(os.path.join(folder, f"{split}_report.json"), report.classes.scores)
+        _draw(folder, split, report.classes)
 
 
-def _type_of(tag: str, entities: bool) -> str:
-    return tag[2:] if entities and tag != "O" else tag
-
-
-def _draw(
-    folder: str,
-    split: str,
-    names: Sequence[str],
-    gold: Sequence[str],
-    predicted: Sequence[str],
-    report: dict[str, dict[str, float]],
-) -> None:
+def _draw(folder: str, split: str, classes: ClassReport) -> None:
     """Confusion matrix and F1 by class as PNG, where matplotlib is installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         return
-    draw_confusion(Figure, FigureCanvasAgg, os.path.join(folder, f"{split}_confusion.png"), names, gold, predicted)
-    rows = [(name, row["f1-score"], row["support"]) for name, row in report.items() if not name.endswith(" avg")]
+    draw_confusion(Figure, FigureCanvasAgg, os.path.join(folder, f"{split}_confusion.png"), classes)
+    scores = classes.scores.items()
+    rows = [(name, row["f1-score"], row["support"]) for name, row in scores if not name.endswith(" avg")]
     rows = sorted(rows, key=lambda row: -row[2])[:CLASSES_SHOWN]
     if not rows:
         return
@@ -171,11 +101,9 @@ def confusion_matrix(names: Sequence[str], gold: Sequence[str], predicted: Seque
     return matrix
 
 
-def draw_confusion(
-    figure_class: Any, canvas_class: Any, path: str, names: Sequence[str], gold: Sequence[str], predicted: Sequence[str]
-) -> None:
+def draw_confusion(figure_class: Any, canvas_class: Any, path: str, classes: ClassReport) -> None:
     """The confusion matrix, each row as shares of its gold class; of many classes the most confused."""
-    matrix = confusion_matrix(names, gold, predicted)
+    names, matrix = classes.names, confusion_matrix(classes.names, classes.gold, classes.predicted)
     title = "rows: gold, columns: predicted"
     if len(names) > CLASSES_SHOWN:
         errors = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()

@@ -19,7 +19,7 @@ SETTINGS_FILE = "finetuning_settings.json"
 def settings_of(run: "FinetuningRun") -> dict[str, Any]:
     """What prediction needs to treat new text as training did, and what a continued run must agree with."""
     return {
-        "task": run.task.kind,
+        "task": run.task.task_type,
         **run.facts,
         "max_seq_length": run.maker.max_seq_length,
         "window_overlap": run.maker.overlap,

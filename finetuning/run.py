@@ -3,11 +3,10 @@
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from transformers import EarlyStoppingCallback, TrainingArguments
@@ -15,64 +14,51 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 from ..utils.device import choose_precision
 from .arguments import (
     FinetuningArguments,
-    SequenceArguments,
-    TokenArguments,
     default_batch_size,
     default_epochs,
     default_learning_rate,
     prepare_output_dir,
 )
 from .card import card_facts
-from .data import LabelledData, read_data
+from .data import TASKS, LabelledData, read_data
 from .metrics import check_metric_libraries
 from .models import (
-    LONGEST_BY_DEFAULT,
     add_lora,
     be_quiet,
+    check_max_seq_length,
     check_tokenizer_fits,
     freeze_layers,
     known_label_names,
+    load_auto_tokenizer,
     load_classifier,
     load_config,
-    load_tokenizer,
-    longest_input,
     parameter_groups,
     prefer_plain_attention,
     restore_dropout,
-    scalable_output,
-    scale_output,
 )
-from .reports import (
-    mean_and_deviation,
-    table_of_results,
-    write_json,
-    write_sequence_reports,
-    write_token_reports,
-)
+from .reports import mean_and_deviation, table_of_results, write_json, write_report
 from .resume import SETTINGS_FILE, checkpoint_to_resume, settings_of
 from .search import search_hyperparameters
-from .sequence_task import REGRESSION, SequenceTask
-from .token_task import TokenTask
-from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, QuietProgress, Task, make_collator
+from .tasks import Task
+from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, QuietProgress, make_collator
 from .windows import PackedCollator, WindowMaker
 
 WriteCard = Callable[[str, dict[str, Any]], None]
 
 
-def finetune(arguments: SequenceArguments | TokenArguments, *, write_card: WriteCard | None = None) -> dict[str, Any]:
+def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = None) -> dict[str, Any]:
     """Fine-tune, evaluate, save and print, once or once for each seed; the results are also in DIR/all_results.json.
 
     Args:
-        arguments: checked flags; their class says which kind of task it is.
+        arguments: checked flags; their class names the type of task.
         write_card: called with the folder and what is known about the model, to write its README.md.
     """
     check_metric_libraries()
     be_quiet()
     prepare_output_dir(arguments)
-    kind = "token" if isinstance(arguments, TokenArguments) else "sequence"
     config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
-    tokenizer = load_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
-    data = read_data(arguments, known_label_names(config, kind=kind))
+    tokenizer = load_auto_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
+    data = read_data(arguments, known_label_names(config, TASKS[arguments.task_type]))
     if arguments.hyperparameter_search is not None:
         run = FinetuningRun(arguments, arguments.output_dir, (arguments.seeds or [arguments.seed])[0], data, tokenizer)
         arguments = replace(arguments, **search_hyperparameters(run))
@@ -108,7 +94,7 @@ class FinetuningRun:
 
     def __init__(
         self,
-        arguments: SequenceArguments | TokenArguments,
+        arguments: FinetuningArguments,
         folder: str,
         seed: int,
         data: LabelledData,
@@ -123,18 +109,21 @@ class FinetuningRun:
         transformers.set_seed(seed)
         self.model = self.load_model()
         check_tokenizer_fits(self.model, tokenizer)
-        self.maker = _window_maker(arguments, self.model, tokenizer)
+        overlap = self.task.window_overlap if arguments.window_overlap is None else arguments.window_overlap
+        max_seq_length = check_max_seq_length(arguments.max_seq_length, self.model, tokenizer)
+        self.maker = WindowMaker(tokenizer, max_seq_length=max_seq_length, overlap=overlap)
         self.windows = {split: self.task.windows(examples, self.maker) for split, examples in self.splits.items()}
         num_tokens = sum(len(window.input_ids) for window in self.windows["train"])
         self.training = self._training_arguments(num_tokens)
         self.collator = make_collator(
             self.model,
             tokenizer,
-            per_token=self.task.kind == "token",
+            per_token=self.task.per_token,
             packing=arguments.packing == "auto" and self.training.n_gpu <= 1,
         )
         self.best_metric = _best_metric(arguments, self.task)
-        scores = self.task.metrics(_blank_logits(self.task, self.splits["validation"]), self.splits["validation"])
+        validation = self.splits["validation"]
+        scores = self.task.metrics(self.task.blank_logits(validation), validation)
         if self.best_metric[0] not in scores:
             raise ValueError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
 
@@ -178,14 +167,10 @@ class FinetuningRun:
         arguments, task = self.arguments, self.task
         model: Any = load_classifier(
             arguments.model_name_or_path,
-            kind=task.kind,
-            label_names=task.label_names,
-            problem_type=task.problem_type,
+            task=task,
             dropout=arguments.dropout,
             trust_remote_code=arguments.trust_remote_code,
         )
-        if isinstance(task, SequenceTask) and task.problem_type == REGRESSION:
-            scale_output(model, mean=task.target_mean, scale=task.target_scale)
         if (self.device.type, self.precision) == ("cpu", "bf16"):
             prefer_plain_attention(model)
         freeze_layers(model, arguments.freeze_layers)
@@ -193,17 +178,12 @@ class FinetuningRun:
 
     def parameter_groups(self, model: Any, learning_rate: float) -> list[dict[str, Any]]:
         """The optimizer's groups for a model that `load_model` made."""
-        task, scaled_head, scale = self.task, None, 1.0
-        # peft trains a copy of the head
-        if isinstance(task, SequenceTask) and task.problem_type == REGRESSION and self.arguments.lora_rank is None:
-            scaled_head, scale = scalable_output(model), task.target_scale
         return parameter_groups(
             model,
             learning_rate=learning_rate,
             weight_decay=self.arguments.weight_decay,
             layer_decay=self.arguments.layer_decay,
-            scaled_head=scaled_head,
-            scale=scale,
+            output_scale=self.task.target_scale,
         )
 
     def make_trainer(self, **kwargs: Any) -> FinetuningTrainer:
@@ -250,7 +230,7 @@ class FinetuningRun:
                 results |= {f"{name}_{key}": value for key, value in scores.items()}
                 results[f"{name}_samples"] = len(self.splits[split])
                 if is_main:
-                    _write_reports(self.folder, name, self.task, self.splits[split], logits)
+                    write_report(self.folder, name, self.task.report(logits, self.splits[split]))
         if is_main:
             _save(trainer.model, self.tokenizer, self.folder)
             _write_results(self.folder, results)
@@ -280,38 +260,12 @@ class FinetuningRun:
         )
 
 
-def _window_maker(arguments: FinetuningArguments, model: Any, tokenizer: Any) -> WindowMaker:
-    limit = longest_input(model, tokenizer)
-    length = arguments.max_seq_length or min(limit, LONGEST_BY_DEFAULT)
-    if length > limit:
-        raise ValueError(f"--max_seq_length {length}: the model reads at most {limit} tokens")
-    if isinstance(arguments, TokenArguments):
-        overlap, subwords = arguments.window_overlap, arguments.label_subwords
-    else:  # of a whole document's label, a window's edge needs no context
-        overlap, subwords = arguments.window_overlap or 0, "all"
-    return WindowMaker(tokenizer, max_seq_length=length, overlap=overlap, subwords=subwords)
-
-
 def _best_metric(arguments: FinetuningArguments, task: Task) -> tuple[str, bool]:
     """The score that chooses the best evaluation, and whether more of it is better."""
     if arguments.metric_for_best_model is None:
         return task.best_metric
     name = arguments.metric_for_best_model.removeprefix("eval_")
     return name, name not in ("loss", "mse")
-
-
-def _blank_logits(task: Task, examples: Sequence[Any]) -> Any:
-    """Logits of zero: scoring them shows before training that the scores can be computed, and their names."""
-    if isinstance(task, TokenTask):
-        return [np.zeros((len(sentence.words), len(task.label_names))) for sentence in examples]
-    return np.zeros((len(examples), len(task.label_names)))
-
-
-def _write_reports(folder: str, name: str, task: Task, examples: list[Any], logits: Any) -> None:
-    if isinstance(task, TokenTask):
-        write_token_reports(folder, name, task, examples, logits)
-    else:
-        write_sequence_reports(folder, name, task, examples, logits)
 
 
 def _save(model: Any, tokenizer: Any, folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Sequence classification as a task: from a table to examples, label names, targets, loss and metrics."""
+"""Sequence classification and regression: from a table to examples, label names, targets, loss and metrics."""
 
 import json
 import math
@@ -9,18 +9,21 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from ..corpus.columns import is_number
+from ..modeling.heads import sequence_loss, widen
 from .columns import SequenceColumns, are_fractions
-from .metrics import multi_label_metrics, regression_metrics, single_label_metrics
+from .metrics import class_report, multi_label_metrics, regression_metrics, single_label_metrics
+from .reports import ClassReport, Report
 from .tables import Table
+from .tasks import Task, balanced_weights
 from .windows import Window, WindowMaker
 
 SINGLE_LABEL = "single_label_classification"
 MULTI_LABEL = "multi_label_classification"
 REGRESSION = "regression"
 PROBLEM_TYPES = (SINGLE_LABEL, MULTI_LABEL, REGRESSION)
+TEXT_SHOWN = 500  # characters of a text in a list of mistakes
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,13 @@ class SequenceExample:
     pair: str | None
     label: str | frozenset[str] | float | None
     where: str
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """The names of its classes; none where the label is a number."""
+        if isinstance(self.label, frozenset):
+            return self.label
+        return frozenset([self.label] if isinstance(self.label, str) else [])
 
 
 # Examples ------------------------------------------------------------------------------------------------------------
@@ -126,17 +136,20 @@ def label_names_of(examples: Sequence[SequenceExample], problem_type: str) -> li
 # The task ------------------------------------------------------------------------------------------------------------
 
 
-class SequenceTask:
-    """What fine-tuning must know about classifying sequences.
+class SequenceTask(Task):
+    """Classification of texts or pairs of texts, or a number for each.
 
     Args:
         problem_type: one of `PROBLEM_TYPES`.
         label_names: names by class number; for regression one name, that of the value.
-        target_mean, target_scale: regression is trained on (value - mean) / scale, whatever the unit of the value.
-        class_weights: [labels] weights of the loss, 1 on average over the training examples, or None.
+        target_mean, target_scale: a regression is trained on (value - mean) / scale, whatever the unit of the value.
+        class_weights: [C] weights of the loss, 1 on average over the training examples, or None.
     """
 
-    kind = "sequence"
+    task_type = "sequence"
+    head = "ForSequenceClassification"
+    per_token = False
+    window_overlap = 0  # every window is trained on the label of the whole document
 
     def __init__(
         self,
@@ -149,37 +162,46 @@ class SequenceTask:
     ) -> None:
         if problem_type not in PROBLEM_TYPES:
             raise ValueError(f"--problem_type {problem_type}: expected one of {', '.join(PROBLEM_TYPES)}")
-        self.problem_type = problem_type
-        self.label_names = list(label_names)
-        self.label_ids = {name: number for number, name in enumerate(self.label_names)}
-        self.target_mean = target_mean
-        self.target_scale = target_scale
-        self.class_weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        super().__init__(
+            problem_type=problem_type,
+            label_names=label_names,
+            class_weights=class_weights,
+            target_mean=target_mean,
+            target_scale=target_scale,
+        )
 
-    @property
-    def best_metric(self) -> tuple[str, bool]:
-        """The metric that chooses the best epoch, and whether more of it is better."""
-        return {SINGLE_LABEL: ("accuracy", True), MULTI_LABEL: ("f1_micro", True), REGRESSION: ("mse", False)}[
-            self.problem_type
-        ]
+    @classmethod
+    def of_config(cls, config: Any) -> "SequenceTask":
+        """The task of a fine-tuned model. Without a problem type, one output is a regression."""
+        names = [name for _, name in sorted(config.id2label.items())]
+        by_outputs = REGRESSION if len(names) == 1 else SINGLE_LABEL
+        problem_type = config.problem_type if config.problem_type in PROBLEM_TYPES else by_outputs
+        return cls(problem_type=problem_type, label_names=names)
+
+    def write_labels(self, config: Any) -> None:
+        """Label names and problem type."""
+        super().write_labels(config)
+        config.problem_type = self.problem_type
+
+    # Examples
 
     def check(self, examples: Sequence[SequenceExample]) -> None:
         """Every label must be one the model knows."""
-        if self.problem_type == REGRESSION:
-            return
         for example in examples:
-            names = example.label if isinstance(example.label, frozenset) else {example.label}
-            for name in sorted(map(str, names)):
+            for name in sorted(example.labels):
                 if name not in self.label_ids:
                     raise ValueError(f"{example.where}: label {name!r} does not occur in the training data")
+
+    def example(self, text: str, pair: str | None, *, source: str, line: int) -> SequenceExample:
+        """A text or a pair of texts."""
+        return SequenceExample(text, pair, None, f"{source}, line {line}")
 
     def target(self, example: SequenceExample) -> Any:
         """The label as the loss wants it: a class number, a row of zeros and ones, or a standardised number."""
         if self.problem_type == SINGLE_LABEL:
             return self.label_ids[str(example.label)]
         if self.problem_type == MULTI_LABEL:
-            assert isinstance(example.label, frozenset)
-            return [float(name in example.label) for name in self.label_names]
+            return [float(name in example.labels) for name in self.label_names]
         assert isinstance(example.label, float)
         return (example.label - self.target_mean) / self.target_scale
 
@@ -190,73 +212,130 @@ class SequenceTask:
         targets = [None if example.label is None else self.target(example) for example in examples]
         return maker.of_texts(texts, pairs, targets)
 
+    # Logits
+
     def assemble(
         self, examples: Sequence[SequenceExample], windows: Sequence[Window], logits: Sequence[np.ndarray]
     ) -> np.ndarray:
-        """[examples, labels]: the mean of the logits of an example's windows."""
-        total = np.zeros((len(examples), len(self.label_names)))
+        """[examples, C]: the mean of the logits of an example's windows."""
+        total = self.blank_logits(examples)
         count = np.zeros(len(examples))
-        for window, window_logits in zip(windows, logits, strict=True):
-            total[window.example] += window_logits
+        for window, logits_C in zip(windows, logits, strict=True):
+            total[window.example] += logits_C
             count[window.example] += 1
         return total / count[:, None]
+
+    def blank_logits(self, examples: Sequence[SequenceExample]) -> np.ndarray:
+        """Zeros, [examples, C]."""
+        return np.zeros((len(examples), len(self.label_names)))
 
     def loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Sum of the losses of all targets, divided by the number of targets in the whole (global) batch."""
-        return self.loss_of_logits(outputs["logits"], labels, num_items_in_batch)
-
-    def loss_of_logits(
-        self, logits_DC: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
+        """Sum of the losses of all labels, divided by their number in the whole global batch."""
         # fp32: under autocast the sum over a large batch would lose its last digits
-        logits_DC = logits_DC.float()
-        if self.problem_type == SINGLE_LABEL:
-            weights = None if self.class_weights is None else self.class_weights.to(logits_DC.device)
-            loss = F.cross_entropy(logits_DC, labels, weight=weights, reduction="sum")
-        elif self.problem_type == MULTI_LABEL:
-            loss = F.binary_cross_entropy_with_logits(logits_DC, labels, reduction="sum")
-        else:
-            standardised_D = (logits_DC[:, 0] - self.target_mean) / self.target_scale
-            loss = F.mse_loss(standardised_D, labels, reduction="sum")
-        return loss / (labels.numel() if num_items_in_batch is None else num_items_in_batch)
+        logits_BC = widen(outputs["logits"])
+        if self.problem_type == REGRESSION:
+            logits_BC = (logits_BC - self.target_mean) / self.target_scale
+        return sequence_loss(
+            logits_BC,
+            labels,
+            problem_type=self.problem_type,
+            num_items_in_batch=num_items_in_batch,
+            class_weights_C=self.class_weights_C,
+        )
+
+    @property
+    def best_metric(self) -> tuple[str, bool]:
+        """Accuracy, F1 over all labels, or the squared error."""
+        return {SINGLE_LABEL: ("accuracy", True), MULTI_LABEL: ("f1_micro", True), REGRESSION: ("mse", False)}[
+            self.problem_type
+        ]
 
     def metrics(self, logits: np.ndarray, examples: Sequence[SequenceExample]) -> dict[str, float]:
-        """Loss and scores of assembled logits against the labels of `examples`."""
-        targets = np.asarray([self.target(example) for example in examples])
-        loss = self.loss_of_logits(torch.from_numpy(logits), self._tensor(targets))
+        """Loss and scores against the labels of the examples."""
+        targets = [self.target(example) for example in examples]
+        loss = self.loss({"logits": torch.from_numpy(logits).float()}, torch.tensor(targets))
         if self.problem_type == SINGLE_LABEL:
-            scores = single_label_metrics(targets, logits.argmax(-1), num_labels=len(self.label_names))
+            scores = single_label_metrics(np.asarray(targets), logits.argmax(-1), num_labels=len(self.label_names))
         elif self.problem_type == MULTI_LABEL:
-            scores = multi_label_metrics(targets.astype(int), (logits > 0).astype(int))
+            scores = multi_label_metrics(np.asarray(targets).astype(int), (logits > 0).astype(int))
         else:
             values = np.asarray([example.label for example in examples], dtype=float)
             scores = regression_metrics(values, logits[:, 0], training_mean=self.target_mean)
         return {"loss": float(loss), **scores}
 
-    def _tensor(self, targets: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(targets.astype(np.int64 if self.problem_type == SINGLE_LABEL else np.float32))
+    def predictions(self, logits: np.ndarray, examples: Sequence[SequenceExample]) -> list[dict[str, Any]]:
+        """The text, and `{"label", "score", "scores"}`, `{"labels", "scores"}` or `{"value"}`."""
+        return [{**_text(e), **answer} for e, answer in zip(examples, self._answers(logits), strict=True)]
 
-    def predictions(self, logits: np.ndarray) -> list[dict[str, Any]]:
-        """What a person reads: `{"label", "score", "scores"}`, `{"labels", "scores"}` or `{"value"}` per example."""
+    def _answers(self, logits: np.ndarray) -> list[dict[str, Any]]:
         if self.problem_type == REGRESSION:
             return [{"value": round(float(value), 6)} for value in logits[:, 0]]
         probabilities = torch.from_numpy(logits)
         probabilities = probabilities.softmax(-1) if self.problem_type == SINGLE_LABEL else probabilities.sigmoid()
-        return [self._prediction(row) for row in probabilities.tolist()]
+        return [self._answer(row) for row in probabilities.tolist()]
 
-    def _prediction(self, probabilities: list[float]) -> dict[str, Any]:
+    def _answer(self, probabilities: list[float]) -> dict[str, Any]:
         scores = {name: round(value, 6) for name, value in zip(self.label_names, probabilities, strict=True)}
         if self.problem_type == MULTI_LABEL:
             return {"labels": [name for name, value in scores.items() if value > 0.5], "scores": scores}
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
         return {"label": self.label_names[best], "score": scores[self.label_names[best]], "scores": scores}
 
+    def report(self, logits: np.ndarray, examples: Sequence[SequenceExample]) -> Report:
+        """The most certain mistakes, or the most distant numbers; scores by class of single labels."""
+        answers = self._answers(logits)
+        errors = [_error(example, answer) for example, answer in zip(examples, answers, strict=True)]
+        worst = sorted((index for index, error in enumerate(errors) if error > 0), key=lambda index: -errors[index])
+        classes = None
+        if self.problem_type == SINGLE_LABEL:
+            gold, predicted = [str(e.label) for e in examples], [str(answer["label"]) for answer in answers]
+            classes = ClassReport(self.label_names, gold, predicted, class_report(gold, predicted))
+        return Report(
+            predictions=[
+                {**_text(e), "gold": sorted(e.label) if isinstance(e.label, frozenset) else e.label, **answer}
+                for e, answer in zip(examples, answers, strict=True)
+            ],
+            mistakes=[_mistake(examples[index], answers[index]) for index in worst],
+            classes=classes,
+        )
 
-def balanced_weights(counts: Sequence[int]) -> list[float]:
-    """Weight n / (labels × count) of each class: every class weighs the same, and the mean over examples is 1."""
-    return [sum(counts) / (len(counts) * count) if count else 0.0 for count in counts]
+
+def _text(example: SequenceExample) -> dict[str, str]:
+    return {"text": example.text} if example.pair is None else {"text": example.text, "text_pair": example.pair}
+
+
+def _error(example: SequenceExample, answer: dict[str, Any]) -> float:
+    """0 if right; else the probability that wrong labels got, or right ones did not get; of numbers the distance."""
+    if "value" in answer:
+        return abs(answer["value"] - float(example.label))  # type: ignore[arg-type]
+    scores = answer["scores"]
+    if isinstance(example.label, frozenset):
+        wrong = set(answer["labels"]) ^ example.label
+        return sum(scores[name] if name in answer["labels"] else 1 - scores[name] for name in wrong)
+    return 0.0 if answer["label"] == example.label else 1 - scores[str(example.label)]
+
+
+def _mistake(example: SequenceExample, answer: dict[str, Any]) -> str:
+    """Where it is, the gold and the predicted label, and the text."""
+    if "value" in answer:
+        verdict = f"gold {example.label:g}, predicted {answer['value']:.3f}"
+    elif isinstance(example.label, frozenset):
+        predicted = ", ".join(answer["labels"]) or "none"
+        verdict = f"gold {', '.join(sorted(example.label)) or 'none'}; predicted {predicted}"
+    else:
+        scores = answer["scores"]
+        verdict = (
+            f"gold {example.label} ({scores[str(example.label)]:.1%}), "
+            f"predicted {answer['label']} ({answer['score']:.1%})"
+        )
+    return "\n".join([f"{example.where}: {verdict}", *(f"    {_shortened(text)}" for text in _text(example).values())])
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= TEXT_SHOWN else line[:TEXT_SHOWN] + " …"
 
 
 def make_sequence_task(

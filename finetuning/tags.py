@@ -38,6 +38,11 @@ class TaggedSentence:
     text: str | None = None
     starts: list[int] | None = None
 
+    @property
+    def labels(self) -> set[str]:
+        """The tags that occur."""
+        return {tag for tag in self.tags or [] if tag is not None}
+
     def where(self, word: int) -> str:
         """`train.conll, line 12`."""
         return f"{self.source}, line {self.line if self.lines is None else self.lines[word]}"
@@ -164,3 +169,12 @@ def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
         else:
             spans.append((entity_type, index, index + 1))
     return spans
+
+
+def repair_iob2(tags: Sequence[str]) -> list[str]:
+    """Write B- for every I- that continues no entity of its type: the same entities, in valid IOB2."""
+    repaired: list[str] = []
+    for tag in tags:
+        continues = bool(repaired) and repaired[-1] != OUTSIDE and repaired[-1][2:] == tag[2:]
+        repaired.append(f"B-{tag[2:]}" if tag[0] == "I" and not continues else tag)
+    return repaired

@@ -6,95 +6,121 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from .metrics import tag_metrics
-from .sequence_task import balanced_weights
-from .tags import OUTSIDE, TaggedSentence, entity_spans, label_names_of_tags
-from .windows import IGNORED, Window, WindowMaker
+from ..corpus.compression import bare_suffix
+from ..modeling.heads import IGNORED_LABEL, cross_entropy, widen
+from .metrics import class_report, entity_report, tag_metrics
+from .reports import ClassReport, Report
+from .tagged_files import read_tagged_file, sentence_of_text
+from .tags import OUTSIDE, TaggedSentence, entity_spans, label_names_of_tags, repair_iob2
+from .tasks import Task, balanced_weights
+from .windows import Window, WindowMaker
 
 
-class TokenTask:
-    """What fine-tuning must know about tagging words.
+class TokenTask(Task):
+    """Tagging of words: a tag for each word, read off its first sub-word.
 
     Args:
-        label_names: names by label number; for entities in IOB2.
-        entities: whether the tags mark entities (scored as whole spans) or stand for themselves.
-        class_weights: [labels] weights of the loss, 1 on average over the words of the training set, or None.
+        label_names: for entities in IOB2.
+        entities: whether the tags mark entities, which are scored as whole spans, or stand for themselves.
+        class_weights: [C] weights of the loss, 1 on average over the words of the training data, or None.
+        label_subwords: the sub-words that carry their word's tag in training: "first" or "all".
     """
 
-    kind = "token"
-    problem_type = "token_classification"
+    task_type = "token"
+    head = "ForTokenClassification"
+    per_token = True
+    window_overlap = None
 
     def __init__(
-        self, *, label_names: Sequence[str], entities: bool, class_weights: Sequence[float] | None = None
+        self,
+        *,
+        label_names: Sequence[str],
+        entities: bool,
+        class_weights: Sequence[float] | None = None,
+        label_subwords: str = "all",
     ) -> None:
-        self.label_names = list(label_names)
-        self.label_ids = {name: number for number, name in enumerate(self.label_names)}
+        super().__init__(problem_type="token_classification", label_names=label_names, class_weights=class_weights)
         self.entities = entities
-        self.class_weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.label_subwords = label_subwords
 
-    @property
-    def best_metric(self) -> tuple[str, bool]:
-        """The metric that chooses the best epoch, and whether more of it is better."""
-        return ("f1", True) if self.entities else ("accuracy", True)
+    @classmethod
+    def of_config(cls, config: Any) -> "TokenTask":
+        """The task of a fine-tuned model: entities, where its labels are O, B-TYPE and I-TYPE."""
+        names = [name for _, name in sorted(config.id2label.items())]
+        entities = OUTSIDE in names and all(name == OUTSIDE or name[:2] in ("B-", "I-") for name in names)
+        return cls(label_names=names, entities=entities)
+
+    # Examples
 
     def check(self, examples: Sequence[TaggedSentence]) -> None:
         """Every tag must be one the model knows, and there must be some."""
-        if not any(tag is not None for sentence in examples for tag in sentence.tags or []):
+        if not any(sentence.labels for sentence in examples):
             raise ValueError(f"{examples[0].source} holds no tag")
         for sentence in examples:
             for index, tag in enumerate(sentence.tags or []):
                 if tag is not None and tag not in self.label_ids:
                     raise ValueError(f"{sentence.where(index)}: tag {tag!r} does not occur in the training data")
 
+    def example(self, text: str, pair: str | None, *, source: str, line: int) -> TaggedSentence:
+        """The words of running text."""
+        return sentence_of_text(text, None, source=source, line=line)
+
+    def read_file(self, path: str) -> list[TaggedSentence] | None:
+        """Sentences of all formats of tagged text; None for text and tables, whose texts are split into words."""
+        if bare_suffix(path) in (".txt", ".csv", ".tsv"):
+            return None
+        return read_tagged_file(path, with_tags=False)
+
     def windows(self, examples: Sequence[TaggedSentence], maker: WindowMaker) -> list[Window]:
         """One window of each sentence, or several that overlap where it is longer than the model reads."""
         return maker.of_words(
             [sentence.words for sentence in examples],
             [sentence.spaces for sentence in examples],
-            [None if s.tags is None else [self._targets(tag) for tag in s.tags] for s in examples],
+            [None if s.tags is None else [self.target(tag) for tag in s.tags] for s in examples],
         )
 
-    def _targets(self, tag: str | None) -> tuple[int, int]:
-        """Labels of a word's first sub-word and of the others: an entity begins but once."""
+    def target(self, tag: str | None) -> tuple[int, int]:
+        """Class numbers of a word's first sub-word and of its others: an entity begins but once."""
         if tag is None:
-            return IGNORED, IGNORED
+            return IGNORED_LABEL, IGNORED_LABEL
         inside = f"I-{tag[2:]}" if self.entities and tag[0] == "B" else tag
-        return self.label_ids[tag], self.label_ids[inside]
+        return self.label_ids[tag], self.label_ids[inside] if self.label_subwords == "all" else IGNORED_LABEL
+
+    # Logits
 
     def assemble(
         self, examples: Sequence[TaggedSentence], windows: Sequence[Window], logits: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """[words, labels] of each sentence: every word as the window that owns it sees its first sub-word."""
+        """[words, C] of each sentence. A word has the logits of its first sub-word, in the window it belongs to."""
         assembled = [np.full((len(sentence.words), len(self.label_names)), np.nan) for sentence in examples]
-        for window, logits_TL in zip(windows, logits, strict=True):
+        for window, logits_TC in zip(windows, logits, strict=True):
             for word, position in window.words:
-                assembled[window.example][word] = logits_TL[position]
+                assembled[window.example][word] = logits_TC[position]
         assert not any(np.isnan(words).any() for words in assembled), "a word without a prediction"
         return assembled
+
+    def blank_logits(self, examples: Sequence[TaggedSentence]) -> list[np.ndarray]:
+        """Zeros, [words, C] for each sentence."""
+        return [np.zeros((len(sentence.words), len(self.label_names))) for sentence in examples]
 
     def loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Sum of the cross-entropies of all labelled positions, divided by their number in the whole (global) batch."""
-        logits_NL, labels_N = outputs["logits"].flatten(0, -2), labels.flatten()
-        return self.loss_of_logits(logits_NL, labels_N, num_items_in_batch)
-
-    def loss_of_logits(
-        self, logits_NL: torch.Tensor, labels_N: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
-        weights = None if self.class_weights is None else self.class_weights.to(logits_NL.device)
+        """Sum of the cross-entropies of all labelled tokens, divided by their number in the whole global batch."""
         # fp32: under autocast the sum over a large batch would lose its last digits
-        loss = F.cross_entropy(logits_NL.float(), labels_N, weight=weights, ignore_index=IGNORED, reduction="sum")
-        count = (labels_N != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        # a batch of padding alone has a loss of zero, not of nan
-        return loss / (count.clamp(min=1) if isinstance(count, torch.Tensor) else max(count, 1))
+        logits_NC = widen(outputs["logits"]).flatten(0, -2)
+        return cross_entropy(logits_NC, labels.flatten(), num_items_in_batch, class_weights_C=self.class_weights_C)
+
+    @property
+    def best_metric(self) -> tuple[str, bool]:
+        """F1 of entities, accuracy of plain tags."""
+        return ("f1", True) if self.entities else ("accuracy", True)
 
     def metrics(self, logits: Sequence[np.ndarray], examples: Sequence[TaggedSentence]) -> dict[str, float]:
-        """Loss and scores of assembled logits over the words that carry a tag."""
-        targets = [self._targets(tag)[0] for sentence in examples for tag in sentence.tags or []]
-        loss = self.loss_of_logits(torch.from_numpy(np.concatenate(logits)), torch.tensor(targets))
+        """Loss and scores over the words that carry a tag."""
+        targets = torch.tensor([self.target(tag)[0] for sentence in examples for tag in sentence.tags or []])
+        loss = self.loss({"logits": torch.from_numpy(np.concatenate(logits)).float()}, targets)
         gold, predicted = self.scored_tags(logits, examples)
         return {"loss": float(loss), **tag_metrics(gold, predicted, entities=self.entities)}
 
@@ -110,21 +136,54 @@ class TokenTask:
         return gold, predicted
 
     def tags(self, logits: Sequence[np.ndarray]) -> list[list[str]]:
-        """The likeliest tag of every word; where one is an I- that continues nothing, it begins an entity."""
+        """The likeliest tag of every word. An I- that continues no entity becomes B-."""
         tags = [[self.label_names[number] for number in words.argmax(-1)] for words in logits]
         return [repair_iob2(sentence) for sentence in tags] if self.entities else tags
 
     def predictions(self, logits: Sequence[np.ndarray], examples: Sequence[TaggedSentence]) -> list[dict[str, Any]]:
-        """`{"words", "tags", "scores"}` per sentence and, of entities, `"entities"` (with characters, where known)."""
+        """`{"words", "tags", "scores"}`, of entities also `"entities"`, and `"text"` where the example is text."""
         predictions = []
-        for sentence, tags, words_L in zip(examples, self.tags(logits), logits, strict=True):
-            scores = torch.from_numpy(words_L).softmax(-1).amax(-1).tolist()
+        for sentence, tags, words_C in zip(examples, self.tags(logits), logits, strict=True):
+            scores = torch.from_numpy(words_C).softmax(-1).amax(-1).tolist()
             prediction: dict[str, Any] = {} if sentence.text is None else {"text": sentence.text}
             prediction |= {"words": sentence.words, "tags": tags, "scores": [round(score, 6) for score in scores]}
             if self.entities:
                 prediction["entities"] = [_entity(sentence, scores, *span) for span in entity_spans(tags)]
             predictions.append(prediction)
         return predictions
+
+    def report(self, logits: Sequence[np.ndarray], examples: Sequence[TaggedSentence]) -> Report:
+        """Mistakes by their number in a sentence; scores by entity type, or by tag."""
+        predictions = self.predictions(logits, examples)
+        gold, predicted = self.scored_tags(logits, examples)
+        errors = [sum(a != b for a, b in zip(g, p, strict=True)) for g, p in zip(gold, predicted, strict=True)]
+        worst = sorted((index for index, count in enumerate(errors) if count), key=lambda index: -errors[index])
+        gold_classes = [self._class_of(tag) for tags in gold for tag in tags]
+        predicted_classes = [self._class_of(tag) for tags in predicted for tag in tags]
+        return Report(
+            predictions=[{**p, "gold": sentence.tags} for sentence, p in zip(examples, predictions, strict=True)],
+            mistakes=[_mistake(examples[index], predictions[index]["tags"]) for index in worst],
+            classes=ClassReport(
+                names=list(dict.fromkeys(self._class_of(name) for name in self.label_names)),
+                gold=gold_classes,
+                predicted=predicted_classes,
+                scores=entity_report(gold, predicted)
+                if self.entities
+                else class_report(gold_classes, predicted_classes),
+            ),
+        )
+
+    def _class_of(self, tag: str) -> str:
+        """The entity type of a tag, or the tag itself."""
+        return tag[2:] if self.entities and tag != OUTSIDE else tag
+
+
+def _mistake(sentence: TaggedSentence, tags: Sequence[str]) -> str:
+    pieces = [
+        word if gold is None or gold == tag else f"[{word}: {gold} -> {tag}]"
+        for word, gold, tag in zip(sentence.words, sentence.tags or [], tags, strict=True)
+    ]
+    return f"{sentence.where(0)}: [word: gold -> predicted]\n    {' '.join(pieces)}"
 
 
 def _entity(sentence: TaggedSentence, scores: Sequence[float], label: str, first: int, end: int) -> dict[str, Any]:
@@ -139,17 +198,13 @@ def _entity(sentence: TaggedSentence, scores: Sequence[float], label: str, first
     return entity
 
 
-def repair_iob2(tags: Sequence[str]) -> list[str]:
-    """Write B- for every I- that continues no entity of its type: the same entities, in valid IOB2."""
-    repaired: list[str] = []
-    for tag in tags:
-        continues = bool(repaired) and repaired[-1] != OUTSIDE and repaired[-1][2:] == tag[2:]
-        repaired.append(f"B-{tag[2:]}" if tag[0] == "I" and not continues else tag)
-    return repaired
-
-
 def make_token_task(
-    sentences: Sequence[TaggedSentence], *, scheme: str, known_names: Sequence[str] | None, balanced: bool
+    sentences: Sequence[TaggedSentence],
+    *,
+    scheme: str,
+    known_names: Sequence[str] | None,
+    balanced: bool,
+    label_subwords: str = "all",
 ) -> TokenTask:
     """The task that training sentences define; `known_names` (the model's) keep their order if they cover the tags."""
     entities = scheme != "plain"
@@ -160,4 +215,4 @@ def make_token_task(
     if balanced:
         counts = Counter(tag for sentence in sentences for tag in sentence.tags or [] if tag is not None)
         weights = balanced_weights([counts[name] for name in names])
-    return TokenTask(label_names=names, entities=entities, class_weights=weights)
+    return TokenTask(label_names=names, entities=entities, class_weights=weights, label_subwords=label_subwords)

@@ -15,14 +15,11 @@ import numpy as np
 import torch
 from transformers import ProgressCallback, Trainer, TrainerCallback
 
-from .sequence_task import SequenceTask
-from .token_task import TokenTask
+from .tasks import Task
 from .windows import Collator, PackedCollator, PaddedCollator, Window
 
 SELECTION = "selection"
 PACKED_MODEL_TYPES = ("clozebert",)  # models whose forward takes documents one after the other as one row
-
-Task = SequenceTask | TokenTask
 
 
 def make_collator(model: Any, tokenizer: Any, *, per_token: bool, packing: bool) -> Collator:
@@ -38,7 +35,7 @@ def make_collator(model: Any, tokenizer: Any, *, per_token: bool, packing: bool)
 def predict_logits(
     model: Any, windows: Sequence[Window], collator: Collator, *, batch_size: int, autocast: Any = None
 ) -> list[np.ndarray]:
-    """Logits of each window ([L], or [T, L] for tagging), in order. Windows of like length share a batch."""
+    """Logits of each window ([C], or [T, C] for tagging), in order. Windows of like length share a batch."""
     order = sorted(range(len(windows)), key=lambda index: -len(windows[index].input_ids))
     logits: list[np.ndarray] = [np.empty(0)] * len(windows)
     device = next(model.parameters()).device
@@ -92,8 +89,8 @@ class LikeLengths(torch.utils.data.Sampler[int]):
         yield from (index for batch in [*batches, *rest] for index in batch)
 
 
-def make_optimizer(groups: list[dict[str, Any]], *, learning_rate: float) -> torch.optim.Optimizer:
-    """AdamW over groups of parameters, in one pass over the memory where the device has a kernel for it."""
+def make_adamw(groups: list[dict[str, Any]], *, learning_rate: float) -> torch.optim.AdamW:
+    """AdamW over groups of parameters, fused where the device has a kernel for it."""
     device = groups[0]["params"][0].device.type
     return torch.optim.AdamW(groups, lr=learning_rate, fused=device in ("cpu", "cuda"))
 
@@ -144,7 +141,7 @@ class FinetuningTrainer(Trainer):
         """AdamW over the groups that were given."""
         if self.optimizer is None:
             rate = self.args.learning_rate
-            self.optimizer = make_optimizer(self.groups(self.model, rate), learning_rate=rate)
+            self.optimizer = make_adamw(self.groups(self.model, rate), learning_rate=rate)
         return self.optimizer
 
     def leave_mixed_precision(self) -> None:

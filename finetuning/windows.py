@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-IGNORED = -100  # a target that counts neither in the loss nor in the scores
+from ..modeling.heads import IGNORED_LABEL
 
 
 @dataclass(frozen=True)
@@ -110,19 +110,13 @@ class WindowMaker:
         tokenizer: a fast tokenizer (transformers' `PreTrainedTokenizerFast` and its kind).
         max_seq_length: tokens the model reads at once, special tokens included.
         overlap: sub-words that neighbouring windows share; None for a quarter of the window.
-        subwords: which sub-words of a word carry its label in training: "first", or "all".
     """
 
-    def __init__(
-        self, tokenizer: Any, *, max_seq_length: int, overlap: int | None = None, subwords: str = "all"
-    ) -> None:
+    def __init__(self, tokenizer: Any, *, max_seq_length: int, overlap: int | None = None) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; a fast one (tokenizer.json) is needed")
-        if subwords not in ("first", "all"):
-            raise ValueError(f"--label_subwords {subwords}: expected 'first' or 'all'")
         self.tokenizer = tokenizer
         self.max_seq_length = max_seq_length
-        self.subwords = subwords
         self.use_token_types = "token_type_ids" in tokenizer.model_input_names
         self.single = probe_special_tokens(tokenizer, pair=False)
         self.size = max_seq_length - self.single.count
@@ -218,7 +212,7 @@ class WindowMaker:
         every word counts exactly once however the windows overlap.
 
         Args:
-            targets: for each word, its label on the first sub-word and on the others (`IGNORED` where there is none).
+            targets: for each word, its label on the first sub-word and on the others; `IGNORED_LABEL`: none.
         """
         windows = []
         for number, (words, target) in enumerate(zip(self.subwords_of(documents, spaces), targets, strict=True)):
@@ -233,23 +227,23 @@ class WindowMaker:
         labels: list[int] = []
         for index, word in enumerate(words):
             word_at[len(labels)] = index
-            first, other = (IGNORED, IGNORED) if target is None else target[index]
-            labels += [first, *[other if self.subwords == "all" else IGNORED] * (len(word) - 1)]
+            first, other = (IGNORED_LABEL, IGNORED_LABEL) if target is None else target[index]
+            labels += [first, *[other] * (len(word) - 1)]
         spans = window_spans(len(ids), size=self.size, overlap=self.overlap)
         owner = [_owner(position, spans) for position in range(len(ids))] if len(spans) > 1 else [0] * len(ids)
         offset = len(self.single.before[0])
-        tail = [IGNORED] * (len(self.single.between[0]) + len(self.single.after[0]))
+        tail = [IGNORED_LABEL] * (len(self.single.between[0]) + len(self.single.after[0]))
         windows = []
         for index, (start, end) in enumerate(spans):
             owned = [owner[position] == index for position in range(start, end)]
             window = self._window(ids[start:end], None, self.single, example=number, target=None)
-            kept = [label if own else IGNORED for label, own in zip(labels[start:end], owned, strict=True)]
+            kept = [label if own else IGNORED_LABEL for label, own in zip(labels[start:end], owned, strict=True)]
             read = [
                 (word_at[position], offset + position - start)
                 for position, own in zip(range(start, end), owned, strict=True)
                 if own and position in word_at
             ]
-            full_target = None if target is None else [IGNORED] * offset + kept + tail
+            full_target = None if target is None else [IGNORED_LABEL] * offset + kept + tail
             windows.append(Window(window.input_ids, window.token_type_ids, number, full_target, read))
         return windows
 
@@ -287,7 +281,7 @@ class PaddedCollator:
             batch["token_type_ids"] = _rows([window.token_type_ids or [] for window in windows], length, 0)
         if windows[0].target is not None:
             targets = [window.target for window in windows]
-            batch["labels"] = _rows(targets, length, IGNORED) if self.per_token else torch.tensor(targets)
+            batch["labels"] = _rows(targets, length, IGNORED_LABEL) if self.per_token else torch.tensor(targets)
         return batch
 
     def split(self, logits: torch.Tensor, windows: Sequence[Window]) -> list[torch.Tensor]:

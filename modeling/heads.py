@@ -83,19 +83,25 @@ def pad_packed(x_1ND: torch.Tensor, cu_seq_lens: torch.Tensor) -> tuple[torch.Te
 
 
 def cross_entropy(
-    logits_MC: torch.Tensor, labels_M: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    logits_MC: torch.Tensor,
+    labels_M: torch.Tensor,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    *,
+    class_weights_C: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """-sum log softmax(logits)[label] / items. Labels of -100 count nowhere; with no label at all the loss is 0.
+    """-sum w[label] log softmax(logits)[label] / items. Labels of -100 count nowhere; with no label the loss is 0.
 
     `items` is the number of labels in the whole global batch where the training loop gives it, else that of this
-    batch; so any split of a batch gives the same gradient.
+    batch; so any split of a batch gives the same gradient. `w` is 1 without class weights, which do not change `items`.
     """
     _check_labels(labels_M, rows=logits_MC.shape[0], classes=logits_MC.shape[-1])
     labels_M = labels_M.to(logits_MC.device).long()
-    if logits_MC.dtype in (torch.bfloat16, torch.float16):
+    if class_weights_C is None and logits_MC.dtype in (torch.bfloat16, torch.float16):
         total = _HalfPrecisionCrossEntropy.apply(logits_MC, labels_M)
     else:
-        total = F.cross_entropy(logits_MC, labels_M, ignore_index=IGNORED_LABEL, reduction="sum")
+        logits_MC = widen(logits_MC)
+        weight_C = None if class_weights_C is None else class_weights_C.to(logits_MC)
+        total = F.cross_entropy(logits_MC, labels_M, weight=weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
     return _divide(total, (labels_M != IGNORED_LABEL).sum(), num_items_in_batch)
 
 
@@ -147,11 +153,12 @@ def sequence_loss(
     *,
     problem_type: str | None,
     num_items_in_batch: torch.Tensor | int | None = None,
+    class_weights_C: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mean squared error (`regression`), cross-entropy (`single_label_classification`) or binary cross-entropy of each
     label (`multi_label_classification`), summed and divided by the number of labels.
 
-    Without a problem type, it is what `find_problem_type` says of the labels.
+    Without a problem type, it is what `find_problem_type` says of the labels. Class weights are for single labels.
 
     Raises:
         ValueError: an unknown problem type, or labels whose shape or type does not fit it.
@@ -164,7 +171,9 @@ def sequence_loss(
                 f"labels of type {labels.dtype} do not fit problem_type={problem_type!r}: give whole numbers, or set "
                 f"problem_type in the configuration"
             )
-        return cross_entropy(logits_BC, labels.reshape(-1), num_items_in_batch)
+        return cross_entropy(logits_BC, labels.reshape(-1), num_items_in_batch, class_weights_C=class_weights_C)
+    if class_weights_C is not None:
+        raise ValueError(f"class weights are for single_label_classification, not for problem_type={problem_type!r}")
     if labels.numel() != logits_BC.numel():
         raise ValueError(
             f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits_BC.shape)} "

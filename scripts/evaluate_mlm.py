@@ -96,7 +96,6 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.scoring import (
         load_masked_lm,
-        longest_sequence,
         precision_of,
         read_minimal_pairs,
         score_frozen_masks,
@@ -104,6 +103,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
         score_pseudo_perplexity,
     )
     from clozebert.utils.device import choose_precision
+    from clozebert.utils.input_length import longest_input
 
     # Everything a person can get wrong comes first; the model is loaded when it is needed.
     masking = Masking(rate=arguments.eval_mlm_probability, unit=arguments.masking_unit)
@@ -113,7 +113,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() and not arguments.use_cpu else "cpu")
     precision = choose_precision(arguments.mixed_precision, device)
     model = load_masked_lm(arguments.model_name_or_path, device=device, trust_remote_code=arguments.trust_remote_code)
-    longest = longest_sequence(model, tokenizer)
+    longest = longest_input(model, tokenizer)
     length = arguments.max_seq_length or min(512, longest)
     if length > longest:
         raise ValueError(f"--max_seq_length={length} exceeds the {longest} tokens that the model takes")

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from clozebert.finetuning.predict import PredictionArguments
+from clozebert.finetuning.arguments import PredictionArguments
 from clozebert.scripts._program import parse, run
 
 

@@ -205,16 +205,6 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
     return model.to(device).eval()
 
 
-def longest_sequence(model: torch.nn.Module, tokenizer: Any) -> int:
-    """How many tokens, special ones included, the model takes."""
-    config: Any = model.config
-    places = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
-    # RoBERTa's table begins with rows that no token uses, and its tokenizer may not say how long a text may be.
-    if config.model_type in ("roberta", "xlm-roberta", "camembert"):
-        places -= config.pad_token_id + 1
-    return min(int(tokenizer.model_max_length), places)
-
-
 @contextlib.contextmanager
 def precision_of(device: torch.device, precision: str) -> Iterator[None]:
     """Compute in `bf16` or `fp16` where that was chosen (`choose_precision`); `no`: as the weights are."""

@@ -13,9 +13,9 @@ from clozebert.finetuning.tags import (
     detect_scheme,
     entity_spans,
     label_names_of_tags,
+    repair_iob2,
     to_iob2,
 )
-from clozebert.finetuning.token_task import repair_iob2
 
 
 def sentence(tags: str | list[str]) -> TaggedSentence:

@@ -1,9 +1,7 @@
 """Scores with known answers, the loss under any split of a batch, and packed = padded."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,23 +17,6 @@ from clozebert.finetuning.metrics import (
     single_label_metrics,
     tag_metrics,
 )
-from clozebert.finetuning.models import (
-    DEFAULT_DROPOUT,
-    add_lora,
-    depth_of_parameters,
-    encoder_layers,
-    freeze_layers,
-    known_label_names,
-    load_classifier,
-    load_config,
-    load_fine_tuned,
-    longest_input,
-    output_layer,
-    parameter_groups,
-    prefer_plain_attention,
-    restore_dropout,
-    scale_output,
-)
 from clozebert.finetuning.reports import confusion_matrix, mean_and_deviation, table_of_results
 from clozebert.finetuning.sequence_task import (
     MULTI_LABEL,
@@ -43,16 +24,16 @@ from clozebert.finetuning.sequence_task import (
     SINGLE_LABEL,
     SequenceExample,
     SequenceTask,
-    balanced_weights,
     make_sequence_task,
 )
 from clozebert.finetuning.tags import TaggedSentence, entity_spans
-from clozebert.finetuning.token_task import TokenTask, make_token_task
+from clozebert.finetuning.tasks import balanced_weights
+from clozebert.finetuning.token_task import TokenTask
 from clozebert.finetuning.trainer import predict_logits
 from clozebert.finetuning.windows import PackedCollator, PaddedCollator, Window, WindowMaker
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from finetuning_helpers import TOKENIZER_KINDS, make_checkpoint, make_config, make_tokenizer
+from finetuning_helpers import TOKENIZER_KINDS, make_config, make_tokenizer
 
 # A model that is always right ----------------------------------------------------------------------------------------
 
@@ -295,167 +276,3 @@ def test_packed_is_padded_in_loss_and_gradient(per_token: bool, pooling: str) ->
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-5, atol=1e-5)
     assert results[0][1].abs().max() > 1e-3
-
-
-# The model -----------------------------------------------------------------------------------------------------------
-
-
-def load(folder: str, kind: str = "sequence", names: Sequence[str] = ("a", "b", "c")) -> Any:
-    problem_type = SINGLE_LABEL if kind == "sequence" else "token_classification"
-    return load_classifier(folder, kind=kind, label_names=names, problem_type=problem_type)
-
-
-MODEL_TYPES = ("bert", "roberta", "distilbert", "clozebert")
-
-
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_what_the_model_side_finds_in_each_architecture(tmp_path: Path, model_type: str) -> None:
-    folder = make_checkpoint(tmp_path / "m", model_type=model_type)
-    model = load(folder)
-    head = output_layer(model)
-    assert head is not None
-    assert head.out_features == 3
-    assert len(encoder_layers(model)) == 2
-    assert longest_input(model, SimpleNamespace(model_max_length=10**30)) in (64, 65)  # RoBERTa: 66 - 1 - pad
-    depths = depth_of_parameters(model)
-    assert set(depths.values()) == {0, 1, 2, 3}
-    assert all(depth == 0 for name, depth in depths.items() if "embeddings" in name)
-    assert all(depth == 3 for name, depth in depths.items() if name.startswith("classifier"))
-    freeze_layers(model, 1)
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert frozen == {name for name, depth in depths.items() if depth <= 1}
-    with pytest.raises(ValueError, match="--freeze_layers 9: the model has 2 layers"):
-        freeze_layers(model, 9)
-
-
-def test_groups_have_rates_by_depth_and_no_decay_of_vectors(tmp_path: Path) -> None:
-    model = load(make_checkpoint(tmp_path / "m"))
-    groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.1, layer_decay=0.5)
-    by_id = {id(p): group for group in groups for p in group["params"]}
-    for name, parameter in model.named_parameters():
-        group = by_id[id(parameter)]
-        assert group["weight_decay"] == (0.1 if parameter.dim() > 1 else 0.0)
-        depth = depth_of_parameters(model)[name]
-        assert group["lr"] == 0.5 ** (3 - depth)
-
-
-def test_a_scaled_head_trains_like_standardised_targets(tmp_path: Path) -> None:
-    """One AdamW step on (value - mean) / scale, and one on the value itself with the scaled head: the same function."""
-    folder = make_checkpoint(tmp_path / "m")
-    mean, scale = 250.0, 40.0
-    ids = torch.tensor([[2, 7, 8, 3], [2, 9, 10, 3]])
-    values = torch.tensor([200.0, 310.0])
-    outputs = []
-    for in_own_unit in (False, True):
-        torch.manual_seed(0)
-        model = load_classifier(folder, kind="sequence", label_names=["v"], problem_type=REGRESSION)
-        head = scale_output(model, mean=mean if in_own_unit else 0.0, scale=scale if in_own_unit else 1.0)
-        groups = parameter_groups(
-            model, learning_rate=1e-3, weight_decay=0.01, scaled_head=head, scale=scale if in_own_unit else 1.0
-        )
-        optimizer = torch.optim.AdamW(groups, eps=1e-12)
-        task = SequenceTask(
-            problem_type=REGRESSION,
-            label_names=["v"],
-            target_mean=mean if in_own_unit else 0.0,
-            target_scale=scale if in_own_unit else 1.0,
-        )
-        for _ in range(3):
-            optimizer.zero_grad()
-            task.loss(model(input_ids=ids), (values - mean) / scale).backward()
-            optimizer.step()
-        with torch.no_grad():
-            raw = model(input_ids=ids)["logits"][:, 0]
-        outputs.append(raw if in_own_unit else raw * scale + mean)
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-2)
-    assert (outputs[0] - mean).abs().max() > 1
-
-
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_dropout_is_for_training_only(tmp_path: Path, model_type: str) -> None:
-    folder = make_checkpoint(tmp_path / "m", model_type=model_type)
-
-    def rates(**given: float | None) -> set[float]:
-        model = load_classifier(folder, kind="sequence", label_names="ab", problem_type=SINGLE_LABEL, **given)
-        found = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
-        restore_dropout(model)
-        saved, before = model.config.to_dict(), load_config(folder).to_dict()
-        assert {name: saved[name] for name in saved if "dropout" in name} == {
-            name: before[name] for name in before if "dropout" in name
-        }
-        return found
-
-    if model_type != "distilbert":  # its classifier has 0.2 of its own, so nothing is changed
-        assert rates() - {0.0} == {DEFAULT_DROPOUT}  # 0 inside the feed-forward
-    assert rates(dropout=0.3) == {0.3}
-    assert rates(dropout=0.0) <= {0.0}
-
-
-@pytest.mark.parametrize(("model_type", "expected"), [("bert", "eager"), ("roberta", "eager"), ("clozebert", "sdpa")])
-def test_plain_attention_is_the_same_function_and_not_saved(tmp_path: Path, model_type: str, expected: str) -> None:
-    model = load(make_checkpoint(tmp_path / "m", model_type=model_type)).eval()
-    inputs = {"input_ids": torch.tensor([[2, 7, 8, 9, 3]]), "attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}
-    before = model(**inputs).logits
-    assert model.config._attn_implementation == "sdpa"
-    prefer_plain_attention(model)
-    assert model.config._attn_implementation == expected
-    torch.testing.assert_close(model(**inputs).logits, before, rtol=1e-5, atol=1e-6)
-    model.save_pretrained(tmp_path / "tuned")
-    assert "attn" not in (tmp_path / "tuned" / "config.json").read_text().replace("attn_pdrop", "")
-
-
-def test_label_order_of_a_fine_tuned_model_is_kept_and_its_head_too(tmp_path: Path) -> None:
-    model = load(make_checkpoint(tmp_path / "m"), names=("z", "a", "m"))
-    model.save_pretrained(tmp_path / "tuned")
-    known = known_label_names(model.config, kind="sequence")
-    assert known == ["z", "a", "m"]
-    assert known_label_names(model.config, kind="token") is None
-    examples = [SequenceExample("t", None, label, "f") for label in ("a", "z")]
-    task = make_sequence_task(examples, problem_type=SINGLE_LABEL, value_name="v", known_names=known, balanced=False)
-    assert task.label_names == ["z", "a", "m"]
-    again = load(str(tmp_path / "tuned"), names=("z", "a", "m"))
-    torch.testing.assert_close(again.classifier.weight, model.classifier.weight)
-    # other names, the same number: the old head means something else and must not be kept
-    other = load(str(tmp_path / "tuned"), names=("x", "y", "w"))
-    assert not torch.allclose(other.classifier.weight, model.classifier.weight)
-    assert load(str(tmp_path / "tuned"), names=("x", "y")).classifier.out_features == 2
-    tuned, kind = load_fine_tuned(str(tmp_path / "tuned"))
-    assert (kind, tuned.config.id2label) == ("sequence", {0: "z", 1: "a", 2: "m"})
-
-
-def test_tag_order_of_a_fine_tuned_model_is_kept() -> None:
-    sentence = TaggedSentence(["a", "b"], [False, True], ["B-X", "O"], "f", 1)
-    names = ["I-X", "B-X", "O"]
-    assert make_token_task([sentence], scheme="iob2", known_names=names, balanced=False).label_names == names
-    task = make_token_task([sentence], scheme="iob2", known_names=["O", "B-Y"], balanced=True)
-    assert task.label_names == ["O", "B-X", "I-X"]
-    assert task.class_weights is not None
-
-
-def test_weights_of_the_encoder_that_are_missing_are_an_error(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    folder = Path(make_checkpoint(tmp_path / "m"))
-    weights = load_file(folder / "model.safetensors")
-    kept = {name: weight for name, weight in weights.items() if "layer.1." not in name}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="lacks 16 weights of the encoder"):
-        load(str(folder))
-
-
-def test_a_model_that_is_not_fine_tuned_cannot_predict(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="fine-tune it first, it is \\['BertForMaskedLM'\\]"):
-        load_fine_tuned(make_checkpoint(tmp_path / "m"))
-    with pytest.raises(ValueError, match="there is no such folder"):
-        load_fine_tuned(str(tmp_path / "gone"))
-
-
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_lora_trains_adapters_and_head_only(tmp_path: Path, model_type: str) -> None:
-    pytest.importorskip("peft")
-    model = add_lora(load(make_checkpoint(tmp_path / "m", model_type=model_type)), rank=2)
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert any("lora_A" in name for name in trained)
-    assert all("lora_" in name or "classifier" in name or "head" in name for name in trained), trained
-    merged = model.merge_and_unload()  # type: ignore[operator]
-    assert not any("lora" in name for name, _ in merged.named_parameters())

@@ -1,5 +1,6 @@
 """Alignment: words, sub-words and windows, for every kind of tokenizer."""
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clozebert.finetuning.tagged_files import read_tagged_file
+from clozebert.finetuning.tags import TaggedSentence
+from clozebert.finetuning.token_task import TokenTask
 from clozebert.finetuning.windows import (
-    IGNORED,
     PackedCollator,
     PaddedCollator,
     WindowMaker,
@@ -19,10 +21,9 @@ from clozebert.finetuning.windows import (
     probe_special_tokens,
     window_spans,
 )
+from clozebert.modeling.heads import IGNORED_LABEL
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import itertools
-
 from finetuning_helpers import TOKENIZER_KINDS, make_tokenizer
 
 TOKENIZERS = {kind: make_tokenizer(kind, token_types=True) for kind in TOKENIZER_KINDS}
@@ -56,7 +57,7 @@ def test_every_word_has_subwords_and_is_read_exactly_once(kind: str, documents: 
             assert window.target[position] == word
             assert window.input_ids[position] == subwords[window.example][word][0]
     # every sub-word of every word is trained on exactly once
-    labels = [label for window in windows for label in window.target if label != IGNORED]
+    labels = [label for window in windows for label in window.target if label != IGNORED_LABEL]
     assert len(labels) == sum(len(word) for words in subwords for word in words)
 
 
@@ -94,13 +95,15 @@ def test_a_word_that_tokenises_to_nothing_becomes_the_unknown_token() -> None:
     assert subwords[0][1] == [tokenizer.unk_token_id]
 
 
-@pytest.mark.parametrize(("subwords", "expected"), [("first", [7, -100, -100]), ("all", [7, 8, 8])])
+@pytest.mark.parametrize(("subwords", "expected"), [("first", [1, -100, -100]), ("all", [1, 2, 2])])
 def test_which_subwords_carry_the_label(subwords: str, expected: list[int]) -> None:
+    """An entity begins but once: its B- stands on the first sub-word alone."""
     tokenizer = TOKENIZERS["wordpiece"]
     word = next(w for w in ("xyz", "qzj", "zqx") if len(tokenizer.tokenize(w)) == 3)
-    maker = WindowMaker(tokenizer, max_seq_length=9, subwords=subwords)
-    (window,) = maker.of_words([[word]], [[False]], [[(7, 8)]])
-    assert window.target == [IGNORED, *expected, IGNORED]
+    task = TokenTask(label_names=["O", "B-X", "I-X"], entities=True, label_subwords=subwords)
+    sentence = TaggedSentence([word], [False], ["B-X"], "f", 1)
+    (window,) = task.windows([sentence], WindowMaker(tokenizer, max_seq_length=9))
+    assert window.target == [IGNORED_LABEL, *expected, IGNORED_LABEL]
 
 
 # Windows

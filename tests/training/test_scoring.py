@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pretraining_helpers import MODEL, make_corpus, make_tokenizer, model_config
+from pretraining_helpers import make_corpus, make_tokenizer, model_config
 from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from clozebert import ClozeBertForMaskedLM
@@ -19,7 +19,6 @@ from clozebert.modeling.packed_view import PackedView, packed_view
 from clozebert.modeling.pseudo_likelihood import masked_log_likelihoods
 from clozebert.training.scoring import (
     load_masked_lm,
-    longest_sequence,
     read_minimal_pairs,
     score_frozen_masks,
     score_minimal_pairs,
@@ -204,10 +203,3 @@ def test_a_model_without_the_head_is_refused(tmp_path: Path) -> None:
     foreign_models()["bert"].bert.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no masked-LM head"):
         load_masked_lm(str(tmp_path), device=torch.device("cpu"))
-
-
-def test_how_long_a_sequence_may_be() -> None:
-    tokenizer, models = make_tokenizer(5), foreign_models()
-    assert longest_sequence(models["bert"], tokenizer) == 50
-    assert longest_sequence(models["roberta"], tokenizer) == 51
-    assert longest_sequence(models["ours"], tokenizer) == MODEL["max_position_embeddings"]

@@ -1,0 +1,127 @@
+"""What a fine-tuning run asks of a task. `SequenceTask` and `TokenTask` answer.
+
+Shapes: B sequences, T tokens, C labels.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .reports import Report
+from .windows import Window, WindowMaker
+
+
+class Task(ABC):
+    """Examples to model inputs, and logits to losses, scores and predictions.
+
+    Logits are of whole examples from `assemble` on: those of an example's windows are put together there.
+
+    Args:
+        problem_type: what the labels are; one of the model configuration's, or `token_classification`.
+        label_names: names by class number; for regression one name, that of the value.
+        class_weights: [C] weights of the loss, or None.
+        target_mean, target_scale: a regression is trained on (value - mean) / scale.
+
+    Attributes:
+        task_type: "sequence" or "token", as in the settings file of a run.
+        head: how the names of model classes with a head for this task end.
+        per_token: whether the model has logits for each token, [B, T, C], or for each sequence, [B, C].
+        window_overlap: tokens that the windows of a long document share by default; None: a quarter of a window.
+    """
+
+    task_type: str
+    head: str
+    per_token: bool
+    window_overlap: int | None
+
+    def __init__(
+        self,
+        *,
+        problem_type: str,
+        label_names: Sequence[str],
+        class_weights: Sequence[float] | None = None,
+        target_mean: float = 0.0,
+        target_scale: float = 1.0,
+    ) -> None:
+        self.problem_type = problem_type
+        self.label_names = list(label_names)
+        self.label_ids = {name: number for number, name in enumerate(self.label_names)}
+        self.class_weights_C = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.target_mean = target_mean
+        self.target_scale = target_scale
+
+    # The model
+
+    @classmethod
+    def has_head(cls, config: Any) -> bool:
+        """Whether a configuration is of a model with a head for this task."""
+        return any(name.endswith(cls.head) for name in getattr(config, "architectures", None) or [])
+
+    @classmethod
+    @abstractmethod
+    def of_config(cls, config: Any) -> "Task":
+        """The task that a fine-tuned model was trained for."""
+
+    def write_labels(self, config: Any) -> None:
+        """Put the label names, and what else the head goes by, into the configuration of a model."""
+        config.id2label = dict(enumerate(self.label_names))
+        config.label2id = dict(self.label_ids)
+
+    # Examples
+
+    @abstractmethod
+    def check(self, examples: Sequence[Any]) -> None:
+        """Raise a `ValueError`, with file and line, where a label is not one of `label_names`."""
+
+    @abstractmethod
+    def example(self, text: str, pair: str | None, *, source: str, line: int) -> Any:
+        """An example without a label, of running text."""
+
+    def read_file(self, path: str) -> list[Any] | None:
+        """Examples without labels from a file in a format of this task alone; None: it is a table or lines of text."""
+        return None
+
+    @abstractmethod
+    def windows(self, examples: Sequence[Any], maker: WindowMaker) -> list[Window]:
+        """One window of each example, or several that overlap where it is longer than the model reads."""
+
+    # Logits
+
+    @abstractmethod
+    def assemble(self, examples: Sequence[Any], windows: Sequence[Window], logits: Sequence[np.ndarray]) -> Any:
+        """Logits of examples from those of their windows."""
+
+    @abstractmethod
+    def blank_logits(self, examples: Sequence[Any]) -> Any:
+        """Logits of zero. A run scores them before training, so that a mistake in the data shows then."""
+
+    @abstractmethod
+    def loss(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Sum of the losses of all targets, divided by the number of targets in the whole global batch."""
+
+    @property
+    @abstractmethod
+    def best_metric(self) -> tuple[str, bool]:
+        """The metric that chooses the best evaluation, and whether more of it is better."""
+
+    @abstractmethod
+    def metrics(self, logits: Any, examples: Sequence[Any]) -> dict[str, float]:
+        """Loss and scores against the labels of the examples."""
+
+    @abstractmethod
+    def predictions(self, logits: Any, examples: Sequence[Any]) -> list[dict[str, Any]]:
+        """For each example a record that can be written as JSON."""
+
+    @abstractmethod
+    def report(self, logits: Any, examples: Sequence[Any]) -> Report:
+        """Predictions beside gold labels, mistakes, and scores by class."""
+
+
+def balanced_weights(counts: Sequence[int]) -> list[float]:
+    """Weight n / (labels × count) of each class: every class weighs the same, and the mean over examples is 1."""
+    return [sum(counts) / (len(counts) * count) if count else 0.0 for count in counts]

@@ -1,0 +1,209 @@
+"""The model side of fine-tuning: heads for new labels, layers, rates, dropout, adapters."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clozebert.finetuning.data import TASKS
+from clozebert.finetuning.models import (
+    DEFAULT_DROPOUT,
+    add_lora,
+    depth_of_parameters,
+    encoder_layers,
+    freeze_layers,
+    known_label_names,
+    load_classifier,
+    load_config,
+    load_fine_tuned,
+    output_layer,
+    parameter_groups,
+    prefer_plain_attention,
+    restore_dropout,
+)
+from clozebert.finetuning.sequence_task import (
+    REGRESSION,
+    SINGLE_LABEL,
+    SequenceExample,
+    SequenceTask,
+    make_sequence_task,
+)
+from clozebert.finetuning.tags import TaggedSentence
+from clozebert.finetuning.token_task import TokenTask, make_token_task
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from finetuning_helpers import make_checkpoint
+
+
+def load(folder: str, names: Sequence[str] = ("a", "b", "c"), **kwargs: Any) -> Any:
+    return load_classifier(folder, task=SequenceTask(problem_type=SINGLE_LABEL, label_names=names), **kwargs)
+
+
+MODEL_TYPES = ("bert", "roberta", "distilbert", "clozebert")
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_what_the_model_side_finds_in_each_architecture(tmp_path: Path, model_type: str) -> None:
+    folder = make_checkpoint(tmp_path / "m", model_type=model_type)
+    model = load(folder)
+    head = output_layer(model)
+    assert head is not None
+    assert head.out_features == 3
+    assert len(encoder_layers(model)) == 2
+    depths = depth_of_parameters(model)
+    assert set(depths.values()) == {0, 1, 2, 3}
+    assert all(depth == 0 for name, depth in depths.items() if "embeddings" in name)
+    assert all(depth == 3 for name, depth in depths.items() if name.startswith("classifier"))
+    freeze_layers(model, 1)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, depth in depths.items() if depth <= 1}
+    with pytest.raises(ValueError, match="--freeze_layers 9: the model has 2 layers"):
+        freeze_layers(model, 9)
+
+
+def test_groups_have_rates_by_depth_and_no_decay_of_vectors(tmp_path: Path) -> None:
+    model = load(make_checkpoint(tmp_path / "m"))
+    groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.1, layer_decay=0.5)
+    by_id = {id(p): group for group in groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        group = by_id[id(parameter)]
+        assert group["weight_decay"] == (0.1 if parameter.dim() > 1 else 0.0)
+        depth = depth_of_parameters(model)[name]
+        assert group["lr"] == 0.5 ** (3 - depth)
+
+
+def regression(mean: float, scale: float) -> SequenceTask:
+    return SequenceTask(problem_type=REGRESSION, label_names=["v"], target_mean=mean, target_scale=scale)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_regression_in_its_own_unit_trains_like_one_of_standardised_values(
+    tmp_path: Path, model_type: str, lora: bool
+) -> None:
+    """Three AdamW steps on (value - mean) / scale, and three on the values themselves, give the same function."""
+    if lora:
+        pytest.importorskip("peft")
+    folder = make_checkpoint(tmp_path / "m", model_type=model_type)
+    mean, scale = 250.0, 40.0
+    ids = torch.tensor([[2, 7, 8, 3], [2, 9, 10, 3]])
+    values = torch.tensor([200.0, 310.0])
+    outputs = []
+    for task in (regression(0.0, 1.0), regression(mean, scale)):
+        torch.manual_seed(0)
+        model = load_classifier(folder, task=task, dropout=0.0)
+        model = add_lora(model, rank=2) if lora else model
+        groups = parameter_groups(model, learning_rate=1e-3, weight_decay=0.01, output_scale=task.target_scale)
+        optimizer = torch.optim.AdamW(groups, eps=1e-12)
+        for _ in range(3):
+            optimizer.zero_grad()
+            task.loss(model(input_ids=ids), (values - mean) / scale).backward()
+            optimizer.step()
+        with torch.no_grad():
+            raw = model(input_ids=ids)["logits"][:, 0]
+        outputs.append(raw if task.target_scale == scale else raw * scale + mean)
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-2)
+    assert (outputs[0] - mean).abs().max() > 0.1
+
+
+def test_the_output_layer_of_a_trained_regression_is_kept(tmp_path: Path) -> None:
+    model = load_classifier(make_checkpoint(tmp_path / "m"), task=regression(250.0, 40.0))
+    model.save_pretrained(tmp_path / "tuned")
+    again: Any = load_classifier(str(tmp_path / "tuned"), task=regression(100.0, 7.0))
+    torch.testing.assert_close(again.classifier.weight, model.classifier.weight, rtol=0, atol=0)
+    assert again.classifier.bias.tolist() == [250.0]
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_dropout_is_for_training_only(tmp_path: Path, model_type: str) -> None:
+    folder = make_checkpoint(tmp_path / "m", model_type=model_type)
+
+    def rates(**given: float | None) -> set[float]:
+        model = load(folder, "ab", **given)
+        found = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+        restore_dropout(model)
+        saved, before = model.config.to_dict(), load_config(folder).to_dict()
+        assert {name: saved[name] for name in saved if "dropout" in name} == {
+            name: before[name] for name in before if "dropout" in name
+        }
+        return found
+
+    if model_type != "distilbert":  # its classifier has 0.2 of its own, so nothing is changed
+        assert rates() - {0.0} == {DEFAULT_DROPOUT}  # 0 inside the feed-forward
+    assert rates(dropout=0.3) == {0.3}
+    assert rates(dropout=0.0) <= {0.0}
+
+
+@pytest.mark.parametrize(("model_type", "expected"), [("bert", "eager"), ("roberta", "eager"), ("clozebert", "sdpa")])
+def test_plain_attention_is_the_same_function_and_not_saved(tmp_path: Path, model_type: str, expected: str) -> None:
+    model = load(make_checkpoint(tmp_path / "m", model_type=model_type)).eval()
+    inputs = {"input_ids": torch.tensor([[2, 7, 8, 9, 3]]), "attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}
+    before = model(**inputs).logits
+    assert model.config._attn_implementation == "sdpa"
+    prefer_plain_attention(model)
+    assert model.config._attn_implementation == expected
+    torch.testing.assert_close(model(**inputs).logits, before, rtol=1e-5, atol=1e-6)
+    model.save_pretrained(tmp_path / "tuned")
+    assert "attn" not in (tmp_path / "tuned" / "config.json").read_text().replace("attn_pdrop", "")
+
+
+def test_label_order_of_a_fine_tuned_model_is_kept_and_its_head_too(tmp_path: Path) -> None:
+    model = load(make_checkpoint(tmp_path / "m"), names=("z", "a", "m"))
+    model.save_pretrained(tmp_path / "tuned")
+    known = known_label_names(model.config, SequenceTask)
+    assert known == ["z", "a", "m"]
+    assert known_label_names(model.config, TokenTask) is None
+    examples = [SequenceExample("t", None, label, "f") for label in ("a", "z")]
+    task = make_sequence_task(examples, problem_type=SINGLE_LABEL, value_name="v", known_names=known, balanced=False)
+    assert task.label_names == ["z", "a", "m"]
+    again = load(str(tmp_path / "tuned"), names=("z", "a", "m"))
+    torch.testing.assert_close(again.classifier.weight, model.classifier.weight)
+    # other names, the same number: the old head means something else and must not be kept
+    other = load(str(tmp_path / "tuned"), names=("x", "y", "w"))
+    assert not torch.allclose(other.classifier.weight, model.classifier.weight)
+    assert load(str(tmp_path / "tuned"), names=("x", "y")).classifier.out_features == 2
+    tuned, task_of_tuned = load_fine_tuned(str(tmp_path / "tuned"), TASKS.values())
+    assert tuned.config.id2label == {0: "z", 1: "a", 2: "m"}
+    assert (task_of_tuned.task_type, task_of_tuned.label_names) == ("sequence", ["z", "a", "m"])
+
+
+def test_tag_order_of_a_fine_tuned_model_is_kept() -> None:
+    sentence = TaggedSentence(["a", "b"], [False, True], ["B-X", "O"], "f", 1)
+    names = ["I-X", "B-X", "O"]
+    assert make_token_task([sentence], scheme="iob2", known_names=names, balanced=False).label_names == names
+    task = make_token_task([sentence], scheme="iob2", known_names=["O", "B-Y"], balanced=True)
+    assert task.label_names == ["O", "B-X", "I-X"]
+    assert task.class_weights_C is not None
+    assert task.class_weights_C.tolist() == pytest.approx([2 / 3, 2 / 3, 0])  # no I-X occurs
+
+
+def test_weights_of_the_encoder_that_are_missing_are_an_error(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = Path(make_checkpoint(tmp_path / "m"))
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if "layer.1." not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="lacks 16 weights of the encoder"):
+        load(str(folder))
+
+
+def test_a_model_that_is_not_fine_tuned_cannot_predict(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="fine-tune it first, it is \\['BertForMaskedLM'\\]"):
+        load_fine_tuned(make_checkpoint(tmp_path / "m"), TASKS.values())
+    with pytest.raises(ValueError, match="there is no such folder"):
+        load_fine_tuned(str(tmp_path / "gone"), TASKS.values())
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_lora_trains_adapters_and_head_only(tmp_path: Path, model_type: str) -> None:
+    pytest.importorskip("peft")
+    model = add_lora(load(make_checkpoint(tmp_path / "m", model_type=model_type)), rank=2)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert any("lora_A" in name for name in trained)
+    assert all("lora_" in name or "classifier" in name or "head" in name for name in trained), trained
+    merged = model.merge_and_unload()  # type: ignore[operator]
+    assert not any("lora" in name for name, _ in merged.named_parameters())

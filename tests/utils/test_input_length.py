@@ -1,0 +1,71 @@
+"""The longest input of each architecture: a sequence of that length runs, and one longer does not."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForMaskedLM
+
+import clozebert  # noqa: F401  (lets AutoModel know our models)
+from clozebert.utils.input_length import NO_LIMIT, longest_input
+
+SIZES = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40}
+DISTILBERT_SIZES = {"dim": 24, "n_layers": 1, "n_heads": 3, "hidden_dim": 40}
+WITHOUT_LIMIT = SimpleNamespace(model_max_length=10**30)
+# model_type, fields of its configuration beside 50 positions, and the longest input.
+LEARNED = [
+    pytest.param("bert", SIZES, 50, id="bert"),
+    pytest.param("distilbert", DISTILBERT_SIZES, 50, id="distilbert"),
+    pytest.param("roberta", {**SIZES, "pad_token_id": 1}, 48, id="roberta"),
+    pytest.param("roberta", {**SIZES, "pad_token_id": 0}, 49, id="roberta, padding 0"),
+    pytest.param("ibert", {**SIZES, "pad_token_id": 1}, 48, id="ibert"),
+    pytest.param("mpnet", {**SIZES, "pad_token_id": 1}, 48, id="mpnet"),
+    pytest.param("clozebert", {**SIZES, "pad_token_id": 0, "position_embedding_type": "absolute"}, 50, id="ours"),
+    pytest.param(
+        "clozebert",
+        {**SIZES, "pad_token_id": 1, "position_embedding_type": "absolute", "position_rule": "non_pad"}
+        | {"position_offset": 2},
+        50,  # position_offset counts beside max_position_embeddings
+        id="ours as roberta",
+    ),
+]
+ROTARY = [
+    pytest.param("modernbert", {**SIZES, "pad_token_id": 0}, id="modernbert"),
+    pytest.param("clozebert", {**SIZES, "pad_token_id": 0, "position_embedding_type": "rope"}, id="ours"),
+]
+
+
+def make_model(model_type: str, values: dict[str, Any]) -> Any:
+    config = AutoConfig.for_model(model_type, vocab_size=31, max_position_embeddings=50, **values)
+    return AutoModelForMaskedLM.from_config(config).eval()
+
+
+@torch.no_grad()
+def run(model: Any, length: int) -> torch.Tensor:
+    ids = torch.full((1, length), 7)
+    return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+
+
+@pytest.mark.parametrize(("model_type", "values", "longest"), LEARNED)
+def test_one_token_more_does_not_run(model_type: str, values: dict[str, Any], longest: int) -> None:
+    model = make_model(model_type, values)
+    assert longest_input(model, WITHOUT_LIMIT) == longest
+    assert run(model, longest).isfinite().all()
+    with pytest.raises((IndexError, RuntimeError, ValueError)):
+        run(model, longest + 1)
+
+
+@pytest.mark.parametrize(("model_type", "values"), ROTARY)
+def test_rotary_positions_end_where_the_configuration_says(model_type: str, values: dict[str, Any]) -> None:
+    model = make_model(model_type, values)
+    assert longest_input(model, WITHOUT_LIMIT) == 50
+    assert run(model, 51).isfinite().all(), "they run on, in positions that were never trained"
+
+
+def test_the_tokenizer_may_state_less() -> None:
+    model = make_model("bert", SIZES)
+    assert longest_input(model, SimpleNamespace(model_max_length=20)) == 20
+    nothing = torch.nn.Linear(2, 2)
+    nothing.config = SimpleNamespace()  # type: ignore[assignment]
+    assert longest_input(nothing, WITHOUT_LIMIT) == NO_LIMIT

@@ -1,0 +1,27 @@
+"""How many tokens a model takes."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+NO_LIMIT = 1 << 30
+
+
+def longest_input(model: nn.Module, tokenizer: Any) -> int:
+    """The most tokens of one sequence, special ones included, by the model's positions and its tokenizer.
+
+    A model with relative or rotary positions has the length that its configuration states. `NO_LIMIT` where neither
+    model nor tokenizer states one.
+    """
+    limits = [NO_LIMIT, int(tokenizer.model_max_length)]  # a tokenizer without a limit says 1e30
+    config: Any = model.config
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        limits.append(positions)
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(getattr(module, "weight", None), torch.Tensor):
+            # RoBERTa and MPNet count positions from padding_idx + 1: the rows up to there belong to no token.
+            padding_idx = getattr(module, "padding_idx", None)
+            limits.append(len(module.weight) - (0 if padding_idx is None else padding_idx + 1))  # type: ignore[arg-type]
+    return min(limits)
