@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..utils.errors import UserError
 from ..utils.files import cache_folder, whole_folder
 from .randomness import fold, ragged_arange
 from .shards import Corpus, map_array
@@ -82,7 +83,7 @@ class RowIndex:
 
     def __init__(self, corpus: Corpus, *, max_seq_length: int) -> None:
         if max_seq_length <= SPECIAL_TOKENS:
-            raise ValueError(f"max_seq_length={max_seq_length} must exceed {SPECIAL_TOKENS}: [CLS], a token, [SEP]")
+            raise UserError(f"max_seq_length={max_seq_length} must exceed {SPECIAL_TOKENS}: [CLS], a token, [SEP]")
         self.max_seq_length = max_seq_length
         self.corpus = corpus
         folder = _cached_index(corpus, max_seq_length=max_seq_length)
@@ -134,7 +135,7 @@ def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
 def _build(corpus: Corpus, folder: Path, *, max_seq_length: int) -> None:
     """Pack block after block of documents, so that memory stays bounded whatever the corpus."""
     if corpus.num_documents > 1 << 32:
-        raise ValueError(f"the corpus has {corpus.num_documents} documents; a row index holds at most 2^32")
+        raise UserError(f"the corpus has {corpus.num_documents} documents; a row index holds at most 2^32")
     capacity = max_seq_length - SPECIAL_TOKENS
     written = 0
     with open(folder / "segments.bin", "wb") as segments_file, open(folder / "ends.bin", "wb") as ends_file:

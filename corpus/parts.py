@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..utils.errors import UserError
 from ..utils.files import whole_folder
 from .readers import Reader
 
@@ -52,9 +53,9 @@ def cut(readers: Sequence[Reader], *, part: int, num_parts: int) -> list[Reader]
         ValueError: a part that there is not, or inputs that are not files.
     """
     if not 0 <= part < num_parts:
-        raise ValueError(f"part={part} must lie between 0 and num_parts - 1 = {num_parts - 1}")
+        raise UserError(f"part={part} must lie between 0 and num_parts - 1 = {num_parts - 1}")
     if any(reader.total_bytes is None for reader in readers):
-        raise ValueError(f"num_parts={num_parts} cuts files: installed-python and datasets of the Hub have no parts")
+        raise UserError(f"num_parts={num_parts} cuts files: installed-python and datasets of the Hub have no parts")
     sizes = np.array([path.stat().st_size for reader in readers for path in reader.files], dtype=np.int64)
     middles = np.cumsum(sizes) - sizes // 2
     parts = np.minimum(middles * num_parts // max(int(sizes.sum()), 1), num_parts - 1)
@@ -101,7 +102,7 @@ def read_about(folder: Path, *, job: str) -> dict[str, Any] | None:
         return None
     about = json.loads(path.read_text(encoding="utf-8"))
     if about["job"] != job:
-        raise ValueError(
+        raise UserError(
             f"{folder} was made from other inputs, another tokenizer or other flags: give all parts and the merge the "
             f"same ones, or delete {folder.parent}"
         )

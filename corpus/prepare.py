@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..utils.errors import reject_unknown_keys
+from ..utils.errors import MissingFileError, UserError, reject_unknown_keys
 from ..utils.files import check_output_dir, whole_files
 from .duplicates import NearDuplicates, signature
 from .encoding import Encoder
@@ -167,7 +167,7 @@ def _write_corpus(
 ) -> dict[str, dict[str, Any]]:
     """Write both splits, a second time where nothing was held out, and put them into `output_dir`."""
     if not 0 <= validation_fraction < 1:
-        raise ValueError(f"validation_fraction={validation_fraction} must lie in [0, 1)")
+        raise UserError(f"validation_fraction={validation_fraction} must lie in [0, 1)")
     check_output_dir(output_dir, overwrite=overwrite, written=CORPUS_FILES)
     by_hash = validation_fraction > 0
     with whole_files(output_dir, replacing=CORPUS_FILES) as building:
@@ -209,7 +209,7 @@ class _Run:
     ) -> None:
         reject_unknown_keys([deduplicate], DEDUPLICATION, where="the choices of deduplicate")
         if num_processes is not None and num_processes < 1:
-            raise ValueError(f"num_processes={num_processes} must be at least 1")
+            raise UserError(f"num_processes={num_processes} must be at least 1")
         self.readers = readers
         self.facts = tokenizer_facts(tokenizer)
         self.tokenizer_json = tokenizer.backend_tokenizer.to_str()
@@ -262,7 +262,7 @@ class _Run:
             fates[document.source][fate] += 1
         if not any(split.writer.num_documents for split in splits.values()):
             read = sum(sum(counts.values()) for counts in fates.values())
-            raise ValueError(f"the corpus is empty: {read} documents were read, and none holds a token")
+            raise UserError(f"the corpus is empty: {read} documents were read, and none holds a token")
         sources = self._account(fates)
         return {name: split.close(name, sources, self.deduplicate) for name, split in splits.items()}
 
@@ -337,7 +337,7 @@ class _Merge(_Run):
         found = [read_about(folder, job=identity) for folder in folders]
         absent = [folder.name for folder, about in zip(folders, found, strict=True) if about is None]
         if absent:
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{folders[0].parent} lacks {len(absent)} of {len(folders)} parts: {', '.join(absent[:5])}"
                 f"{', …' if len(absent) > 5 else ''}; prepare them first"
             )

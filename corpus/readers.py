@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..utils.errors import MissingFileError, UserError, reject_unknown_keys
+from ..utils.errors import MissingFileError, UserError, as_user_errors, reject_unknown_keys
 from ..utils.files import sha256_of_file
 from .formats import SEPARATORS, check_file, texts_of_file, texts_of_table
 from .tables import BadText, TableFile, open_dataset
@@ -143,7 +143,8 @@ class Reader:
         return (document.text for document in self)
 
     def _file(self, name: str, path: Path) -> Iterator[Document]:
-        source = Source(name, bytes=path.stat().st_size, sha256=sha256_of_file(path))
+        with as_user_errors(OSError):
+            source = Source(name, bytes=path.stat().st_size, sha256=sha256_of_file(path))
         before = self.bytes_read
         texts = texts_of_file(path, separator=self.document_separator, text_column=self.text_column)
         for text, position in self._of_source(source, texts, path):

@@ -10,6 +10,7 @@ import torch
 
 from ..corpus.compression import bare_suffix, read_text
 from ..corpus.tables import TABLE_SUFFIXES
+from ..utils.errors import UserError, as_user_errors
 from .arguments import PredictionArguments
 from .columns import SequenceColumns, find_columns
 from .data import TASKS
@@ -31,7 +32,8 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
     """
     predictor = Predictor(arguments)
     lines = sys.stdin if standard_input is None else standard_input
-    output = sys.stdout if arguments.output_file == "-" else open(arguments.output_file, "w", encoding="utf-8")  # noqa: SIM115
+    with as_user_errors(OSError, about="--output_file"):
+        output = sys.stdout if arguments.output_file == "-" else open(arguments.output_file, "w", encoding="utf-8")  # noqa: SIM115
     count = 0
     try:
         for path in arguments.input:
@@ -98,7 +100,7 @@ class Predictor:
             if line.strip():
                 text, tab, pair = line.strip().partition("\t") if pairs else (line.strip(), "", None)
                 if pairs and not tab:
-                    raise ValueError(f"{source}, line {number}: the model takes pairs; put a tab between two texts")
+                    raise UserError(f"{source}, line {number}: the model takes pairs; put a tab between two texts")
                 yield self.task.example(text, pair, source=source, line=number)
 
     def _of_table(self, path: str) -> Iterator[Any]:

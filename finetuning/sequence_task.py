@@ -12,6 +12,7 @@ import torch
 
 from ..corpus.columns import is_number
 from ..modeling.heads import sequence_loss, widen
+from ..utils.errors import UserError
 from .columns import SequenceColumns, are_fractions
 from .metrics import class_report, multi_label_metrics, regression_metrics, single_label_metrics
 from .reports import ClassReport, Report
@@ -67,11 +68,11 @@ def _texts(table: Table, name: str, *, flag: str) -> list[str]:
     values = table.column(name, flag=flag)
     for row, value in enumerate(values):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
-            raise ValueError(f"{table.where(row)}: the text (column {name!r}) is empty; fill it or remove the row")
+            raise UserError(f"{table.where(row)}: the text (column {name!r}) is empty; fill it or remove the row")
         if not isinstance(value, str):
-            raise ValueError(f"{table.where(row)}: column {name!r} is not text but {type(value).__name__} ({value!r})")
+            raise UserError(f"{table.where(row)}: column {name!r} is not text but {type(value).__name__} ({value!r})")
     if all(is_number(value) for value in values):
-        raise ValueError(f"{table.source}: column {name!r} holds only numbers, not text; choose another by {flag}")
+        raise UserError(f"{table.source}: column {name!r} holds only numbers, not text; choose another by {flag}")
     return values
 
 
@@ -80,10 +81,10 @@ def _label(value: Any, problem_type: str | None, where: str, column: str) -> Any
         names = _label_list(value, where, column)
         return frozenset(_label_name(name, where, column) for name in names)
     if isinstance(value, (list, tuple, dict)):
-        raise ValueError(f"{where}: the label (column {column!r}) is a {type(value).__name__}, expected one value")
+        raise UserError(f"{where}: the label (column {column!r}) is a {type(value).__name__}, expected one value")
     if problem_type == REGRESSION:
         if not is_number(value):
-            raise ValueError(f"{where}: the label (column {column!r}) is {value!r}, expected a finite number")
+            raise UserError(f"{where}: the label (column {column!r}) is {value!r}, expected a finite number")
         return float(value)
     return _label_name(value, where, column)
 
@@ -93,16 +94,16 @@ def _label_list(value: Any, where: str, column: str) -> list[Any]:
         try:
             value = json.loads(value)
         except json.JSONDecodeError:
-            raise ValueError(f"{where}: the label (column {column!r}) is {value!r}, not a JSON list") from None
+            raise UserError(f"{where}: the label (column {column!r}) is {value!r}, not a JSON list") from None
     if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{where}: the label (column {column!r}) is {value!r}, expected a list of labels")
+        raise UserError(f"{where}: the label (column {column!r}) is {value!r}, expected a list of labels")
     return list(value)
 
 
 def _label_name(value: Any, where: str, column: str) -> str:
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     if missing or str(value).strip().lower() in ("", "nan"):
-        raise ValueError(f"{where}: the label (column {column!r}) is missing ({value!r})")
+        raise UserError(f"{where}: the label (column {column!r}) is missing ({value!r})")
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a column of class numbers with gaps comes out of Parquet as 1.0
     return str(value).strip()
@@ -127,9 +128,9 @@ def label_names_of(examples: Sequence[SequenceExample], problem_type: str) -> li
     else:
         names = {str(example.label) for example in examples}
     if len(names) < 2 and problem_type == SINGLE_LABEL:
-        raise ValueError(f"only one class in the training data: {next(iter(names), None)!r}; nothing to learn")
+        raise UserError(f"only one class in the training data: {next(iter(names), None)!r}; nothing to learn")
     if not names:
-        raise ValueError("no example of the training data carries a label; nothing to learn")
+        raise UserError("no example of the training data carries a label; nothing to learn")
     return sorted(names, key=lambda name: (not is_number(name), float(name) if is_number(name) else 0.0, name))
 
 
@@ -161,7 +162,7 @@ class SequenceTask(Task):
         class_weights: Sequence[float] | None = None,
     ) -> None:
         if problem_type not in PROBLEM_TYPES:
-            raise ValueError(f"--problem_type {problem_type}: expected one of {', '.join(PROBLEM_TYPES)}")
+            raise UserError(f"--problem_type {problem_type}: expected one of {', '.join(PROBLEM_TYPES)}")
         super().__init__(
             problem_type=problem_type,
             label_names=label_names,
@@ -190,7 +191,7 @@ class SequenceTask(Task):
         for example in examples:
             for name in sorted(example.labels):
                 if name not in self.label_ids:
-                    raise ValueError(f"{example.where}: label {name!r} does not occur in the training data")
+                    raise UserError(f"{example.where}: label {name!r} does not occur in the training data")
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> SequenceExample:
         """A text or a pair of texts."""
@@ -350,7 +351,7 @@ def make_sequence_task(
     if problem_type == REGRESSION:
         values = np.asarray([example.label for example in examples], dtype=float)
         if values.std() == 0:
-            raise ValueError(f"every label of the training data is {values[0]:g}; nothing to learn")
+            raise UserError(f"every label of the training data is {values[0]:g}; nothing to learn")
         return SequenceTask(
             problem_type=problem_type,
             label_names=[value_name],
@@ -363,7 +364,7 @@ def make_sequence_task(
     weights = None
     if balanced:
         if problem_type != SINGLE_LABEL:
-            raise ValueError(f"--class_weights balanced works for {SINGLE_LABEL} only, this is {problem_type}")
+            raise UserError(f"--class_weights balanced works for {SINGLE_LABEL} only, this is {problem_type}")
         counts = Counter(str(example.label) for example in examples)
         weights = balanced_weights([counts[name] for name in names])
     return SequenceTask(problem_type=problem_type, label_names=names, class_weights=weights)

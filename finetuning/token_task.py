@@ -9,6 +9,7 @@ import torch
 
 from ..corpus.compression import bare_suffix
 from ..modeling.heads import IGNORED_LABEL, cross_entropy, widen
+from ..utils.errors import UserError
 from .metrics import class_report, entity_report, tag_metrics
 from .reports import ClassReport, Report
 from .tagged_files import read_tagged_file, sentence_of_text
@@ -56,11 +57,11 @@ class TokenTask(Task):
     def check(self, examples: Sequence[TaggedSentence]) -> None:
         """Every tag must be one the model knows, and there must be some."""
         if not any(sentence.labels for sentence in examples):
-            raise ValueError(f"{examples[0].source} holds no tag")
+            raise UserError(f"{examples[0].source} holds no tag")
         for sentence in examples:
             for index, tag in enumerate(sentence.tags or []):
                 if tag is not None and tag not in self.label_ids:
-                    raise ValueError(f"{sentence.where(index)}: tag {tag!r} does not occur in the training data")
+                    raise UserError(f"{sentence.where(index)}: tag {tag!r} does not occur in the training data")
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> TaggedSentence:
         """The words of running text."""

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from ..utils.errors import UserError
 from ..utils.files import INCOMPLETE, sha256_of_file, whole_folder, write_text
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ def read_training_state(directory: Path) -> tuple[TrainingState, dict[str, torch
     folder = directory / STATE_FOLDER
     values = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     if values.pop("format", None) != _FORMAT:
-        raise ValueError(f"{folder} has another format than this version of clozebert reads (format {_FORMAT})")
+        raise UserError(f"{folder} has another format than this version of clozebert reads (format {_FORMAT})")
     return TrainingState(**values), load_file(folder / "optimizer.safetensors")
 
 
@@ -127,7 +128,7 @@ def newest_valid(output_dir: Path) -> Path | None:
             return path
         logger.warning("skipping %s: %s", path, problem)
     if found:
-        raise ValueError(
+        raise UserError(
             f"none of the {len(found)} checkpoints in {output_dir} is whole; --overwrite_output_dir begins afresh"
         )
     return None
@@ -144,7 +145,7 @@ def step_of(checkpoint: Path) -> int:
     """500 for `checkpoint-500`."""
     match = _NAME.match(checkpoint.name)
     if match is None:
-        raise ValueError(f"{checkpoint} is no checkpoint folder: its name is not checkpoint-STEP")
+        raise UserError(f"{checkpoint} is no checkpoint folder: its name is not checkpoint-STEP")
     return int(match.group(1))
 
 
@@ -190,7 +191,7 @@ def clear_way(output_dir: Path, *, step: int) -> None:
         if step_of(path) <= step:
             continue
         if find_damage(path) is None:
-            raise ValueError(
+            raise UserError(
                 f"{output_dir} holds {path.name}, later than step {step}, where this run would begin; resume from "
                 f"'latest', or branch off into another --output_dir"
             )

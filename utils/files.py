@@ -43,17 +43,18 @@ def sha256_of_file(path: Path) -> str:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes its name, and the place of an older one, when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _incomplete(path)
-    try:
-        with open(temporary, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     _flush_entries(path.parent)
 
 
@@ -71,27 +72,26 @@ def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         replace: the folder of that name, if there is one, is deleted then.
 
     Raises:
+        UserFileError: the disk takes no more, or must not be written to.
         OSError: there is one that is not empty, and `replace` is not set.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _incomplete(path)
-    temporary.mkdir()
-    try:
-        yield temporary
-        flush_folder(temporary)
-        if replace and path.exists():
-            outdated = _incomplete(path)
-            path.rename(outdated)
-            try:
-                temporary.rename(path)
-            except OSError:
-                outdated.rename(path)
-                raise
-            shutil.rmtree(outdated)
-        else:
+    temporary, outdated = _incomplete(path), _incomplete(path)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.mkdir()
+            yield temporary
+            flush_folder(temporary)
+            if replace and path.exists():
+                path.rename(outdated)
             temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        except BaseException:
+            if outdated.exists():
+                outdated.rename(path)
+            raise
+        finally:
+            for folder in (temporary, outdated):
+                shutil.rmtree(folder, ignore_errors=True)
     _flush_entries(path.parent)
 
 
@@ -104,30 +104,32 @@ def whole_files(directory: Path, *, replacing: Iterable[str] = ()) -> Iterator[P
             files of the same names.
     """
     is_new = not directory.exists()
-    directory.mkdir(parents=True, exist_ok=True)
     # Inside, so that moving is renaming, whatever is mounted where.
     temporary, outdated = _incomplete(directory / "new"), _incomplete(directory / "old")
-    temporary.mkdir()
-    try:
-        yield temporary
-        flush_folder(temporary)
-        for path in written_in(directory, replacing):
-            aside = outdated / path.relative_to(directory)
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(aside)
-            _remove_empty(path.parent, within=directory)
-        _merge(temporary, directory)
-    except BaseException:
-        if outdated.is_dir():
-            _merge(outdated, directory)
-        raise
-    finally:
-        for folder in (temporary, outdated):
-            shutil.rmtree(folder, ignore_errors=True)
-        if is_new:
-            with contextlib.suppress(OSError):
-                directory.rmdir()
-    _flush_entries(directory)
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.mkdir()
+            yield temporary
+            flush_folder(temporary)
+            for path in set(written_in(directory, replacing)) - {temporary}:
+                aside = outdated / path.relative_to(directory)
+                aside.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(aside)
+                _remove_empty(path.parent, within=directory)
+            _merge(temporary, directory)
+        except BaseException:
+            if outdated.is_dir():
+                _merge(outdated, directory)
+            raise
+        finally:
+            for folder in (temporary, outdated):
+                shutil.rmtree(folder, ignore_errors=True)
+            if is_new:
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
+    if directory.is_dir():
+        _flush_entries(directory)
 
 
 def flush_folder(directory: Path) -> None:
