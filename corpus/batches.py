@@ -13,7 +13,7 @@ import numpy as np
 from ..utils.errors import UserError
 from .batch_size import BatchSize
 from .masking import REPLACE, SPLIT, Masking, runs, select
-from .packing import SPECIAL_TOKENS, RowIndex
+from .packing import NUM_SPECIAL_TOKENS, RowIndex
 from .randomness import below, derive, fold, permute, ragged_arange, uniform
 from .shards import Corpus
 
@@ -264,10 +264,10 @@ def _assemble(corpora: Sequence[Corpus], segments: _Segments, masking: Masking, 
     ids, selected = _selection(corpora, segments, masking, rate=rate)
     labels = ids[selected]
     ids[selected] = _corrupted(corpus, segments, masking, selected, labels)
-    sizes = lengths + SPECIAL_TOKENS
+    sizes = lengths + NUM_SPECIAL_TOKENS
     ends = np.cumsum(sizes)
     # A token of segment s stands after the tokens before it, s pairs of special tokens, and its own [CLS].
-    places = np.arange(len(ids)) + SPECIAL_TOKENS * np.repeat(np.arange(len(lengths)), lengths) + 1
+    places = np.arange(len(ids)) + NUM_SPECIAL_TOKENS * np.repeat(np.arange(len(lengths)), lengths) + 1
     input_ids = np.empty(int(sizes.sum()), dtype=np.int64)
     input_ids[ends - sizes] = corpus.cls_token_id
     input_ids[ends - 1] = corpus.sep_token_id

@@ -18,7 +18,7 @@ from ..utils.files import cache_folder, whole_folder
 from .randomness import fold, ragged_arange
 from .shards import Corpus, map_array
 
-SPECIAL_TOKENS = 2  # [CLS] and [SEP] around each segment
+NUM_SPECIAL_TOKENS = 2  # [CLS] and [SEP] around each segment
 _BLOCK_SEGMENTS = 1 << 21
 _VERSION = 1
 
@@ -82,8 +82,8 @@ class RowIndex:
     """
 
     def __init__(self, corpus: Corpus, *, max_seq_length: int) -> None:
-        if max_seq_length <= SPECIAL_TOKENS:
-            raise UserError(f"max_seq_length={max_seq_length} must exceed {SPECIAL_TOKENS}: [CLS], a token, [SEP]")
+        if max_seq_length <= NUM_SPECIAL_TOKENS:
+            raise UserError(f"max_seq_length={max_seq_length} must exceed {NUM_SPECIAL_TOKENS}: [CLS], a token, [SEP]")
         self.max_seq_length = max_seq_length
         self.corpus = corpus
         folder = _cached_index(corpus, max_seq_length=max_seq_length)
@@ -107,7 +107,7 @@ class RowIndex:
         places = ragged_arange(begins, counts)
         documents, firsts = self.segments[places].astype(np.int64).T
         remaining = self.corpus.offsets[documents + 1] - self.corpus.offsets[documents] - firsts
-        lengths = np.minimum(remaining, self.max_seq_length - SPECIAL_TOKENS)
+        lengths = np.minimum(remaining, self.max_seq_length - NUM_SPECIAL_TOKENS)
         return documents, firsts, lengths, counts
 
 
@@ -136,7 +136,7 @@ def _build(corpus: Corpus, folder: Path, *, max_seq_length: int) -> None:
     """Pack block after block of documents, so that memory stays bounded whatever the corpus."""
     if corpus.num_documents > 1 << 32:
         raise UserError(f"the corpus has {corpus.num_documents} documents; a row index holds at most 2^32")
-    capacity = max_seq_length - SPECIAL_TOKENS
+    capacity = max_seq_length - NUM_SPECIAL_TOKENS
     written = 0
     with open(folder / "segments.bin", "wb") as segments_file, open(folder / "ends.bin", "wb") as ends_file:
         first = 0
@@ -147,7 +147,7 @@ def _build(corpus: Corpus, folder: Path, *, max_seq_length: int) -> None:
             pieces = -(-lengths // capacity)
             documents = np.repeat(np.arange(first, last), pieces)
             begins = ragged_arange(np.zeros(len(pieces), dtype=np.int64), pieces) * capacity
-            sizes = np.minimum(np.repeat(lengths, pieces) - begins, capacity) + SPECIAL_TOKENS
+            sizes = np.minimum(np.repeat(lengths, pieces) - begins, capacity) + NUM_SPECIAL_TOKENS
             # Shuffled, so that rows do not gather neighbours of equal length.
             shuffled = np.argsort(fold(first, np.arange(len(sizes))), kind="stable")
             items, ends = pack_lengths(sizes[shuffled], row_length=max_seq_length)
