@@ -62,7 +62,7 @@ class FinetuningArguments:
     metric_for_best_model: str | None = flag("Score that chooses the best evaluation (default: by the task).")
     mixed_precision: str = flag("auto (bf16 where it is fast), no, bf16 or fp16.", "auto")
     packing: str = flag(
-        "'auto': no padding where the model reads packed batches, else like lengths together; 'off': pad.", "auto"
+        "'auto': no padding where the model reads packed batches, else batches of similar lengths; 'off': pad.", "auto"
     )
     seed: int = flag("Seed of the head, the order of the data and the dropout.", 42)
     seeds: list[int] | None = field(
@@ -209,7 +209,7 @@ def prepare_output_dir(arguments: FinetuningArguments) -> None:
 
 
 def default_epochs(num_examples: int, num_tokens: int) -> int:
-    """Passes over the data: many over little, few over much; of long documents no more than read 3 M tokens, or two."""
+    """Passes over the data: more where examples are few; at most 3 M tokens in all, but no less than two passes."""
     by_examples = next(
         (epochs for limit, epochs in ((500, 30), (2_000, 12), (5_000, 6), (20_000, 4)) if num_examples < limit), 3
     )
@@ -217,7 +217,7 @@ def default_epochs(num_examples: int, num_tokens: int) -> int:
 
 
 def default_batch_size(num_examples: int) -> int:
-    """Windows per step: small data gets small batches, lest it see too few steps."""
+    """Windows per step: small data gets small batches, so that there are enough steps."""
     return 8 if num_examples < 500 else 16 if num_examples < 2_000 else 32
 
 

@@ -1,4 +1,4 @@
-"""Scores, each beside what a model that learned nothing would get.
+"""Scores, each beside its majority baseline.
 
 scikit-learn and seqeval are behind the functions here and imported only when one is called.
 """
@@ -20,7 +20,7 @@ def check_metric_libraries() -> None:
 
 
 def single_label_metrics(targets: np.ndarray, predicted: np.ndarray, *, num_labels: int) -> dict[str, float]:
-    """Accuracy, macro and micro F1 over the classes that occur, and the same of always naming the commonest class."""
+    """Accuracy, macro and micro F1 over the classes that occur, and the same of the majority class."""
     from sklearn.metrics import f1_score
 
     commonest = np.bincount(targets, minlength=num_labels).argmax()
@@ -36,7 +36,7 @@ def single_label_metrics(targets: np.ndarray, predicted: np.ndarray, *, num_labe
 
 
 def multi_label_metrics(targets: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Micro and macro F1 and exact matches of [examples, labels] zeros and ones, and of always the commonest set."""
+    """Micro and macro F1 and exact matches of [examples, labels] zeros and ones, and the same of the commonest set."""
     from sklearn.metrics import f1_score
 
     sets, counts = np.unique(targets, axis=0, return_counts=True)

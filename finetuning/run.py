@@ -129,7 +129,7 @@ class FinetuningRun:
             raise UserError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
 
     def _training_arguments(self, num_tokens: int) -> TrainingArguments:
-        """Trainer's arguments: those given, those chosen by the size of data and model, and what is always so."""
+        """Trainer's arguments: the flags, and defaults by the size of data and model."""
         arguments, num_examples = self.arguments, len(self.splits["train"])
         strategy = "epoch" if arguments.eval_steps is None else "steps"
         return TrainingArguments(
@@ -164,7 +164,7 @@ class FinetuningRun:
         )
 
     def load_model(self) -> Any:
-        """The encoder with a new head, as it begins training."""
+        """The encoder and its head, before training."""
         arguments, task = self.arguments, self.task
         model: Any = load_classifier(
             arguments.model_name_or_path,
@@ -195,7 +195,7 @@ class FinetuningRun:
             evaluation=(self.splits["validation"], self.windows["validation"]),
             collator=self.collator,
             groups=self.parameter_groups,
-            # `--packing off` gives the very batches that packing gives, to compare the two
+            # `--packing off` keeps the batches of packing, so that the two can be compared.
             group_by_length=self.arguments.packing == "auto" and not isinstance(self.collator, PackedCollator),
             train_dataset=self.windows["train"],
             processing_class=self.tokenizer,
@@ -240,7 +240,7 @@ class FinetuningRun:
         return results
 
     def say_plan(self, checkpoint: str | None = None) -> None:
-        """Two lines: what is learned from how much, and how."""
+        """Print the task with the numbers of examples, and how it will be trained."""
         training, task = self.training, self.task
         if training.process_index != 0:
             return

@@ -57,11 +57,11 @@ def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
         ValueError: some tags look like entity tags and some do not (the message names one, its file and line).
     """
     sentences = list(sentences)
-    kinds = {_kind(tag) for sentence in sentences for tag in sentence.tags or [] if tag is not None}
-    letters = {kind for kind in kinds if len(kind) == 1 and kind != OUTSIDE}
-    if not letters & {"B", "I", "S", "U"} or (OUTSIDE not in kinds and "plain" in kinds):
+    prefixes = {_prefix(tag) for sentence in sentences for tag in sentence.labels}
+    letters = prefixes - {OUTSIDE, "plain"}
+    if not letters & {"B", "I", "S", "U"} or (OUTSIDE not in prefixes and "plain" in prefixes):
         return "plain"
-    if "plain" in kinds:
+    if "plain" in prefixes:
         odd, where = _first_plain(sentences)
         raise UserError(
             f"{where}: tag {odd!r} is neither O nor of the form B-TYPE, as the others are; "
@@ -72,7 +72,7 @@ def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
     return "iob1" if _is_iob1(sentences) else "iob2"
 
 
-def _kind(tag: str) -> str:
+def _prefix(tag: str) -> str:
     """The letter of an entity tag, O, or "plain"."""
     if tag == OUTSIDE:
         return OUTSIDE
@@ -84,7 +84,7 @@ def _kind(tag: str) -> str:
 def _first_plain(sentences: Sequence[TaggedSentence]) -> tuple[str, str]:
     for sentence in sentences:
         for index, tag in enumerate(sentence.tags or []):
-            if tag is not None and _kind(tag) == "plain":
+            if tag is not None and _prefix(tag) == "plain":
                 return tag, sentence.where(index)
     raise AssertionError("called without a plain tag")
 

@@ -1,9 +1,9 @@
 """Fine-tuning on transformers' Trainer: batches, evaluation and optimizer of its own.
 
 Trainer does the training, the accumulation, the processes and the checkpoints. The loss, the optimizer's groups and the
-evaluation are ours: the loss of a batch is a sum over its targets divided by the number of targets of the whole global
-batch, so no split into micro-batches changes the gradient; and scores are those of whole documents, put together from
-their windows.
+evaluation are ours. The loss of a batch is a sum over its targets divided by the number of targets of the whole global
+batch, so no split into micro-batches changes the gradient. Scores are those of whole documents, put together from their
+windows.
 """
 
 import random
@@ -24,7 +24,7 @@ PACKED_MODEL_TYPES = ("clozebert",)  # models whose forward takes documents one 
 
 
 def make_collator(model: Any, tokenizer: Any, *, per_token: bool, packing: bool) -> Collator:
-    """A padding-free collator for models that read packed batches, a padding one for all others."""
+    """A collator that packs for models that read packed batches, and one that pads for all others."""
     if packing and model.config.model_type in PACKED_MODEL_TYPES:
         return PackedCollator(per_token)
     pad = tokenizer.pad_token_id
@@ -36,7 +36,7 @@ def make_collator(model: Any, tokenizer: Any, *, per_token: bool, packing: bool)
 def predict_logits(
     model: Any, windows: Sequence[Window], collator: Collator, *, batch_size: int, autocast: Any = None
 ) -> list[np.ndarray]:
-    """Logits of each window ([C], or [T, C] for tagging), in order. Windows of like length share a batch."""
+    """Logits of each window ([C], or [T, C] for tagging), in order. Windows of similar length share a batch."""
     order = sorted(range(len(windows)), key=lambda index: -len(windows[index].input_ids))
     logits: list[np.ndarray] = [np.empty(0)] * len(windows)
     device = next(model.parameters()).device
@@ -62,10 +62,11 @@ def predict_logits(
     return logits
 
 
-class LikeLengths(torch.utils.data.Sampler[int]):
-    """A random order in which the windows of a batch are of like length, so that little of it is padding.
+class LengthGroupedSampler(torch.utils.data.Sampler[int]):
+    """Batches of windows of similar length, so that little is padding, in random order.
 
-    Pools of 50 batches, drawn at random, are sorted and cut into batches, and these shuffled, all by (seed, epoch).
+    The windows of 50 batches, drawn at random, are sorted by length and cut into batches. Then batches are shuffled.
+    Everything is a function of (seed, epoch).
     """
 
     def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int) -> None:
@@ -105,7 +106,7 @@ class FinetuningTrainer(Trainer):
         evaluation: (examples, their windows) to evaluate on.
         collator: makes the batches, for training and evaluation.
         groups: (model, learning rate) -> the optimizer's parameter groups.
-        group_by_length: batches of windows of like length, in place of a plain random order.
+        group_by_length: batches of windows of similar length, in place of a plain random order.
     """
 
     def __init__(
@@ -129,14 +130,14 @@ class FinetuningTrainer(Trainer):
         self.autocast: Any = self.compute_loss_context_manager
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
-        """Windows of like length together, or Trainer's own order."""
+        """Windows of similar length together, or Trainer's own order."""
         if not self.group_by_length:
             return super()._get_train_sampler(train_dataset)
         windows: Any = self.train_dataset if train_dataset is None else train_dataset
         lengths = [len(window.input_ids) for window in windows]
-        # of the global batch, so that no split of it changes what is in it
+        # The whole global batch: what is in it must not depend on how it is split.
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return LikeLengths(lengths, batch_size=per_step, seed=self.args.seed)
+        return LengthGroupedSampler(lengths, batch_size=per_step, seed=self.args.seed)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """AdamW over the groups that were given."""
@@ -146,7 +147,7 @@ class FinetuningTrainer(Trainer):
         return self.optimizer
 
     def leave_mixed_precision(self) -> None:
-        """From now on predict as the saved model will, in float32. Accelerate had put autocast around `forward`."""
+        """Remove the autocast that Accelerate put around `forward`: the saved model will predict in float32."""
         self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         self.autocast = None
 
@@ -177,13 +178,13 @@ class FinetuningTrainer(Trainer):
 
 
 def selection(scores: dict[str, float], best_metric: tuple[str, bool]) -> float:
-    """The number by which the best evaluation is chosen: the score, and where that is equal, the lower loss."""
+    """The number by which the best evaluation is chosen: the score, less a millionth of the loss for ties."""
     name, greater_is_better = best_metric
     return (scores[name] if greater_is_better else -scores[name]) - 1e-6 * scores["loss"]
 
 
 class EvaluationLines(TrainerCallback):
-    """Prints one line for each evaluation: where training is, its loss, and the scores that matter."""
+    """Prints one line for each evaluation: epoch, step, losses, and the score that chooses the best."""
 
     def __init__(self, best_metric: str) -> None:
         self.best_metric = best_metric

@@ -124,3 +124,23 @@ def write_json_lines(path: Path, records: list[dict[str, Any]]) -> str:
     """One object a line."""
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
     return str(path)
+
+
+def arguments_of(task: str, files: tuple[str, str], model: str, output: Path, **flags: Any) -> Any:
+    """The flags of a short run; `files` are those to train and to validate on."""
+    from clozebert.finetuning.arguments import SequenceArguments, TokenArguments
+
+    arguments_class = TokenArguments if task == "token" else SequenceArguments
+    values = {"num_train_epochs": 2.0, "learning_rate": 4e-3, "mixed_precision": "no", "dropout": 0.0, **flags}
+    return arguments_class(
+        model_name_or_path=model,
+        train_file=files[0],
+        validation_file=files[1],
+        output_dir=str(output),
+        **values,
+    )
+
+
+def without_times(results: dict[str, Any]) -> dict[str, Any]:
+    """What two runs of the same thing have in common."""
+    return {key: value for key, value in results.items() if not key.endswith("runtime")}

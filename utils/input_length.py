@@ -23,5 +23,5 @@ def longest_input(model: nn.Module, tokenizer: Any) -> int:
         if name.endswith("position_embeddings") and isinstance(getattr(module, "weight", None), torch.Tensor):
             # RoBERTa and MPNet count positions from padding_idx + 1: the rows up to there belong to no token.
             padding_idx = getattr(module, "padding_idx", None)
-            limits.append(len(module.weight) - (0 if padding_idx is None else padding_idx + 1))  # type: ignore[arg-type]
+            limits.append(len(module.weight) - (0 if padding_idx is None else padding_idx + 1))
     return min(limits)

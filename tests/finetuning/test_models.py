@@ -90,13 +90,13 @@ def test_a_regression_in_its_own_unit_trains_like_one_of_standardised_values(
     folder = make_checkpoint(tmp_path / "m", model_type=model_type)
     mean, scale = 250.0, 40.0
     ids = torch.tensor([[2, 7, 8, 3], [2, 9, 10, 3]])
-    values = torch.tensor([200.0, 310.0])
+    values = torch.tensor([300.0, 310.0])  # both above the mean, so the bias must move
     outputs = []
     for task in (regression(0.0, 1.0), regression(mean, scale)):
         torch.manual_seed(0)
         model = load_classifier(folder, task=task, dropout=0.0)
         model = add_lora(model, rank=2) if lora else model
-        groups = parameter_groups(model, learning_rate=1e-3, weight_decay=0.01, output_scale=task.target_scale)
+        groups = parameter_groups(model, learning_rate=3e-3, weight_decay=0.01, output_scale=task.target_scale)
         optimizer = torch.optim.AdamW(groups, eps=1e-12)
         for _ in range(3):
             optimizer.zero_grad()

@@ -238,6 +238,8 @@ def test_heads(model_class, inputs, message):
 def test_an_unknown_problem_type():
     with pytest.raises(ValueError, match="problem_type='ranking' must be"):
         sequence_loss(torch.zeros(2, 5), torch.zeros(2, 5), problem_type="ranking")
+    with pytest.raises(ValueError, match="class weights are for single_label_classification"):
+        sequence_loss(torch.zeros(2, 1), torch.zeros(2), problem_type="regression", class_weights_C=torch.ones(1))
 
 
 def test_flex_attention_does_not_train_on_a_cpu():

@@ -53,6 +53,19 @@ def test_standard_input_as_a_person_pipes_it(repository: Path, tuned: dict[str, 
     assert all(0 < e["score"] <= 1 for record in records for e in record["entities"])
 
 
+def test_tags_are_of_whole_words(tuned: dict[str, Path], tmp_path: Path) -> None:
+    """Words that the tokenizer cuts into many pieces: one tag each, and no entity begins or ends inside one."""
+    text = "Ada Lovelaceqzx runszq to Parisqjx todayxq and Londonians jumpingly"
+    (tmp_path / "a.txt").write_text(text + "\n")
+    (record,) = predictions(tuned["token"], "--input", str(tmp_path / "a.txt"), output=tmp_path / "o")
+    assert record["words"] == text.split()
+    assert len(record["tags"]) == len(record["scores"]) == len(text.split())
+    assert record["entities"], "names that the model knows begin these words"
+    for entity in record["entities"]:
+        words = record["words"][entity["first_word"] : entity["end_word"]]
+        assert text[entity["start"] : entity["end"]] == entity["text"] == " ".join(words)
+
+
 def test_texts_from_files_of_each_format(tuned: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a great film\nboring dog\n")
     (tmp_path / "a.csv").write_text("text\na great film\nboring dog\n")

@@ -1,0 +1,76 @@
+"""Hyper-parameter search."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from clozebert.finetuning.run import finetune
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from finetuning_helpers import arguments_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "metric"), [("single", "clozebert", "accuracy"), ("regression", "bert", "mse")]
+)
+def test_a_search_tries_settings_and_trains_with_the_best(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, kind: str, model: str, metric: str
+) -> None:
+    pytest.importorskip("optuna")
+    output = tmp_path / "o"
+    arguments = arguments_of(kind, data[kind], models[model], output, hyperparameter_search=4, num_train_epochs=2.0)
+    arguments.learning_rate = None
+    results = finetune(arguments)
+    search = json.loads((output / "hyperparameter_search.json").read_text())
+    trials = search["trials"]
+    assert len(trials) == 4
+    # epochs were given, so they are not searched; the first trial is the one that no search would have made
+    assert set(search["best"]) == {"learning_rate", "per_device_train_batch_size"}
+    assert {name: trials[0][name] for name in search["best"]} == {
+        name: search["defaults"][name] for name in search["best"]
+    }
+    assert len({trial["learning_rate"] for trial in trials}) == 4
+    finished = [trial for trial in trials if trial["state"] == "complete"]
+    best = max(finished, key=lambda trial: trial["value"])
+    assert {name: best[name] for name in search["best"]} == search["best"]
+    assert search["objective"] == ("accuracy" if metric == "accuracy" else "-mse")
+    settings = json.loads((output / "finetuning_settings.json").read_text())
+    assert settings["learning_rate"] == search["best"]["learning_rate"]
+    assert settings["per_device_train_batch_size"] == search["best"]["per_device_train_batch_size"]
+    # the same seed and settings as that trial, so its score; the run keeps its best evaluation, a trial its last
+    score = results[f"eval_{metric}"] if metric == "accuracy" else -results[f"eval_{metric}"]
+    assert score >= best["value"] - 1e-4
+    assert not list(output.glob("run-*"))
+    # continued, it does not search again
+    again = arguments_of(
+        kind, data[kind], models[model], output, hyperparameter_search=4, resume_from_checkpoint="latest"
+    )
+    again.learning_rate = None
+    assert finetune(again)[f"eval_{metric}"] == results[f"eval_{metric}"]
+    assert json.loads((output / "hyperparameter_search.json").read_text()) == search
+
+
+def test_a_search_without_optuna_or_without_anything_to_search_is_refused(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = arguments_of(
+        "single",
+        data["single"],
+        models["bert"],
+        tmp_path / "o",
+        hyperparameter_search=2,
+        per_device_train_batch_size=4,
+        max_steps=3,
+    )
+    with pytest.raises(ValueError, match="nothing to search"):
+        finetune(arguments)
+    arguments.learning_rate, arguments.overwrite_output_dir = None, True
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else found(name, *rest)
+    )
+    with pytest.raises(ImportError, match=r"pip install 'clozebert\[search\]'"):
+        finetune(arguments)
