@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from .architectures import NATIVE
 from .card import CARD_NAME, is_ours, render_card, sign_card, write_card
+from .convert import convert_from_native, to_native
+from .convert_config import config_from_native
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
-from .folders import copy_processors, load_clozebert, load_native, read_config
-from .native import config_from_native, convert_from_native, to_native
+from .loading import load_clozebert, load_native, read_config
+from .natives import NATIVE
+from .processors import copy_processors
 from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
 from .verification import Report, verify_folder
 from .whole_folder import disk_errors, whole_folder

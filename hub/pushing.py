@@ -6,13 +6,16 @@ so a push that is cut off leaves the last revision as it was, and the next one g
 
 import contextlib
 import hashlib
+import os
 import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..modeling.bundle import CODE_FILES
+from transformers import TrainerCallback
+
+from ..modeling.bundle import CODE_FILES, write_code
 from .card import CARD_NAME, is_ours
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .fingerprint import find_differences, read_fingerprint
@@ -204,4 +207,28 @@ def _keep_what_is_theirs(
     return kept, reasons
 
 
-__all__ = ["CODE_LICENSE_NAME", "Push", "check_repo_id", "push_folder"]
+# What Trainer pushes while it trains
+
+# The Hub leaves out of a push what the repository's .gitignore names.
+_IGNORED = "/training_args.bin"
+
+
+class LoadablePushes(TrainerCallback):
+    """`Trainer(..., callbacks=[LoadablePushes()])`: each push opens with `AutoModel`, and none holds the pickle.
+
+    The code, and a `.gitignore` that names the pickle, are put into `output_dir` when training begins.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if not args.push_to_hub or not state.is_world_process_zero:
+            return
+        os.makedirs(args.output_dir, exist_ok=True)
+        path = Path(args.output_dir) / ".gitignore"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        if _IGNORED not in lines:
+            path.write_text("\n".join([*lines, _IGNORED]) + "\n", encoding="utf-8")
+        if getattr(getattr(model, "config", None), "model_type", None) == "clozebert":
+            write_code(args.output_dir)
+
+
+__all__ = ["CODE_LICENSE_NAME", "LoadablePushes", "Push", "check_repo_id", "push_folder"]

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     if Path(arguments.output_dir).resolve() == Path(arguments.input).resolve():
         raise ValueError("output_dir is the input: the model would be written over while it is read")
 
-    from clozebert.hub.folders import convert_folder
+    from clozebert.hub.convert import convert_folder
 
     name = convert_folder(
         arguments.input,

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     except ImportError:
         raise ImportError("the page needs gradio: pip install 'clozebert[page]'") from None
     from clozebert.hub.demo_page import STYLE, build_page, load_subject
-    from clozebert.hub.folders import find_folder
+    from clozebert.hub.loading import find_folder
 
     names = [arguments.model_name_or_path, *(arguments.more_models or [])]
     # clozebert is imported, so none of the folders' code is run.

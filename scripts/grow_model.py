@@ -43,16 +43,17 @@ def main(argv: list[str] | None = None) -> None:
     from clozebert.corpus.readers import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.hub.card import write_card
-    from clozebert.hub.folders import find_folder, load_masked_lm
-    from clozebert.hub.warm_start import grow
+    from clozebert.hub.convert import load_clozebert_masked_lm
+    from clozebert.hub.loading import find_folder
     from clozebert.hub.whole_folder import check_is_free, whole_folder
+    from clozebert.training.growth import grow
 
     check_is_free(arguments.output_dir, name="output_dir")
     new_tokens = _new_tokens(arguments.new_tokens or [])
     texts = list(islice(Reader(arguments.input).texts(), arguments.num_texts))
     folder = find_folder(arguments.model_name_or_path)
     tokenizer: Any = load_tokenizer(str(folder))
-    model = load_masked_lm(folder)
+    model = load_clozebert_masked_lm(folder)
     if model.config.mask_token_id is None:
         model.config.mask_token_id = tokenizer.mask_token_id
     sizes = ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers", "max_position_embeddings",

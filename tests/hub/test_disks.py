@@ -11,7 +11,7 @@ from natives import make_native
 from saved_models import save
 
 from clozebert.hub import publishing
-from clozebert.hub.folders import convert_folder
+from clozebert.hub.convert import convert_folder
 from clozebert.hub.publishing import publish
 from clozebert.hub.space import write_space
 from clozebert.hub.verification import Report

@@ -14,8 +14,8 @@ from transformers import AutoModel
 
 from clozebert.hub import publishing
 from clozebert.hub.card import is_ours, write_card
+from clozebert.hub.convert import convert_folder
 from clozebert.hub.fingerprint import read_fingerprint
-from clozebert.hub.folders import convert_folder
 from clozebert.hub.publishing import Completion, complete_folder, publish
 from clozebert.hub.pushing import push_folder
 from clozebert.hub.verification import Report

@@ -8,7 +8,7 @@ import torch
 from saved_models import HEADS, make_model, make_tokenizer, save
 
 from clozebert.hub import serving
-from clozebert.hub.native import to_native
+from clozebert.hub.convert import to_native
 from clozebert.hub.serving import (
     check_sentence_transformers,
     compare_int8,

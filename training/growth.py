@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling.modeling_clozebert import ClozeBertForMaskedLM
 from ..modeling.pseudo_likelihood import Documents, masked_log_likelihoods
-from .native import build, fill
+from ..utils.weights import fill, make_empty
 
 
 @dataclasses.dataclass(frozen=True)
@@ -489,7 +489,7 @@ def _changed(config: ClozeBertConfig, **changes: Any) -> ClozeBertConfig:
 
 def _rebuild(config: ClozeBertConfig, tensors: Mapping[str, torch.Tensor]) -> ClozeBertForMaskedLM:
     """A model of that configuration with copies of these tensors."""
-    model = build(ClozeBertForMaskedLM, config)
+    model = make_empty(ClozeBertForMaskedLM, config)
     fill(model, {name: tensor.clone().contiguous() for name, tensor in tensors.items()})
     return model
 

@@ -12,7 +12,8 @@ from natives import CLASSES, difference, make_inputs, make_native
 from safetensors.torch import load_file, save_file
 
 from clozebert.hub import from_native
-from clozebert.hub.folders import convert_folder, find_folder, load_native, weight_files
+from clozebert.hub.convert import convert_folder
+from clozebert.hub.loading import find_folder, load_native, weight_files
 
 
 def save(tmp_path, model_type="bert", class_name="BertForMaskedLM", **options):
@@ -333,7 +334,7 @@ def test_wrong_direction(tmp_path):
 
 _MEASURE = """
 import json, resource, sys
-from clozebert.hub.folders import convert_folder
+from clozebert.hub.convert import convert_folder
 from clozebert.modeling import ClozeBertForMaskedLM
 from transformers import BertForMaskedLM
 def peak():
