@@ -1,7 +1,8 @@
 """One folder into one repository on the Hub, in one commit, and nothing where nothing changed.
 
-The commit names the revision it was compared with, so a push that lost a race is refused; large files go up before it,
-so a push that is cut off leaves the last revision as it was, and the next one goes on from the files already there.
+huggingface_hub uploads and commits. Large files go up before the commit, so a push that is cut off leaves the last
+revision as it was, and the next one goes on from the files already there. The commit names its parent, so a push that
+lost a race is refused. Beside that, a card that a person edited on the Hub stays, and what an earlier push left goes.
 """
 
 import contextlib
@@ -93,7 +94,12 @@ def push_folder(
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         head = api.repo_info(repo_id, revision=revision).sha
         assert head is not None
-        return _commit(api, folder, repo_id, head, revision, message, notes)
+        before = _hashes(api, repo_id, head)
+        kept, reasons = _find_kept(api, folder, repo_id, head, set(before))
+        commit = _commit(api, folder, repo_id, head, revision, message, kept=kept, there=set(before))
+        after = before if commit == head else _hashes(api, repo_id, commit)
+    uploaded = sorted(name for name in after if after[name] != before.get(name))
+    return Push(commit, uploaded, sorted(set(before) - set(after)), [*notes, *reasons])
 
 
 def _open_repository(api: "HfApi", repo_id: str, public: bool) -> list[str]:
@@ -106,41 +112,47 @@ def _open_repository(api: "HfApi", repo_id: str, public: bool) -> list[str]:
     return [f"{repo_id} was private and stays so; its settings on the Hub change that"] if is_private and public else []
 
 
-def _commit(
-    api: "HfApi", folder: Path, repo_id: str, head: str, revision: str | None, message: str, notes: list[str]
-) -> Push:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+def _hashes(api: "HfApi", repo_id: str, revision: str) -> dict[str, str]:
+    """The files of a revision, by name, with git's hash of each."""
     from huggingface_hub.hf_api import RepoFile
 
-    there = {
-        item.path: item
-        for item in api.list_repo_tree(repo_id, recursive=True, revision=head)
-        if isinstance(item, RepoFile)
-    }
+    listed = api.list_repo_tree(repo_id, recursive=True, revision=revision)
+    return {item.path: item.blob_id for item in listed if isinstance(item, RepoFile)}
+
+
+def _commit(
+    api: "HfApi",
+    folder: Path,
+    repo_id: str,
+    head: str,
+    revision: str | None,
+    message: str,
+    *,
+    kept: set[str],
+    there: set[str],
+) -> str:
+    """Commit the folder upon `head`, without the files in `kept`; gives the new revision, or `head` if nothing changed.
+
+    huggingface_hub leaves out files that are already there, and makes no commit where none is left.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
     here = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    changed = [name for name, path in here.items() if name not in there or not _is_same(path, there[name])]
-    kept, reasons = _keep_what_is_theirs(api, folder, repo_id, head, changed, set(there))
-    changed = [name for name in changed if name not in kept]
-    removed = [name for name in sorted(there) if name not in here and _is_ours(name)]
-    notes = [*notes, *reasons]
-    if not changed and not removed:
-        return Push(head, [], [], notes)
     with contextlib.ExitStack() as opened:
-        contents: dict[str, Any] = {name: str(here[name]) for name in changed}
+        contents: dict[str, Any] = {name: str(path) for name, path in here.items() if name not in kept}
         if not _has_xet(repo_id, revision or "main"):
-            # What has a path goes by Xet where hf_xet is installed; an open file goes over HTTP.
-            contents = {name: opened.enter_context(here[name].open("rb")) for name in changed}
+            # What has a path goes by Xet where hf_xet is installed. An open file goes over HTTP.
+            contents = {name: opened.enter_context(here[name].open("rb")) for name in contents}
+        operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=x) for name, x in contents.items()]
+        deleted = [name for name in sorted(there) if name not in here and _is_ours(name)]
         done = api.create_commit(
             repo_id,
-            [
-                *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=x) for name, x in contents.items()),
-                *(CommitOperationDelete(path_in_repo=name) for name in removed),
-            ],
+            [*operations, *(CommitOperationDelete(path_in_repo=name) for name in deleted)],
             commit_message=message,
             revision=revision,
             parent_commit=head,
         )
-    return Push(done.oid, changed, removed, notes)
+    return done.oid
 
 
 def _has_xet(repo_id: str, revision: str) -> bool:
@@ -162,49 +174,35 @@ def _is_ours(name: str) -> bool:
     return _OURS.fullmatch(name) is not None or name in CODE_FILES or name == CODE_LICENSE_NAME
 
 
-def _is_same(path: Path, there: Any) -> bool:
-    """Whether a file is the one on the Hub: large ones go by their SHA-256, others by git's hash."""
-    if there.size != path.stat().st_size:
-        return False
-    if there.lfs is not None:
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-        return digest.hexdigest() == there.lfs.sha256
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == there.blob_id
-
-
-def _keep_what_is_theirs(
-    api: "HfApi", folder: Path, repo_id: str, head: str, changed: list[str], there: set[str]
-) -> tuple[set[str], list[str]]:
-    """Those changed files that stay as they are on the Hub, and why: a card that a person edited there, and a
-    fingerprint that differs by rounding only.
+def _find_kept(api: "HfApi", folder: Path, repo_id: str, head: str, there: set[str]) -> tuple[set[str], list[str]]:
+    """The files that stay as they are on the Hub, and why: a card that a person edited there, and a fingerprint that
+    differs by rounding only.
     """
-    wanted = {CARD_NAME, FINGERPRINT_NAME} & there
-    if not {CARD_NAME, FINGERPRINT_NAME} & set(changed) or not wanted:
-        return set(), []
     kept, reasons = set(), []
     with tempfile.TemporaryDirectory() as temporary:
-        for name in wanted:
+        for name in {CARD_NAME, FINGERPRINT_NAME} & there:
             api.hf_hub_download(repo_id, name, revision=head, local_dir=temporary)
         try:
             old = read_fingerprint(temporary) or {}
         except ValueError:
             old = {}
-        if CARD_NAME in wanted and CARD_NAME in changed:
+        if CARD_NAME in there and (folder / CARD_NAME).is_file():
             card = (Path(temporary) / CARD_NAME).read_bytes()
+            is_changed = card != (folder / CARD_NAME).read_bytes()
             is_as_pushed = hashlib.sha256(card).hexdigest() == old.get("card_sha256")
-            if not is_as_pushed and not is_ours(card.decode(errors="replace")):
+            if is_changed and not is_as_pushed and not is_ours(card.decode(errors="replace")):
                 kept.add(CARD_NAME)
                 reasons.append(f"{CARD_NAME} was edited on the Hub and stays as it is there")
     new = read_fingerprint(folder)
-    if new is not None and old and FINGERPRINT_NAME in changed:
-        beside = [key for key in {*old, *new} if key != "outputs" and old.get(key) != new.get(key)]
-        if not beside and list(old["outputs"]) == list(new["outputs"]) and not find_differences(old, new):
-            kept.add(FINGERPRINT_NAME)
+    if old and new and _differ_by_rounding(old, new):
+        kept.add(FINGERPRINT_NAME)
     return kept, reasons
+
+
+def _differ_by_rounding(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether two fingerprints are of the same model and card."""
+    beside = [key for key in {*old, *new} if key != "outputs" and old.get(key) != new.get(key)]
+    return not beside and list(old["outputs"]) == list(new["outputs"]) and not find_differences(old, new)
 
 
 # What Trainer pushes while it trains
