@@ -9,13 +9,11 @@ The result, an index of a few bytes per segment, is cached beside the corpus.
 
 import bisect
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from ..utils.files import cache_folder
+from ..utils.files import cache_folder, whole_folder
 from .randomness import fold, ragged_arange
 from .shards import Corpus, map_array
 
@@ -124,18 +122,12 @@ def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
         if (parent / name / "ends.bin").is_file():
             return parent / name
     parent = corpus.folder if os.access(corpus.folder, os.W_OK) else cache
-    parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
     try:
-        _build(corpus, building, max_seq_length=max_seq_length)
-        building.chmod(0o755)
-        try:
-            building.rename(parent / name)
-        except OSError:  # another process finished the same index first
-            if not (parent / name / "ends.bin").is_file():
-                raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        with whole_folder(parent / name) as building:
+            _build(corpus, building, max_seq_length=max_seq_length)
+    except OSError:  # another process finished the same index first
+        if not (parent / name / "ends.bin").is_file():
+            raise
     return parent / name
 
 

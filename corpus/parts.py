@@ -10,8 +10,6 @@ A part is a run of whole files. It appears under its name when it is whole.
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..utils.files import whole_folder
 from .readers import Reader
 
 # reader and source: where it was read; held_out: 1, 0, or -1 where the source does not say; sizes; BLAKE2b of the text.
@@ -76,9 +75,7 @@ def job(readers: Sequence[Reader], facts: dict[str, Any], *, num_parts: int) -> 
 
 def write_part(folder: Path, documents: Iterator[Encoded], *, about: Callable[[], dict[str, Any]]) -> None:
     """Write one part: whole, or not at all. `about` is asked when all documents are written."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with whole_folder(folder, replace=True) as building:
         with (
             open(building / "documents.bin", "wb") as records,
             open(building / "tokens.bin", "wb") as tokens,
@@ -91,11 +88,6 @@ def write_part(folder: Path, documents: Iterator[Encoded], *, about: Callable[[]
                 tokens.write(document.tokens)
                 signatures.write(document.signature or b"")
         (building / "part.json").write_text(json.dumps(about()), encoding="utf-8")
-        building.chmod(0o755)
-        shutil.rmtree(folder, ignore_errors=True)
-        building.rename(folder)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def read_about(folder: Path, *, job: str) -> dict[str, Any] | None:

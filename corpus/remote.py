@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..utils.files import cache_folder, write_atomically
+from ..utils.files import cache_folder, whole_file
 
 _SPLITS = ("train", "validation")
 _BLOCK = 1 << 23
@@ -53,7 +53,7 @@ def local_folder(place: str | Path) -> Path:
         for split, content in manifests.items():
             if not (folder / split / "manifest.json").is_file():
                 _fetch(system, f"{root}/{split}", folder / split, json.loads(content))
-                with write_atomically(folder / split / "manifest.json") as file:
+                with whole_file(folder / split / "manifest.json") as file:
                     file.write(content)
     return folder
 
@@ -76,7 +76,7 @@ def _fetch(system: Any, source: str, folder: Path, manifest: dict[str, Any]) -> 
         if (folder / name).is_file():
             continue
         digest = hashlib.sha256()
-        with write_atomically(folder / name) as copy, system.open(f"{source}/{name}", "rb") as original:
+        with whole_file(folder / name) as copy, system.open(f"{source}/{name}", "rb") as original:
             while block := original.read(_BLOCK):
                 digest.update(block)
                 copy.write(block)

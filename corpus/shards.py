@@ -22,6 +22,11 @@ import numpy as np
 from .randomness import ragged_arange
 from .remote import local_folder
 
+# What a corpus folder holds, the row indices that `packing` puts beside the shards included; see `files.written_in`.
+CORPUS_FILES = tuple(
+    rf"(train|validation)/{name}"
+    for name in (r"manifest\.json", r"documents\.bin", r"(tokens|word_starts)-\d+\.bin", r"rows-\d+-v\d+-[0-9a-f]+")
+)
 FORMAT_VERSION = 1
 SHARD_TOKENS = 1 << 28
 _FLUSH_TOKENS = 1 << 22

@@ -23,6 +23,8 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+# What train_tokenizer writes; see `files.written_in`.
+TOKENIZER_FILES = (r"tokenizer\.json", r"tokenizer_config\.json", r"special_tokens_map\.json")
 _BYTES = 256
 _REPEATED = 10_000
 _SMALLEST = {"wordpiece": 128, "bpe": _BYTES + len(SPECIAL_TOKENS), "unigram": _BYTES + 128}

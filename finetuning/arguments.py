@@ -1,9 +1,21 @@
 """The flags of the fine-tuning programs, their checks, and what is chosen where a flag is missing. Imports no torch."""
 
 import os
-import shutil
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
+
+from ..utils.files import check_output_dir, remove_written
+
+# What --overwrite_output_dir deletes, in a folder of each seed too; see `files.written_in`.
+FINETUNING_FILES = tuple(
+    rf"(seed-\d+/)?{name}"
+    for name in (
+        r"checkpoint-\d+", r"config\.json", r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json",
+        r"(all|train|eval|test)_results\.json", r"(eval|test)_(predictions\.jsonl|mistakes\.txt|report\.json)",
+        r"(eval|test)_(confusion|f1_by_class)\.png", r"finetuning_settings\.json", r"hyperparameter_search\.json",
+    )
+)  # fmt: skip
 
 
 def flag(help: str, default: Any = None) -> Any:
@@ -146,28 +158,25 @@ def comparable(arguments: FinetuningArguments) -> dict[str, Any]:
 
 
 def prepare_output_dir(arguments: FinetuningArguments) -> None:
-    """Make the output folder; refuse one with files in it, unless told to overwrite it or to resume.
-
-    Overwriting removes old checkpoints, lest a later `--resume_from_checkpoint latest` finds one of another run.
-    """
-    folder = arguments.output_dir
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise ValueError(f"--output_dir {folder} is a file")
-    occupied = os.path.isdir(folder) and bool(os.listdir(folder))
-    if arguments.resume_from_checkpoint not in (None, "latest") and not os.path.isdir(
-        str(arguments.resume_from_checkpoint)
-    ):
-        raise ValueError(f"--resume_from_checkpoint {arguments.resume_from_checkpoint}: there is no such folder")
-    if occupied and arguments.resume_from_checkpoint is None:
-        if not arguments.overwrite_output_dir:
-            raise ValueError(
-                f"--output_dir {folder} is not empty; choose another, or give --overwrite_output_dir "
-                "or --resume_from_checkpoint latest"
-            )
-        for name in os.listdir(folder):
-            if name.startswith("checkpoint-"):
-                shutil.rmtree(os.path.join(folder, name))
-    os.makedirs(folder, exist_ok=True)
+    """Make the output folder; refuse one with files in it, unless told to resume, or to delete the run in it."""
+    resume = arguments.resume_from_checkpoint
+    if resume not in (None, "latest") and not os.path.isdir(str(resume)):
+        raise ValueError(f"--resume_from_checkpoint {resume}: there is no such folder")
+    starts_afresh = resume is None and arguments.overwrite_output_dir
+    check_output_dir(
+        arguments.output_dir,
+        overwrite=starts_afresh or resume is not None,
+        written=FINETUNING_FILES if starts_afresh else (),
+        inputs=[
+            (f"--{name}", getattr(arguments, name))
+            for name in ("model_name_or_path", "train_file", "validation_file", "test_file")
+        ],
+        name="--output_dir",
+        way_out="choose another, or give --overwrite_output_dir or --resume_from_checkpoint latest",
+    )
+    if starts_afresh:
+        remove_written(Path(arguments.output_dir), FINETUNING_FILES)
+    os.makedirs(arguments.output_dir, exist_ok=True)
 
 
 def default_epochs(num_examples: int, num_tokens: int) -> int:

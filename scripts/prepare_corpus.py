@@ -55,7 +55,9 @@ class Arguments:
         default=None, metadata={"help": "cut the files into so many parts; without --part: merge them"}
     )
     part: int | None = field(default=None, metadata={"help": "prepare this part only, counted from 0"})
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "replace the corpus in the output folder"})
+    overwrite_output_dir: bool = field(
+        default=False, metadata={"help": "write into a folder that holds something; replace the corpus in it"}
+    )
     disable_tqdm: bool = field(default=False, metadata={"help": "show no progress bar"})
 
 

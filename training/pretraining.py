@@ -28,18 +28,18 @@ from ..corpus.randomness import derive
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.device import measure_matmul_flops, wait_for
+from ..utils.files import check_output_dir, remove_written, whole_files, write_text
 from . import doctor
 from .arguments import LENGTHS, Phase, PretrainingArguments
 from .checkpoints import (
+    RUN_FILES,
     TrainingState,
     clear_way,
     commit_checkpoint,
     find_damage,
     list_checkpoints,
     newest_valid,
-    publish_files,
     read_training_state,
-    replace_text,
     write_training_state,
 )
 from .curves import CURVE_NAME, draw_loss_curve
@@ -526,14 +526,15 @@ class Pretraining:
         weights = whole_weights(self.core)
         results = self._results()
         if self.accelerator.is_main_process:
-            publish_files(self.output_dir, lambda directory: self._write_model(directory, weights))
+            with whole_files(self.output_dir) as directory:
+                self._write_model(directory, weights)
             try:
                 draw_loss_curve(self.output_dir / LOG_NAME, self.output_dir / CURVE_NAME)
             except ImportError as error:
                 self.log.say(str(error))
             if self.write_card is not None:
                 self.write_card(self.output_dir, self._facts())
-            replace_text(self.output_dir / RESULTS_NAME, json.dumps(results, indent=2) + "\n")
+            write_text(self.output_dir / RESULTS_NAME, json.dumps(results, indent=2) + "\n")
         self.accelerator.wait_for_everyone()
         return results
 
@@ -579,16 +580,15 @@ class Pretraining:
         """Where to resume, after a look at the output folder; for the main process only."""
         arguments = self.phases[0].arguments
         wanted = arguments.resume_from_checkpoint
-        used = self.output_dir.is_dir() and any(self.output_dir.iterdir())
-        if self.output_dir.exists() and not self.output_dir.is_dir():
-            raise ValueError(f"output_dir={str(self.output_dir)!r} is a file")
+        check_output_dir(
+            self.output_dir,
+            overwrite=arguments.overwrite_output_dir or wanted is not None,
+            written=RUN_FILES if arguments.overwrite_output_dir else (),
+            inputs=[(name, getattr(arguments, name)) for name in ("resume_from_checkpoint", "model_name_or_path")],
+            way_out="continue with --resume_from_checkpoint latest, or delete that run with --overwrite_output_dir",
+        )
         if arguments.overwrite_output_dir:
-            remove_run(self.output_dir)
-        elif used and wanted is None:
-            raise ValueError(
-                f"output_dir={str(self.output_dir)!r} is not empty: continue with --resume_from_checkpoint latest, or "
-                f"delete that run with --overwrite_output_dir"
-            )
+            remove_written(self.output_dir, RUN_FILES)
         if wanted is None or wanted == "latest":
             checkpoint = newest_valid(self.output_dir) if wanted else None
         else:
@@ -886,17 +886,6 @@ def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -
         config.bos_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
     if config.position_rule == "non_pad" and follows_padding:
         config.position_offset = tokenizer.pad_token_id + 1
-
-
-def remove_run(output_dir: Path) -> None:
-    """Delete what a run leaves in its output folder, and nothing else."""
-    import shutil
-
-    patterns = ("checkpoint-*", "damaged-checkpoint-*", "latest", LOG_NAME, RESULTS_NAME, CURVE_NAME, "config.json",
-                "*.safetensors", "*.safetensors.index.json")  # fmt: skip
-    for pattern in patterns:
-        for path in output_dir.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextlib.contextmanager
