@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..utils.errors import MissingFileError
+
 CARD_NAME = "README.md"
 _MARK = re.compile(r"\n<!-- clozebert-card ([0-9a-f]{64}) -->\n?$")
 _CURVE_NAMES = ("loss_curve.png", "training_curve.png", "curve.png", "loss.png")
@@ -46,11 +48,11 @@ def write_card(directory: str | os.PathLike, facts: Mapping[str, Any]) -> None:
             versions: a mapping from library to version. limitations: what the model is not good for.
 
     Raises:
-        FileNotFoundError: the folder does not exist.
+        MissingFileError: the folder does not exist.
     """
     folder = Path(directory)
     if not folder.is_dir():
-        raise FileNotFoundError(f"cannot write a model card into {folder}: the folder does not exist")
+        raise MissingFileError(f"cannot write a model card into {folder}: the folder does not exist")
     path = folder / CARD_NAME
     if path.is_file() and not is_ours(path.read_text(encoding="utf-8")):
         warnings.warn(f"{path} was written or edited by a person and is left as it is", stacklevel=2)

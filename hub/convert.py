@@ -18,13 +18,14 @@ from transformers import PreTrainedModel
 
 from ..modeling import modeling_clozebert
 from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
+from ..utils.errors import UserError
+from ..utils.files import check_output_dir, disk_errors, whole_files
 from ..utils.weights import fill, make_empty
 from .card import CARD_NAME, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native
-from .loading import find_folder, load_clozebert, load_native, quiet, read_config
+from .loading import WEIGHTS, find_folder, load_clozebert, load_native, quiet, read_config
 from .natives import Architecture, Rename, architecture_of
 from .processors import copy_processors
-from .whole_folder import check_is_free, whole_folder
 
 
 def from_native(
@@ -37,7 +38,7 @@ def from_native(
         allow_pickle: read `pytorch_model.bin`, by `weights_only=True`, where there are no safetensors.
 
     Raises:
-        ValueError: the architecture or the head has no counterpart, a field of its configuration stands in the way, or
+        UserError: the architecture or the head has no counterpart, a field of its configuration stands in the way, or
             the folder's tensors are not exactly the model's: the message names them.
     """
     if isinstance(model_or_folder, (str, os.PathLike)):
@@ -81,7 +82,7 @@ def to_native(
         copy_tensors: without it the two models share memory where no tensors are fused.
 
     Raises:
-        ValueError: no architecture equals the configuration: the message names the fields standing in the way.
+        UserError: no architecture equals the configuration: the message names the fields standing in the way.
     """
     ending = type(model).__name__.removeprefix("ClozeBert")
     target = choose_architecture(model.config, ending, architecture, pooled=getattr(model, "pooler", None) is not None)
@@ -118,7 +119,7 @@ def save_native(
     """Write `model` (and its tokenizer) as transformers' own architecture; returns the native model.
 
     Raises:
-        ValueError: no architecture equals the configuration; nothing is written then.
+        UserError: no architecture equals the configuration; nothing is written then.
     """
     native = to_native(model, architecture=architecture, copy_tensors=False)
     native.save_pretrained(directory)
@@ -175,16 +176,17 @@ def convert_folder(
         to: `clozebert` or `native`.
         allow_pickle: read `pytorch_model.bin` where there are no safetensors.
         architecture: the `model_type` to write, with `to="native"`; None: the one it came from, or the first that fits.
-        overwrite: `directory` may hold files already.
+        overwrite: `directory` may hold files already. Weights there are deleted, and files of the same names replaced,
+            at the end; everything else stays.
 
     Raises:
-        ValueError: see `from_native` and `to_native`; or `directory` is not empty or cannot be written.
+        UserError: see `from_native` and `to_native`; or `directory` is not empty or cannot be written.
     """
     if to not in ("clozebert", "native"):
-        raise ValueError(f"to={to!r} must be clozebert or native")
+        raise UserError(f"to={to!r} must be clozebert or native")
     if architecture is not None and to != "native":
-        raise ValueError(f"architecture={architecture!r} needs to='native': ClozeBERT's own format is one")
-    check_is_free(directory, name="output_dir", overwrite=overwrite)
+        raise UserError(f"architecture={architecture!r} needs to='native': ClozeBERT's own format is one")
+    check_output_dir(directory, overwrite=overwrite)
     folder = find_folder(source, allow_pickle=allow_pickle)
     converted: Any
     if to == "clozebert":
@@ -194,13 +196,14 @@ def convert_folder(
         ours = load_clozebert(folder, allow_pickle=allow_pickle)
         converted = to_native(ours, architecture=architecture, copy_tensors=False)
         del ours
-    with whole_folder(directory, overwrite=overwrite) as partial:
+    target = Path(directory)
+    with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as partial:
         with quiet():
             converted.save_pretrained(partial)
         copy_processors(folder, partial)
-        if (Path(directory) / CARD_NAME).is_file():  # which a person may have edited
-            shutil.copyfile(Path(directory) / CARD_NAME, partial / CARD_NAME)
-        write_card(partial, _facts(source, folder, Path(directory)))
+        if (target / CARD_NAME).is_file():  # which a person may have edited
+            shutil.copyfile(target / CARD_NAME, partial / CARD_NAME)
+        write_card(partial, _facts(source, folder, target))
     return type(converted).__name__
 
 
@@ -208,11 +211,11 @@ def load_clozebert_masked_lm(folder: Path) -> Any:
     """A ClozeBERT masked-LM model from a folder of either form; a native one is converted.
 
     Raises:
-        ValueError: it holds another head; see the module.
+        UserError: it holds another head; see the module.
     """
     names = read_config(folder).get("architectures") or [""]
     if not names[0].endswith("ForMaskedLM"):
-        raise ValueError(f"{folder} holds a {names[0] or 'model without a head'}, and a masked-LM model is needed")
+        raise UserError(f"{folder} holds a {names[0] or 'model without a head'}, and a masked-LM model is needed")
     if read_config(folder).get("model_type") == "clozebert":
         return load_clozebert(folder)
     return convert_from_native(load_native(folder), copy_tensors=False)

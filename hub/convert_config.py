@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
+from ..utils.errors import UserError, as_user_errors
 from .natives import (
     FULL,
     NATIVE,
@@ -52,16 +53,17 @@ def config_from_native(config: PreTrainedConfig, ending: str, *, base_pooler: bo
     """Our configuration of a native one, for the head with this ending.
 
     Raises:
-        ValueError: a field has no counterpart.
+        UserError: a field has no counterpart.
     """
     architecture = architecture_of(config.model_type)
     native = config.to_dict()
     if ending == "ForQuestionAnswering" and config.num_labels != 2:
-        raise ValueError(f"num_labels={config.num_labels}: question answering has two outputs, the start and the end")
+        raise UserError(f"num_labels={config.num_labels}: question answering has two outputs, the start and the end")
     _check_token_ids(native)
-    ours = ClozeBertConfig(
-        **_to_ours(architecture, native, ending), **{name: getattr(config, name) for name in _SHARED}
-    )
+    with as_user_errors():
+        ours = ClozeBertConfig(
+            **_to_ours(architecture, native, ending), **{name: getattr(config, name) for name in _SHARED}
+        )
     ours.base_pooler = base_pooler and ending == "Model"
     ours.native_config = {"model_type": architecture.model_type}
     back = config_to_native(ours, architecture, ending).to_dict()
@@ -70,7 +72,7 @@ def config_from_native(config: PreTrainedConfig, ending: str, *, base_pooler: bo
     in_the_way = [key for key in kept if key in declared and key not in architecture.no_effect]
     if in_the_way:
         named = ", ".join(f"{key}={kept[key]!r}" for key in in_the_way)
-        raise ValueError(f"a {architecture.model_type} configuration with {named} has no counterpart here")
+        raise UserError(f"a {architecture.model_type} configuration with {named} has no counterpart here")
     ours.native_config.update(copy.deepcopy(kept))
     return ours
 
@@ -98,15 +100,15 @@ def choose_architecture(
     """The architecture that equals a configuration: the one wanted, else the one it came from, else the first.
 
     Raises:
-        ValueError: none does. The message names the fields in which the nearest one differs.
+        UserError: none does. The message names the fields in which the nearest one differs.
     """
     if wanted is not None and wanted not in NATIVE:
-        raise ValueError(f"architecture={wanted!r} is not known; known: {', '.join(NATIVE)}")
+        raise UserError(f"architecture={wanted!r} is not known; known: {', '.join(NATIVE)}")
     origin = (config.native_config or {}).get("model_type")
     names = [wanted] if wanted else sorted(NATIVE, key=lambda name: name != origin)
     candidates = [NATIVE[name] for name in names if ending in {head.ours for head in NATIVE[name].heads.values()}]
     if not candidates:
-        raise ValueError(f"ClozeBert{ending} has no native counterpart" + (f" in {wanted}" if wanted else ""))
+        raise UserError(f"ClozeBert{ending} has no native counterpart" + (f" in {wanted}" if wanted else ""))
     obstacles, refused = {}, {}
     for architecture in candidates:
         try:
@@ -120,7 +122,7 @@ def choose_architecture(
         obstacles[architecture.model_type] = found
     obstacles = obstacles or refused
     nearest = origin if origin in obstacles else min(obstacles, key=lambda name: len(obstacles[name]))
-    raise ValueError(
+    raise UserError(
         f"no native architecture equals this configuration; the nearest is {nearest}, but for "
         f"{'; '.join(obstacles[nearest])}. Save it in ClozeBERT's own format instead"
     )
@@ -228,7 +230,7 @@ def _used_by_head(values: Values, ending: str) -> set[str]:
 def _check_token_ids(native: Mapping[str, Any]) -> None:
     for name in ("bos_token_id", "eos_token_id"):
         if isinstance(native.get(name), list):
-            raise ValueError(f"{name}={native[name]} of the native configuration has no counterpart here: it is one id")
+            raise UserError(f"{name}={native[name]} of the native configuration has no counterpart here: it is one id")
 
 
 def _config_class(architecture: Architecture) -> Any:

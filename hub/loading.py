@@ -18,11 +18,14 @@ from transformers.utils import logging
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling import modeling_clozebert
+from ..utils.errors import MissingFileError, UserError, as_user_errors
+from ..utils.files import disk_errors
 from .hub_errors import explain
 from .natives import architecture_of
 from .processors import IMAGE_FILES, TOKENIZER_FILES
-from .whole_folder import disk_errors
 
+# The files that hold weights, as a regular expression of their names.
+WEIGHTS = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES,
              *IMAGE_FILES)  # fmt: skip
@@ -37,15 +40,15 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
     """The folder of a model: itself, or where its repository on the Hub is kept after download.
 
     Raises:
-        FileNotFoundError: no such folder, and not a name that the Hub could know.
-        ValueError: the Hub does not give it (offline, misspelt, private).
+        MissingFileError: no such folder, and not a name that the Hub could know.
+        UserError: the Hub does not give it (offline, misspelt, private).
     """
     folder = Path(source)
     if folder.is_dir():
         return folder
     name = os.fspath(source)
     if folder.exists() or not _HUB_NAME.fullmatch(name) or name.startswith("."):
-        raise FileNotFoundError(f"{name} is neither a folder nor a name on the Hub")
+        raise MissingFileError(f"{name} is neither a folder nor a name on the Hub")
     from huggingface_hub import constants, snapshot_download
 
     patterns = [*_DOWNLOAD, *(("*.bin", "*.bin.index.json") if allow_pickle else ())]
@@ -56,19 +59,19 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
         reason = explain(error, name)
         if reason is None:
             raise
-        raise ValueError(f"no folder {name}, and it cannot be had from the Hub: {reason}") from None
+        raise UserError(f"no folder {name}, and it cannot be had from the Hub: {reason}") from None
 
 
 def load_native(folder: Path, *, allow_pickle: bool = False) -> Any:
     """A transformers model from a folder, by the class that its configuration names.
 
     Raises:
-        ValueError: see the module.
+        UserError: see the module.
     """
     values = read_config(folder)
     model_type = values.get("model_type")
     if model_type == "clozebert":
-        raise ValueError(f"{folder} already holds a ClozeBERT model; convert it to 'native'")
+        raise UserError(f"{folder} already holds a ClozeBERT model; convert it to 'native'")
     architecture = architecture_of(model_type, where=f" of {folder}")
     class_name = _class_name(folder, values)
     head = architecture.head_of(class_name, where=f" (architectures in {folder / 'config.json'})")
@@ -84,17 +87,18 @@ def load_clozebert(folder: Path, *, allow_pickle: bool = False) -> Any:
     """A ClozeBERT model from a folder, by the class that its configuration names; code in the folder is not run.
 
     Raises:
-        ValueError: see the module.
+        UserError: see the module.
     """
     values = read_config(folder)
     if values.get("model_type") != "clozebert":
-        raise ValueError(
+        raise UserError(
             f"{folder} holds a {values.get('model_type')} model, which is native already; convert it to 'clozebert'"
         )
     class_name = _class_name(folder, values)
     if class_name not in modeling_clozebert.__all__:
-        raise ValueError(f"{class_name} (architectures in {folder / 'config.json'}) is not a class of clozebert")
-    config = ClozeBertConfig.from_pretrained(folder)
+        raise UserError(f"{class_name} (architectures in {folder / 'config.json'}) is not a class of clozebert")
+    with as_user_errors(about=f"{folder / 'config.json'}"):
+        config = ClozeBertConfig.from_pretrained(folder)
     return _load(getattr(modeling_clozebert, class_name), folder, config, allow_pickle=allow_pickle)
 
 
@@ -102,22 +106,22 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json.
 
     Raises:
-        FileNotFoundError: there is none. ValueError: it is not JSON.
+        MissingFileError: there is none. UserError: it is not JSON.
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no model: there is no config.json in it")
+        raise MissingFileError(f"{folder} holds no model: there is no config.json in it")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+        raise UserError(f"{path} is not JSON: {error}") from None
 
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
     """The files that hold the weights: safetensors where there are any.
 
     Raises:
-        ValueError: there are none, a shard is missing or lies outside the folder, or there is only a pickle and
+        UserError: there are none, a shard is missing or lies outside the folder, or there is only a pickle and
             `allow_pickle` is not set.
     """
     files = _files_of(folder, "model.safetensors")
@@ -125,9 +129,9 @@ def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
         return files
     pickles = _files_of(folder, "pytorch_model.bin")
     if not pickles:
-        raise ValueError(f"{folder} holds no weights: neither model.safetensors nor its shards' index")
+        raise UserError(f"{folder} holds no weights: neither model.safetensors nor its shards' index")
     if not allow_pickle:
-        raise ValueError(
+        raise UserError(
             f"{pickles[0]} is a pickle, which can run code when it is read: have it as safetensors, or give "
             f"--allow_pickle to read its tensors only (weights_only=True)"
         )
@@ -144,7 +148,7 @@ def _files_of(folder: Path, name: str) -> list[Path]:
     for shard in shards:
         # An index may name any path. A file outside the folder is not read.
         if Path(shard).name != shard or not (folder / shard).is_file():
-            raise ValueError(f"{index} names the shard {shard!r}, which is not a file of its folder")
+            raise UserError(f"{index} names the shard {shard!r}, which is not a file of its folder")
     return [folder / shard for shard in shards]
 
 
@@ -168,7 +172,7 @@ def tensor_names_in(folder: Path, *, allow_pickle: bool = False) -> list[str]:
 def _class_name(folder: Path, values: dict[str, Any]) -> str:
     names = values.get("architectures") or []
     if len(names) != 1:
-        raise ValueError(
+        raise UserError(
             f"{folder / 'config.json'} must name one class in architectures, not {names}: that is the head to convert"
         )
     return names[0]
@@ -206,7 +210,7 @@ def _check_tensors(folder: Path, found: dict[str, Any]) -> None:
     ]
     problems += [str(message) for message in found.get("error_msgs", [])]
     if problems:
-        raise ValueError(f"the tensors of {folder} are not those of its configuration; {'; '.join(problems)}")
+        raise UserError(f"the tensors of {folder} are not those of its configuration; {'; '.join(problems)}")
     if left_over:
         warnings.warn(f"left out, as the head has no use for them: {', '.join(left_over)}", stacklevel=2)
 
@@ -226,5 +230,6 @@ def quiet() -> Iterator[None]:
 
 
 __all__ = [
-    "find_folder", "load_clozebert", "load_native", "quiet", "read_config", "tensor_names_in", "weight_files",
+    "WEIGHTS", "find_folder", "load_clozebert", "load_native", "quiet", "read_config", "tensor_names_in",
+    "weight_files",
 ]  # fmt: skip

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..utils.errors import UserError, as_user_errors
+from ..utils.files import check_output_dir, disk_errors, whole_files
 from .card import CARD_NAME, is_ours, render_card, sign_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
@@ -27,7 +29,6 @@ from .natives import NATIVE
 from .processors import copy_processors
 from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
 from .verification import Report, verify_folder
-from .whole_folder import disk_errors, whole_folder
 
 FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
@@ -98,7 +99,7 @@ def publish(
         output_dir: where to write the completed copy and leave it; None: a temporary folder.
 
     Raises:
-        ValueError: something is missing, does not verify, or the Hub refuses. Nothing is pushed then, and nothing is
+        UserError: something is missing, does not verify, or the Hub refuses. Nothing is pushed then, and nothing is
             left in output_dir.
     """
     completion = completion or Completion()
@@ -119,31 +120,32 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
     """Find mistakes before work starts.
 
     Raises:
-        ValueError: something that was asked for is missing, or has no such value.
+        UserError: something that was asked for is missing, or has no such value.
     """
     if form not in FORMATS:
-        raise ValueError(f"format={form!r} must be one of {', '.join(FORMATS)}")
+        raise UserError(f"format={form!r} must be one of {', '.join(FORMATS)}")
     if not source.is_dir():
-        raise ValueError(f"there is no folder {source}")
+        raise UserError(f"there is no folder {source}")
     if completion.license is not None and not _LICENSE.fullmatch(completion.license):
-        raise ValueError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
+        raise UserError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
     data = _card_data(source)
     if public and not (completion.license or data.get("license")):
-        raise ValueError("a public model needs a licence: give --license, such as apache-2.0, or name it in README.md")
+        raise UserError("a public model needs a licence: give --license, such as apache-2.0, or name it in README.md")
     if completion.evaluation is not None:
         _evaluation_value(source, completion.evaluation)
     for name in completion.serving:
         if name not in SERVING:
-            raise ValueError(f"serving={name!r} must be one of {', '.join(SERVING)}")
+            raise UserError(f"serving={name!r} must be one of {', '.join(SERVING)}")
     if "int8" in completion.serving and not completion.int8_texts:
-        raise ValueError("int8 is published with what it costs: give --int8_texts, a file with a text on each line")
+        raise UserError("int8 is published with what it costs: give --int8_texts, a file with a text on each line")
 
 
 @contextlib.contextmanager
 def _staging(output_dir: Path | None) -> Iterator[Path]:
     """An empty folder: the one that a person named, or a temporary one."""
     if output_dir is not None:
-        with whole_folder(output_dir) as folder:
+        check_output_dir(output_dir, way_out="give another folder")
+        with disk_errors(output_dir), whole_files(output_dir) as folder:
             yield folder
         return
     way_out = "free some space, or set TMPDIR or --output_dir"
@@ -166,7 +168,7 @@ def complete_folder(
     """Write into `folder` all that is published of `source`; gives the form and what a person should know.
 
     Raises:
-        ValueError: `source` is not a whole model, or `form` is native and no architecture equals its configuration.
+        UserError: `source` is not a whole model, or `form` is native and no architecture equals its configuration.
     """
     completion = completion or Completion()
     model, form = _load(source, form)
@@ -224,7 +226,7 @@ def code_license() -> str | None:
 def _check_tokenizer(source: Path, folder: Path, longest: int | None) -> None:
     path = folder / "tokenizer_config.json"
     if not path.is_file():
-        raise ValueError(f"{source} has no tokenizer: save it there with tokenizer.save_pretrained({str(source)!r})")
+        raise UserError(f"{source} has no tokenizer: save it there with tokenizer.save_pretrained({str(source)!r})")
     values = json.loads(path.read_text(encoding="utf-8"))
     if longest is not None and not values.get("model_max_length", 1e30) <= longest:
         # Without it, pipelines do not know where to cut a text.
@@ -233,10 +235,10 @@ def _check_tokenizer(source: Path, folder: Path, longest: int | None) -> None:
 
 
 def _write_fingerprint(source: Path, folder: Path, model: Any) -> None:
-    values = make_fingerprint(model)
-    stored = read_fingerprint(source)
+    with as_user_errors():
+        values, stored = make_fingerprint(model), read_fingerprint(source)
     if stored is not None and (differences := find_differences(stored, values)):
-        raise ValueError(
+        raise UserError(
             f"the weights of {source} are not those that its fingerprint.json was made of ({'; '.join(differences)}): "
             f"delete that file if the model was trained on since, or bring the weights back"
         )
@@ -287,11 +289,11 @@ def _evaluation_value(source: Path, evaluation: tuple[str, str, str]) -> float:
     check_repo_id(dataset)
     path = source / "all_results.json"
     if not path.is_file():
-        raise ValueError(f"eval_metric={metric!r} is looked for in {path}, which is not there")
+        raise UserError(f"eval_metric={metric!r} is looked for in {path}, which is not there")
     results = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(results.get(metric), (int, float)):
         numbers = sorted(key for key, value in results.items() if isinstance(value, (int, float)))
-        raise ValueError(f"eval_metric={metric!r} is not a number of {path}; these are: {', '.join(numbers)}")
+        raise UserError(f"eval_metric={metric!r} is not a number of {path}; these are: {', '.join(numbers)}")
     return results[metric]
 
 
@@ -313,7 +315,7 @@ def _card_data(source: Path) -> dict[str, Any]:
     """The metadata of a folder's card; empty where there is none.
 
     Raises:
-        ValueError: they are not YAML.
+        UserError: they are not YAML.
     """
     if not (source / CARD_NAME).is_file():
         return {}
@@ -323,7 +325,7 @@ def _card_data(source: Path) -> dict[str, Any]:
         return ModelCard.load(source / CARD_NAME).data.to_dict()
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"the metadata on top of {source / CARD_NAME} cannot be read: {reason}") from None
+        raise UserError(f"the metadata on top of {source / CARD_NAME} cannot be read: {reason}") from None
 
 
 def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion, forms: list[str]) -> list[str]:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 from ..modeling.bundle import CODE_FILES, write_code
+from ..utils.errors import UserError
 from .card import CARD_NAME, is_ours
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .fingerprint import find_differences, read_fingerprint
 from .hub_errors import hub_errors
+from .loading import WEIGHTS
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -29,10 +31,7 @@ CODE_LICENSE_NAME = "LICENSE.clozebert"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Files of an earlier push that the new one may not have: weights in other shards, code that a native model does not
 # need, and the pickles that Trainer pushes.
-_OURS = re.compile(
-    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin|training_args\.bin"
-    r"|onnx/model(_int8)?\.onnx(\.data)?"
-)
+_OURS = re.compile(rf"{WEIGHTS}|training_args\.bin|onnx/model(_int8)?\.onnx(\.data)?")
 
 
 @dataclass(frozen=True)
@@ -54,17 +53,17 @@ def check_repo_id(repo_id: str) -> None:
     """Refuse what cannot be a repository's name.
 
     Raises:
-        ValueError: it is not ORG/NAME as the Hub takes it.
+        UserError: it is not ORG/NAME as the Hub takes it.
     """
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     reason = "it must be ORG/NAME, of letters, digits, '-', '_' and single '.'"
     if not _NAME.fullmatch(repo_id):
-        raise ValueError(f"repo_id={repo_id!r}: {reason}")
+        raise UserError(f"repo_id={repo_id!r}: {reason}")
     try:
         validate_repo_id(repo_id)
     except HFValidationError:
-        raise ValueError(f"repo_id={repo_id!r}: {reason}") from None
+        raise UserError(f"repo_id={repo_id!r}: {reason}") from None
 
 
 def push_folder(
@@ -81,7 +80,7 @@ def push_folder(
         message: of the commit.
 
     Raises:
-        ValueError: the Hub cannot be reached or refuses, in one line that holds no token.
+        UserError: the Hub cannot be reached or refuses, in one line that holds no token.
     """
     from huggingface_hub import HfApi
 
@@ -108,7 +107,7 @@ def _open_repository(api: "HfApi", repo_id: str, public: bool) -> list[str]:
         return []
     is_private = bool(api.repo_info(repo_id).private)
     if not is_private and not public:
-        raise ValueError(f"{repo_id} is public on the Hub: give --public to publish for everybody, or another name")
+        raise UserError(f"{repo_id} is public on the Hub: give --public to publish for everybody, or another name")
     return [f"{repo_id} was private and stays so; its settings on the Hub change that"] if is_private and public else []
 
 

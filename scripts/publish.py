@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import UserError
+from clozebert.utils.files import check_output_dir
 
 if TYPE_CHECKING:
     from clozebert.hub.publishing import Completion, Publication
@@ -75,14 +77,13 @@ def main(argv: list[str] | None = None) -> None:
 
     from clozebert.hub.publishing import check_request, completion_of_checkpoints, publish
     from clozebert.hub.space import write_space
-    from clozebert.hub.whole_folder import check_is_free
 
     parts = [(source, arguments.revision, completion)]
     parts += [(path, path.name, completion_of_checkpoints(completion, source)) for path in checkpoints]
     for folder, _, said in parts:
         check_request(folder, form=arguments.format, completion=said, public=arguments.public)
     if arguments.with_space:
-        check_is_free(arguments.with_space, name="with_space")
+        check_output_dir(arguments.with_space, name="with_space", way_out="give another folder")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     for folder, revision, said in parts:
@@ -108,13 +109,13 @@ def _checkpoints(arguments: PublishArguments, source: Path) -> list[Path]:
     found = list_checkpoints(source) if arguments.all_checkpoints else []
     if arguments.all_checkpoints:
         if not found:
-            raise ValueError(f"--all_checkpoints: {source} has no folder checkpoint-STEP")
+            raise UserError(f"--all_checkpoints: {source} has no folder checkpoint-STEP")
         if arguments.output_dir or arguments.revision:
-            raise ValueError("--all_checkpoints gives each checkpoint a branch: leave out output_dir and revision")
+            raise UserError("--all_checkpoints gives each checkpoint a branch: leave out output_dir and revision")
     for path in [source, *found]:
         # Only our pretraining loop leaves a manifest.
         if (path / "training_state").is_dir() and (damage := find_damage(path)):
-            raise ValueError(f"{path} is not whole: {damage}")
+            raise UserError(f"{path} is not whole: {damage}")
     return found
 
 
@@ -123,7 +124,7 @@ def _completion(arguments: PublishArguments) -> "Completion":
 
     evaluation = None
     if (arguments.eval_dataset is None) != (arguments.eval_metric is None):
-        raise ValueError("eval_dataset and eval_metric say one thing together: give both, or neither")
+        raise UserError("eval_dataset and eval_metric say one thing together: give both, or neither")
     if arguments.eval_dataset is not None and arguments.eval_metric is not None:
         evaluation = (arguments.eval_dataset, arguments.eval_task, arguments.eval_metric)
     statement = arguments.data_statement
@@ -147,7 +148,7 @@ def _read(name: str, file: str | None) -> str:
         return ""
     path = Path(file)
     if not path.is_file():
-        raise ValueError(f"{name}: there is no file {path}")
+        raise UserError(f"{name}: there is no file {path}")
     return path.read_text(encoding="utf-8").strip()
 
 

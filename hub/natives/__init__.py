@@ -1,5 +1,6 @@
 """The architectures of transformers that convert, one file and one reversible table for each family."""
 
+from ...utils.errors import UserError
 from .architecture import FULL, PER_TOKEN, POOLED, SLIDING, Architecture, Head, Rename, Values, rope_by_layer_type
 from .bert import BERT
 from .distilbert import DISTILBERT
@@ -24,10 +25,10 @@ def architecture_of(model_type: str | None, *, where: str = "") -> Architecture:
         where: where it was read, for the message.
 
     Raises:
-        ValueError: there is no table of it.
+        UserError: there is no table of it.
     """
     if model_type not in NATIVE:
-        raise ValueError(f"model_type={model_type!r}{where} cannot be converted; these can: {', '.join(NATIVE)}")
+        raise UserError(f"model_type={model_type!r}{where} cannot be converted; these can: {', '.join(NATIVE)}")
     return NATIVE[model_type]
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...utils.errors import UserError
+
 Rename = tuple[str | tuple[str, ...], str]
 Values = dict[str, Any]
 
@@ -64,11 +66,11 @@ class Architecture:
             where: where the name was read, for the message.
 
         Raises:
-            ValueError: none of ours corresponds to this class.
+            UserError: none of ours corresponds to this class.
         """
         if class_name not in self.heads:
             known = ", ".join(self.heads)
-            raise ValueError(f"{class_name}{where} has no counterpart here; of {self.model_type}, these have: {known}")
+            raise UserError(f"{class_name}{where} has no counterpart here; of {self.model_type}, these have: {known}")
         return self.heads[class_name]
 
     def class_of(self, ending: str) -> str:
@@ -193,16 +195,16 @@ def rope_by_layer_type(rope_parameters: Values | None, layer_types: list[str] | 
 # Refusals
 
 
-def no_counterpart(name: str, value: Any, need: str) -> ValueError:
+def no_counterpart(name: str, value: Any, need: str) -> UserError:
     """The error for a native field whose value our configuration cannot express."""
-    return ValueError(f"{name}={value!r} of the native configuration has no counterpart here: {need}")
+    return UserError(f"{name}={value!r} of the native configuration has no counterpart here: {need}")
 
 
 def check_head_size(native: Values) -> None:
     """Refuse heads whose size is not `hidden_size / num_attention_heads`.
 
     Raises:
-        ValueError: `head_dim` is another number.
+        UserError: `head_dim` is another number.
     """
     size = native["hidden_size"] // native["num_attention_heads"]
     if native["head_dim"] not in (None, size):
