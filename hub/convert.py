@@ -21,7 +21,7 @@ from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
 from ..utils.errors import UserError
 from ..utils.files import check_output_dir, disk_errors, whole_files
 from ..utils.weights import fill, make_empty
-from .card import CARD_NAME, write_card
+from .card import CARD_NAME, read_card, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native
 from .loading import WEIGHTS, find_folder, load_clozebert, load_native, quiet, read_config
 from .natives import Architecture, Rename, architecture_of
@@ -230,13 +230,10 @@ def _facts(source: str | os.PathLike, folder: Path, directory: Path) -> dict[str
         "description": f"Converted, weight by weight, from `{name}`; the outputs are the same.",
         "base_model": name if on_the_hub else None,
     }
-    if (folder / "README.md").is_file():
-        from huggingface_hub import ModelCard
-
-        # A card that is damaged is no reason not to convert the model.
-        with contextlib.suppress(Exception):
-            data = ModelCard.load(folder / "README.md").data
-            facts.update({key: data.get(key) for key in ("license", "language", "datasets", "tags") if data.get(key)})
+    # A card that is damaged is no reason not to convert the model.
+    with contextlib.suppress(UserError):
+        if (card := read_card(folder)) is not None:
+            facts.update({key: card.data.get(key) for key in ("license", "language", "datasets", "tags")})
     return facts
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from .. import __version__
 from ..utils.errors import UserError, as_user_errors
-from ..utils.files import check_output_dir, disk_errors, whole_files
-from .card import CARD_NAME, is_ours, render_card, sign_card, write_card
+from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
+from .card import CARD_NAME, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
@@ -34,8 +34,6 @@ FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _COPIED = ("*.png", "LICENSE", "LICENSE.*", "NOTICE", ".eval_results/*.yaml")
-_CARD_KEYS = ("license", "language", "datasets", "base_model", "tags")
-_HOW_TO_LOAD, _FOR_SERVERS = "## How to load it", "## For servers"
 
 
 @dataclass(frozen=True)
@@ -128,8 +126,7 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
         raise UserError(f"there is no folder {source}")
     if completion.license is not None and not _LICENSE.fullmatch(completion.license):
         raise UserError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
-    data = _card_data(source)
-    if public and not (completion.license or data.get("license")):
+    if public and not (completion.license or _licence_of(source)):
         raise UserError("a public model needs a licence: give --license, such as apache-2.0, or name it in README.md")
     if completion.evaluation is not None:
         _evaluation_value(source, completion.evaluation)
@@ -158,7 +155,7 @@ def _staging(output_dir: Path | None) -> Iterator[Path]:
 
 def completion_of_checkpoints(completion: Completion, source: Path) -> Completion:
     """What is said of a run's checkpoints: as of the run, but for its evaluation, which is of the final model."""
-    license = completion.license or _card_data(source).get("license")
+    license = completion.license or _licence_of(source)
     return dataclasses.replace(completion, license=license, evaluation=None)
 
 
@@ -311,76 +308,41 @@ def _write_evaluation(source: Path, folder: Path, evaluation: tuple[str, str, st
 # The card
 
 
-def _card_data(source: Path) -> dict[str, Any]:
-    """The metadata of a folder's card; empty where there is none.
+def _licence_of(source: Path) -> str | None:
+    """The licence that a folder's card names."""
+    card = read_card(source)
+    return None if card is None else card.data.get("license")
 
-    Raises:
-        UserError: they are not YAML.
+
+def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion, serving: list[str]) -> list[str]:
+    """The card of the copy: that of the folder, completed where we wrote it, and as it is where a person did.
+
+    Returns:
+        what a person should know.
     """
-    if not (source / CARD_NAME).is_file():
-        return {}
-    from huggingface_hub import ModelCard
-
-    try:
-        return ModelCard.load(source / CARD_NAME).data.to_dict()
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"the metadata on top of {source / CARD_NAME} cannot be read: {reason}") from None
-
-
-def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion, forms: list[str]) -> list[str]:
-    """The card of the copy: that of the folder, completed where we wrote it, and as it is where a person did."""
-    data = _card_data(source)
-    old = (source / CARD_NAME).read_text(encoding="utf-8") if (source / CARD_NAME).is_file() else None
-    if old is not None and not is_ours(old):
-        (folder / CARD_NAME).write_text(old, encoding="utf-8")
+    old = read_card(source)
+    if old is not None and not old.is_ours:
+        write_text(folder / CARD_NAME, old.text)
         left_out = [name for name in ("license", "language", "datasets", "data_statement") if getattr(completion, name)]
         say = f"{source / CARD_NAME} was edited by a person and goes up as it is"
         return [say + (f"; say {', '.join(left_out)} there" if left_out else "")]
-    facts: dict[str, Any] = {key: data.get(key) for key in _CARD_KEYS}
-    facts.update(name=repo_id.split("/")[-1], repo_id=repo_id)
+    facts: dict[str, Any] = {"metrics": _scores(source)} if old is None else old.facts()
+    facts.update(name=repo_id.split("/")[-1], repo_id=repo_id, serving=serving)
     for key in ("license", "language", "datasets"):
-        facts[key] = getattr(completion, key) or facts[key]
-    if old is None:
-        facts["metrics"] = _scores(source)
-        write_card(folder, facts)
-        text, kept = (folder / CARD_NAME).read_text(encoding="utf-8"), ""
-        head, kept = _split_card(text)
-    else:
-        facts["description"] = _description(old)
-        head, _ = _split_card(render_card(folder, facts))
-        _, kept = _split_card(old)
-    if completion.data_statement:
-        kept = _say_data(kept, completion.data_statement)
-    kept = re.sub(rf"{_FOR_SERVERS}\n.*?(?=\n## |\Z)", "", kept, flags=re.DOTALL).strip()
-    if forms:
-        kept = "\n".join([_FOR_SERVERS, "", *(f"- {line}." for line in forms), "", kept])
-    (folder / CARD_NAME).write_text(sign_card(f"{head}\n\n{kept}"), encoding="utf-8")
-    missing = [] if facts["license"] else ["the card names no licence: give --license"]
-    if "## Training data" not in kept and not facts["datasets"]:
-        missing.append("the card does not say what the model was trained on: give --data_statement or --datasets")
-    return missing
-
-
-def _split_card(text: str) -> tuple[str, str]:
-    """What a card says of the form it is published in, up to how to load it, and what it says of the model's making."""
-    text = re.sub(r"\n<!-- clozebert-card \w+ -->\s*$", "", text)
-    start = text.find(_HOW_TO_LOAD)
-    end = text.find("\n## ", start + len(_HOW_TO_LOAD)) if start >= 0 else -1
-    return (text[:end].strip(), text[end:].strip()) if end >= 0 else (text.strip(), "")
-
-
-def _description(card: str) -> str | None:
-    """The sentences that stood before ours in a card's first paragraph."""
-    match = re.search(r"^# .*\n\n(.*?)\bThis is an? [a-z ]*encoder, saved for", card, flags=re.MULTILINE | re.DOTALL)
-    return match.group(1).strip() or None if match else None
-
-
-def _say_data(kept: str, statement: str) -> str:
-    heading = "## Training data"
-    if heading in kept:
-        return kept.replace(heading, f"{heading}\n\n{statement}", 1).replace("\n\nNot recorded.", "")
-    return f"{heading}\n\n{statement}\n\n{kept}"
+        facts[key] = getattr(completion, key) or facts.get(key)
+    history = None if old is None else old.history()
+    if completion.data_statement and history is None:
+        facts["data_statement"] = completion.data_statement
+    elif completion.data_statement:
+        recorded = history.get("training_data", "").replace("Not recorded.", "")
+        history["training_data"] = f"{completion.data_statement}\n\n{recorded}".strip()
+    write_card(folder, facts, history=history)
+    written = read_card(folder)
+    assert written is not None
+    notes = [] if facts["license"] else ["the card names no licence: give --license"]
+    if "training_data" not in written.parts and not facts["datasets"]:
+        notes.append("the card does not say what the model was trained on: give --data_statement or --datasets")
+    return notes
 
 
 def _scores(source: Path) -> Mapping[str, float]:

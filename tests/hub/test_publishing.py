@@ -127,6 +127,20 @@ def test_card_is_completed_and_keeps_what_it_said(saved, tmp_path):
     assert (tmp_path / "again" / "README.md").read_text() == text
 
 
+def test_scores_of_the_model_index_stay(tmp_path):
+    """Fine-tuning writes them; a copy of a copy still holds them."""
+    folder = save(tmp_path / "run", "ForTokenClassification")
+    score = {"dataset_type": "conll", "dataset_name": "dev.conll", "metric_type": "f1", "metric_value": 0.75}
+    write_card(folder, {"eval_results": [{**score, "metric_name": "F1 of whole entities"}]})
+    complete_folder(folder, tmp_path / "copy", "org/name")
+    complete_folder(tmp_path / "copy", tmp_path / "again", "org/other", form="bundle")
+    for name, place in (("name", "copy"), ("other", "again")):
+        data = ModelCard.load(tmp_path / place / "README.md").data
+        (result,) = data.eval_results
+        assert (data.model_name, result.task_type, result.metric_value) == (name, "token-classification", 0.75)
+        assert (result.dataset_name, result.metric_name) == ("dev.conll", "F1 of whole entities")
+
+
 def test_card_of_a_person_goes_up_to_the_letter(saved, tmp_path):
     (saved / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
     _, notes = complete_folder(saved, tmp_path / "copy", "org/name", completion=Completion(language="en"))
