@@ -18,6 +18,7 @@ from typing import Any
 
 from ..utils.errors import MissingFileError, UserError
 from ..utils.files import write_text
+from .natives import NATIVE
 
 CARD_NAME = "README.md"
 _TEMPLATE = Path(__file__).with_name("card_template.md").read_text(encoding="utf-8").strip()
@@ -27,6 +28,12 @@ _PARTS: dict[str, str] = dict(re.findall(r"^## (.+)\n\n\$(\w+)$", _TEMPLATE, fla
 _OF_THE_FORM = ("how_to_load", "example", "serving")
 _MARK = re.compile(r"\n<!-- clozebert-card ([0-9a-f]{64}) -->\n?$")
 _CURVE_NAMES = ("loss_curve.png", "training_curve.png", "curve.png", "loss.png")
+# That opens a bundle: 5.0 to 5.3 do not take our configuration class, and 4 knows none of its kind.
+OLDEST_TRANSFORMERS = "5.4"
+_OWN_TAGS = ("clozebert", "encoder")
+_MOST_LABELS = 20
+# The fields that give a model its shape.
+_SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
 # Ending of the class that was saved -> (task on the Hub, Auto class).
 _TASKS = {
     "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
@@ -58,6 +65,8 @@ class Card:
         names = ("license", "language", "datasets", "base_model", "tags")
         facts = {name: self.data.get(name) for name in names if self.data.get(name)}
         if self.is_ours:
+            # Those that say in what form the model is are written anew.
+            facts["tags"] = [tag for tag in facts.get("tags", []) if tag not in (*NATIVE, *_OWN_TAGS)]
             facts["description"] = _description(self.parts.get("summary", ""))
             facts["eval_results"] = self.data.eval_results
         return facts
@@ -78,12 +87,14 @@ def write_card(
             name: the model's name (default: the folder's). repo_id: its name on the Hub.
             description: a sentence or two. license, language, datasets and base_model (Hub names), tags: metadata.
             data_statement: sentences on the training data. corpus: its manifest, or any mapping that describes it.
+            started_from: the model that training began from, a Hub name or the name of a folder.
             hyperparameters: a mapping. recipe: the name of the recipe they come from.
             steps, tokens, seconds: what training took.
             validation_loss: of masked-LM. metrics: a mapping of further measurements on held-out data.
             eval_results: huggingface_hub's `EvalResult`s, or mappings with its fields but the task, for `model-index`.
             curve: path of an image (default: a known name in the folder).
-            example: lines of Markdown that show the model at work. serving: lines on forms for servers.
+            example: a text to show the model's answer to, or True for a sentence of ours; the saved model is run then.
+            serving: lines on forms for servers.
             versions: a mapping from library to version. limitations: what the model is not good for.
         history: parts of an older card of the same model, which stand in place of what the facts would give.
 
@@ -158,12 +169,13 @@ def render_card(folder: Path, facts: Mapping[str, Any], *, history: Mapping[str,
     ending = next((ending for ending in _TASKS if architecture.endswith(ending)), "ForMaskedLM")
     task, auto_class = _TASKS[ending]
     name = str(facts.get("name") or folder.resolve().name)
+    called = str(facts.get("repo_id") or name)
     parts = {
         "metadata": _metadata(facts, config, task, name),
         "name": name,
         "summary": _summary(folder, facts, config, task),
-        "how_to_load": _how_to_load(str(facts.get("repo_id") or name), config, auto_class, task),
-        "example": "\n".join(facts.get("example") or []),
+        "how_to_load": _how_to_load(called, config, auto_class, task),
+        "example": _example(folder, facts, config, task, called),
         "serving": "\n".join(f"- {line}." for line in facts.get("serving") or []),
         "training_data": _training_data(facts),
         "training": _training(folder, facts),
@@ -172,6 +184,7 @@ def render_card(folder: Path, facts: Mapping[str, Any], *, history: Mapping[str,
     }
     if history is not None:
         parts.update({name: history.get(name, "") for name in _PARTS.values() if name not in _OF_THE_FORM})
+    parts["evaluation"] = "\n\n".join(filter(None, [parts["evaluation"], *_pictures(folder, parts)]))
     text = _TEMPLATE
     for heading, part in _PARTS.items():
         if not parts[part]:
@@ -184,7 +197,7 @@ def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str, na
 
     given = facts.get("eval_results") or []
     results = [x if isinstance(x, EvalResult) else EvalResult(task_type=task, **x) for x in given]
-    tags = [config.get("model_type", "clozebert"), "clozebert", "encoder", *(facts.get("tags") or [])]
+    tags = [config.get("model_type", "clozebert"), *_OWN_TAGS, *(facts.get("tags") or [])]
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag=facts.get("pipeline_tag") or task,
@@ -215,7 +228,19 @@ def _summary(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], 
             parts.append(f"sequences of up to {config['max_position_embeddings']:,} tokens")
     if parts:
         sentences.append(f"It has {', '.join(parts)}.")
+    if task in ("text-classification", "token-classification", "image-classification"):
+        sentences += _labels(list((config.get("id2label") or {}).values()))
     return " ".join(sentences)
+
+
+def _labels(names: list[str]) -> list[str]:
+    """A sentence on what the labels are, unless they are those that transformers makes up."""
+    if not names or all(re.fullmatch(r"LABEL_\d+", name) for name in names):
+        return []
+    spans = list(dict.fromkeys(name[2:] for name in names if name[:2] in ("B-", "I-")))
+    shown, what = (spans, "It marks spans of") if spans else (names, "Its labels are")
+    listed = ", ".join(f"`{_show(name)}`" for name in shown[:_MOST_LABELS])
+    return [f"{what} {listed}" + (f", … ({len(shown)} in all)." if len(shown) > _MOST_LABELS else ".")]
 
 
 def _how_to_load(name: str, config: Mapping[str, Any], auto_class: str, task: str) -> str:
@@ -224,13 +249,14 @@ def _how_to_load(name: str, config: Mapping[str, Any], auto_class: str, task: st
         return "\n".join(lines)
     return "\n".join(
         [
-            "The folder carries the model's code. With transformers alone, which then runs that code:",
+            f"The folder carries the model's code, which needs transformers {OLDEST_TRANSFORMERS} or newer. With "
+            "transformers alone, which then runs that code:",
             "",
             *_python(name, auto_class, task, options=", trust_remote_code=True"),
             "",
-            "Or with the package, and no code from the folder:",
+            "Or with the package, installed from its repository and not from PyPI, and no code from the folder:",
             "",
-            *_python(name, auto_class, task, first="import clozebert  # pip install clozebert"),
+            *_python(name, auto_class, task, first="import clozebert"),
         ]
     )
 
@@ -249,6 +275,15 @@ def _python(name: str, auto_class: str, task: str, *, options: str = "", first: 
     ]
 
 
+def _example(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], task: str, called: str) -> str:
+    if not facts.get("example"):
+        return ""
+    from .example import make_example
+
+    is_bundle = config.get("model_type", "clozebert") == "clozebert"
+    return make_example(folder, task, called, facts["example"], runs_code=is_bundle)
+
+
 def _training_data(facts: Mapping[str, Any]) -> str:
     statement, corpus = str(facts.get("data_statement") or "").strip(), facts.get("corpus")
     if isinstance(corpus, Mapping) and corpus:
@@ -262,9 +297,11 @@ def _training(folder: Path, facts: Mapping[str, Any]) -> str:
     for key, form in (("steps", "{:,} optimizer steps"), ("tokens", "{:,} tokens"), ("seconds", "{:,.0f} seconds")):
         if isinstance(facts.get(key), (int, float)):
             took.append(form.format(facts[key]))
-    recipe = f"Recipe `{facts['recipe']}`. " if facts.get("recipe") else ""
-    if took or recipe:
-        lines.append(f"{recipe}{'Training took ' + ', '.join(took) + '.' if took else ''}".strip())
+    sentences = [f"It began from {_model_link(str(facts['started_from']))}."] if facts.get("started_from") else []
+    sentences += [_recipe(str(facts["recipe"]), _read_json(folder / "config.json"))] if facts.get("recipe") else []
+    sentences += [f"Training took {', '.join(took)}."] if took else []
+    if sentences:
+        lines.append(" ".join(sentences))
     if facts.get("hyperparameters"):
         lines.append(_table(facts["hyperparameters"]))
     curve = facts.get("curve") or next((name for name in _CURVE_NAMES if (folder / name).is_file()), None)
@@ -273,6 +310,30 @@ def _training(folder: Path, facts: Mapping[str, Any]) -> str:
     if facts.get("versions"):
         lines.append("Made with " + ", ".join(f"{key} {value}" for key, value in facts["versions"].items()) + ".")
     return "\n\n".join(lines)
+
+
+def _model_link(name: str) -> str:
+    return f"[{name}](https://huggingface.co/{name})" if "/" in name else f"`{name}`"
+
+
+def _recipe(name: str, config: Mapping[str, Any]) -> str:
+    """The recipe, and where the model's shape is not that of the recipe."""
+    from ..configuration import ClozeBertConfig, list_recipes, load_recipe
+
+    if name not in list_recipes() or config.get("model_type") != "clozebert":
+        return f"Recipe `{name}`."
+    recipe = load_recipe(name)
+    usual = ClozeBertConfig.from_name(recipe["architecture"], **recipe.get("model", {}))
+    changed = {field: config[field] for field in _SHAPE if field in config and config[field] != getattr(usual, field)}
+    listed = ", ".join(f"`{field}` {value:,}" for field, value in changed.items())
+    return f"Recipe `{name}`, but with {listed}." if changed else f"Recipe `{name}`."
+
+
+def _pictures(folder: Path, parts: Mapping[str, str]) -> list[str]:
+    """The images of the folder that no part shows yet, each under what its name says."""
+    shown = "\n".join(parts.values())
+    files = [path.name for path in sorted(folder.glob("*.png")) if f"]({path.name})" not in shown]
+    return [f"![{Path(name).stem.replace('_', ' ')}]({name})" for name in files]
 
 
 def _evaluation(facts: Mapping[str, Any]) -> str:

@@ -27,6 +27,8 @@ from .loading import WEIGHTS, find_folder, load_clozebert, load_native, quiet, r
 from .natives import Architecture, Rename, architecture_of
 from .processors import copy_processors
 
+_CONVERTED = "Converted, weight by weight, from"
+
 
 def from_native(
     model_or_folder: PreTrainedModel | str | os.PathLike, *, allow_pickle: bool = False
@@ -203,7 +205,7 @@ def convert_folder(
         copy_processors(folder, partial)
         if (target / CARD_NAME).is_file():  # which a person may have edited
             shutil.copyfile(target / CARD_NAME, partial / CARD_NAME)
-        write_card(partial, _facts(source, folder, target))
+        _write_card(source, folder, partial, name=target.resolve().name)
     return type(converted).__name__
 
 
@@ -221,20 +223,25 @@ def load_clozebert_masked_lm(folder: Path) -> Any:
     return convert_from_native(load_native(folder), copy_tensors=False)
 
 
-def _facts(source: str | os.PathLike, folder: Path, directory: Path) -> dict[str, Any]:
-    """What the card of a converted model can say: where it came from, and what the old card's metadata say."""
-    on_the_hub = not Path(source).is_dir()
-    name = os.fspath(source) if on_the_hub else folder.resolve().name
-    facts: dict[str, Any] = {
-        "name": directory.resolve().name,
-        "description": f"Converted, weight by weight, from `{name}`; the outputs are the same.",
-        "base_model": name if on_the_hub else None,
-    }
-    # A card that is damaged is no reason not to convert the model.
-    with contextlib.suppress(UserError):
-        if (card := read_card(folder)) is not None:
-            facts.update({key: card.data.get(key) for key in ("license", "language", "datasets", "tags")})
-    return facts
+def _write_card(source: str | os.PathLike, folder: Path, directory: Path, *, name: str) -> None:
+    """The card of a converted model: where it came from, and what the old card says of the same model."""
+    old, on_the_hub = None, not Path(source).is_dir()
+    origin = os.fspath(source) if on_the_hub else folder.resolve().name
+    with contextlib.suppress(UserError):  # a card that is damaged is no reason not to convert the model
+        old = read_card(folder)
+    facts = {} if old is None else old.facts()
+    before = str(facts.get("description") or "").partition(_CONVERTED)[0].strip()
+    facts["name"] = name
+    facts["description"] = f"{before} {_CONVERTED} `{origin}`; the outputs are the same.".strip()
+    if on_the_hub or old is None or not old.is_ours:
+        facts["base_model"] = origin if on_the_hub else None
+    if old is None or not old.is_ours:
+        write_card(directory, facts)
+        return
+    facts["example"] = "example" in old.parts
+    for path in folder.glob("*.png"):
+        shutil.copyfile(path, directory / path.name)
+    write_card(directory, facts, history=old.history())
 
 
 __all__ = [

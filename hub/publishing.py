@@ -44,6 +44,7 @@ class Completion:
         license: its name on the Hub, such as `apache-2.0`. language: such as `en`.
         datasets: names on the Hub of what it was trained on. data_statement: sentences about the training data.
         evaluation: (dataset on the Hub, its task, a number of all_results.json): a result for the Hub's tables.
+        example: a text for the card, which shows the model's answer to it; None: a sentence of ours.
         serving: forms for servers beside the weights, of `SERVING`. int8_texts: texts on which int8 is compared.
     """
 
@@ -52,6 +53,7 @@ class Completion:
     datasets: list[str] = field(default_factory=list)
     data_statement: str | None = None
     evaluation: tuple[str, str, str] | None = None
+    example: str | None = None
     serving: tuple[str, ...] = ()
     int8_texts: tuple[str, ...] = ()
 
@@ -323,11 +325,15 @@ def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion
     old = read_card(source)
     if old is not None and not old.is_ours:
         write_text(folder / CARD_NAME, old.text)
-        left_out = [name for name in ("license", "language", "datasets", "data_statement") if getattr(completion, name)]
+        left_out = [
+            name
+            for name in ("license", "language", "datasets", "data_statement", "example")
+            if getattr(completion, name)
+        ]
         say = f"{source / CARD_NAME} was edited by a person and goes up as it is"
         return [say + (f"; say {', '.join(left_out)} there" if left_out else "")]
     facts: dict[str, Any] = {"metrics": _scores(source)} if old is None else old.facts()
-    facts.update(name=repo_id.split("/")[-1], repo_id=repo_id, serving=serving)
+    facts.update(name=repo_id.split("/")[-1], repo_id=repo_id, serving=serving, example=completion.example or True)
     for key in ("license", "language", "datasets"):
         facts[key] = getattr(completion, key) or facts.get(key)
     history = None if old is None else old.history()

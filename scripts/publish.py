@@ -44,6 +44,10 @@ class PublishArguments:
     data_statement: str | None = field(
         default=None, metadata={"help": "sentences on the training data, for the card; @FILE reads them from a file"}
     )
+    example: str | None = field(
+        default=None,
+        metadata={"help": "a text for the card, which shows the model's answer to it (default: a sentence of ours)"},
+    )
     with_onnx: bool = field(default=False, metadata={"help": "an ONNX form too, tried in onnxruntime"})
     with_sentence_transformers: bool = field(
         default=False, metadata={"help": "a folder that sentence-transformers opens, pooling as trained"}
@@ -138,6 +142,7 @@ def _completion(arguments: PublishArguments) -> "Completion":
         datasets=arguments.datasets or [],
         data_statement=statement,
         evaluation=evaluation,
+        example=arguments.example,
         serving=tuple(name for name, is_wanted in forms.items() if is_wanted),
         int8_texts=tuple(line for line in _read("int8_texts", arguments.int8_texts).splitlines() if line.strip()),
     )
