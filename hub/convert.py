@@ -25,7 +25,7 @@ from .card import CARD_NAME, read_card, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native
 from .loading import WEIGHTS, find_folder, load_clozebert, load_native, quiet, read_config
 from .natives import Architecture, Rename, architecture_of
-from .processors import copy_processors
+from .processors import copy_processors, save_beside_model
 
 _CONVERTED = "Converted, weight by weight, from"
 
@@ -126,7 +126,7 @@ def save_native(
     native = to_native(model, architecture=architecture, copy_tensors=False)
     native.save_pretrained(directory)
     if tokenizer is not None:
-        tokenizer.save_pretrained(directory)
+        save_beside_model(tokenizer, Path(directory))
     return native
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from .. import __version__
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
+from ..utils.tokenizer_files import read_tokenizer_settings, write_tokenizer_settings
 from .card import CARD_NAME, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
@@ -223,14 +224,12 @@ def code_license() -> str | None:
 
 
 def _check_tokenizer(source: Path, folder: Path, longest: int | None) -> None:
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
+    if not (folder / "tokenizer_config.json").is_file():
         raise UserError(f"{source} has no tokenizer: save it there with tokenizer.save_pretrained({str(source)!r})")
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if longest is not None and not values.get("model_max_length", 1e30) <= longest:
+    settings = read_tokenizer_settings(folder)
+    if longest is not None and not settings.get("model_max_length", 1e30) <= longest:
         # Without it, pipelines do not know where to cut a text.
-        values["model_max_length"] = longest
-        path.write_text(json.dumps(values, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+        write_tokenizer_settings(folder, {**settings, "model_max_length": longest})
 
 
 def _write_fingerprint(source: Path, folder: Path, model: Any) -> None:
@@ -264,8 +263,7 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
         lines.append(f"`{serving.INT8_NAME}`, for CPUs, on {len(completion.int8_texts)} texts: {report}")
     if "sentence-transformers" in completion.serving:
         pooling = _pooling(source, model)
-        values = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        length = min(values.get("model_max_length", 512), 1_000_000)
+        length = min(read_tokenizer_settings(folder).get("model_max_length", 512), 1_000_000)
         serving.write_sentence_transformers(
             folder, pooling=pooling, hidden_size=model.config.hidden_size, length=int(length)
         )

@@ -14,6 +14,7 @@ from typing import Any
 from clozebert.scripts._program import parse, run
 from clozebert.utils.errors import UserError
 from clozebert.utils.files import check_output_dir, disk_errors, whole_files
+from clozebert.utils.tokenizer_files import save_tokenizer
 
 
 @dataclass
@@ -69,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
     target = Path(arguments.output_dir)
     with disk_errors(target), whole_files(target) as partial:
         model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        save_tokenizer(tokenizer, partial)
         facts = {
             "name": target.resolve().name,
             "description": f"Grown from `{folder.resolve().name}`, and not trained since.",
