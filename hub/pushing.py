@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 CODE_LICENSE_NAME = "LICENSE.clozebert"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# Files of an earlier push that the new one may not have: weights in other shards, code that a native model does not
-# need, and the pickles that Trainer pushes.
-_OURS = re.compile(rf"{WEIGHTS}|training_args\.bin|onnx/model(_int8)?\.onnx(\.data)?")
+# Files of an earlier push that the new one may not have: weights in other shards, the ONNX forms (int8 had another name
+# once), code that a native model does not need, and the pickles that Trainer pushes.
+_OURS = re.compile(rf"{WEIGHTS}|training_args\.bin|onnx/model(_quantized|_int8)?\.onnx(\.data)?")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ import torch
 
 from ..utils.errors import MissingPackageError, UserError
 
-ONNX_NAME, INT8_NAME = "onnx/model.onnx", "onnx/model_int8.onnx"
+# transformers.js looks for the second by default.
+ONNX_NAME, INT8_NAME = "onnx/model.onnx", "onnx/model_quantized.onnx"
 # Measured: at most 4e-6 for every head at random weights, with outputs of about 1.
 ONNX_TOLERANCE = 1e-4
 EMBEDDING_TOLERANCE = 1e-6
@@ -186,8 +187,10 @@ def _quiet() -> Iterator[None]:
 
 
 def quantize_int8(directory: str | os.PathLike) -> Path:
-    """Write `onnx/model_int8.onnx` from `onnx/model.onnx`: the weights of matrix products (one scale for each output
-    channel) and embeddings as int8, activations quantised as they come (dynamic). For CPUs.
+    """Write `onnx/model_quantized.onnx` from `onnx/model.onnx`, for CPUs.
+
+    Weights of linear layers (one scale for each output channel) and embeddings become int8. Activations are quantised
+    as they come (dynamic quantisation).
 
     Raises:
         UserError: there is no ONNX form yet.

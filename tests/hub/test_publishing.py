@@ -278,11 +278,12 @@ def test_what_other_people_put_there_stays_and_what_we_left_goes(saved, hub, unv
     publish(saved, "org/name")
     hub.edit("org/name", "paper.pdf", b"theirs")
     hub.edit("org/name", "training_args.bin", b"a pickle of Trainer's")
+    hub.edit("org/name", "onnx/model_int8.onnx", b"int8, by the name that it once had")
     native = save(tmp_path / "native", name="bert-base")
     done = publish(native, "org/name")
     names = set(hub.files("org/name"))
     assert "paper.pdf" in names
-    assert not {"training_args.bin", "modeling_clozebert.py", "LICENSE.clozebert"} & names
+    assert not {"training_args.bin", "onnx/model_int8.onnx", "modeling_clozebert.py", "LICENSE.clozebert"} & names
     assert "modeling_clozebert.py" in done.push.deleted
     assert done.form == "native"
 
