@@ -1,10 +1,10 @@
 """`clozebert VERB …` and `python -m clozebert VERB …`: each verb is a program of `scripts/`."""
 
-import difflib
 import importlib
 import sys
 
 from clozebert.scripts._program import run
+from clozebert.utils.errors import did_you_mean
 
 PROGRAMS = {
     "train-tokenizer": ("train_tokenizer", "train a WordPiece, BPE or Unigram tokenizer on text"),
@@ -43,9 +43,8 @@ def main() -> None:
         sys.exit(0)
     verb = arguments[0]
     if verb not in PROGRAMS:
-        nearest = difflib.get_close_matches(verb, PROGRAMS, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else f"\n\n{usage()}"
-        print(f"error: unknown verb {verb!r}{hint}", file=sys.stderr)
+        hint = did_you_mean(verb, PROGRAMS, otherwise="")
+        print(f"error: unknown verb {verb!r}" + (f"; {hint}" if hint else f"\n\n{usage()}"), file=sys.stderr)
         sys.exit(2)
     program = importlib.import_module(f"clozebert.scripts.{PROGRAMS[verb][0]}")
     run(lambda: program.main(arguments[1:]))

@@ -116,7 +116,7 @@ def make_ours(specification: dict[str, Any], *, head: str) -> Any:
     if isinstance(specification["shape"], dict):
         torch.manual_seed(PARAMETERS_SEED)
         return ClozeBertModel(ClozeBertConfig(**specification["shape"]), add_pooling_layer=False)
-    from clozebert.hub.native import from_native
+    from clozebert.hub import from_native
 
     model = from_native(make_native({**specification, "dropout": 0.0}, head=head))
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):

@@ -233,7 +233,7 @@ def import_and_load(folder: Path, *, repeats: int) -> dict[str, Any]:
     """Seconds of importing a model class, and of `from_pretrained` of a base model, in fresh processes."""
     save = (
         "import sys, torch; from transformers import BertConfig, BertForMaskedLM;"
-        "from clozebert.hub.native import from_native; model = BertForMaskedLM(BertConfig());"
+        "from clozebert.hub import from_native; model = BertForMaskedLM(BertConfig());"
         "model.save_pretrained(sys.argv[1]); from_native(model).save_pretrained(sys.argv[2])"
     )
     folders = [str(folder / name) for name in ("bert", "clozebert")]

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .recipes import list_recipes, load_recipe, reject_unknown_keys
+from .recipes import list_recipes, load_recipe
 
 if TYPE_CHECKING:
     from .configuration_clozebert import ClozeBertConfig
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _MODULE_OF_NAME = {"ClozeBertConfig": "configuration_clozebert", "ARCHITECTURES": "named_architectures"}
 
-__all__ = ["ARCHITECTURES", "ClozeBertConfig", "list_recipes", "load_recipe", "reject_unknown_keys"]
+__all__ = ["ARCHITECTURES", "ClozeBertConfig", "list_recipes", "load_recipe"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,6 @@
 """Recipes: everything a pretraining run needs, as YAML. Flags override a recipe's values."""
 
 import difflib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,3 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"recipe file {path} must hold `name: value` lines")
     return values
-
-
-def reject_unknown_keys(keys: Iterable[str], known: Iterable[str], *, where: str) -> None:
-    """Raise a `ValueError` that names the first of `keys` that is not `known`, and the nearest known one."""
-    known = list(known)
-    for key in keys:
-        if key not in known:
-            nearest = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(sorted(known))}"
-            raise ValueError(f"unknown key {key!r} in {where}; {hint}")

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..utils.errors import UserError
+
 
 @dataclass(frozen=True)
 class BatchSize:
@@ -23,14 +25,14 @@ class BatchSize:
 
     def __post_init__(self) -> None:
         if self.rows < 1:
-            raise ValueError(f"global_batch_size={self.rows} must be at least 1 row")
+            raise UserError(f"global_batch_size={self.rows} must be at least 1 row")
         if (self.initial_rows is None) != (self.warmup_steps == 0):
-            raise ValueError(
+            raise UserError(
                 f"initial_global_batch_size={self.initial_rows} and batch_warmup_steps={self.warmup_steps} make a "
                 f"warm-up of the batch size together: give both or neither"
             )
         if self.initial_rows is not None and (self.initial_rows < 1 or self.rows % self.initial_rows):
-            raise ValueError(
+            raise UserError(
                 f"global_batch_size={self.rows} must be a multiple of initial_global_batch_size={self.initial_rows}"
             )
 

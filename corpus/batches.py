@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..utils.errors import UserError
 from .batch_size import BatchSize
 from .masking import REPLACE, SPLIT, Masking, runs, select
-from .packing import SPECIAL_TOKENS, RowIndex
+from .packing import NUM_SPECIAL_TOKENS, RowIndex
 from .randomness import below, derive, fold, permute, ragged_arange, uniform
 from .shards import Corpus
 
@@ -75,7 +76,7 @@ class BatchStream:
         self.corpora = [corpora] if isinstance(corpora, Corpus) else list(corpora)
         _check_corpora(self.corpora)
         if masking.final_rate is not None and not total_steps:
-            raise ValueError(f"masking.final_rate={masking.final_rate} needs total_steps, the length of the run")
+            raise UserError(f"masking.final_rate={masking.final_rate} needs total_steps, the length of the run")
         self.quotas = _quotas(len(self.corpora), weights)
         self.batch_size = BatchSize(global_batch_size) if isinstance(global_batch_size, int) else global_batch_size
         self.masking = masking
@@ -100,7 +101,7 @@ class BatchStream:
             )
         rows = self.batch_size.at(step)
         if chunks > rows:
-            raise ValueError(
+            raise UserError(
                 f"global_batch_size={rows} rows cannot be split into world_size={world_size} x "
                 f"micro_batches={micro_batches} chunks; each needs a row"
             )
@@ -172,7 +173,7 @@ def validation_batches(
     few batches are a fair sample. An empty corpus gives no batch.
     """
     if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} must be at least 1 row")
+        raise UserError(f"batch_size={batch_size} must be at least 1 row")
     if corpus.num_documents == 0:
         return
     index = RowIndex(corpus, max_seq_length=max_seq_length)
@@ -263,10 +264,10 @@ def _assemble(corpora: Sequence[Corpus], segments: _Segments, masking: Masking, 
     ids, selected = _selection(corpora, segments, masking, rate=rate)
     labels = ids[selected]
     ids[selected] = _corrupted(corpus, segments, masking, selected, labels)
-    sizes = lengths + SPECIAL_TOKENS
+    sizes = lengths + NUM_SPECIAL_TOKENS
     ends = np.cumsum(sizes)
     # A token of segment s stands after the tokens before it, s pairs of special tokens, and its own [CLS].
-    places = np.arange(len(ids)) + SPECIAL_TOKENS * np.repeat(np.arange(len(lengths)), lengths) + 1
+    places = np.arange(len(ids)) + NUM_SPECIAL_TOKENS * np.repeat(np.arange(len(lengths)), lengths) + 1
     input_ids = np.empty(int(sizes.sum()), dtype=np.int64)
     input_ids[ends - sizes] = corpus.cls_token_id
     input_ids[ends - 1] = corpus.sep_token_id
@@ -298,12 +299,12 @@ def _corrupted(
 
 def _check_corpora(corpora: Sequence[Corpus]) -> None:
     if not corpora:
-        raise ValueError("corpora is empty; give at least one corpus")
+        raise UserError("corpora is empty; give at least one corpus")
     for corpus in corpora:
         if corpus.num_documents == 0:
-            raise ValueError(f"the corpus {corpus.folder} is empty")
+            raise UserError(f"the corpus {corpus.folder} is empty")
         if corpus.manifest["tokenizer"] != corpora[0].manifest["tokenizer"]:
-            raise ValueError(
+            raise UserError(
                 f"the corpora {corpora[0].folder} and {corpus.folder} were prepared with different tokenizers"
             )
 
@@ -312,13 +313,13 @@ def _quotas(corpora: int, weights: Sequence[float] | None) -> list[int]:
     """How many of each 1,024 rows come from each corpus: the weights by largest remainders."""
     if weights is None:
         if corpora > 1:
-            raise ValueError(f"weights is None, but there are {corpora} corpora: give the share of each")
+            raise UserError(f"weights is None, but there are {corpora} corpora: give the share of each")
         return [_MIX_BLOCK]
     if len(weights) != corpora or min(weights) <= 0:
-        raise ValueError(f"weights={list(weights)} must be {corpora} positive numbers, one for each corpus")
+        raise UserError(f"weights={list(weights)} must be {corpora} positive numbers, one for each corpus")
     exact = np.asarray(weights, dtype=np.float64) / sum(weights) * _MIX_BLOCK
     quotas = np.floor(exact).astype(np.int64)
     quotas[np.argsort(quotas - exact, kind="stable")[: _MIX_BLOCK - int(quotas.sum())]] += 1
     if quotas.min() == 0:
-        raise ValueError(f"weights={list(weights)}: a share below 1/{_MIX_BLOCK} cannot be kept")
+        raise UserError(f"weights={list(weights)}: a share below 1/{_MIX_BLOCK} cannot be kept")
     return quotas.tolist()

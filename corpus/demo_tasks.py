@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..utils.errors import UserError
 from .installed_python import read_installed_python
 
 SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
@@ -44,7 +45,7 @@ def write_package_task(folder: Path, *, examples: int, seed: int = 0) -> None:
             texts[record.package].append(text)
     largest = sorted(texts, key=lambda package: (-len(texts[package]), package))[:_PACKAGES]
     if len(largest) < 2:
-        raise ValueError("fewer than two packages with docstrings are installed: nothing to tell apart")
+        raise UserError("fewer than two packages with docstrings are installed: nothing to tell apart")
     per_package = min(int(examples / SPLITS["train"]) // len(largest), min(len(texts[name]) for name in largest))
     rng = random.Random(seed)
     rows = [(text, name) for name in largest for text in rng.sample(texts[name], per_package)]

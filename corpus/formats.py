@@ -1,51 +1,26 @@
-"""The texts in one file: plain text, JSON lines, CSV and TSV, also compressed by gzip or zstd, and Parquet."""
+"""The texts in one file: plain text, or a column of a table; also compressed."""
 
-import csv
-import gzip
-import io
-import json
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .columns import find_text_column
+from .compression import COMPRESSIONS, bare_suffix, open_decompressed
+from .tables import TABLE_SUFFIXES, BadText, TableFile, open_table
+
 SEPARATORS = ("blank_line", "line", "file")
-TEXT_COLUMNS = ("text", "content", "document", "body", "sentence", "article", "passage", "abstract", "raw_content")
 # What one document of a text file may hold; a longer run is cut at a line's end, or at a space, into several.
 LARGEST_DOCUMENT = 1 << 24
-_KINDS = {
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class BadText:
-    """A document that is not valid text: where, and why."""
-
-    line: int
-    reason: str
 
 
 def check_file(path: Path, text_column: str | None) -> None:
-    """Look at a file's first record.
+    """Look at a file's beginning.
 
     Raises:
-        ValueError: there is no column of text, or the file is not what its suffix says.
+        UserError: there is no column of text, or the file is not what its suffix says.
     """
-    kind = _kind(path)
-    if kind == "parquet":
-        _parquet_column(path, text_column)
-    elif kind != "text" and path.stat().st_size:
+    if bare_suffix(path) in TABLE_SUFFIXES or path.suffix.lower() in COMPRESSIONS:
         next(texts_of_file(path, separator="line", text_column=text_column), None)
-    elif path.suffix in (".gz", ".zst", ".zstd"):
-        next(texts_of_file(path, separator="line", text_column=None), None)
 
 
 def texts_of_file(path: Path, *, separator: str, text_column: str | None) -> Iterator[tuple[str | BadText, int]]:
@@ -53,78 +28,43 @@ def texts_of_file(path: Path, *, separator: str, text_column: str | None) -> Ite
 
     A record without text gives the empty text. A byte order mark is dropped, and CR LF is a line end.
     """
-    kind = _kind(path)
-    if kind == "parquet":
-        yield from _parquet_texts(path, _parquet_column(path, text_column))
+    if bare_suffix(path) in TABLE_SUFFIXES:
+        table = open_table(path, wanted=[] if text_column is None else [text_column])
+        for text in texts_of_table(table, text_column):
+            yield text, table.bytes_read
+    else:
+        with open_decompressed(path) as (file, position):
+            for text in _plain_texts(file, separator):
+                yield text, position()
+
+
+def texts_of_table(table: TableFile, text_column: str | None) -> Iterator[str | BadText]:
+    """The text of each row."""
+    if not table.columns:  # no row, or no good one
+        yield from (row for row in table.rows() if isinstance(row, BadText))
         return
-    with open(path, "rb") as raw, _decompressed(path, raw) as file:
-        if kind == "text":
-            texts = _plain_texts(file, separator)
-        elif kind == "json":
-            texts = _json_texts(path, file, text_column)
+    column = find_text_column(table, text_column)
+    for row in table.rows([column]):
+        if isinstance(row, BadText):
+            yield row
+        elif column in row.values:
+            yield checked_text(row.values[column], row.line, table.unit)
         else:
-            texts = _csv_texts(path, file, text_column, delimiter="\t" if kind == "tsv" else ",")
-        for text in texts:
-            yield text, raw.tell()
+            yield BadText(row.line, f"the record has no {column!r}", table.unit)
 
 
-def choose_text_column(columns: list[str], wanted: str | None, where: object) -> str:
-    """The column that holds the text: the wanted one, or the first of `TEXT_COLUMNS` that there is."""
-    if wanted is None:
-        for column in TEXT_COLUMNS:
-            if column in columns:
-                return column
-    elif wanted in columns:
-        return wanted
-    listed = ", ".join(map(repr, columns[:12])) or "none"
-    asked = f"no column {wanted!r}" if wanted else "no column that is known to hold text"
-    raise ValueError(f"{where} has {asked}; name the right one with --text_column (columns: {listed})")
-
-
-def checked_text(text: Any, line: int) -> str | BadText:
+def checked_text(text: Any, line: int, unit: str) -> str | BadText:
     """`text` if it is valid text; the empty text where a record has none."""
     if text is None:
         return ""
     if not isinstance(text, str):
-        return BadText(line, f"the text is {str(text)[:40]!r}, a {type(text).__name__} and not a string")
+        return BadText(line, f"the text is {str(text)[:40]!r}, a {type(text).__name__} and not a string", unit)
     if not text.isascii():
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            return BadText(line, f"{text[error.start]!r} is not UTF-8")
+            return BadText(line, f"{text[error.start]!r} is not UTF-8", unit)
     return text
-
-
-def _kind(path: Path) -> str:
-    """`text`, `json`, `csv`, `tsv` or `parquet`, by the suffix before that of a compression."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in (".gz", ".zst", ".zstd"):
-        suffixes.pop()
-    return _KINDS.get(suffixes[-1] if suffixes else "", "text")
-
-
-@contextmanager
-def _decompressed(path: Path, raw: BinaryIO) -> Iterator[BinaryIO]:
-    """The content of a file as a stream of bytes; a damaged compression is a `ValueError` that names the file."""
-    suffix = path.suffix.lower()
-    if suffix not in (".gz", ".zst", ".zstd"):
-        yield raw
-        return
-    try:
-        if suffix == ".gz":
-            with gzip.open(raw) as file:
-                yield io.BufferedReader(file)
-        else:
-            try:
-                import zstandard
-            except ImportError:
-                raise ImportError(f"reading {path.name} needs zstandard: pip install 'clozebert[data]'") from None
-            with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as file:
-                yield io.BufferedReader(file)
-    except (ValueError, ImportError):
-        raise
-    except Exception as error:  # each library has its own errors, which have no common type
-        raise ValueError(f"{path} is not a whole {suffix} file: {error}") from None
 
 
 def _plain_texts(file: BinaryIO, separator: str) -> Iterator[str | BadText]:
@@ -176,65 +116,3 @@ def _whole_characters(line: bytes) -> int:
     while end > len(line) - 4 and line[end] & 0xC0 == 0x80:
         end -= 1
     return end
-
-
-def _json_texts(path: Path, file: BinaryIO, text_column: str | None) -> Iterator[str | BadText]:
-    column: str | None = None
-    for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except UnicodeDecodeError as error:
-            yield BadText(number, f"byte 0x{line[error.start]:02x} is not UTF-8")
-            continue
-        except json.JSONDecodeError as error:
-            yield BadText(number, f"not a line of JSON ({error.msg})")
-            continue
-        if not isinstance(record, dict):
-            yield BadText(number, f"a {type(record).__name__} where JSON lines hold one object each")
-            continue
-        column = column or choose_text_column(list(record), text_column, f"{path}, line {number},")
-        if column in record:
-            yield checked_text(record[column], number)
-        else:
-            yield BadText(number, f"the record has no {column!r}")
-
-
-def _csv_texts(path: Path, file: BinaryIO, text_column: str | None, *, delimiter: str) -> Iterator[str | BadText]:
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # the limit of 128 KB is short for a document
-    # Bytes that are not UTF-8 become lone surrogates, which `checked_text` finds in their own record.
-    lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    rows = csv.reader(lines, delimiter=delimiter)
-    header = next(rows, None)
-    if header is None:
-        return
-    place = header.index(choose_text_column(header, text_column, path))
-    for row in rows:
-        if row:
-            yield checked_text(row[place] if place < len(row) else None, rows.line_num)
-
-
-def _parquet_texts(path: Path, column: str) -> Iterator[tuple[str | BadText, int]]:
-    parquet = _open_parquet(path)
-    rows, size = 0, path.stat().st_size
-    for batch in parquet.iter_batches(columns=[column], batch_size=1024):
-        for text in batch.column(0).to_pylist():
-            rows += 1
-            yield checked_text(text, rows), size * rows // parquet.metadata.num_rows
-
-
-def _parquet_column(path: Path, text_column: str | None) -> str:
-    return choose_text_column(_open_parquet(path).schema_arrow.names, text_column, path)
-
-
-def _open_parquet(path: Path) -> Any:
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
-        raise ImportError(f"reading {path.name} needs pyarrow: pip install 'clozebert[data]'") from None
-    try:
-        return parquet.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a Parquet file: {error}") from None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ..utils.files import cache_folder, write_atomically
+from ..utils.files import cache_folder, whole_file
 from .parallel import available_cpus, ordered_map
 
 # What stands in a docstring for the name of its own package.
@@ -77,7 +77,7 @@ def read_installed_python(*, num_processes: int | None = None) -> list[Docstring
     ):
         for docstring in docstrings:
             found.setdefault(docstring.text, docstring)
-    with suppress(OSError), write_atomically(cached) as file:
+    with suppress(OSError), whole_file(cached) as file:
         for d in found.values():
             file.write(json.dumps([d.package, d.name, d.text]).encode() + b"\n")
     return list(found.values())

@@ -22,7 +22,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..configuration import reject_unknown_keys
+from ..utils.errors import UserError, reject_unknown_keys
 from .randomness import fold, ragged_arange, uniform
 
 UNITS = ("token", "word", "span")
@@ -58,18 +58,18 @@ class Masking:
         for name in ("rate", "final_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:
-                raise ValueError(f"{name}={value} must lie in (0, 1]")
+                raise UserError(f"{name}={value} must lie in (0, 1]")
         for name in ("mask_share", "random_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1]")
+                raise UserError(f"{name}={getattr(self, name)} must lie in [0, 1]")
         if self.mask_share + self.random_share > 1 + 1e-9:
-            raise ValueError(
+            raise UserError(
                 f"mask_share={self.mask_share} and random_share={self.random_share} must not exceed 1 together"
             )
         if not 0 < self.span_probability < 1:
-            raise ValueError(f"span_probability={self.span_probability} must lie in (0, 1)")
+            raise UserError(f"span_probability={self.span_probability} must lie in (0, 1)")
         if self.max_span < 1:
-            raise ValueError(f"max_span={self.max_span} must be at least 1")
+            raise UserError(f"max_span={self.max_span} must be at least 1")
 
     def rate_at(self, fraction: float) -> float:
         """The rate after a share `fraction` of the run."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
+from ..utils.errors import UserError
 from .shards import Corpus, open_split
 
 
@@ -27,13 +28,13 @@ class Mixture:
 
     def __init__(self, places: Sequence[str], weights: Sequence[float] = ()) -> None:
         if weights and (len(weights) != len(places) or min(weights) <= 0):
-            raise ValueError(
+            raise UserError(
                 f"corpus_weights={list(weights)} must be {len(places)} positive numbers, one for each corpus"
             )
         self.corpora = [Corpus(place) for place in places]
         for place, corpus in zip(places, self.corpora, strict=True):
             if not corpus.num_documents:
-                raise ValueError(f"the corpus {place} is empty")
+                raise UserError(f"the corpus {place} is empty")
         self.names = _names(places)
         splits = [open_split(place, "validation") for place in places]
         self.validation = {

@@ -9,17 +9,16 @@ The result, an index of a few bytes per segment, is cached beside the corpus.
 
 import bisect
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
-from ..utils.files import cache_folder
+from ..utils.errors import UserError
+from ..utils.files import cache_folder, whole_folder
 from .randomness import fold, ragged_arange
 from .shards import Corpus, map_array
 
-SPECIAL_TOKENS = 2  # [CLS] and [SEP] around each segment
+NUM_SPECIAL_TOKENS = 2  # [CLS] and [SEP] around each segment
 _BLOCK_SEGMENTS = 1 << 21
 _VERSION = 1
 
@@ -83,8 +82,8 @@ class RowIndex:
     """
 
     def __init__(self, corpus: Corpus, *, max_seq_length: int) -> None:
-        if max_seq_length <= SPECIAL_TOKENS:
-            raise ValueError(f"max_seq_length={max_seq_length} must exceed {SPECIAL_TOKENS}: [CLS], a token, [SEP]")
+        if max_seq_length <= NUM_SPECIAL_TOKENS:
+            raise UserError(f"max_seq_length={max_seq_length} must exceed {NUM_SPECIAL_TOKENS}: [CLS], a token, [SEP]")
         self.max_seq_length = max_seq_length
         self.corpus = corpus
         folder = _cached_index(corpus, max_seq_length=max_seq_length)
@@ -108,7 +107,7 @@ class RowIndex:
         places = ragged_arange(begins, counts)
         documents, firsts = self.segments[places].astype(np.int64).T
         remaining = self.corpus.offsets[documents + 1] - self.corpus.offsets[documents] - firsts
-        lengths = np.minimum(remaining, self.max_seq_length - SPECIAL_TOKENS)
+        lengths = np.minimum(remaining, self.max_seq_length - NUM_SPECIAL_TOKENS)
         return documents, firsts, lengths, counts
 
 
@@ -124,26 +123,20 @@ def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
         if (parent / name / "ends.bin").is_file():
             return parent / name
     parent = corpus.folder if os.access(corpus.folder, os.W_OK) else cache
-    parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
     try:
-        _build(corpus, building, max_seq_length=max_seq_length)
-        building.chmod(0o755)
-        try:
-            building.rename(parent / name)
-        except OSError:  # another process finished the same index first
-            if not (parent / name / "ends.bin").is_file():
-                raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        with whole_folder(parent / name) as building:
+            _build(corpus, building, max_seq_length=max_seq_length)
+    except OSError:  # another process finished the same index first
+        if not (parent / name / "ends.bin").is_file():
+            raise
     return parent / name
 
 
 def _build(corpus: Corpus, folder: Path, *, max_seq_length: int) -> None:
     """Pack block after block of documents, so that memory stays bounded whatever the corpus."""
     if corpus.num_documents > 1 << 32:
-        raise ValueError(f"the corpus has {corpus.num_documents} documents; a row index holds at most 2^32")
-    capacity = max_seq_length - SPECIAL_TOKENS
+        raise UserError(f"the corpus has {corpus.num_documents} documents; a row index holds at most 2^32")
+    capacity = max_seq_length - NUM_SPECIAL_TOKENS
     written = 0
     with open(folder / "segments.bin", "wb") as segments_file, open(folder / "ends.bin", "wb") as ends_file:
         first = 0
@@ -154,7 +147,7 @@ def _build(corpus: Corpus, folder: Path, *, max_seq_length: int) -> None:
             pieces = -(-lengths // capacity)
             documents = np.repeat(np.arange(first, last), pieces)
             begins = ragged_arange(np.zeros(len(pieces), dtype=np.int64), pieces) * capacity
-            sizes = np.minimum(np.repeat(lengths, pieces) - begins, capacity) + SPECIAL_TOKENS
+            sizes = np.minimum(np.repeat(lengths, pieces) - begins, capacity) + NUM_SPECIAL_TOKENS
             # Shuffled, so that rows do not gather neighbours of equal length.
             shuffled = np.argsort(fold(first, np.arange(len(sizes))), kind="stable")
             items, ends = pack_lengths(sizes[shuffled], row_length=max_seq_length)

@@ -10,8 +10,6 @@ A part is a run of whole files. It appears under its name when it is whole.
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ..utils.errors import UserError
+from ..utils.files import whole_folder
 from .readers import Reader
 
 # reader and source: where it was read; held_out: 1, 0, or -1 where the source does not say; sizes; BLAKE2b of the text.
@@ -53,9 +53,9 @@ def cut(readers: Sequence[Reader], *, part: int, num_parts: int) -> list[Reader]
         ValueError: a part that there is not, or inputs that are not files.
     """
     if not 0 <= part < num_parts:
-        raise ValueError(f"part={part} must lie between 0 and num_parts - 1 = {num_parts - 1}")
+        raise UserError(f"part={part} must lie between 0 and num_parts - 1 = {num_parts - 1}")
     if any(reader.total_bytes is None for reader in readers):
-        raise ValueError(f"num_parts={num_parts} cuts files: installed-python and datasets of the Hub have no parts")
+        raise UserError(f"num_parts={num_parts} cuts files: installed-python and datasets of the Hub have no parts")
     sizes = np.array([path.stat().st_size for reader in readers for path in reader.files], dtype=np.int64)
     middles = np.cumsum(sizes) - sizes // 2
     parts = np.minimum(middles * num_parts // max(int(sizes.sum()), 1), num_parts - 1)
@@ -76,9 +76,7 @@ def job(readers: Sequence[Reader], facts: dict[str, Any], *, num_parts: int) -> 
 
 def write_part(folder: Path, documents: Iterator[Encoded], *, about: Callable[[], dict[str, Any]]) -> None:
     """Write one part: whole, or not at all. `about` is asked when all documents are written."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with whole_folder(folder, replace=True) as building:
         with (
             open(building / "documents.bin", "wb") as records,
             open(building / "tokens.bin", "wb") as tokens,
@@ -91,11 +89,6 @@ def write_part(folder: Path, documents: Iterator[Encoded], *, about: Callable[[]
                 tokens.write(document.tokens)
                 signatures.write(document.signature or b"")
         (building / "part.json").write_text(json.dumps(about()), encoding="utf-8")
-        building.chmod(0o755)
-        shutil.rmtree(folder, ignore_errors=True)
-        building.rename(folder)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def read_about(folder: Path, *, job: str) -> dict[str, Any] | None:
@@ -109,7 +102,7 @@ def read_about(folder: Path, *, job: str) -> dict[str, Any] | None:
         return None
     about = json.loads(path.read_text(encoding="utf-8"))
     if about["job"] != job:
-        raise ValueError(
+        raise UserError(
             f"{folder} was made from other inputs, another tokenizer or other flags: give all parts and the merge the "
             f"same ones, or delete {folder.parent}"
         )

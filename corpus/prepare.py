@@ -8,7 +8,6 @@ import hashlib
 import multiprocessing
 import os
 import shutil
-import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..configuration import reject_unknown_keys
+from ..utils.errors import MissingFileError, UserError, reject_unknown_keys
+from ..utils.files import check_output_dir, whole_files
 from .duplicates import NearDuplicates, signature
 from .encoding import Encoder
 from .parallel import available_cpus, ordered_map
 from .parts import Encoded, cut, job, part_folder, read_about, read_part, write_part
 from .readers import Reader, Source
-from .shards import SHARD_TOKENS, ShardWriter
+from .shards import CORPUS_FILES, SHARD_TOKENS, ShardWriter
 from .tokenizer import tokenizer_facts
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def prepare(
         deduplicate: `none`, `exact` (each text once) or `near` (see `duplicates`). The first one read is kept;
             those of `validation_reader` are read first, so that none of them is trained on.
         num_processes: None: one for each processor.
-        overwrite: replace the corpus in a folder that is not empty.
+        overwrite: the folder may hold something; a corpus there is replaced.
         shard_tokens: a shard is full from this many tokens on.
         report: called with (tokens written, bytes read, bytes to read if that is known) now and then.
 
@@ -165,31 +165,18 @@ def merge_parts(
 def _write_corpus(
     run: "_Run", output_dir: Path, *, validation_fraction: float, overwrite: bool
 ) -> dict[str, dict[str, Any]]:
-    """Write both splits beside `output_dir`, a second time where nothing was held out, and move them there."""
+    """Write both splits, a second time where nothing was held out, and put them into `output_dir`."""
     if not 0 <= validation_fraction < 1:
-        raise ValueError(f"validation_fraction={validation_fraction} must lie in [0, 1)")
-    check_output_dir(output_dir, overwrite=overwrite)
+        raise UserError(f"validation_fraction={validation_fraction} must lie in [0, 1)")
+    check_output_dir(output_dir, overwrite=overwrite, written=CORPUS_FILES)
     by_hash = validation_fraction > 0
-    output_dir.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}-", dir=output_dir.parent))
-    try:
-        manifests = run.write(building / "first", _digest_limit(validation_fraction) if by_hash else b"")
-        folder = building / "first"
+    with whole_files(output_dir, replacing=CORPUS_FILES) as building:
+        manifests = run.write(building, _digest_limit(validation_fraction) if by_hash else b"")
         if by_hash and not manifests["validation"]["documents"] and manifests["train"]["documents"] > 1:
-            folder = building / "second"
-            manifests = run.write(folder, run.smallest_digest + b"\0")  # the next string after it
-        _move(folder, output_dir, aside=building / "replaced")
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+            for split in manifests:
+                shutil.rmtree(building / split)
+            manifests = run.write(building, run.smallest_digest + b"\0")  # the next string after it
     return manifests
-
-
-def check_output_dir(output_dir: Path, *, overwrite: bool) -> None:
-    """Raise where writing to `output_dir` would replace something without permission."""
-    if output_dir.exists() and not output_dir.is_dir():
-        raise FileExistsError(f"output_dir={output_dir} is a file")
-    if output_dir.is_dir() and any(output_dir.iterdir()) and not overwrite:
-        raise FileExistsError(f"output_dir={output_dir} is not empty; give --overwrite_output_dir or another folder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +209,7 @@ class _Run:
     ) -> None:
         reject_unknown_keys([deduplicate], DEDUPLICATION, where="the choices of deduplicate")
         if num_processes is not None and num_processes < 1:
-            raise ValueError(f"num_processes={num_processes} must be at least 1")
+            raise UserError(f"num_processes={num_processes} must be at least 1")
         self.readers = readers
         self.facts = tokenizer_facts(tokenizer)
         self.tokenizer_json = tokenizer.backend_tokenizer.to_str()
@@ -275,7 +262,7 @@ class _Run:
             fates[document.source][fate] += 1
         if not any(split.writer.num_documents for split in splits.values()):
             read = sum(sum(counts.values()) for counts in fates.values())
-            raise ValueError(f"the corpus is empty: {read} documents were read, and none holds a token")
+            raise UserError(f"the corpus is empty: {read} documents were read, and none holds a token")
         sources = self._account(fates)
         return {name: split.close(name, sources, self.deduplicate) for name, split in splits.items()}
 
@@ -350,7 +337,7 @@ class _Merge(_Run):
         found = [read_about(folder, job=identity) for folder in folders]
         absent = [folder.name for folder, about in zip(folders, found, strict=True) if about is None]
         if absent:
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"{folders[0].parent} lacks {len(absent)} of {len(folders)} parts: {', '.join(absent[:5])}"
                 f"{', …' if len(absent) > 5 else ''}; prepare them first"
             )
@@ -447,15 +434,3 @@ def _encode_chunk(texts: list[str]) -> list[tuple[bytes, bytes | None]]:
     encoder, wants_signatures = _worker
     signatures = map(signature, texts) if wants_signatures else [None] * len(texts)
     return list(zip(encoder.encode(texts), signatures, strict=True))
-
-
-def _move(folder: Path, output_dir: Path, *, aside: Path) -> None:
-    """Rename what was written into place; what it replaces goes `aside`, what else lies there stays."""
-    if not output_dir.exists():
-        folder.rename(output_dir)
-        return
-    aside.mkdir()
-    for split in sorted(path.name for path in folder.iterdir()):
-        if (output_dir / split).exists():
-            (output_dir / split).rename(aside / split)
-        (folder / split).rename(output_dir / split)

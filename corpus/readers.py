@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..configuration import reject_unknown_keys
+from ..utils.errors import MissingFileError, UserError, as_user_errors, reject_unknown_keys
 from ..utils.files import sha256_of_file
-from .formats import SEPARATORS, BadText, check_file, checked_text, choose_text_column, texts_of_file
+from .formats import SEPARATORS, check_file, texts_of_file, texts_of_table
+from .tables import BadText, TableFile, open_dataset
 
 INSTALLED_PYTHON = "installed-python"
 _DATASET_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -72,7 +73,7 @@ class Reader:
 
     Raises:
         FileNotFoundError: an input that is not there.
-        ValueError: no input, empty files only, no text column, or an unknown choice.
+        UserError: no input, empty files only, no text column, or an unknown choice.
     """
 
     def __init__(
@@ -88,14 +89,14 @@ class Reader:
         reject_unknown_keys([document_separator], SEPARATORS, where="the choices of document_separator")
         reject_unknown_keys([on_bad_text], ("error", "skip"), where="the choices of on_bad_text")
         if not inputs:
-            raise ValueError("input is empty; name at least one file, folder or glob pattern")
+            raise UserError("input is empty; name at least one file, folder or glob pattern")
         self.text_column = text_column
         self.document_separator = document_separator
         self.on_bad_text = on_bad_text
         self.held_out_fraction = held_out_fraction
         self.sources: list[Source] = []
         self.bytes_read = 0
-        self._inputs: list[str | list[tuple[str, Path]] | _Dataset] = [
+        self._inputs: list[str | list[tuple[str, Path]] | TableFile] = [
             _resolve(str(entry), dataset_config_name) for entry in inputs
         ]
         self.files = [path for files in self._inputs if isinstance(files, list) for _, path in files]
@@ -104,7 +105,7 @@ class Reader:
         only_files = all(isinstance(entry, list) for entry in self._inputs)
         self.total_bytes = sum(path.stat().st_size for path in self.files) if only_files else None
         if self.total_bytes == 0:
-            raise ValueError(f"the corpus is empty: {', '.join(map(str, inputs))} hold no text")
+            raise UserError(f"the corpus is empty: {', '.join(map(str, inputs))} hold no text")
 
     def __iter__(self) -> Iterator[Document]:
         self.sources, self.bytes_read = [], 0
@@ -112,7 +113,7 @@ class Reader:
             if isinstance(entry, list):
                 for name, path in entry:
                     yield from self._file(name, path)
-            elif isinstance(entry, _Dataset):
+            elif isinstance(entry, TableFile):
                 yield from self._dataset(entry)
             else:
                 yield from self._installed_python()
@@ -142,7 +143,8 @@ class Reader:
         return (document.text for document in self)
 
     def _file(self, name: str, path: Path) -> Iterator[Document]:
-        source = Source(name, bytes=path.stat().st_size, sha256=sha256_of_file(path))
+        with as_user_errors(OSError):
+            source = Source(name, bytes=path.stat().st_size, sha256=sha256_of_file(path))
         before = self.bytes_read
         texts = texts_of_file(path, separator=self.document_separator, text_column=self.text_column)
         for text, position in self._of_source(source, texts, path):
@@ -150,9 +152,10 @@ class Reader:
             yield text
         self.bytes_read = before + source.bytes
 
-    def _dataset(self, dataset: "_Dataset") -> Iterator[Document]:
-        source, digest = Source(f"hub:{dataset.name}"), hashlib.sha256()
-        for document, _ in self._of_source(source, dataset.texts(self.text_column), dataset.name):
+    def _dataset(self, dataset: TableFile) -> Iterator[Document]:
+        source, digest = Source(f"hub:{dataset.source}"), hashlib.sha256()
+        texts = ((text, 0) for text in texts_of_table(dataset, self.text_column))
+        for document, _ in self._of_source(source, texts, dataset.source):
             _hash_text(source, digest, document.text)
             yield document
 
@@ -169,8 +172,8 @@ class Reader:
             elif self.on_bad_text == "skip":
                 source.bad_text += 1
             else:
-                raise ValueError(
-                    f"{where}, line {text.line}: {text.reason}; mend it, or leave such documents out with "
+                raise UserError(
+                    f"{where}, {text.unit} {text.line}: {text.reason}; mend it, or leave such documents out with "
                     "--on_bad_text skip"
                 )
 
@@ -189,20 +192,6 @@ class Reader:
             yield Document(docstring.text, len(self.sources) - 1, held_out=package in held_out)
 
 
-@dataclass
-class _Dataset:
-    """The train split of a dataset on the Hub."""
-
-    name: str
-    records: Iterable[dict[str, Any]]
-
-    def texts(self, text_column: str | None) -> Iterator[tuple[str | BadText, int]]:
-        column: str | None = None
-        for number, record in enumerate(self.records, start=1):
-            column = column or choose_text_column(list(record), text_column, f"the dataset {self.name}")
-            yield checked_text(record[column], number), 0
-
-
 def _hash_text(source: Source, digest: Any, text: str) -> None:
     content = text.encode("utf-8")
     digest.update(content + b"\0")
@@ -210,7 +199,7 @@ def _hash_text(source: Source, digest: Any, text: str) -> None:
     source.bytes += len(content)
 
 
-def _resolve(entry: str, dataset_config_name: str | None) -> "str | list[tuple[str, Path]] | _Dataset":
+def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[str, Path]] | TableFile:
     """What an input names: files as (name in the manifest, path), a dataset, or the installed packages."""
     if entry == INSTALLED_PYTHON:
         return entry
@@ -218,39 +207,22 @@ def _resolve(entry: str, dataset_config_name: str | None) -> "str | list[tuple[s
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
         if not files:
-            raise ValueError(f"the corpus is empty: the folder {entry} holds no file")
+            raise UserError(f"the corpus is empty: the folder {entry} holds no file")
         return [(file.relative_to(path).as_posix(), file) for file in files]
     if path.exists():
         return [(path.name, path)]
     if glob.has_magic(entry):
         files = sorted(Path(found) for found in glob.glob(entry, recursive=True) if Path(found).is_file())
         if not files:
-            raise FileNotFoundError(f"no file matches {entry}")
+            raise MissingFileError(f"no file matches {entry}")
         return [(file.name, file) for file in files]
     if _DATASET_NAME.fullmatch(entry) and not _FILE_SUFFIX.search(entry) and not path.parent.is_dir():
-        return _load_dataset(entry, dataset_config_name)
-    raise FileNotFoundError(f"{entry} does not exist")
+        try:
+            return open_dataset(entry, dataset_config_name, split="train")["train"]
+        except UserError as error:
+            raise MissingFileError(f"{entry} is neither a file or folder here nor a dataset: {error}") from None
+    raise MissingFileError(f"{entry} does not exist")
 
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
-
-
-def _load_dataset(name: str, config_name: str | None) -> _Dataset:
-    try:
-        import datasets
-    except ImportError:
-        raise FileNotFoundError(
-            f"{name} does not exist; if it is a dataset of the Hub, pip install 'clozebert[data]'"
-        ) from None
-    from huggingface_hub import HfApi, constants
-
-    try:
-        if not constants.HF_HUB_OFFLINE:
-            HfApi().dataset_info(name, timeout=10)  # without this, a name that is not there is tried for half a minute
-        # Offline there is nothing to stream from, but the cache may hold the dataset.
-        records = datasets.load_dataset(name, config_name, split="train", streaming=not constants.HF_HUB_OFFLINE)
-    except Exception as error:  # connection, repository and format errors have no common type
-        reason = str(error).strip().split("\n")[0]
-        raise FileNotFoundError(f"{name} is neither a file or folder here nor a dataset to be had: {reason}") from None
-    return _Dataset(name, records)

@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..utils.files import cache_folder, write_atomically
+from ..utils.errors import MissingFileError, MissingPackageError, UserError, UserFileError
+from ..utils.files import cache_folder, whole_file
 
 _SPLITS = ("train", "validation")
 _BLOCK = 1 << 23
@@ -31,18 +32,18 @@ def local_folder(place: str | Path) -> Path:
         import fsspec
         from fsspec.implementations.local import LocalFileSystem
     except ImportError:
-        raise ImportError(f"the corpus {place} is at a URL: pip install fsspec") from None
+        raise MissingPackageError(f"the corpus {place} is at a URL: pip install fsspec") from None
     try:
         system, root = fsspec.core.url_to_fs(str(place).rstrip("/"))
     except ImportError as error:
-        raise ImportError(f"the corpus {place}: {error}") from None
+        raise MissingPackageError(f"the corpus {place}: {error}") from None
     except ValueError as error:
-        raise ValueError(f"the corpus {place}: {error}") from None
+        raise UserError(f"the corpus {place}: {error}") from None
     if isinstance(system, LocalFileSystem):
         return Path(root)
     manifests = {split: content for split in _SPLITS if (content := _read(system, root, split, place)) is not None}
     if not manifests:
-        raise FileNotFoundError(f"{place} holds no prepared corpus; write one with scripts/prepare_corpus.py")
+        raise MissingFileError(f"{place} holds no prepared corpus; write one with scripts/prepare_corpus.py")
     digest = hashlib.sha256(b"\0".join(manifests.values())).hexdigest()
     folder = cache_folder() / "corpora" / digest[:32]
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ def local_folder(place: str | Path) -> Path:
         for split, content in manifests.items():
             if not (folder / split / "manifest.json").is_file():
                 _fetch(system, f"{root}/{split}", folder / split, json.loads(content))
-                with write_atomically(folder / split / "manifest.json") as file:
+                with whole_file(folder / split / "manifest.json") as file:
                     file.write(content)
     return folder
 
@@ -64,7 +65,7 @@ def _read(system: Any, root: str, split: str, place: str | Path) -> bytes | None
     except FileNotFoundError:
         return None
     except Exception as error:  # each file system has errors of its own
-        raise OSError(f"the corpus {place} cannot be read: {str(error) or type(error).__name__}") from None
+        raise UserFileError(f"the corpus {place} cannot be read: {str(error) or type(error).__name__}") from None
 
 
 def _fetch(system: Any, source: str, folder: Path, manifest: dict[str, Any]) -> None:
@@ -76,12 +77,12 @@ def _fetch(system: Any, source: str, folder: Path, manifest: dict[str, Any]) -> 
         if (folder / name).is_file():
             continue
         digest = hashlib.sha256()
-        with write_atomically(folder / name) as copy, system.open(f"{source}/{name}", "rb") as original:
+        with whole_file(folder / name) as copy, system.open(f"{source}/{name}", "rb") as original:
             while block := original.read(_BLOCK):
                 digest.update(block)
                 copy.write(block)
             if expected is not None and digest.hexdigest() != expected:
-                raise ValueError(
+                raise UserError(
                     f"{source}/{name} is not the file that the manifest names (SHA-256 {digest.hexdigest()[:12]}… "
                     f"instead of {expected[:12]}…): put the right one there, or prepare the corpus again"
                 )

@@ -19,9 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from ..utils.errors import MissingFileError, UserError
 from .randomness import ragged_arange
 from .remote import local_folder
 
+# What a corpus folder holds, the row indices that `packing` puts beside the shards included; see `files.written_in`.
+CORPUS_FILES = tuple(
+    rf"(train|validation)/{name}"
+    for name in (r"manifest\.json", r"documents\.bin", r"(tokens|word_starts)-\d+\.bin", r"rows-\d+-v\d+-[0-9a-f]+")
+)
 FORMAT_VERSION = 1
 SHARD_TOKENS = 1 << 28
 _FLUSH_TOKENS = 1 << 22
@@ -170,12 +176,12 @@ class Corpus:
         if not path.is_file():
             splits = sorted(p.parent.name for p in self.directory.glob("*/manifest.json"))
             if splits:
-                raise ValueError(f"split={split!r} is not in the corpus {directory}; it has {', '.join(splits)}")
-            raise FileNotFoundError(f"{directory} holds no prepared corpus; write one with scripts/prepare_corpus.py")
+                raise UserError(f"split={split!r} is not in the corpus {directory}; it has {', '.join(splits)}")
+            raise MissingFileError(f"{directory} holds no prepared corpus; write one with scripts/prepare_corpus.py")
         content = path.read_bytes()
         self.manifest: dict[str, Any] = json.loads(content)
         if self.manifest.get("format_version") != FORMAT_VERSION:
-            raise ValueError(
+            raise UserError(
                 f"{path}: format_version={self.manifest.get('format_version')!r}, but this version reads "
                 f"{FORMAT_VERSION}; prepare the corpus again"
             )
@@ -262,7 +268,7 @@ def map_array(path: Path, dtype: str, shape: Sequence[int]) -> np.ndarray:
     found = path.stat().st_size if path.is_file() else -1
     if found != expected:
         state = "is missing" if found < 0 else f"has {found} bytes instead of {expected}"
-        raise ValueError(f"{path} {state}: the corpus is damaged; prepare it again")
+        raise UserError(f"{path} {state}: the corpus is damaged; prepare it again")
     if expected == 0:  # an empty file cannot be mapped
         return np.zeros(tuple(shape), dtype=dtype)
     return np.memmap(path, dtype=dtype, mode="r", shape=tuple(shape))

@@ -15,8 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .prepare import Report, check_output_dir, merge_parts, prepare, prepare_part
+from ..utils.files import check_output_dir
+from .prepare import Report, merge_parts, prepare, prepare_part
 from .readers import INSTALLED_PYTHON, Reader
+from .shards import CORPUS_FILES
 
 
 @dataclass
@@ -38,7 +40,8 @@ class Preparation:
 
     def check(self) -> None:
         """Raise what can be known to be wrong before anything is read."""
-        check_output_dir(Path(self.output_dir), overwrite=self.overwrite_output_dir)
+        inputs = [("input", place) for place in [*self.input, *(self.validation_input or [])]]
+        check_output_dir(self.output_dir, overwrite=self.overwrite_output_dir, written=CORPUS_FILES, inputs=inputs)
         _ = self._common
 
     def run(self, report: Report | None = None) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from ..configuration import reject_unknown_keys
+from ..utils.errors import UserError, reject_unknown_keys
 from .encoding import GPT2_PATTERN
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
+# What train_tokenizer writes; see `files.written_in`.
+TOKENIZER_FILES = (r"tokenizer\.json", r"tokenizer_config\.json", r"special_tokens_map\.json")
 _BYTES = 256
 _REPEATED = 10_000
 _SMALLEST = {"wordpiece": 128, "bpe": _BYTES + len(SPECIAL_TOKENS), "unigram": _BYTES + 128}
@@ -89,9 +91,9 @@ def check_choices(algorithm: str, vocab_size: int, model_max_length: int) -> Non
     """Raise a `ValueError` where `train_tokenizer` would, before any text is read."""
     reject_unknown_keys([algorithm], ALGORITHMS, where="the tokenizer algorithms (algorithm)")
     if vocab_size < _SMALLEST[algorithm]:
-        raise ValueError(f"vocab_size={vocab_size} must be at least {_SMALLEST[algorithm]} for algorithm={algorithm!r}")
+        raise UserError(f"vocab_size={vocab_size} must be at least {_SMALLEST[algorithm]} for algorithm={algorithm!r}")
     if model_max_length < 3:
-        raise ValueError(f"model_max_length={model_max_length} must be at least 3: [CLS], a token, [SEP]")
+        raise UserError(f"model_max_length={model_max_length} must be at least 3: [CLS], a token, [SEP]")
 
 
 def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: bool) -> Tokenizer:
@@ -203,7 +205,7 @@ def _not_empty(texts: Iterable[str]) -> Iterator[str]:
         found = found or bool(text.strip())
         yield text
     if not found:
-        raise ValueError("the input holds no text; a tokenizer needs some to learn from")
+        raise UserError("the input holds no text; a tokenizer needs some to learn from")
 
 
 def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
@@ -216,17 +218,17 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
 
     path = Path(name_or_path)
     if path.exists() and not (path / "tokenizer.json").is_file():
-        raise ValueError(f"tokenizer_name={name_or_path!r} holds no tokenizer.json; train one with train_tokenizer")
+        raise UserError(f"tokenizer_name={name_or_path!r} holds no tokenizer.json; train one with train_tokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"tokenizer_name={name_or_path!r} cannot be loaded: {reason}") from None
+        raise UserError(f"tokenizer_name={name_or_path!r} cannot be loaded: {reason}") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(f"tokenizer_name={name_or_path!r} is not a fast tokenizer; word boundaries need one")
+        raise UserError(f"tokenizer_name={name_or_path!r} is not a fast tokenizer; word boundaries need one")
     missing = [name for name in SPECIAL_TOKENS if getattr(tokenizer, name) is None and name != "unk_token"]
     if missing:
-        raise ValueError(f"tokenizer_name={name_or_path!r} has no {', '.join(missing)}, which masked LM needs")
+        raise UserError(f"tokenizer_name={name_or_path!r} has no {', '.join(missing)}, which masked LM needs")
     return tokenizer
 
 

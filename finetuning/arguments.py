@@ -1,9 +1,22 @@
 """The flags of the fine-tuning programs, their checks, and what is chosen where a flag is missing. Imports no torch."""
 
 import os
-import shutil
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar
+
+from ..utils.errors import MissingFileError, UserError
+from ..utils.files import check_output_dir, disk_errors, remove_written
+
+# What --overwrite_output_dir deletes, in a folder of each seed too; see `files.written_in`.
+FINETUNING_FILES = tuple(
+    rf"(seed-\d+/)?{name}"
+    for name in (
+        r"checkpoint-\d+", r"config\.json", r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json",
+        r"(all|train|eval|test)_results\.json", r"(eval|test)_(predictions\.jsonl|mistakes\.txt|report\.json)",
+        r"(eval|test)_(confusion|f1_by_class)\.png", r"finetuning_settings\.json", r"hyperparameter_search\.json",
+    )
+)  # fmt: skip
 
 
 def flag(help: str, default: Any = None) -> Any:
@@ -62,13 +75,13 @@ class FinetuningArguments:
 
     def __post_init__(self) -> None:
         if self.dataset_name is None and self.train_file is None:
-            raise ValueError("give --train_file (or --dataset_name)")
+            raise UserError("give --train_file (or --dataset_name)")
         if self.dataset_name is not None and self.train_file is not None:
-            raise ValueError("give either --dataset_name or --train_file, not both")
+            raise UserError("give either --dataset_name or --train_file, not both")
         for name in ("train_file", "validation_file", "test_file"):
             path = getattr(self, name)
             if path is not None and not os.path.isfile(path):
-                raise FileNotFoundError(f"--{name} {path}: there is no such file")
+                raise MissingFileError(f"--{name} {path}: there is no such file")
         self._check_numbers()
         self._check_choices()
 
@@ -81,17 +94,17 @@ class FinetuningArguments:
         for name in positive:
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"--{name} {value}: must be above 0")
+                raise UserError(f"--{name} {value}: must be above 0")
         for name in ("warmup_steps", "weight_decay", "freeze_layers", "window_overlap"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
-                raise ValueError(f"--{name} {value}: must not be negative")
+                raise UserError(f"--{name} {value}: must not be negative")
         if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ValueError(f"--dropout {self.dropout}: must be at least 0 and below 1")
+            raise UserError(f"--dropout {self.dropout}: must be at least 0 and below 1")
         if self.max_steps == 0 or self.max_steps < -1:
-            raise ValueError(f"--max_steps {self.max_steps}: must be above 0, or -1 for whole epochs")
+            raise UserError(f"--max_steps {self.max_steps}: must be above 0, or -1 for whole epochs")
         if self.seeds is not None and len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"--seeds {self.seeds}: a seed comes twice")
+            raise UserError(f"--seeds {self.seeds}: a seed comes twice")
 
     def _check_choices(self) -> None:
         choices = {
@@ -101,9 +114,9 @@ class FinetuningArguments:
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"--{name} {getattr(self, name)}: expected {' or '.join(allowed)}")
+                raise UserError(f"--{name} {getattr(self, name)}: expected {' or '.join(allowed)}")
         if self.lora_rank is not None and self.freeze_layers:
-            raise ValueError("--lora_rank freezes the encoder already; leave out --freeze_layers")
+            raise UserError("--lora_rank freezes the encoder already; leave out --freeze_layers")
 
 
 @dataclass
@@ -131,9 +144,9 @@ class TokenArguments(FinetuningArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tag_scheme not in ("auto", "iob1", "iob2", "bioes", "plain"):
-            raise ValueError(f"--tag_scheme {self.tag_scheme}: expected auto, iob1, iob2, bioes or plain")
+            raise UserError(f"--tag_scheme {self.tag_scheme}: expected auto, iob1, iob2, bioes or plain")
         if self.label_subwords not in ("first", "all"):
-            raise ValueError(f"--label_subwords {self.label_subwords}: expected first or all")
+            raise UserError(f"--label_subwords {self.label_subwords}: expected first or all")
 
 
 @dataclass
@@ -155,9 +168,9 @@ class PredictionArguments:
     def __post_init__(self) -> None:
         for path in self.input:
             if path != "-" and not os.path.isfile(path):
-                raise FileNotFoundError(f"--input {path}: there is no such file")
+                raise MissingFileError(f"--input {path}: there is no such file")
         if self.batch_size < 1:
-            raise ValueError(f"--batch_size {self.batch_size}: must be at least 1")
+            raise UserError(f"--batch_size {self.batch_size}: must be at least 1")
 
 
 # Flags that may differ between a run and its continuation; of the data, its content is compared.
@@ -173,28 +186,26 @@ def comparable(arguments: FinetuningArguments) -> dict[str, Any]:
 
 
 def prepare_output_dir(arguments: FinetuningArguments) -> None:
-    """Make the output folder; refuse one with files in it, unless told to overwrite it or to resume.
-
-    Overwriting removes old checkpoints, lest a later `--resume_from_checkpoint latest` finds one of another run.
-    """
-    folder = arguments.output_dir
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise ValueError(f"--output_dir {folder} is a file")
-    occupied = os.path.isdir(folder) and bool(os.listdir(folder))
-    if arguments.resume_from_checkpoint not in (None, "latest") and not os.path.isdir(
-        str(arguments.resume_from_checkpoint)
-    ):
-        raise ValueError(f"--resume_from_checkpoint {arguments.resume_from_checkpoint}: there is no such folder")
-    if occupied and arguments.resume_from_checkpoint is None:
-        if not arguments.overwrite_output_dir:
-            raise ValueError(
-                f"--output_dir {folder} is not empty; choose another, or give --overwrite_output_dir "
-                "or --resume_from_checkpoint latest"
-            )
-        for name in os.listdir(folder):
-            if name.startswith("checkpoint-"):
-                shutil.rmtree(os.path.join(folder, name))
-    os.makedirs(folder, exist_ok=True)
+    """Make the output folder; refuse one with files in it, unless told to resume, or to delete the run in it."""
+    resume = arguments.resume_from_checkpoint
+    if resume not in (None, "latest") and not os.path.isdir(str(resume)):
+        raise UserError(f"--resume_from_checkpoint {resume}: there is no such folder")
+    starts_afresh = resume is None and arguments.overwrite_output_dir
+    check_output_dir(
+        arguments.output_dir,
+        overwrite=starts_afresh or resume is not None,
+        written=FINETUNING_FILES if starts_afresh else (),
+        inputs=[
+            (f"--{name}", getattr(arguments, name))
+            for name in ("model_name_or_path", "train_file", "validation_file", "test_file")
+        ],
+        name="--output_dir",
+        way_out="choose another, or give --overwrite_output_dir or --resume_from_checkpoint latest",
+    )
+    if starts_afresh:
+        remove_written(Path(arguments.output_dir), FINETUNING_FILES)
+    with disk_errors(Path(arguments.output_dir)):
+        os.makedirs(arguments.output_dir, exist_ok=True)
 
 
 def default_epochs(num_examples: int, num_tokens: int) -> int:

@@ -29,9 +29,12 @@ def card_facts(arguments: FinetuningArguments, results: dict[str, Any], settings
         for key in ("learning_rate", "num_train_epochs", "per_device_train_batch_size", "max_seq_length")
     }
     base = arguments.model_name_or_path
-    names = {} if os.path.isdir(base) else {"base_model": base}
+    is_folder = os.path.isdir(base)
     return {
-        **names,
+        **({} if is_folder else {"base_model": base}),
+        "started_from": os.path.basename(os.path.abspath(base)) if is_folder else base,
+        "corpus": _data(arguments, results),
+        "example": True,
         **({"datasets": [arguments.dataset_name]} if _is_on_hub(arguments.dataset_name) else {}),
         "hyperparameters": {**hyperparameters, "seed": settings["arguments"]["seed"]},
         "metrics": {key: value for key, value in results.items() if key.startswith(("eval_", "test_"))},
@@ -39,6 +42,28 @@ def card_facts(arguments: FinetuningArguments, results: dict[str, Any], settings
         "seconds": results.get("train_runtime"),
         "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
     }
+
+
+def _data(arguments: FinetuningArguments, results: dict[str, Any]) -> dict[str, str]:
+    """Where the examples of each split came from, and how many they are; of a file its name alone."""
+    training = _file_name(arguments.train_file)
+    origins = {
+        "train": training,
+        "eval": _file_name(arguments.validation_file) or f"held out from {training}",
+        "test": _file_name(arguments.test_file),
+    }
+    if arguments.dataset_name is not None:
+        name = arguments.dataset_name if _is_on_hub(arguments.dataset_name) else _file_name(arguments.dataset_name)
+        origins = dict.fromkeys(origins, name)
+    return {
+        split: f"{origin}, {results[f'{split}_samples']:,} examples"
+        for split, origin in origins.items()
+        if f"{split}_samples" in results
+    }
+
+
+def _file_name(path: str | None) -> str:
+    return os.path.basename(os.path.normpath(path)) if path else ""
 
 
 def _is_on_hub(dataset_name: str | None) -> bool:

@@ -5,13 +5,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ..corpus.tables import TableFile, open_dataset
+from ..utils.errors import UserError
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
-from .sequence_task import SequenceTask, find_columns, find_problem_type, make_sequence_task
+from .columns import find_columns
+from .sequence_task import SequenceTask, find_problem_type, make_sequence_task
 from .sequence_task import read_examples as read_sequence_examples
-from .tables import read_hub_dataset, read_table
+from .tables import Table, collect, read_table
+from .tagged_files import read_tagged_file, sentences_of_table
 from .tags import detect_scheme, to_iob2
 from .tasks import Task
-from .token_task import TokenTask, make_token_task, read_tagged_file, sentences_of_table
+from .token_task import TokenTask, make_token_task
 
 TASKS: dict[str, type[Task]] = {task.task_type: task for task in (SequenceTask, TokenTask)}
 Splits = dict[str, list[Any]]  # "train", "validation" and, where given, "test"
@@ -33,13 +37,9 @@ def read_data(arguments: FinetuningArguments, known: list[str] | None) -> Labell
 def read_sequence_data(arguments: SequenceArguments, known: list[str] | None) -> LabelledData:
     """Examples of tables: labels become names, sets of names or numbers."""
     if arguments.dataset_name is not None:
-        tables = _named_splits(read_hub_dataset(arguments.dataset_name, arguments.dataset_config_name))
+        tables = {split: collect(file) for split, file in _dataset_splits(arguments).items()}
     else:
-        assert arguments.train_file is not None
-        tables = {"train": read_table(arguments.train_file)}
-        for split, path in (("validation", arguments.validation_file), ("test", arguments.test_file)):
-            if path is not None:
-                tables[split] = read_table(path, has_header=tables["train"].has_header)
+        tables = _read_tables(arguments)
     columns = find_columns(
         tables["train"],
         text_column=arguments.text_column,
@@ -73,9 +73,9 @@ def read_sequence_data(arguments: SequenceArguments, known: list[str] | None) ->
 def read_token_data(arguments: TokenArguments, known: list[str] | None) -> LabelledData:
     """Tagged sentences, their tags in IOB2 or plain."""
     if arguments.dataset_name is not None:
-        tables = _named_splits(read_hub_dataset(arguments.dataset_name, arguments.dataset_config_name))
         splits: Splits = {
-            split: sentences_of_table(table, tag_column=arguments.tag_column) for split, table in tables.items()
+            split: sentences_of_table(table, tag_column=arguments.tag_column)
+            for split, table in _dataset_splits(arguments).items()
         }
     else:
         paths = {"train": arguments.train_file, "validation": arguments.validation_file, "test": arguments.test_file}
@@ -105,10 +105,26 @@ _READERS: dict[str, Callable[[Any, list[str] | None], LabelledData]] = {
 }
 
 
-def _named_splits(tables: dict[str, Any]) -> dict[str, Any]:
+def _read_tables(arguments: SequenceArguments) -> dict[str, Table]:
+    """The files of all splits; all have a header or none has. What is left out is said."""
+    assert arguments.train_file is not None
+    wanted = (arguments.text_column, arguments.text_pair_column, arguments.label_column)
+    tables = {"train": read_table(arguments.train_file, wanted=wanted)}
+    for split, path in (("validation", arguments.validation_file), ("test", arguments.test_file)):
+        if path is not None:
+            tables[split] = read_table(path, has_header=tables["train"].has_header)
+    for table in tables.values():
+        if table.num_blank:
+            print(f"{table.source}: {len(table)} rows; left out: {table.num_blank} in which every cell is blank")
+    return tables
+
+
+def _dataset_splits(arguments: SequenceArguments | TokenArguments) -> dict[str, TableFile]:
     """train, validation and test of a dataset, whatever it calls its validation split."""
+    assert arguments.dataset_name is not None
+    tables = open_dataset(arguments.dataset_name, arguments.dataset_config_name)
     if "train" not in tables:
-        raise ValueError(f"--dataset_name: it has no split 'train', only {', '.join(tables)}")
+        raise UserError(f"--dataset_name: it has no split 'train', only {', '.join(tables)}")
     named = {"train": tables["train"]}
     for split, names in (("validation", ("validation", "dev", "valid", "validation_matched")), ("test", ("test",))):
         found = next((name for name in names if name in tables), None)
@@ -123,7 +139,7 @@ def _hold_out_validation(splits: Splits, seed: int) -> None:
         return
     examples = splits["train"]
     if len(examples) < 2:
-        raise ValueError("one training example, and no --validation_file to evaluate on; give more data")
+        raise UserError("one training example, and no --validation_file to evaluate on; give more data")
     order = list(range(len(examples)))
     random.Random(seed).shuffle(order)
     left = Counter(name for example in examples for name in example.labels)
@@ -134,6 +150,6 @@ def _hold_out_validation(splits: Splits, seed: int) -> None:
             held_out.add(index)
             left.subtract(names)
     if not held_out:
-        raise ValueError("no example can be held out without losing its label; give --validation_file")
+        raise UserError("no example can be held out without losing its label; give --validation_file")
     splits["train"] = [example for index, example in enumerate(examples) if index not in held_out]
     splits["validation"] = [example for index, example in enumerate(examples) if index in held_out]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..utils.errors import MissingPackageError, UserError
 from ..utils.input_length import longest_input
 from .tasks import Task
 
@@ -40,7 +41,7 @@ def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -
     try:
         return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ValueError(f"--model_name_or_path {name_or_path}: no tokenizer: {_first_line(error)}") from error
+        raise UserError(f"--model_name_or_path {name_or_path}: no tokenizer: {_first_line(error)}") from error
 
 
 def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
@@ -55,13 +56,13 @@ def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     try:
         return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
+        raise UserError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
 
 
 def _check_local(name_or_path: str) -> None:
     looks_local = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if not os.path.isdir(name_or_path) and (looks_local or os.path.exists(name_or_path)):
-        raise ValueError(f"--model_name_or_path {name_or_path}: there is no such folder")
+        raise UserError(f"--model_name_or_path {name_or_path}: there is no such folder")
 
 
 def _first_line(error: Exception) -> str:
@@ -118,10 +119,10 @@ def load_fine_tuned(
     task = next((task for task in tasks if task.has_head(config)), None)
     if task is None:
         architectures = getattr(config, "architectures", None) or "headless"
-        raise ValueError(f"--model_name_or_path {name_or_path}: fine-tune it first, it is {architectures}")
+        raise UserError(f"--model_name_or_path {name_or_path}: fine-tune it first, it is {architectures}")
     model, missing = _load_with_head(name_or_path, task, trust_remote_code=trust_remote_code)
     if missing:
-        raise ValueError(f"--model_name_or_path {name_or_path}: weights are missing: {sorted(missing)}")
+        raise UserError(f"--model_name_or_path {name_or_path}: weights are missing: {sorted(missing)}")
     return model, task.of_config(model.config)
 
 
@@ -133,7 +134,7 @@ def _load_with_head(name_or_path: str, task: type[Task], **kwargs: Any) -> tuple
     try:
         model, loading = auto_class.from_pretrained(name_or_path, output_loading_info=True, **kwargs)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ValueError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
+        raise UserError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
     return model, loading["missing_keys"]
 
 
@@ -183,7 +184,7 @@ def _refuse_random_encoder(model: Any, missing: Collection[str], name_or_path: s
     prefix = model.base_model_prefix + "."
     random = sorted(name for name in missing if name.startswith(prefix) and "pool" not in name)
     if random:
-        raise ValueError(
+        raise UserError(
             f"--model_name_or_path {name_or_path}: the checkpoint lacks {len(random)} weights of the encoder "
             f"({random[0]} …), which would be random; is it a checkpoint of a {model.config.model_type} model?"
         )
@@ -215,7 +216,7 @@ def check_max_seq_length(wanted: int | None, model: nn.Module, tokenizer: Any) -
     if wanted is None:
         return min(limit, LONGEST_BY_DEFAULT)
     if wanted > limit:
-        raise ValueError(f"--max_seq_length {wanted}: the model reads at most {limit} tokens")
+        raise UserError(f"--max_seq_length {wanted}: the model reads at most {limit} tokens")
     return wanted
 
 
@@ -223,7 +224,7 @@ def check_tokenizer_fits(model: nn.Module, tokenizer: Any) -> None:
     """Raise a `ValueError` where the tokenizer has more tokens than the model has embeddings."""
     rows = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     if len(tokenizer) > rows:
-        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary only {rows}")
+        raise UserError(f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary only {rows}")
 
 
 def encoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -231,7 +232,7 @@ def encoder_layers(model: nn.Module) -> nn.ModuleList:
     base = model.base_model
     lists = [module for module in base.modules() if isinstance(module, nn.ModuleList)]  # type: ignore[union-attr]
     if not lists:
-        raise ValueError(f"{type(model).__name__} has no list of layers to freeze or to give rates to")
+        raise UserError(f"{type(model).__name__} has no list of layers to freeze or to give rates to")
     return max(lists, key=len)
 
 
@@ -253,7 +254,7 @@ def freeze_layers(model: nn.Module, count: int) -> None:
     """Do not train the embeddings and the first `count` layers."""
     layers = len(encoder_layers(model))
     if not 0 <= count <= layers:
-        raise ValueError(f"--freeze_layers {count}: the model has {layers} layers")
+        raise UserError(f"--freeze_layers {count}: the model has {layers} layers")
     if count:
         depths = depth_of_parameters(model)
         for name, parameter in model.named_parameters():
@@ -266,9 +267,9 @@ def add_lora(model: Any, *, rank: int) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise ImportError("--lora_rank needs peft: pip install peft") from None
+        raise MissingPackageError("--lora_rank needs peft: pip install peft") from None
     if rank < 1:
-        raise ValueError(f"--lora_rank {rank}: must be at least 1")
+        raise UserError(f"--lora_rank {rank}: must be at least 1")
     layers = encoder_layers(model)
     prefix = next(name for name, module in model.named_modules() if module is layers)
     base = model.base_model_prefix + "."

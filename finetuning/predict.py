@@ -8,12 +8,16 @@ from typing import IO, Any
 
 import torch
 
+from ..corpus.compression import bare_suffix, read_text
+from ..corpus.tables import TABLE_SUFFIXES
+from ..utils.errors import UserError, as_user_errors
 from .arguments import PredictionArguments
+from .columns import SequenceColumns, find_columns
 from .data import TASKS
 from .models import be_quiet, check_max_seq_length, load_auto_tokenizer, load_fine_tuned
 from .resume import SETTINGS_FILE
-from .sequence_task import SequenceColumns, find_columns, read_examples
-from .tables import TABLE_SUFFIXES, read_table, read_text
+from .sequence_task import read_examples
+from .tables import read_table
 from .trainer import make_collator, predict_logits
 from .windows import WindowMaker
 
@@ -28,7 +32,8 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
     """
     predictor = Predictor(arguments)
     lines = sys.stdin if standard_input is None else standard_input
-    output = sys.stdout if arguments.output_file == "-" else open(arguments.output_file, "w", encoding="utf-8")  # noqa: SIM115
+    with as_user_errors(OSError, about="--output_file"):
+        output = sys.stdout if arguments.output_file == "-" else open(arguments.output_file, "w", encoding="utf-8")  # noqa: SIM115
     count = 0
     try:
         for path in arguments.input:
@@ -84,7 +89,7 @@ class Predictor:
         of_task = self.task.read_file(path)
         if of_task is not None:
             return iter(of_task)
-        if os.path.splitext(path)[1].lower() in TABLE_SUFFIXES:
+        if bare_suffix(path) in TABLE_SUFFIXES:
             return self._of_table(path)
         return self._of_lines(read_text(path).split("\n"), path)
 
@@ -95,11 +100,13 @@ class Predictor:
             if line.strip():
                 text, tab, pair = line.strip().partition("\t") if pairs else (line.strip(), "", None)
                 if pairs and not tab:
-                    raise ValueError(f"{source}, line {number}: the model takes pairs; put a tab between two texts")
+                    raise UserError(f"{source}, line {number}: the model takes pairs; put a tab between two texts")
                 yield self.task.example(text, pair, source=source, line=number)
 
     def _of_table(self, path: str) -> Iterator[Any]:
-        table = read_table(path)
+        table = read_table(path, wanted=(self.arguments.text_column, self.arguments.text_pair_column))
+        if table.num_blank:
+            print(f"{path}: left out {table.num_blank} rows in which every cell is blank", file=sys.stderr)
         as_trained = (self.settings.get("text_column"), self.settings.get("text_pair_column"))
         if self.arguments.text_column is None and as_trained[0] in table.columns:
             columns = SequenceColumns(str(as_trained[0]), as_trained[1], None)

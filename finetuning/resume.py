@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..utils.errors import UserError
 from .arguments import comparable
 from .windows import Window
 
@@ -48,7 +49,7 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
     if checkpoint is None:
         return None
     if not _is_whole(checkpoint):
-        raise ValueError(f"--resume_from_checkpoint {checkpoint}: no trainer_state.json in it, so it is not complete")
+        raise UserError(f"--resume_from_checkpoint {checkpoint}: no trainer_state.json in it, so it is not complete")
     path = os.path.join(folder, SETTINGS_FILE)
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
@@ -62,7 +63,7 @@ def _refuse_other_settings(folder: str, before: dict[str, Any], now: dict[str, A
     pairs += [(key, before.get(key, value), value) for key, value in now.items() if key != "arguments"]
     for key, earlier, value in pairs:
         if earlier != value:
-            raise ValueError(
+            raise UserError(
                 f"--resume_from_checkpoint: the run in {folder} had {key}={earlier!r}, now it is {value!r}; "
                 "give the same flags and data, or --overwrite_output_dir"
             )

@@ -12,6 +12,7 @@ import transformers
 from transformers import EarlyStoppingCallback, TrainingArguments
 
 from ..utils.device import choose_precision
+from ..utils.errors import UserError
 from .arguments import (
     FinetuningArguments,
     default_batch_size,
@@ -125,7 +126,7 @@ class FinetuningRun:
         validation = self.splits["validation"]
         scores = self.task.metrics(self.task.blank_logits(validation), validation)
         if self.best_metric[0] not in scores:
-            raise ValueError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
+            raise UserError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
 
     def _training_arguments(self, num_tokens: int) -> TrainingArguments:
         """Trainer's arguments: the flags, and defaults by the size of data and model."""

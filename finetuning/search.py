@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate.utils import broadcast_object_list
 from transformers import IntervalStrategy
 
+from ..utils.errors import MissingPackageError, UserError
 from .reports import write_json
 from .trainer import SELECTION
 
@@ -32,9 +33,9 @@ def check_search(arguments: Any) -> list[str]:
     if arguments.max_steps > 0:
         free = [name for name in free if name != "num_train_epochs"]
     if not free:
-        raise ValueError(f"--hyperparameter_search: nothing to search, {', '.join(SEARCHED)} are all given")
+        raise UserError(f"--hyperparameter_search: nothing to search, {', '.join(SEARCHED)} are all given")
     if importlib.util.find_spec("optuna") is None:
-        raise ImportError("--hyperparameter_search needs optuna: pip install 'clozebert[search]'")
+        raise MissingPackageError("--hyperparameter_search needs optuna: pip install 'clozebert[search]'")
     return free
 
 

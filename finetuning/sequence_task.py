@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..corpus.columns import is_number
 from ..modeling.heads import sequence_loss, widen
+from ..utils.errors import UserError
+from .columns import SequenceColumns, are_fractions
 from .metrics import class_report, multi_label_metrics, regression_metrics, single_label_metrics
 from .reports import ClassReport, Report
-from .tables import LABEL_COLUMNS, PAIR_COLUMNS, TEXT_COLUMNS, Table, is_number
+from .tables import Table
 from .tasks import Task, balanced_weights
 from .windows import Window, WindowMaker
 
@@ -41,102 +44,6 @@ class SequenceExample:
         return frozenset([self.label] if isinstance(self.label, str) else [])
 
 
-@dataclass(frozen=True)
-class SequenceColumns:
-    """Which columns hold the text, its partner (if any) and the label (None when only predicting)."""
-
-    text: str
-    pair: str | None
-    label: str | None
-
-
-# Columns -------------------------------------------------------------------------------------------------------------
-
-
-def find_columns(
-    table: Table,
-    *,
-    text_column: str | None = None,
-    text_pair_column: str | None = None,
-    label_column: str | None = None,
-    with_label: bool = True,
-) -> SequenceColumns:
-    """The columns to use: those given; else those with a usual name; else those whose content leaves no doubt.
-
-    Raises:
-        ValueError: a given column is missing, or nothing tells the columns apart (the message lists them).
-    """
-    for name, flag in (
-        (text_column, "--text_column"),
-        (text_pair_column, "--text_pair_column"),
-        (label_column, "--label_column"),
-    ):
-        if name is not None:
-            table.column(name, flag=flag)
-    if text_pair_column is not None and text_column is None:
-        raise ValueError("--text_pair_column needs --text_column beside it")
-    label = label_column or _named(table, LABEL_COLUMNS, taken=(text_column, text_pair_column))
-    if text_column is not None:
-        text, pair = text_column, text_pair_column
-    else:
-        text, pair = _find_texts(table, taken=label)
-    if with_label and label is None:
-        label = _label_by_content(table, taken=(text, pair))
-    return SequenceColumns(text, pair, label if with_label else None)
-
-
-def _named(table: Table, names: Sequence[str], *, taken: Sequence[str | None]) -> str | None:
-    by_lower_case = {column.lower(): column for column in table.columns if column not in taken}
-    return next((by_lower_case[name] for name in names if name in by_lower_case), None)
-
-
-def _find_texts(table: Table, *, taken: str | None) -> tuple[str, str | None]:
-    lower_case = {column.lower(): column for column in table.columns if column != taken}
-    for first, second in PAIR_COLUMNS:
-        if first in lower_case and second in lower_case:
-            return lower_case[first], lower_case[second]
-    named = _named(table, TEXT_COLUMNS, taken=(taken,))
-    if named is not None:
-        return named, None
-    texts = [column for column in table.columns if column != taken and _looks_like_text(table.columns[column])]
-    if len(texts) == 1:
-        return texts[0], None
-    if len(texts) == 2:
-        return texts[0], texts[1]
-    raise ValueError(
-        f"{table.source}: cannot tell which column is the text; "
-        f"give --text_column (columns: {', '.join(table.columns)})"
-    )
-
-
-def _looks_like_text(values: list[Any]) -> bool:
-    """Strings of two words or more on average, mostly different from one another."""
-    if not all(isinstance(value, str) for value in values):
-        return False
-    words = sum(len(value.split()) for value in values) / len(values)
-    return words >= 2 and len(set(values)) > len(values) / 2
-
-
-def _label_by_content(table: Table, *, taken: Sequence[str | None]) -> str:
-    """The only column of fractions, or else the only one with few values (2 to a tenth of the rows)."""
-    rest = [column for column in table.columns if column not in taken]
-    fractions = [column for column in rest if _are_fractions(table.columns[column])]
-    if len(fractions) == 1:
-        return fractions[0]
-    few = [column for column in rest if 2 <= len({str(value) for value in table.columns[column]}) <= len(table) / 10]
-    for candidates in (rest, few):
-        if len(candidates) == 1:
-            return candidates[0]
-    raise ValueError(
-        f"{table.source}: cannot tell which column is the label; "
-        f"give --label_column (columns: {', '.join(table.columns)})"
-    )
-
-
-def _are_fractions(values: list[Any]) -> bool:
-    return all(is_number(value) for value in values) and any(float(value) != int(float(value)) for value in values)
-
-
 # Examples ------------------------------------------------------------------------------------------------------------
 
 
@@ -161,11 +68,11 @@ def _texts(table: Table, name: str, *, flag: str) -> list[str]:
     values = table.column(name, flag=flag)
     for row, value in enumerate(values):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
-            raise ValueError(f"{table.where(row)}: the text (column {name!r}) is empty; fill it or remove the row")
+            raise UserError(f"{table.where(row)}: the text (column {name!r}) is empty; fill it or remove the row")
         if not isinstance(value, str):
-            raise ValueError(f"{table.where(row)}: column {name!r} is not text but {type(value).__name__} ({value!r})")
+            raise UserError(f"{table.where(row)}: column {name!r} is not text but {type(value).__name__} ({value!r})")
     if all(is_number(value) for value in values):
-        raise ValueError(f"{table.source}: column {name!r} holds only numbers, not text; choose another by {flag}")
+        raise UserError(f"{table.source}: column {name!r} holds only numbers, not text; choose another by {flag}")
     return values
 
 
@@ -174,10 +81,10 @@ def _label(value: Any, problem_type: str | None, where: str, column: str) -> Any
         names = _label_list(value, where, column)
         return frozenset(_label_name(name, where, column) for name in names)
     if isinstance(value, (list, tuple, dict)):
-        raise ValueError(f"{where}: the label (column {column!r}) is a {type(value).__name__}, expected one value")
+        raise UserError(f"{where}: the label (column {column!r}) is a {type(value).__name__}, expected one value")
     if problem_type == REGRESSION:
         if not is_number(value):
-            raise ValueError(f"{where}: the label (column {column!r}) is {value!r}, expected a finite number")
+            raise UserError(f"{where}: the label (column {column!r}) is {value!r}, expected a finite number")
         return float(value)
     return _label_name(value, where, column)
 
@@ -187,16 +94,16 @@ def _label_list(value: Any, where: str, column: str) -> list[Any]:
         try:
             value = json.loads(value)
         except json.JSONDecodeError:
-            raise ValueError(f"{where}: the label (column {column!r}) is {value!r}, not a JSON list") from None
+            raise UserError(f"{where}: the label (column {column!r}) is {value!r}, not a JSON list") from None
     if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{where}: the label (column {column!r}) is {value!r}, expected a list of labels")
+        raise UserError(f"{where}: the label (column {column!r}) is {value!r}, expected a list of labels")
     return list(value)
 
 
 def _label_name(value: Any, where: str, column: str) -> str:
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     if missing or str(value).strip().lower() in ("", "nan"):
-        raise ValueError(f"{where}: the label (column {column!r}) is missing ({value!r})")
+        raise UserError(f"{where}: the label (column {column!r}) is missing ({value!r})")
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a column of class numbers with gaps comes out of Parquet as 1.0
     return str(value).strip()
@@ -211,7 +118,7 @@ def find_problem_type(values: Sequence[Any]) -> str:
         return MULTI_LABEL
     numbers = [value for value in values if is_number(value)]
     mostly_numbers = len(numbers) > 0 and len(numbers) >= 0.9 * len(values)
-    return REGRESSION if mostly_numbers and _are_fractions(numbers) else SINGLE_LABEL
+    return REGRESSION if mostly_numbers and are_fractions(numbers) else SINGLE_LABEL
 
 
 def label_names_of(examples: Sequence[SequenceExample], problem_type: str) -> list[str]:
@@ -221,9 +128,9 @@ def label_names_of(examples: Sequence[SequenceExample], problem_type: str) -> li
     else:
         names = {str(example.label) for example in examples}
     if len(names) < 2 and problem_type == SINGLE_LABEL:
-        raise ValueError(f"only one class in the training data: {next(iter(names), None)!r}; nothing to learn")
+        raise UserError(f"only one class in the training data: {next(iter(names), None)!r}; nothing to learn")
     if not names:
-        raise ValueError("no example of the training data carries a label; nothing to learn")
+        raise UserError("no example of the training data carries a label; nothing to learn")
     return sorted(names, key=lambda name: (not is_number(name), float(name) if is_number(name) else 0.0, name))
 
 
@@ -255,7 +162,7 @@ class SequenceTask(Task):
         class_weights: Sequence[float] | None = None,
     ) -> None:
         if problem_type not in PROBLEM_TYPES:
-            raise ValueError(f"--problem_type {problem_type}: expected one of {', '.join(PROBLEM_TYPES)}")
+            raise UserError(f"--problem_type {problem_type}: expected one of {', '.join(PROBLEM_TYPES)}")
         super().__init__(
             problem_type=problem_type,
             label_names=label_names,
@@ -284,7 +191,7 @@ class SequenceTask(Task):
         for example in examples:
             for name in sorted(example.labels):
                 if name not in self.label_ids:
-                    raise ValueError(f"{example.where}: label {name!r} does not occur in the training data")
+                    raise UserError(f"{example.where}: label {name!r} does not occur in the training data")
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> SequenceExample:
         """A text or a pair of texts."""
@@ -444,7 +351,7 @@ def make_sequence_task(
     if problem_type == REGRESSION:
         values = np.asarray([example.label for example in examples], dtype=float)
         if values.std() == 0:
-            raise ValueError(f"every label of the training data is {values[0]:g}; nothing to learn")
+            raise UserError(f"every label of the training data is {values[0]:g}; nothing to learn")
         return SequenceTask(
             problem_type=problem_type,
             label_names=[value_name],
@@ -457,7 +364,7 @@ def make_sequence_task(
     weights = None
     if balanced:
         if problem_type != SINGLE_LABEL:
-            raise ValueError(f"--class_weights balanced works for {SINGLE_LABEL} only, this is {problem_type}")
+            raise UserError(f"--class_weights balanced works for {SINGLE_LABEL} only, this is {problem_type}")
         counts = Counter(str(example.label) for example in examples)
         weights = balanced_weights([counts[name] for name in names])
     return SequenceTask(problem_type=problem_type, label_names=names, class_weights=weights)

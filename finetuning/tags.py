@@ -12,6 +12,8 @@ Plain tags (NOUN, VERB) mark no entities: each stands for its word alone.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ..utils.errors import UserError
+
 SCHEMES = ("iob1", "iob2", "bioes", "plain")
 OUTSIDE = "O"
 _AS_BIOES = {"L": "E", "U": "S", "M": "I"}  # BILOU and BMES spell the same positions with other letters
@@ -61,7 +63,7 @@ def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
         return "plain"
     if "plain" in prefixes:
         odd, where = _first_plain(sentences)
-        raise ValueError(
+        raise UserError(
             f"{where}: tag {odd!r} is neither O nor of the form B-TYPE, as the others are; "
             "correct it, or give --tag_scheme plain"
         )
@@ -106,7 +108,7 @@ def to_iob2(sentence: TaggedSentence, scheme: str) -> TaggedSentence:
         ValueError: a tag does not belong to the scheme, or cannot stand where it stands (with file and line).
     """
     if scheme not in SCHEMES:
-        raise ValueError(f"--tag_scheme {scheme}: expected auto or one of {', '.join(SCHEMES)}")
+        raise UserError(f"--tag_scheme {scheme}: expected auto or one of {', '.join(SCHEMES)}")
     if scheme == "plain" or sentence.tags is None:
         return sentence
     tags: list[str | None] = []
@@ -119,7 +121,7 @@ def to_iob2(sentence: TaggedSentence, scheme: str) -> TaggedSentence:
         letter, entity_type = _split(tag, scheme, sentence.where(index))
         continues = letter in "IE" and previous[2:] == entity_type and open_entity
         if letter in "IE" and not continues and scheme in ("iob2", "bioes"):
-            raise ValueError(
+            raise UserError(
                 f"{sentence.where(index)}: tag {tag!r} continues no entity (before it stands {previous!r}), which "
                 f"--tag_scheme {scheme} does not allow; correct the file" + _other_scheme(scheme)
             )
@@ -139,7 +141,7 @@ def _split(tag: str, scheme: str, where: str) -> tuple[str, str]:
         return OUTSIDE, ""
     if len(tag) < 3 or tag[1] != "-" or tag[0] not in _LETTERS[scheme]:
         letters = ", ".join(f"{letter}-TYPE" for letter in _LETTERS[scheme])
-        raise ValueError(f"{where}: tag {tag!r} is outside the scheme {scheme}, which has O, {letters}")
+        raise UserError(f"{where}: tag {tag!r} is outside the scheme {scheme}, which has O, {letters}")
     return _AS_BIOES.get(tag[0], tag[0]), tag[2:]
 
 
@@ -148,11 +150,11 @@ def label_names_of_tags(sentences: Iterable[TaggedSentence], *, entities: bool) 
     tags = {tag for sentence in sentences for tag in sentence.tags or [] if tag is not None}
     if not entities:
         if len(tags) < 2:
-            raise ValueError(f"only one tag in the training data: {next(iter(tags), None)!r}; nothing to learn")
+            raise UserError(f"only one tag in the training data: {next(iter(tags), None)!r}; nothing to learn")
         return sorted(tags)
     types = sorted({tag[2:] for tag in tags if tag != OUTSIDE})
     if not types:
-        raise ValueError("no entity in the training data, every tag is O; nothing to learn")
+        raise UserError("no entity in the training data, every tag is O; nothing to learn")
     return [OUTSIDE, *(f"{letter}-{entity_type}" for entity_type in types for letter in "BI")]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import ProgressCallback, Trainer, TrainerCallback
 
+from ..utils.errors import UserError
 from .tasks import Task
 from .windows import Collator, PackedCollator, PaddedCollator, Window
 
@@ -28,7 +29,7 @@ def make_collator(model: Any, tokenizer: Any, *, per_token: bool, packing: bool)
         return PackedCollator(per_token)
     pad = tokenizer.pad_token_id
     if pad is None:
-        raise ValueError("the tokenizer has no padding token; add one (tokenizer.pad_token = …) and save it again")
+        raise UserError("the tokenizer has no padding token; add one (tokenizer.pad_token = …) and save it again")
     return PaddedCollator(pad, per_token)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from ..modeling.heads import IGNORED_LABEL
 from ..modeling.packed import Packed
+from ..utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def probe_special_tokens(tokenizer: Any, *, pair: bool) -> SpecialTokens:
         if 0 in sides and (1 in sides or not pair):
             break
     else:
-        raise ValueError("the tokenizer turns every probe ('a', 'the', '0', …) into nothing; is its vocabulary empty?")
+        raise UserError("the tokenizer turns every probe ('a', 'the', '0', …) into nothing; is its vocabulary empty?")
     ids = encoded["input_ids"]
     types = encoded.get("token_type_ids", [0] * len(ids))
     first_end = len(sides) - 1 - sides[::-1].index(0) + 1
@@ -115,7 +116,7 @@ class WindowMaker:
 
     def __init__(self, tokenizer: Any, *, max_seq_length: int, overlap: int | None = None) -> None:
         if not getattr(tokenizer, "is_fast", False):
-            raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; a fast one (tokenizer.json) is needed")
+            raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer; a fast one (tokenizer.json) is needed")
         self.tokenizer = tokenizer
         self.max_seq_length = max_seq_length
         self.use_token_types = "token_type_ids" in tokenizer.model_input_names
@@ -123,7 +124,7 @@ class WindowMaker:
         self.size = max_seq_length - self.single.count
         self.overlap = self.size // 4 if overlap is None else overlap
         if self.size < 2 or not 0 <= self.overlap < self.size:
-            raise ValueError(
+            raise UserError(
                 f"--max_seq_length {max_seq_length} leaves {self.size} tokens beside the special ones: "
                 f"too few for a --window_overlap of {self.overlap}"
             )
@@ -147,7 +148,7 @@ class WindowMaker:
         special = probe_special_tokens(self.tokenizer, pair=True)
         size = self.max_seq_length - special.count
         if size < 4:
-            raise ValueError(f"--max_seq_length {self.max_seq_length} is too small for pairs of texts")
+            raise UserError(f"--max_seq_length {self.max_seq_length} is too small for pairs of texts")
         return [
             self._window(ids[a:b], pair_ids[c:d], special, example=number, target=target)
             for number, (ids, pair_ids, target) in enumerate(zip(text_ids, self._ids(pairs), targets, strict=True))
@@ -199,7 +200,7 @@ class WindowMaker:
             number = getattr(self.tokenizer, name)
             if number is not None:
                 return number
-        raise ValueError("a word tokenises to nothing, and the tokenizer has no unknown token to stand for it")
+        raise UserError("a word tokenises to nothing, and the tokenizer has no unknown token to stand for it")
 
     def of_words(
         self,

@@ -1,30 +1,22 @@
-"""Weights in and out: native architectures, model cards, warm starts. Each is imported when a name of it is used."""
+"""Weights in and out: native architectures, model cards, publishing. Each name is imported when it is first used."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .card import write_card
-    from .native import from_native, save_native, to_native
-    from .warm_start import extend_positions, extend_vocabulary, grow, grow_depth, grow_width, pseudo_perplexity
+    from .convert import from_native, save_native, to_native
+    from .pushing import LoadablePushes
 
 _MODULE_OF_NAME = {
-    "from_native": "native",
-    "save_native": "native",
-    "to_native": "native",
+    "LoadablePushes": "pushing",
+    "from_native": "convert",
+    "save_native": "convert",
+    "to_native": "convert",
     "write_card": "card",
-    "extend_positions": "warm_start",
-    "extend_vocabulary": "warm_start",
-    "grow": "warm_start",
-    "grow_depth": "warm_start",
-    "grow_width": "warm_start",
-    "pseudo_perplexity": "warm_start",
 }
 
-__all__ = [
-    "extend_positions", "extend_vocabulary", "from_native", "grow", "grow_depth", "grow_width", "pseudo_perplexity",
-    "save_native", "to_native", "write_card",
-]  # fmt: skip
+__all__ = ["LoadablePushes", "from_native", "save_native", "to_native", "write_card"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The model card: README.md with the metadata that the Hub reads, and what is known about how the model came to be.
 
-A card that a person edited is theirs: the last line of a card written here holds the hash of the rest, and where it no
-longer fits, the file is left alone.
+`card_template.md` shows its parts. A part of which nothing is known is left out. A card that a person edited is theirs:
+the last line of a card written here holds the hash of the rest, and where that does not fit, the file is left alone.
 """
 
 import hashlib
@@ -9,14 +9,31 @@ import json
 import math
 import os
 import re
+import string
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..utils.errors import MissingFileError, UserError
+from ..utils.files import write_text
+from .natives import NATIVE
+
 CARD_NAME = "README.md"
+_TEMPLATE = Path(__file__).with_name("card_template.md").read_text(encoding="utf-8").strip()
+# Heading of a part -> its name in the template.
+_PARTS: dict[str, str] = dict(re.findall(r"^## (.+)\n\n\$(\w+)$", _TEMPLATE, flags=re.MULTILINE))
+# Parts that say in what form the model is there. The others say how it came to be, and outlast a change of form.
+_OF_THE_FORM = ("how_to_load", "example", "serving")
 _MARK = re.compile(r"\n<!-- clozebert-card ([0-9a-f]{64}) -->\n?$")
 _CURVE_NAMES = ("loss_curve.png", "training_curve.png", "curve.png", "loss.png")
+# That opens a bundle: 5.0 to 5.3 do not take our configuration class, and 4 knows none of its kind.
+OLDEST_TRANSFORMERS = "5.4"
+_OWN_TAGS = ("clozebert", "encoder")
+_MOST_LABELS = 20
+# The fields that give a model its shape.
+_SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
 # Ending of the class that was saved -> (task on the Hub, Auto class).
 _TASKS = {
     "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
@@ -29,36 +46,89 @@ _TASKS = {
 }
 
 
-def write_card(directory: str | os.PathLike, facts: Mapping[str, Any]) -> None:
+@dataclass(frozen=True)
+class Card:
+    """A card that lies in a folder.
+
+    Attributes:
+        is_ours: it is, to the letter, one that `write_card` wrote. data: its metadata.
+        parts: name in the template -> text, of a card of ours.
+    """
+
+    text: str
+    is_ours: bool
+    data: Any
+    parts: dict[str, str]
+
+    def facts(self) -> dict[str, Any]:
+        """What of it holds for the same model in another form or place, as facts for `write_card`."""
+        names = ("license", "language", "datasets", "base_model", "tags")
+        facts = {name: self.data.get(name) for name in names if self.data.get(name)}
+        if self.is_ours:
+            # Those that say in what form the model is are written anew.
+            facts["tags"] = [tag for tag in facts.get("tags", []) if tag not in (*NATIVE, *_OWN_TAGS)]
+            facts["description"] = _description(self.parts.get("summary", ""))
+            facts["eval_results"] = self.data.eval_results
+        return facts
+
+    def history(self) -> dict[str, str]:
+        """The parts that say how the model came to be."""
+        return {name: text for name, text in self.parts.items() if name in _PARTS.values() and name not in _OF_THE_FORM}
+
+
+def write_card(
+    directory: str | os.PathLike, facts: Mapping[str, Any], *, history: Mapping[str, str] | None = None
+) -> None:
     """Write `directory`/README.md, unless a person wrote or edited the one that is there (then: a warning).
 
     Args:
         directory: a saved model; config.json and the weights' header are read from it where they exist.
         facts: what is known; every key may be missing, and a missing fact is a missing line, never a guess.
             name: the model's name (default: the folder's). repo_id: its name on the Hub.
-            description: a sentence or two. license, language, datasets (Hub names), tags, base_model: metadata.
-            corpus: the corpus manifest, or any mapping that describes the training data.
+            description: a sentence or two. license, language, datasets and base_model (Hub names), tags: metadata.
+            data_statement: sentences on the training data. corpus: its manifest, or any mapping that describes it.
+            started_from: the model that training began from, a Hub name or the name of a folder.
             hyperparameters: a mapping. recipe: the name of the recipe they come from.
             steps, tokens, seconds: what training took.
             validation_loss: of masked-LM. metrics: a mapping of further measurements on held-out data.
-            eval_results: mappings with the fields of huggingface_hub's `EvalResult` but the task, for `model-index`.
+            eval_results: huggingface_hub's `EvalResult`s, or mappings with its fields but the task, for `model-index`.
             curve: path of an image (default: a known name in the folder).
+            example: a text to show the model's answer to, or True for a sentence of ours; the saved model is run then.
+            serving: lines on forms for servers.
             versions: a mapping from library to version. limitations: what the model is not good for.
+        history: parts of an older card of the same model, which stand in place of what the facts would give.
 
     Raises:
-        FileNotFoundError: the folder does not exist.
+        MissingFileError: the folder does not exist.
     """
     folder = Path(directory)
     if not folder.is_dir():
-        raise FileNotFoundError(f"cannot write a model card into {folder}: the folder does not exist")
+        raise MissingFileError(f"cannot write a model card into {folder}: the folder does not exist")
     path = folder / CARD_NAME
     if path.is_file() and not is_ours(path.read_text(encoding="utf-8")):
         warnings.warn(f"{path} was written or edited by a person and is left as it is", stacklevel=2)
         return
-    text = sign_card(render_card(folder, facts))
-    temporary = path.with_name(f".{CARD_NAME}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, sign_card(render_card(folder, facts, history=history)))
+
+
+def read_card(folder: Path) -> Card | None:
+    """The card of a folder; None where there is none.
+
+    Raises:
+        UserError: its metadata cannot be read.
+    """
+    from huggingface_hub import ModelCard
+
+    path = folder / CARD_NAME
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8")
+    try:
+        data = ModelCard(text).data
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"the metadata on top of {path} cannot be read: {reason}") from None
+    return Card(text, is_ours(text), data, _parts(text) if is_ours(text) else {})
 
 
 def is_ours(text: str) -> bool:
@@ -73,7 +143,25 @@ def sign_card(text: str) -> str:
     return f"{text}\n<!-- clozebert-card {hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
 
-def render_card(folder: Path, facts: Mapping[str, Any]) -> str:
+def _parts(text: str) -> dict[str, str]:
+    """The parts of a card of ours, by their names in the template."""
+    top, *sections = re.split(r"^## ", _MARK.sub("", text), flags=re.MULTILINE)
+    parts = {"summary": top.split("\n# ", 1)[-1].partition("\n")[2].strip()}
+    for section in sections:
+        heading, _, body = section.partition("\n")
+        parts[_PARTS.get(heading.strip(), heading.strip())] = body.strip()
+    return parts
+
+
+def _description(summary: str) -> str | None:
+    """The sentences that stand before those which `_summary` writes."""
+    return re.split(r"\bThis is an? [a-z ]*encoder, saved for", summary)[0].strip() or None
+
+
+# The parts
+
+
+def render_card(folder: Path, facts: Mapping[str, Any], *, history: Mapping[str, str] | None = None) -> str:
     """The text of the card: metadata between `---` lines, then Markdown."""
     config = _read_json(folder / "config.json")
     architecture = (config.get("architectures") or [""])[0]
@@ -81,24 +169,35 @@ def render_card(folder: Path, facts: Mapping[str, Any]) -> str:
     ending = next((ending for ending in _TASKS if architecture.endswith(ending)), "ForMaskedLM")
     task, auto_class = _TASKS[ending]
     name = str(facts.get("name") or folder.resolve().name)
-    sections = [
-        _metadata(facts, config, task, name),
-        f"# {name}",
-        _what_it_is(folder, facts, config, task),
-        _how_to_load(str(facts.get("repo_id") or name), config, auto_class, task),
-        _training_data(facts),
-        _training(folder, facts),
-        _evaluation(facts),
-        _limits(facts),
-    ]
-    return "\n\n".join(section for section in sections if section)
+    called = str(facts.get("repo_id") or name)
+    parts = {
+        "metadata": _metadata(facts, config, task, name),
+        "name": name,
+        "summary": _summary(folder, facts, config, task),
+        "how_to_load": _how_to_load(called, config, auto_class, task),
+        "example": _example(folder, facts, config, task, called),
+        "serving": "\n".join(f"- {line}." for line in facts.get("serving") or []),
+        "training_data": _training_data(facts),
+        "training": _training(folder, facts),
+        "evaluation": _evaluation(facts),
+        "limits": _limits(facts),
+    }
+    if history is not None:
+        parts.update({name: history.get(name, "") for name in _PARTS.values() if name not in _OF_THE_FORM})
+    parts["evaluation"] = "\n\n".join(filter(None, [parts["evaluation"], *_pictures(folder, parts)]))
+    text = _TEMPLATE
+    for heading, part in _PARTS.items():
+        if not parts[part]:
+            text = text.replace(f"## {heading}\n\n${part}\n\n", "")
+    return string.Template(text).substitute(parts)
 
 
 def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str, name: str) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
-    results = [EvalResult(task_type=task, **result) for result in facts.get("eval_results") or []]
-    tags = [config.get("model_type", "clozebert"), "clozebert", "encoder", *(facts.get("tags") or [])]
+    given = facts.get("eval_results") or []
+    results = [x if isinstance(x, EvalResult) else EvalResult(task_type=task, **x) for x in given]
+    tags = [config.get("model_type", "clozebert"), *_OWN_TAGS, *(facts.get("tags") or [])]
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag=facts.get("pipeline_tag") or task,
@@ -110,10 +209,10 @@ def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str, na
         model_name=name if results else None,
         eval_results=results or None,
     )
-    return f"---\n{data.to_yaml()}\n---"
+    return data.to_yaml()
 
 
-def _what_it_is(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], task: str) -> str:
+def _summary(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], task: str) -> str:
     kind = "an image encoder" if config.get("image_size") else "a bidirectional text encoder"
     sentences = [str(facts["description"])] if facts.get("description") else []
     sentences.append(f"This is {kind}, saved for the task `{task}`.")
@@ -129,24 +228,35 @@ def _what_it_is(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any
             parts.append(f"sequences of up to {config['max_position_embeddings']:,} tokens")
     if parts:
         sentences.append(f"It has {', '.join(parts)}.")
+    if task in ("text-classification", "token-classification", "image-classification"):
+        sentences += _labels(list((config.get("id2label") or {}).values()))
     return " ".join(sentences)
+
+
+def _labels(names: list[str]) -> list[str]:
+    """A sentence on what the labels are, unless they are those that transformers makes up."""
+    if not names or all(re.fullmatch(r"LABEL_\d+", name) for name in names):
+        return []
+    spans = list(dict.fromkeys(name[2:] for name in names if name[:2] in ("B-", "I-")))
+    shown, what = (spans, "It marks spans of") if spans else (names, "Its labels are")
+    listed = ", ".join(f"`{_show(name)}`" for name in shown[:_MOST_LABELS])
+    return [f"{what} {listed}" + (f", … ({len(shown)} in all)." if len(shown) > _MOST_LABELS else ".")]
 
 
 def _how_to_load(name: str, config: Mapping[str, Any], auto_class: str, task: str) -> str:
     if config.get("model_type", "clozebert") != "clozebert":
         lines = ["It is in transformers' own format:", "", *_python(name, auto_class, task)]
-        return "\n".join(["## How to load it", "", *lines])
+        return "\n".join(lines)
     return "\n".join(
         [
-            "## How to load it",
-            "",
-            "The folder carries the model's code. With transformers alone, which then runs that code:",
+            f"The folder carries the model's code, which needs transformers {OLDEST_TRANSFORMERS} or newer. With "
+            "transformers alone, which then runs that code:",
             "",
             *_python(name, auto_class, task, options=", trust_remote_code=True"),
             "",
-            "Or with the package, and no code from the folder:",
+            "Or with the package, installed from its repository and not from PyPI, and no code from the folder:",
             "",
-            *_python(name, auto_class, task, first="import clozebert  # pip install clozebert"),
+            *_python(name, auto_class, task, first="import clozebert"),
         ]
     )
 
@@ -165,11 +275,20 @@ def _python(name: str, auto_class: str, task: str, *, options: str = "", first: 
     ]
 
 
+def _example(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], task: str, called: str) -> str:
+    if not facts.get("example"):
+        return ""
+    from .example import make_example
+
+    is_bundle = config.get("model_type", "clozebert") == "clozebert"
+    return make_example(folder, task, called, facts["example"], runs_code=is_bundle)
+
+
 def _training_data(facts: Mapping[str, Any]) -> str:
-    corpus = facts.get("corpus")
-    if not isinstance(corpus, Mapping) or not corpus:
-        return "## Training data\n\nNot recorded." if "corpus" in facts else ""
-    return "## Training data\n\n" + _table(corpus)
+    statement, corpus = str(facts.get("data_statement") or "").strip(), facts.get("corpus")
+    if isinstance(corpus, Mapping) and corpus:
+        return f"{statement}\n\n{_table(corpus)}".strip()
+    return statement or ("Not recorded." if "corpus" in facts else "")
 
 
 def _training(folder: Path, facts: Mapping[str, Any]) -> str:
@@ -178,9 +297,11 @@ def _training(folder: Path, facts: Mapping[str, Any]) -> str:
     for key, form in (("steps", "{:,} optimizer steps"), ("tokens", "{:,} tokens"), ("seconds", "{:,.0f} seconds")):
         if isinstance(facts.get(key), (int, float)):
             took.append(form.format(facts[key]))
-    recipe = f"Recipe `{facts['recipe']}`. " if facts.get("recipe") else ""
-    if took or recipe:
-        lines.append(f"{recipe}{'Training took ' + ', '.join(took) + '.' if took else ''}".strip())
+    sentences = [f"It began from {_model_link(str(facts['started_from']))}."] if facts.get("started_from") else []
+    sentences += [_recipe(str(facts["recipe"]), _read_json(folder / "config.json"))] if facts.get("recipe") else []
+    sentences += [f"Training took {', '.join(took)}."] if took else []
+    if sentences:
+        lines.append(" ".join(sentences))
     if facts.get("hyperparameters"):
         lines.append(_table(facts["hyperparameters"]))
     curve = facts.get("curve") or next((name for name in _CURVE_NAMES if (folder / name).is_file()), None)
@@ -188,7 +309,31 @@ def _training(folder: Path, facts: Mapping[str, Any]) -> str:
         lines.append(f"![Loss over training]({Path(curve).name})")
     if facts.get("versions"):
         lines.append("Made with " + ", ".join(f"{key} {value}" for key, value in facts["versions"].items()) + ".")
-    return "## Training\n\n" + "\n\n".join(lines) if lines else ""
+    return "\n\n".join(lines)
+
+
+def _model_link(name: str) -> str:
+    return f"[{name}](https://huggingface.co/{name})" if "/" in name else f"`{name}`"
+
+
+def _recipe(name: str, config: Mapping[str, Any]) -> str:
+    """The recipe, and where the model's shape is not that of the recipe."""
+    from ..configuration import ClozeBertConfig, list_recipes, load_recipe
+
+    if name not in list_recipes() or config.get("model_type") != "clozebert":
+        return f"Recipe `{name}`."
+    recipe = load_recipe(name)
+    usual = ClozeBertConfig.from_name(recipe["architecture"], **recipe.get("model", {}))
+    changed = {field: config[field] for field in _SHAPE if field in config and config[field] != getattr(usual, field)}
+    listed = ", ".join(f"`{field}` {value:,}" for field, value in changed.items())
+    return f"Recipe `{name}`, but with {listed}." if changed else f"Recipe `{name}`."
+
+
+def _pictures(folder: Path, parts: Mapping[str, str]) -> list[str]:
+    """The images of the folder that no part shows yet, each under what its name says."""
+    shown = "\n".join(parts.values())
+    files = [path.name for path in sorted(folder.glob("*.png")) if f"]({path.name})" not in shown]
+    return [f"![{Path(name).stem.replace('_', ' ')}]({name})" for name in files]
 
 
 def _evaluation(facts: Mapping[str, Any]) -> str:
@@ -198,7 +343,7 @@ def _evaluation(facts: Mapping[str, Any]) -> str:
         rows["masked-LM loss on held-out text (nats per masked token)"] = loss
         rows["its exponential (masked perplexity)"] = math.exp(min(loss, 700))
     rows.update(facts.get("metrics") or {})
-    return "## Evaluation\n\n" + _table(rows, heads=("measure", "value")) if rows else ""
+    return _table(rows, heads=("measure", "value")) if rows else ""
 
 
 def _limits(facts: Mapping[str, Any]) -> str:
@@ -207,7 +352,7 @@ def _limits(facts: Mapping[str, Any]) -> str:
         "What is written above is all that was recorded. The model repeats the biases and the mistakes of its training "
         "data; nothing beyond the measures above was evaluated. Measure it on your own task before you rely on it."
     )
-    return f"## Limits\n\n{stated + ' ' if stated else ''}{general}"
+    return f"{stated + ' ' if stated else ''}{general}"
 
 
 def _table(values: Mapping[str, Any], heads: tuple[str, str] = ("", "")) -> str:
@@ -258,4 +403,4 @@ def _count_parameters(folder: Path) -> int:
     return total
 
 
-__all__ = ["is_ours", "render_card", "sign_card", "write_card"]
+__all__ = ["CARD_NAME", "Card", "is_ours", "read_card", "render_card", "sign_card", "write_card"]

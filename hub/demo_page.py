@@ -12,7 +12,7 @@ import torch
 
 MAX_CHARACTERS = 20_000
 _LONGEST, _SHOWN, _TOP = 512, 40, 5
-_EXAMPLES = {
+EXAMPLES = {
     "fill-mask": "The capital of France is {mask}.",
     "tagging": "Marie Curie was born in Warsaw and worked in Paris.",
     "classification": "A quiet film that stays with you for days.",
@@ -263,7 +263,7 @@ def build_page(subjects: list[Subject]) -> Any:
 
 
 def _build_view(gr: Any, subject: Subject) -> None:
-    example = _EXAMPLES[subject.kind].format(mask=subject.tokenizer.mask_token)
+    example = EXAMPLES[subject.kind].format(mask=subject.tokenizer.mask_token)
     text = gr.Textbox(example, lines=4, label="Text", elem_id=f"text-{subject.kind}")
     button = gr.Button("Run", variant="primary", elem_id=f"run-{subject.kind}")
     message = gr.Markdown(elem_id=f"message-{subject.kind}")

@@ -4,10 +4,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from ..utils.errors import UserError
+
 
 @contextlib.contextmanager
 def hub_errors(repo_id: str) -> Iterator[None]:
-    """Raise whatever goes wrong with the Hub as a ValueError of one line.
+    """Raise whatever goes wrong with the Hub as a UserError of one line.
 
     What libraries say is not passed on but for the Hub's own sentence, and no token stands in it.
     """
@@ -17,7 +19,7 @@ def hub_errors(repo_id: str) -> Iterator[None]:
         message = explain(error, repo_id)
         if message is None:
             raise
-        raise ValueError(message) from None
+        raise UserError(message) from None
 
 
 def explain(error: BaseException, repo_id: str) -> str | None:

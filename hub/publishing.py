@@ -18,21 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from .architectures import NATIVE
-from .card import CARD_NAME, is_ours, render_card, sign_card, write_card
+from ..utils.errors import UserError, as_user_errors
+from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
+from ..utils.tokenizer_files import read_tokenizer_settings, write_tokenizer_settings
+from .card import CARD_NAME, read_card, write_card
+from .convert import convert_from_native, to_native
+from .convert_config import config_from_native
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
-from .folders import copy_processors, load_clozebert, load_native, read_config
-from .native import config_from_native, convert_from_native, to_native
+from .loading import load_clozebert, load_native, read_config
+from .natives import NATIVE
+from .processors import copy_processors
 from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
 from .verification import Report, verify_folder
-from .whole_folder import disk_errors, whole_folder
 
 FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _COPIED = ("*.png", "LICENSE", "LICENSE.*", "NOTICE", ".eval_results/*.yaml")
-_CARD_KEYS = ("license", "language", "datasets", "base_model", "tags")
-_HOW_TO_LOAD, _FOR_SERVERS = "## How to load it", "## For servers"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Completion:
         license: its name on the Hub, such as `apache-2.0`. language: such as `en`.
         datasets: names on the Hub of what it was trained on. data_statement: sentences about the training data.
         evaluation: (dataset on the Hub, its task, a number of all_results.json): a result for the Hub's tables.
+        example: a text for the card, which shows the model's answer to it; None: a sentence of ours.
         serving: forms for servers beside the weights, of `SERVING`. int8_texts: texts on which int8 is compared.
     """
 
@@ -51,6 +54,7 @@ class Completion:
     datasets: list[str] = field(default_factory=list)
     data_statement: str | None = None
     evaluation: tuple[str, str, str] | None = None
+    example: str | None = None
     serving: tuple[str, ...] = ()
     int8_texts: tuple[str, ...] = ()
 
@@ -96,7 +100,7 @@ def publish(
         output_dir: where to write the completed copy and leave it; None: a temporary folder.
 
     Raises:
-        ValueError: something is missing, does not verify, or the Hub refuses. Nothing is pushed then, and nothing is
+        UserError: something is missing, does not verify, or the Hub refuses. Nothing is pushed then, and nothing is
             left in output_dir.
     """
     completion = completion or Completion()
@@ -117,31 +121,31 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
     """Find mistakes before work starts.
 
     Raises:
-        ValueError: something that was asked for is missing, or has no such value.
+        UserError: something that was asked for is missing, or has no such value.
     """
     if form not in FORMATS:
-        raise ValueError(f"format={form!r} must be one of {', '.join(FORMATS)}")
+        raise UserError(f"format={form!r} must be one of {', '.join(FORMATS)}")
     if not source.is_dir():
-        raise ValueError(f"there is no folder {source}")
+        raise UserError(f"there is no folder {source}")
     if completion.license is not None and not _LICENSE.fullmatch(completion.license):
-        raise ValueError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
-    data = _card_data(source)
-    if public and not (completion.license or data.get("license")):
-        raise ValueError("a public model needs a licence: give --license, such as apache-2.0, or name it in README.md")
+        raise UserError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
+    if public and not (completion.license or _licence_of(source)):
+        raise UserError("a public model needs a licence: give --license, such as apache-2.0, or name it in README.md")
     if completion.evaluation is not None:
         _evaluation_value(source, completion.evaluation)
     for name in completion.serving:
         if name not in SERVING:
-            raise ValueError(f"serving={name!r} must be one of {', '.join(SERVING)}")
+            raise UserError(f"serving={name!r} must be one of {', '.join(SERVING)}")
     if "int8" in completion.serving and not completion.int8_texts:
-        raise ValueError("int8 is published with what it costs: give --int8_texts, a file with a text on each line")
+        raise UserError("int8 is published with what it costs: give --int8_texts, a file with a text on each line")
 
 
 @contextlib.contextmanager
 def _staging(output_dir: Path | None) -> Iterator[Path]:
     """An empty folder: the one that a person named, or a temporary one."""
     if output_dir is not None:
-        with whole_folder(output_dir) as folder:
+        check_output_dir(output_dir, way_out="give another folder")
+        with disk_errors(output_dir), whole_files(output_dir) as folder:
             yield folder
         return
     way_out = "free some space, or set TMPDIR or --output_dir"
@@ -154,7 +158,7 @@ def _staging(output_dir: Path | None) -> Iterator[Path]:
 
 def completion_of_checkpoints(completion: Completion, source: Path) -> Completion:
     """What is said of a run's checkpoints: as of the run, but for its evaluation, which is of the final model."""
-    license = completion.license or _card_data(source).get("license")
+    license = completion.license or _licence_of(source)
     return dataclasses.replace(completion, license=license, evaluation=None)
 
 
@@ -164,7 +168,7 @@ def complete_folder(
     """Write into `folder` all that is published of `source`; gives the form and what a person should know.
 
     Raises:
-        ValueError: `source` is not a whole model, or `form` is native and no architecture equals its configuration.
+        UserError: `source` is not a whole model, or `form` is native and no architecture equals its configuration.
     """
     completion = completion or Completion()
     model, form = _load(source, form)
@@ -220,21 +224,19 @@ def code_license() -> str | None:
 
 
 def _check_tokenizer(source: Path, folder: Path, longest: int | None) -> None:
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        raise ValueError(f"{source} has no tokenizer: save it there with tokenizer.save_pretrained({str(source)!r})")
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if longest is not None and not values.get("model_max_length", 1e30) <= longest:
+    if not (folder / "tokenizer_config.json").is_file():
+        raise UserError(f"{source} has no tokenizer: save it there with tokenizer.save_pretrained({str(source)!r})")
+    settings = read_tokenizer_settings(folder)
+    if longest is not None and not settings.get("model_max_length", 1e30) <= longest:
         # Without it, pipelines do not know where to cut a text.
-        values["model_max_length"] = longest
-        path.write_text(json.dumps(values, indent=2, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+        write_tokenizer_settings(folder, {**settings, "model_max_length": longest})
 
 
 def _write_fingerprint(source: Path, folder: Path, model: Any) -> None:
-    values = make_fingerprint(model)
-    stored = read_fingerprint(source)
+    with as_user_errors():
+        values, stored = make_fingerprint(model), read_fingerprint(source)
     if stored is not None and (differences := find_differences(stored, values)):
-        raise ValueError(
+        raise UserError(
             f"the weights of {source} are not those that its fingerprint.json was made of ({'; '.join(differences)}): "
             f"delete that file if the model was trained on since, or bring the weights back"
         )
@@ -261,8 +263,7 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
         lines.append(f"`{serving.INT8_NAME}`, for CPUs, on {len(completion.int8_texts)} texts: {report}")
     if "sentence-transformers" in completion.serving:
         pooling = _pooling(source, model)
-        values = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        length = min(values.get("model_max_length", 512), 1_000_000)
+        length = min(read_tokenizer_settings(folder).get("model_max_length", 512), 1_000_000)
         serving.write_sentence_transformers(
             folder, pooling=pooling, hidden_size=model.config.hidden_size, length=int(length)
         )
@@ -285,11 +286,11 @@ def _evaluation_value(source: Path, evaluation: tuple[str, str, str]) -> float:
     check_repo_id(dataset)
     path = source / "all_results.json"
     if not path.is_file():
-        raise ValueError(f"eval_metric={metric!r} is looked for in {path}, which is not there")
+        raise UserError(f"eval_metric={metric!r} is looked for in {path}, which is not there")
     results = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(results.get(metric), (int, float)):
         numbers = sorted(key for key, value in results.items() if isinstance(value, (int, float)))
-        raise ValueError(f"eval_metric={metric!r} is not a number of {path}; these are: {', '.join(numbers)}")
+        raise UserError(f"eval_metric={metric!r} is not a number of {path}; these are: {', '.join(numbers)}")
     return results[metric]
 
 
@@ -307,76 +308,45 @@ def _write_evaluation(source: Path, folder: Path, evaluation: tuple[str, str, st
 # The card
 
 
-def _card_data(source: Path) -> dict[str, Any]:
-    """The metadata of a folder's card; empty where there is none.
+def _licence_of(source: Path) -> str | None:
+    """The licence that a folder's card names."""
+    card = read_card(source)
+    return None if card is None else card.data.get("license")
 
-    Raises:
-        ValueError: they are not YAML.
+
+def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion, serving: list[str]) -> list[str]:
+    """The card of the copy: that of the folder, completed where we wrote it, and as it is where a person did.
+
+    Returns:
+        what a person should know.
     """
-    if not (source / CARD_NAME).is_file():
-        return {}
-    from huggingface_hub import ModelCard
-
-    try:
-        return ModelCard.load(source / CARD_NAME).data.to_dict()
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"the metadata on top of {source / CARD_NAME} cannot be read: {reason}") from None
-
-
-def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion, forms: list[str]) -> list[str]:
-    """The card of the copy: that of the folder, completed where we wrote it, and as it is where a person did."""
-    data = _card_data(source)
-    old = (source / CARD_NAME).read_text(encoding="utf-8") if (source / CARD_NAME).is_file() else None
-    if old is not None and not is_ours(old):
-        (folder / CARD_NAME).write_text(old, encoding="utf-8")
-        left_out = [name for name in ("license", "language", "datasets", "data_statement") if getattr(completion, name)]
+    old = read_card(source)
+    if old is not None and not old.is_ours:
+        write_text(folder / CARD_NAME, old.text)
+        left_out = [
+            name
+            for name in ("license", "language", "datasets", "data_statement", "example")
+            if getattr(completion, name)
+        ]
         say = f"{source / CARD_NAME} was edited by a person and goes up as it is"
         return [say + (f"; say {', '.join(left_out)} there" if left_out else "")]
-    facts: dict[str, Any] = {key: data.get(key) for key in _CARD_KEYS}
-    facts.update(name=repo_id.split("/")[-1], repo_id=repo_id)
+    facts: dict[str, Any] = {"metrics": _scores(source)} if old is None else old.facts()
+    facts.update(name=repo_id.split("/")[-1], repo_id=repo_id, serving=serving, example=completion.example or True)
     for key in ("license", "language", "datasets"):
-        facts[key] = getattr(completion, key) or facts[key]
-    if old is None:
-        facts["metrics"] = _scores(source)
-        write_card(folder, facts)
-        text, kept = (folder / CARD_NAME).read_text(encoding="utf-8"), ""
-        head, kept = _split_card(text)
-    else:
-        facts["description"] = _description(old)
-        head, _ = _split_card(render_card(folder, facts))
-        _, kept = _split_card(old)
-    if completion.data_statement:
-        kept = _say_data(kept, completion.data_statement)
-    kept = re.sub(rf"{_FOR_SERVERS}\n.*?(?=\n## |\Z)", "", kept, flags=re.DOTALL).strip()
-    if forms:
-        kept = "\n".join([_FOR_SERVERS, "", *(f"- {line}." for line in forms), "", kept])
-    (folder / CARD_NAME).write_text(sign_card(f"{head}\n\n{kept}"), encoding="utf-8")
-    missing = [] if facts["license"] else ["the card names no licence: give --license"]
-    if "## Training data" not in kept and not facts["datasets"]:
-        missing.append("the card does not say what the model was trained on: give --data_statement or --datasets")
-    return missing
-
-
-def _split_card(text: str) -> tuple[str, str]:
-    """What a card says of the form it is published in, up to how to load it, and what it says of the model's making."""
-    text = re.sub(r"\n<!-- clozebert-card \w+ -->\s*$", "", text)
-    start = text.find(_HOW_TO_LOAD)
-    end = text.find("\n## ", start + len(_HOW_TO_LOAD)) if start >= 0 else -1
-    return (text[:end].strip(), text[end:].strip()) if end >= 0 else (text.strip(), "")
-
-
-def _description(card: str) -> str | None:
-    """The sentences that stood before ours in a card's first paragraph."""
-    match = re.search(r"^# .*\n\n(.*?)\bThis is an? [a-z ]*encoder, saved for", card, flags=re.MULTILINE | re.DOTALL)
-    return match.group(1).strip() or None if match else None
-
-
-def _say_data(kept: str, statement: str) -> str:
-    heading = "## Training data"
-    if heading in kept:
-        return kept.replace(heading, f"{heading}\n\n{statement}", 1).replace("\n\nNot recorded.", "")
-    return f"{heading}\n\n{statement}\n\n{kept}"
+        facts[key] = getattr(completion, key) or facts.get(key)
+    history = None if old is None else old.history()
+    if completion.data_statement and history is None:
+        facts["data_statement"] = completion.data_statement
+    elif completion.data_statement:
+        recorded = history.get("training_data", "").replace("Not recorded.", "")
+        history["training_data"] = f"{completion.data_statement}\n\n{recorded}".strip()
+    write_card(folder, facts, history=history)
+    written = read_card(folder)
+    assert written is not None
+    notes = [] if facts["license"] else ["the card names no licence: give --license"]
+    if "training_data" not in written.parts and not facts["datasets"]:
+        notes.append("the card does not say what the model was trained on: give --data_statement or --datasets")
+    return notes
 
 
 def _scores(source: Path) -> Mapping[str, float]:

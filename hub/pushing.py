@@ -1,34 +1,37 @@
 """One folder into one repository on the Hub, in one commit, and nothing where nothing changed.
 
-The commit names the revision it was compared with, so a push that lost a race is refused; large files go up before it,
-so a push that is cut off leaves the last revision as it was, and the next one goes on from the files already there.
+huggingface_hub uploads and commits. Large files go up before the commit, so a push that is cut off leaves the last
+revision as it was, and the next one goes on from the files already there. The commit names its parent, so a push that
+lost a race is refused. Beside that, a card that a person edited on the Hub stays, and what an earlier push left goes.
 """
 
 import contextlib
 import hashlib
+import os
 import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..modeling.bundle import CODE_FILES
+from transformers import TrainerCallback
+
+from ..modeling.bundle import CODE_FILES, write_code
+from ..utils.errors import UserError
 from .card import CARD_NAME, is_ours
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .fingerprint import find_differences, read_fingerprint
 from .hub_errors import hub_errors
+from .loading import WEIGHTS
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 CODE_LICENSE_NAME = "LICENSE.clozebert"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# Files of an earlier push that the new one may not have: weights in other shards, code that a native model does not
-# need, and the pickles that Trainer pushes.
-_OURS = re.compile(
-    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin|training_args\.bin"
-    r"|onnx/model(_int8)?\.onnx(\.data)?"
-)
+# Files of an earlier push that the new one may not have: weights in other shards, the ONNX forms (int8 had another name
+# once), code that a native model does not need, and the pickles that Trainer pushes.
+_OURS = re.compile(rf"{WEIGHTS}|training_args\.bin|onnx/model(_quantized|_int8)?\.onnx(\.data)?")
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,17 @@ def check_repo_id(repo_id: str) -> None:
     """Refuse what cannot be a repository's name.
 
     Raises:
-        ValueError: it is not ORG/NAME as the Hub takes it.
+        UserError: it is not ORG/NAME as the Hub takes it.
     """
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     reason = "it must be ORG/NAME, of letters, digits, '-', '_' and single '.'"
     if not _NAME.fullmatch(repo_id):
-        raise ValueError(f"repo_id={repo_id!r}: {reason}")
+        raise UserError(f"repo_id={repo_id!r}: {reason}")
     try:
         validate_repo_id(repo_id)
     except HFValidationError:
-        raise ValueError(f"repo_id={repo_id!r}: {reason}") from None
+        raise UserError(f"repo_id={repo_id!r}: {reason}") from None
 
 
 def push_folder(
@@ -77,7 +80,7 @@ def push_folder(
         message: of the commit.
 
     Raises:
-        ValueError: the Hub cannot be reached or refuses, in one line that holds no token.
+        UserError: the Hub cannot be reached or refuses, in one line that holds no token.
     """
     from huggingface_hub import HfApi
 
@@ -90,7 +93,12 @@ def push_folder(
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         head = api.repo_info(repo_id, revision=revision).sha
         assert head is not None
-        return _commit(api, folder, repo_id, head, revision, message, notes)
+        before = _hashes(api, repo_id, head)
+        kept, reasons = _find_kept(api, folder, repo_id, head, set(before))
+        commit = _commit(api, folder, repo_id, head, revision, message, kept=kept, there=set(before))
+        after = before if commit == head else _hashes(api, repo_id, commit)
+    uploaded = sorted(name for name in after if after[name] != before.get(name))
+    return Push(commit, uploaded, sorted(set(before) - set(after)), [*notes, *reasons])
 
 
 def _open_repository(api: "HfApi", repo_id: str, public: bool) -> list[str]:
@@ -99,45 +107,51 @@ def _open_repository(api: "HfApi", repo_id: str, public: bool) -> list[str]:
         return []
     is_private = bool(api.repo_info(repo_id).private)
     if not is_private and not public:
-        raise ValueError(f"{repo_id} is public on the Hub: give --public to publish for everybody, or another name")
+        raise UserError(f"{repo_id} is public on the Hub: give --public to publish for everybody, or another name")
     return [f"{repo_id} was private and stays so; its settings on the Hub change that"] if is_private and public else []
 
 
-def _commit(
-    api: "HfApi", folder: Path, repo_id: str, head: str, revision: str | None, message: str, notes: list[str]
-) -> Push:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+def _hashes(api: "HfApi", repo_id: str, revision: str) -> dict[str, str]:
+    """The files of a revision, by name, with git's hash of each."""
     from huggingface_hub.hf_api import RepoFile
 
-    there = {
-        item.path: item
-        for item in api.list_repo_tree(repo_id, recursive=True, revision=head)
-        if isinstance(item, RepoFile)
-    }
+    listed = api.list_repo_tree(repo_id, recursive=True, revision=revision)
+    return {item.path: item.blob_id for item in listed if isinstance(item, RepoFile)}
+
+
+def _commit(
+    api: "HfApi",
+    folder: Path,
+    repo_id: str,
+    head: str,
+    revision: str | None,
+    message: str,
+    *,
+    kept: set[str],
+    there: set[str],
+) -> str:
+    """Commit the folder upon `head`, without the files in `kept`; gives the new revision, or `head` if nothing changed.
+
+    huggingface_hub leaves out files that are already there, and makes no commit where none is left.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
     here = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    changed = [name for name, path in here.items() if name not in there or not _is_same(path, there[name])]
-    kept, reasons = _keep_what_is_theirs(api, folder, repo_id, head, changed, set(there))
-    changed = [name for name in changed if name not in kept]
-    removed = [name for name in sorted(there) if name not in here and _is_ours(name)]
-    notes = [*notes, *reasons]
-    if not changed and not removed:
-        return Push(head, [], [], notes)
     with contextlib.ExitStack() as opened:
-        contents: dict[str, Any] = {name: str(here[name]) for name in changed}
+        contents: dict[str, Any] = {name: str(path) for name, path in here.items() if name not in kept}
         if not _has_xet(repo_id, revision or "main"):
-            # What has a path goes by Xet where hf_xet is installed; an open file goes over HTTP.
-            contents = {name: opened.enter_context(here[name].open("rb")) for name in changed}
+            # What has a path goes by Xet where hf_xet is installed. An open file goes over HTTP.
+            contents = {name: opened.enter_context(here[name].open("rb")) for name in contents}
+        operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=x) for name, x in contents.items()]
+        deleted = [name for name in sorted(there) if name not in here and _is_ours(name)]
         done = api.create_commit(
             repo_id,
-            [
-                *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=x) for name, x in contents.items()),
-                *(CommitOperationDelete(path_in_repo=name) for name in removed),
-            ],
+            [*operations, *(CommitOperationDelete(path_in_repo=name) for name in deleted)],
             commit_message=message,
             revision=revision,
             parent_commit=head,
         )
-    return Push(done.oid, changed, removed, notes)
+    return done.oid
 
 
 def _has_xet(repo_id: str, revision: str) -> bool:
@@ -159,49 +173,59 @@ def _is_ours(name: str) -> bool:
     return _OURS.fullmatch(name) is not None or name in CODE_FILES or name == CODE_LICENSE_NAME
 
 
-def _is_same(path: Path, there: Any) -> bool:
-    """Whether a file is the one on the Hub: large ones go by their SHA-256, others by git's hash."""
-    if there.size != path.stat().st_size:
-        return False
-    if there.lfs is not None:
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-        return digest.hexdigest() == there.lfs.sha256
-    content = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == there.blob_id
-
-
-def _keep_what_is_theirs(
-    api: "HfApi", folder: Path, repo_id: str, head: str, changed: list[str], there: set[str]
-) -> tuple[set[str], list[str]]:
-    """Those changed files that stay as they are on the Hub, and why: a card that a person edited there, and a
-    fingerprint that differs by rounding only.
+def _find_kept(api: "HfApi", folder: Path, repo_id: str, head: str, there: set[str]) -> tuple[set[str], list[str]]:
+    """The files that stay as they are on the Hub, and why: a card that a person edited there, and a fingerprint that
+    differs by rounding only.
     """
-    wanted = {CARD_NAME, FINGERPRINT_NAME} & there
-    if not {CARD_NAME, FINGERPRINT_NAME} & set(changed) or not wanted:
-        return set(), []
     kept, reasons = set(), []
     with tempfile.TemporaryDirectory() as temporary:
-        for name in wanted:
+        for name in {CARD_NAME, FINGERPRINT_NAME} & there:
             api.hf_hub_download(repo_id, name, revision=head, local_dir=temporary)
         try:
             old = read_fingerprint(temporary) or {}
         except ValueError:
             old = {}
-        if CARD_NAME in wanted and CARD_NAME in changed:
+        if CARD_NAME in there and (folder / CARD_NAME).is_file():
             card = (Path(temporary) / CARD_NAME).read_bytes()
+            is_changed = card != (folder / CARD_NAME).read_bytes()
             is_as_pushed = hashlib.sha256(card).hexdigest() == old.get("card_sha256")
-            if not is_as_pushed and not is_ours(card.decode(errors="replace")):
+            if is_changed and not is_as_pushed and not is_ours(card.decode(errors="replace")):
                 kept.add(CARD_NAME)
                 reasons.append(f"{CARD_NAME} was edited on the Hub and stays as it is there")
     new = read_fingerprint(folder)
-    if new is not None and old and FINGERPRINT_NAME in changed:
-        beside = [key for key in {*old, *new} if key != "outputs" and old.get(key) != new.get(key)]
-        if not beside and list(old["outputs"]) == list(new["outputs"]) and not find_differences(old, new):
-            kept.add(FINGERPRINT_NAME)
+    if old and new and _differ_by_rounding(old, new):
+        kept.add(FINGERPRINT_NAME)
     return kept, reasons
 
 
-__all__ = ["CODE_LICENSE_NAME", "Push", "check_repo_id", "push_folder"]
+def _differ_by_rounding(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether two fingerprints are of the same model and card."""
+    beside = [key for key in {*old, *new} if key != "outputs" and old.get(key) != new.get(key)]
+    return not beside and list(old["outputs"]) == list(new["outputs"]) and not find_differences(old, new)
+
+
+# What Trainer pushes while it trains
+
+# The Hub leaves out of a push what the repository's .gitignore names.
+_IGNORED = "/training_args.bin"
+
+
+class LoadablePushes(TrainerCallback):
+    """`Trainer(..., callbacks=[LoadablePushes()])`: each push opens with `AutoModel`, and none holds the pickle.
+
+    The code, and a `.gitignore` that names the pickle, are put into `output_dir` when training begins.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if not args.push_to_hub or not state.is_world_process_zero:
+            return
+        os.makedirs(args.output_dir, exist_ok=True)
+        path = Path(args.output_dir) / ".gitignore"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        if _IGNORED not in lines:
+            path.write_text("\n".join([*lines, _IGNORED]) + "\n", encoding="utf-8")
+        if getattr(getattr(model, "config", None), "model_type", None) == "clozebert":
+            write_code(args.output_dir)
+
+
+__all__ = ["CODE_LICENSE_NAME", "LoadablePushes", "Push", "check_repo_id", "push_folder"]

@@ -19,7 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-ONNX_NAME, INT8_NAME = "onnx/model.onnx", "onnx/model_int8.onnx"
+from ..utils.errors import MissingPackageError, UserError
+
+# transformers.js looks for the second by default.
+ONNX_NAME, INT8_NAME = "onnx/model.onnx", "onnx/model_quantized.onnx"
 # Measured: at most 4e-6 for every head at random weights, with outputs of about 1.
 ONNX_TOLERANCE = 1e-4
 EMBEDDING_TOLERANCE = 1e-6
@@ -68,8 +71,8 @@ def export_onnx(model: Any, directory: str | os.PathLike) -> float:
         the largest difference from PyTorch that onnxruntime showed, over three shapes and all outputs.
 
     Raises:
-        ImportError: transformers is too old to export, or onnx, onnxscript or onnxruntime is missing.
-        ValueError: onnxruntime's outputs are off by more than 1e-4.
+        MissingPackageError: transformers is too old to export, or onnx, onnxscript or onnxruntime is missing.
+        UserError: onnxruntime's outputs are off by more than 1e-4.
     """
     with _quiet():
         exporter, options = _exporter()
@@ -89,7 +92,7 @@ def export_onnx(model: Any, directory: str | os.PathLike) -> float:
     worst = max(_difference(model, path, rows, length) for rows, length in ((1, 3), (3, 17), (5, 64)))
     if not worst <= ONNX_TOLERANCE:
         path.unlink()
-        raise ValueError(f"the ONNX form of this model is off by {worst:.3g} in onnxruntime: it was not kept")
+        raise UserError(f"the ONNX form of this model is off by {worst:.3g} in onnxruntime: it was not kept")
     return worst
 
 
@@ -98,7 +101,7 @@ def _exporter() -> tuple[Any, Any]:
 
     # The oldest release tried: 5.12 has no exporters, and theirs has changed since they came.
     if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 23):
-        raise ImportError(
+        raise MissingPackageError(
             f"ONNX is written by transformers' own exporter, and transformers {transformers.__version__} is too old "
             f"for it: pip install 'transformers>=5.23'"
         )
@@ -115,7 +118,7 @@ def _need(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ImportError(f"this needs {name}: pip install 'clozebert[serving]'") from None
+        raise MissingPackageError(f"this needs {name}: pip install 'clozebert[serving]'") from None
 
 
 def _inputs(model: Any, rows: int, length: int) -> dict[str, torch.Tensor]:
@@ -184,15 +187,17 @@ def _quiet() -> Iterator[None]:
 
 
 def quantize_int8(directory: str | os.PathLike) -> Path:
-    """Write `onnx/model_int8.onnx` from `onnx/model.onnx`: the weights of matrix products (one scale for each output
-    channel) and embeddings as int8, activations quantised as they come (dynamic). For CPUs.
+    """Write `onnx/model_quantized.onnx` from `onnx/model.onnx`, for CPUs.
+
+    Weights of linear layers (one scale for each output channel) and embeddings become int8. Activations are quantised
+    as they come (dynamic quantisation).
 
     Raises:
-        ValueError: there is no ONNX form yet.
+        UserError: there is no ONNX form yet.
     """
     source, target = Path(directory) / ONNX_NAME, Path(directory) / INT8_NAME
     if not source.is_file():
-        raise ValueError(f"{source} is not there: export_onnx writes it first")
+        raise UserError(f"{source} is not there: export_onnx writes it first")
     onnx = _need("onnx")
     _need("onnxruntime")
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -223,12 +228,12 @@ def compare_int8(
         directory: with both ONNX forms. labels: the right class of each text, for heads over texts.
 
     Raises:
-        ValueError: the model gives no logits, no texts, or labels that are not one for each text.
+        UserError: the model gives no logits, no texts, or labels that are not one for each text.
     """
     if not texts:
-        raise ValueError("texts is empty: give some that are like those the model will see")
+        raise UserError("texts is empty: give some that are like those the model will see")
     if labels is not None and len(labels) != len(texts):
-        raise ValueError(f"labels has {len(labels)} entries for {len(texts)} texts")
+        raise UserError(f"labels has {len(labels)} entries for {len(texts)} texts")
     paths = [Path(directory) / name for name in (ONNX_NAME, INT8_NAME)]
     sessions = [open_onnx(path) for path in paths]
     predicted: list[list[np.ndarray]] = [[], []]
@@ -237,7 +242,7 @@ def compare_int8(
         batch = tokenizer(list(texts[start : start + 16]), padding=True, truncation=True, return_tensors="np")
         logits = [run_onnx(session, {key: x.astype(np.int64) for key, x in batch.items()}) for session in sessions]
         if any("logits" not in outputs for outputs in logits):
-            raise ValueError("int8 is compared by predictions, and this model has no logits")
+            raise UserError("int8 is compared by predictions, and this model has no logits")
         values = [outputs["logits"] for outputs in logits]
         if values[0].ndim == 3:
             values = [value[batch["attention_mask"].astype(bool)] for value in values]
@@ -249,7 +254,7 @@ def compare_int8(
     accuracies = {}
     if labels is not None:
         if len(before) != len(labels):
-            raise ValueError("labels are one for each text, and this head predicts for each token")
+            raise UserError("labels are one for each text, and this head predicts for each token")
         right = np.asarray(labels)
         accuracies = {
             "float_accuracy": float((before == right).mean()),
@@ -281,10 +286,10 @@ def write_sentence_transformers(directory: str | os.PathLike, *, pooling: str, h
         length: the longest text, in tokens; longer ones are cut.
 
     Raises:
-        ValueError: sentence-transformers has no such pooling.
+        UserError: sentence-transformers has no such pooling.
     """
     if pooling not in _POOLINGS:
-        raise ValueError(
+        raise UserError(
             f"classifier_pooling={pooling!r} has no counterpart in sentence-transformers, which has {_POOLINGS}"
         )
     folder = Path(directory)
@@ -312,7 +317,8 @@ def check_sentence_transformers(directory: str | os.PathLike, texts: Sequence[st
     """The largest difference between sentence-transformers' embeddings of `texts` and our pooling of the encoder.
 
     Raises:
-        ImportError: sentence-transformers is not installed. ValueError: they differ by more than 1e-6 of their size.
+        MissingPackageError: sentence-transformers is not installed.
+        UserError: they differ by more than 1e-6 of their size.
     """
     _need("sentence_transformers")
     from sentence_transformers import SentenceTransformer
@@ -335,7 +341,7 @@ def check_sentence_transformers(directory: str | os.PathLike, texts: Sequence[st
         expected = pooling(encoder(**batch).last_hidden_state, batch["attention_mask"]).numpy()
     worst = float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))
     if not worst <= EMBEDDING_TOLERANCE:
-        raise ValueError(f"sentence-transformers' embeddings are off by {worst:.3g} of their size from our pooling")
+        raise UserError(f"sentence-transformers' embeddings are off by {worst:.3g} of their size from our pooling")
     return worst
 
 

@@ -4,8 +4,8 @@ import json
 import os
 from pathlib import Path
 
+from ..utils.files import check_output_dir, disk_errors, whole_files
 from .pushing import check_repo_id
-from .whole_folder import whole_folder
 
 _LIST = "MODELS: list[str] = []"
 _README = """---
@@ -29,7 +29,7 @@ def write_space(directory: str | os.PathLike, repo_id: str) -> None:
     A private model needs a token in the secrets of the Space (`HF_TOKEN`).
 
     Raises:
-        ValueError: the folder holds something already or cannot be written, or the name is none.
+        UserError: the folder holds something already or cannot be written, or the name is none.
     """
     check_repo_id(repo_id)
     page = Path(__file__).with_name("demo_page.py").read_text(encoding="utf-8")
@@ -39,7 +39,9 @@ def write_space(directory: str | os.PathLike, repo_id: str) -> None:
         "requirements.txt": "torch\ntransformers>=5.10.1\n",
         "README.md": _README.format(name=repo_id.split("/")[-1], gradio=_GRADIO, repo_id=repo_id),
     }
-    with whole_folder(directory, name="with_space") as folder:
+    check_output_dir(directory, name="with_space", way_out="give another folder")
+    target = Path(directory)
+    with disk_errors(target), whole_files(target) as folder:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
 

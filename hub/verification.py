@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..modeling.bundle import class_of_auto_class
+from ..utils.errors import UserError
 
 # What must not reach a process that runs a folder's code.
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
@@ -37,11 +38,11 @@ def verify_folder(directory: str | os.PathLike) -> Report:
     """Load `directory` in a clean process without clozebert and without a network; its code is run there.
 
     Raises:
-        ValueError: something does not load, is drawn at random or does not fit the fingerprint: all of it is named.
+        UserError: something does not load, is drawn at random or does not fit the fingerprint: all of it is named.
     """
     folder = Path(directory).resolve()
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{directory} holds no model: there is no config.json in it")
+        raise UserError(f"{directory} holds no model: there is no config.json in it")
     program = Path(__file__).with_name("clean_process.py")
     with tempfile.TemporaryDirectory() as home:
         answer = Path(home) / "report.json"
@@ -59,10 +60,10 @@ def verify_folder(directory: str | os.PathLike) -> Report:
         )  # fmt: skip
         if not answer.is_file():
             reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-            raise ValueError(f"{directory} could not be verified in a clean process: {reason}")
+            raise UserError(f"{directory} could not be verified in a clean process: {reason}")
         report = json.loads(answer.read_text(encoding="utf-8"))
     if report["problems"]:
-        raise ValueError(f"{directory} does not open without clozebert as it should: {'; '.join(report['problems'])}")
+        raise UserError(f"{directory} does not open without clozebert as it should: {'; '.join(report['problems'])}")
     return Report(report["auto_classes"], report["new_heads"], report["pipelines"])
 
 

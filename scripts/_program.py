@@ -1,12 +1,14 @@
 """What every program here shares: reading its arguments, and telling a person's mistake from a bug of ours."""
 
 import dataclasses
-import difflib
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
+
+from clozebert.utils.errors import UserError, nearest_name
 
 Arguments = TypeVar("Arguments")
 
@@ -41,35 +43,44 @@ def unknown_flag_message(flag: str, known: Sequence[str]) -> str:
     if not flag.startswith("--"):
         return f"unexpected argument {flag!r}; flags begin with --"
     name = flag[2:].split("=")[0].replace("-", "_")
-    nearest = difflib.get_close_matches(name, known, n=1)
-    return f"unknown flag --{name}" + (f"; did you mean --{nearest[0]}?" if nearest else "; see --help")
+    nearest = nearest_name(name, known)
+    return f"unknown flag --{name}" + (f"; did you mean --{nearest}?" if nearest else "; see --help")
 
 
 def run(main: Callable[[], Any]) -> NoReturn:
-    """Run a program and exit: a person's mistake is one line on stderr and status 2, a bug keeps its traceback.
+    """Run a program and exit: with status 0, or 2 after a person's mistake, which is one line on stderr.
 
-    A mistake is a `ValueError`, `ImportError` or `OSError` that our own code raised; the same types coming out of a
-    library are bugs, and so is everything else. `CLOZEBERT_TRACEBACK=1` shows the traceback of mistakes too.
+    A mistake is a `UserError`; `CLOZEBERT_TRACEBACK=1` shows its traceback too. Every other exception is a bug, or the
+    machine's: it keeps its traceback, and the status is 1.
     """
     from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()
     try:
         main()
-    except (ValueError, ImportError, OSError) as error:
-        if os.environ.get("CLOZEBERT_TRACEBACK") == "1" or not _raised_by_us(error):
-            raise
+        sys.stdout.flush()
+    except UserError as error:
+        if os.environ.get("CLOZEBERT_TRACEBACK") == "1":
+            traceback.print_exc()
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:
+        if not _output_is_closed():
+            raise
+        sys.exit(141)  # as a shell reports the signal SIGPIPE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     sys.exit(0)
 
 
-def _raised_by_us(error: BaseException) -> bool:
-    """Whether the innermost frame of `error`'s traceback is code of this package (or a script of it run by path)."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    frames = traceback.extract_tb(error.__traceback__)
-    innermost = os.path.abspath(frames[-1].filename) if frames else ""
-    return innermost.startswith(package + os.sep) and "site-packages" not in innermost[len(package) :]
+def _output_is_closed() -> bool:
+    """Whether whoever read our output has gone, as `| head` does; then what waits to be written goes nowhere."""
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if is_closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return is_closed

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import UserError
 
 
 @dataclass
@@ -34,9 +35,9 @@ class ConvertArguments:
 def main(argv: list[str] | None = None) -> None:
     arguments = parse(ConvertArguments, argv, prog="convert_checkpoint", description=__doc__ or "")
     if Path(arguments.output_dir).resolve() == Path(arguments.input).resolve():
-        raise ValueError("output_dir is the input: the model would be written over while it is read")
+        raise UserError("output_dir is the input: the model would be written over while it is read")
 
-    from clozebert.hub.folders import convert_folder
+    from clozebert.hub.convert import convert_folder
 
     name = convert_folder(
         arguments.input,

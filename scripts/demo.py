@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.files import check_output_dir
 
 PROMPTS = (
     "Return the [MASK] of the array.",
@@ -42,7 +43,10 @@ class DemoArguments:
     """Flags of the demonstration."""
 
     output_dir: str = field(default="runs/demo", metadata={"help": "where everything goes"})
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "delete what output_dir holds"})
+    overwrite_output_dir: bool = field(
+        default=False,
+        metadata={"help": "write into a folder that is not empty; replace what a demonstration wrote"},
+    )
     input: str = field(default="installed-python", metadata={"help": "text to learn from"})
     config: str = field(default="tiny", metadata={"help": "recipe of the pretraining run"})
     max_steps: int | None = field(default=None, metadata={"help": "steps of pretraining, if not the recipe's"})
@@ -59,35 +63,26 @@ def main(argv: list[str] | None = None) -> None:
     )
     begun = time.monotonic()
     folder = Path(arguments.output_dir)
-    make_folder(folder, overwrite=arguments.overwrite_output_dir)
+    check_output_dir(folder, overwrite=arguments.overwrite_output_dir)
+    # Each program replaces what it wrote itself.
+    again = ["--overwrite_output_dir"] if arguments.overwrite_output_dir else []
     tokenizer, corpus, encoder = folder / "tokenizer", folder / "corpus", folder / "encoder"
 
     step("1. A tokenizer", "train-tokenizer", "--input", arguments.input, "--algorithm", "bpe", "--vocab_size", "8192",
-         "--output_dir", tokenizer)  # fmt: skip
+         "--output_dir", tokenizer, *again)  # fmt: skip
     step("2. The corpus, tokenized; whole packages are held out", "prepare-corpus", "--input", arguments.input,
-         "--tokenizer_name", tokenizer, "--output_dir", corpus)  # fmt: skip
+         "--tokenizer_name", tokenizer, "--output_dir", corpus, *again)  # fmt: skip
     limit = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
     step("3. Pretraining", "pretrain", "--config", arguments.config, "--corpus", corpus, "--tokenizer_name", tokenizer,
-         "--output_dir", encoder, *limit)  # fmt: skip
+         "--output_dir", encoder, *limit, *again)  # fmt: skip
     show_fill_mask(encoder)
     write_tasks(folder / "tasks", examples=arguments.task_examples)
     sequence, token = folder / "package-classifier", folder / "token-tagger"
     step("5. Which package does this docstring document?", "finetune-sequence", *finetune_flags(
-        encoder, folder / "tasks" / "packages", "csv", sequence))  # fmt: skip
+        encoder, folder / "tasks" / "packages", "csv", sequence), *again)  # fmt: skip
     step("6. What kind is each token of Python source?", "finetune-token", *finetune_flags(
-        encoder, folder / "tasks" / "token_kinds", "jsonl", token))  # fmt: skip
+        encoder, folder / "tasks" / "token_kinds", "jsonl", token), *again)  # fmt: skip
     report(folder, encoder, sequence, token, seconds=time.monotonic() - begun)
-
-
-def make_folder(folder: Path, *, overwrite: bool) -> None:
-    """Make an empty folder, or raise before anything is lost."""
-    import shutil
-
-    if folder.is_dir() and any(folder.iterdir()):
-        if not overwrite:
-            raise FileExistsError(f"output_dir={folder} is not empty; give --overwrite_output_dir or another folder")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def step(title: str, verb: str, *flags: str | Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import MissingPackageError, as_user_errors
 
 
 @dataclass
@@ -25,13 +26,14 @@ def main(argv: list[str] | None = None) -> None:
     try:
         import gradio  # noqa: F401
     except ImportError:
-        raise ImportError("the page needs gradio: pip install 'clozebert[page]'") from None
+        raise MissingPackageError("the page needs gradio: pip install 'clozebert[page]'") from None
     from clozebert.hub.demo_page import STYLE, build_page, load_subject
-    from clozebert.hub.folders import find_folder
+    from clozebert.hub.loading import find_folder
 
     names = [arguments.model_name_or_path, *(arguments.more_models or [])]
     # clozebert is imported, so none of the folders' code is run.
-    subjects = [load_subject(str(find_folder(name))) for name in names]
+    with as_user_errors():
+        subjects = [load_subject(str(find_folder(name))) for name in names]
     build_page(subjects).launch(server_name=arguments.host, server_port=arguments.port, css=STYLE)
 
 

@@ -10,15 +10,17 @@ The formulas are what is computed and what is printed: one string each, see `clo
 """
 
 import dataclasses
-import difflib
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub.errors import StrictDataclassError
+
 from clozebert.configuration.costs import SYMBOLS, default_length, parts_of, short_number, symbols_of
 from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import MissingPackageError, UserError, as_user_errors, did_you_mean
 
 if TYPE_CHECKING:
     from clozebert import ClozeBertConfig
@@ -52,14 +54,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in ("batch_size", "sequence_length"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
-            raise ValueError(f"--{name}={value} must be at least 1")
+            raise UserError(f"--{name}={value} must be at least 1")
     if arguments.dtype not in BYTES_OF:
-        raise ValueError(f"--dtype={arguments.dtype!r} must be one of {', '.join(BYTES_OF)}")
+        raise UserError(f"--dtype={arguments.dtype!r} must be one of {', '.join(BYTES_OF)}")
     if arguments.text is not None:
         draw_attention(arguments.config, arguments.text, arguments.output_file)
         print(f"attention maps in {arguments.output_file}")
         return
-    config = find_config(arguments.config)
+    with as_user_errors(ValueError, OSError, StrictDataclassError):
+        config = find_config(arguments.config)
     length = arguments.sequence_length or default_length(config)
     print(
         "\n".join(table(config, batch_size=arguments.batch_size, length=length, bytes_each=BYTES_OF[arguments.dtype]))
@@ -79,10 +82,10 @@ def find_config(name: str) -> "ClozeBertConfig":
         import json
 
         if not (path / "config.json").is_file():
-            raise ValueError(f"folder {name} holds no config.json")
+            raise UserError(f"folder {name} holds no config.json")
         values = json.loads((path / "config.json").read_text(encoding="utf-8"))
         if values.get("model_type") != ClozeBertConfig.model_type:
-            raise ValueError(f"{name} holds a model of type {values.get('model_type')!r}: convert it first")
+            raise UserError(f"{name} holds a model of type {values.get('model_type')!r}: convert it first")
         return ClozeBertConfig.from_pretrained(path)
     if name in ARCHITECTURES:
         return ClozeBertConfig.from_name(name)
@@ -95,9 +98,7 @@ def find_config(name: str) -> "ClozeBertConfig":
             else (ClozeBertConfig(**model))
         )
     known = sorted({*ARCHITECTURES, *list_recipes()})
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(known)}"
-    raise ValueError(f"{name!r} is neither an architecture, a recipe nor a folder; {hint}")
+    raise UserError(f"{name!r} is neither an architecture, a recipe nor a folder; {did_you_mean(name, known)}")
 
 
 def table(config: "ClozeBertConfig", *, batch_size: int, length: int, bytes_each: int) -> list[str]:
@@ -168,13 +169,15 @@ def draw_attention(folder: str, text: str, output_file: str) -> None:
         ImportError: matplotlib is not installed.
     """
     if not Path(folder).is_dir():
-        raise ValueError(f"--text needs the folder of a trained model with its tokenizer, but {folder!r} is none")
-    if find_config(folder).image_size is not None:
-        raise ValueError(f"--text needs a text model, but {folder} holds one of images")
+        raise UserError(f"--text needs the folder of a trained model with its tokenizer, but {folder!r} is none")
+    with as_user_errors(ValueError, OSError, StrictDataclassError):
+        config = find_config(folder)
+    if config.image_size is not None:
+        raise UserError(f"--text needs a text model, but {folder} holds one of images")
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError("drawing attention maps needs matplotlib: pip install 'clozebert[plots]'") from None
+        raise MissingPackageError("drawing attention maps needs matplotlib: pip install 'clozebert[plots]'") from None
     tokens, weights_LHTT = attention_of(folder, text)
     layers, heads = len(weights_LHTT), len(weights_LHTT[0])
     side = max(1.2, 0.16 * len(tokens))
@@ -192,7 +195,8 @@ def draw_attention(folder: str, text: str, output_file: str) -> None:
             if layer == layers - 1:
                 axis.set_xticks(range(len(tokens)), tokens, fontsize=5, rotation=90)
     figure.supylabel("a token (row) looks at …", fontsize=7)
-    figure.savefig(output_file, dpi=150)
+    with as_user_errors(ValueError, OSError, about=f"--output_file {output_file}"):
+        figure.savefig(output_file, dpi=150)
 
 
 def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
@@ -202,8 +206,9 @@ def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
 
     from clozebert import ClozeBertModel
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with as_user_errors(ValueError, OSError, about=f"{folder} cannot be loaded"):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager").eval()
     inputs = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         attentions = model(

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import UserError, as_user_errors
+from clozebert.utils.files import write_text
 
 if TYPE_CHECKING:
     from clozebert.corpus import Corpus
@@ -58,20 +60,20 @@ class EvaluationArguments:
 
     def __post_init__(self) -> None:
         if not (self.corpus or self.input or self.blimp):
-            raise ValueError("nothing to score on: give --corpus DIR, --input FILE… or --blimp DIR")
+            raise UserError("nothing to score on: give --corpus DIR, --input FILE… or --blimp DIR")
         if self.corpus and self.input:
-            raise ValueError("--corpus and --input are two texts: give one of them")
+            raise UserError("--corpus and --input are two texts: give one of them")
         if self.split not in ("train", "validation"):
-            raise ValueError(f"--split={self.split!r} must be train or validation")
+            raise UserError(f"--split={self.split!r} must be train or validation")
         if self.mixed_precision not in ("auto", "no", "bf16", "fp16"):
-            raise ValueError(f"--mixed_precision={self.mixed_precision!r} must be auto, no, bf16 or fp16")
+            raise UserError(f"--mixed_precision={self.mixed_precision!r} must be auto, no, bf16 or fp16")
         if not 0 < self.eval_mlm_probability <= 1:
-            raise ValueError(f"--eval_mlm_probability={self.eval_mlm_probability} must lie in (0, 1]")
+            raise UserError(f"--eval_mlm_probability={self.eval_mlm_probability} must lie in (0, 1]")
         for name, least in (("per_device_eval_batch_size", 1), ("max_eval_batches", 1), ("max_seq_length", 8),
                             ("pseudo_perplexity_documents", 0)):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ValueError(f"--{name}={value} must be at least {least}")
+                raise UserError(f"--{name}={value} must be at least {least}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -83,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = evaluate(arguments)
     print("\n".join(table(results)))
     if arguments.output_file is not None:
-        Path(arguments.output_file).parent.mkdir(parents=True, exist_ok=True)
-        Path(arguments.output_file).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        with as_user_errors(OSError, about="--output_file"):
+            write_text(Path(arguments.output_file), json.dumps(results, indent=2) + "\n")
         print(f"results in {arguments.output_file}")
 
 
@@ -116,9 +118,9 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     longest = longest_input(model, tokenizer)
     length = arguments.max_seq_length or min(512, longest)
     if length > longest:
-        raise ValueError(f"--max_seq_length={length} exceeds the {longest} tokens that the model takes")
+        raise UserError(f"--max_seq_length={length} exceeds the {longest} tokens that the model takes")
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # type: ignore[operator]
-        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, more than the model: name the model's own")
+        raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model: name the model's own")
     results: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision}
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, precision_of(device, precision):
@@ -152,7 +154,7 @@ def _open(folder: str, split: str, tokenizer: Any) -> "Corpus":
     corpus = Corpus(folder, split)
     check_tokenizer(corpus, tokenizer)
     if corpus.num_documents == 0:
-        raise ValueError(f"the {split} split of {folder} is empty: name another --split")
+        raise UserError(f"the {split} split of {folder} is empty: name another --split")
     return corpus
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import UserError
+from clozebert.utils.files import check_output_dir, disk_errors, whole_files
+from clozebert.utils.tokenizer_files import save_tokenizer
 
 
 @dataclass
@@ -38,21 +41,21 @@ class GrowArguments:
 def main(argv: list[str] | None = None) -> None:
     arguments = parse(GrowArguments, argv, prog="grow_model", description=__doc__ or "")
     if arguments.num_texts < 1:
-        raise ValueError(f"num_texts={arguments.num_texts} must be at least 1")
+        raise UserError(f"num_texts={arguments.num_texts} must be at least 1")
 
     from clozebert.corpus.readers import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.hub.card import write_card
-    from clozebert.hub.folders import find_folder, load_masked_lm
-    from clozebert.hub.warm_start import grow
-    from clozebert.hub.whole_folder import check_is_free, whole_folder
+    from clozebert.hub.convert import load_clozebert_masked_lm
+    from clozebert.hub.loading import find_folder
+    from clozebert.training.growth import grow
 
-    check_is_free(arguments.output_dir, name="output_dir")
+    check_output_dir(arguments.output_dir, way_out="give another folder")
     new_tokens = _new_tokens(arguments.new_tokens or [])
     texts = list(islice(Reader(arguments.input).texts(), arguments.num_texts))
     folder = find_folder(arguments.model_name_or_path)
     tokenizer: Any = load_tokenizer(str(folder))
-    model = load_masked_lm(folder)
+    model = load_clozebert_masked_lm(folder)
     if model.config.mask_token_id is None:
         model.config.mask_token_id = tokenizer.mask_token_id
     sizes = ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers", "max_position_embeddings",
@@ -64,11 +67,12 @@ def main(argv: list[str] | None = None) -> None:
         growths[f"{name}: pseudo-perplexity before"] = result.before
         growths[f"{name}: pseudo-perplexity after"] = result.after
         model, tokenizer = result.model, result.tokenizer
-    with whole_folder(arguments.output_dir) as partial:
+    target = Path(arguments.output_dir)
+    with disk_errors(target), whole_files(target) as partial:
         model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        save_tokenizer(tokenizer, partial)
         facts = {
-            "name": Path(arguments.output_dir).resolve().name,
+            "name": target.resolve().name,
             "description": f"Grown from `{folder.resolve().name}`, and not trained since.",
             "metrics": growths,
         }
@@ -87,11 +91,11 @@ def _new_tokens(given: list[str]) -> list[str]:
             continue
         path = Path(item[1:])
         if not path.is_file():
-            raise ValueError(f"new_tokens: there is no file {path}")
+            raise UserError(f"new_tokens: there is no file {path}")
         tokens += [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if len(set(tokens)) != len(tokens):
         twice = next(token for token in tokens if tokens.count(token) > 1)
-        raise ValueError(f"new_tokens names {twice!r} twice")
+        raise UserError(f"new_tokens names {twice!r} twice")
     return tokens
 
 

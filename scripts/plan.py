@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import UserError, as_user_errors, reject_unknown_keys
+from clozebert.utils.files import write_text
 
 if TYPE_CHECKING:
     from clozebert.corpus import Mixture
@@ -72,7 +74,7 @@ def plan(
     paths = {"corpus": settings.get("corpus") or "-", "tokenizer_name": settings.get("tokenizer_name") or "-"}
     phases = PretrainingArguments(**{**settings, **paths, "dry_run": True}).split_phases()
     if calibrate and device is not None:
-        raise ValueError(f"--calibrate measures this machine: leave out --device {device}")
+        raise UserError(f"--calibrate measures this machine: leave out --device {device}")
     kind, precision, here = _find_device(device, phases[0].arguments)
     found = []
     for phase in phases:
@@ -116,7 +118,8 @@ def plan(
             facts["cost"] = sum(of_one["cost"] for of_one in found)
             print(f"cost of all phases    {facts['cost']:>18,.2f}")
     if output_file is not None:
-        Path(output_file).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        with as_user_errors(OSError, about="--output_file"):
+            write_text(Path(output_file), json.dumps(facts, indent=2) + "\n")
     return facts
 
 
@@ -128,7 +131,6 @@ def _open_corpora(arguments: Any) -> "Mixture":
 
 def _find_device(name: str | None, arguments: Any) -> "tuple[Device, str, Any]":
     """The kind of device, the precision that a run chooses there, and, for this machine, torch's device."""
-    from clozebert.configuration import reject_unknown_keys
     from clozebert.training.planning import DEVICES, Device
 
     if name is not None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import UserError
 
 DESCRIPTION = "Tokenize text into memory-mapped shards, ready for pretraining."
 
@@ -55,7 +56,9 @@ class Arguments:
         default=None, metadata={"help": "cut the files into so many parts; without --part: merge them"}
     )
     part: int | None = field(default=None, metadata={"help": "prepare this part only, counted from 0"})
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "replace the corpus in the output folder"})
+    overwrite_output_dir: bool = field(
+        default=False, metadata={"help": "write into a folder that holds something; replace the corpus in it"}
+    )
     disable_tqdm: bool = field(default=False, metadata={"help": "show no progress bar"})
 
 
@@ -69,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     part, num_parts = arguments.part, arguments.num_parts
     if part is not None and num_parts is None:
-        raise ValueError(f"--part {part} needs --num_parts: of how many?")
+        raise UserError(f"--part {part} needs --num_parts: of how many?")
     preparation = Preparation(**{item.name: getattr(arguments, item.name) for item in fields(Preparation)})
     preparation.check()
     with tqdm(unit="B", unit_scale=True, desc="reading", disable=arguments.disable_tqdm) as bar:

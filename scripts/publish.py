@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import UserError
+from clozebert.utils.files import check_output_dir
 
 if TYPE_CHECKING:
     from clozebert.hub.publishing import Completion, Publication
@@ -41,6 +43,10 @@ class PublishArguments:
     )
     data_statement: str | None = field(
         default=None, metadata={"help": "sentences on the training data, for the card; @FILE reads them from a file"}
+    )
+    example: str | None = field(
+        default=None,
+        metadata={"help": "a text for the card, which shows the model's answer to it (default: a sentence of ours)"},
     )
     with_onnx: bool = field(default=False, metadata={"help": "an ONNX form too, tried in onnxruntime"})
     with_sentence_transformers: bool = field(
@@ -75,14 +81,13 @@ def main(argv: list[str] | None = None) -> None:
 
     from clozebert.hub.publishing import check_request, completion_of_checkpoints, publish
     from clozebert.hub.space import write_space
-    from clozebert.hub.whole_folder import check_is_free
 
     parts = [(source, arguments.revision, completion)]
     parts += [(path, path.name, completion_of_checkpoints(completion, source)) for path in checkpoints]
     for folder, _, said in parts:
         check_request(folder, form=arguments.format, completion=said, public=arguments.public)
     if arguments.with_space:
-        check_is_free(arguments.with_space, name="with_space")
+        check_output_dir(arguments.with_space, name="with_space", way_out="give another folder")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     for folder, revision, said in parts:
@@ -108,13 +113,13 @@ def _checkpoints(arguments: PublishArguments, source: Path) -> list[Path]:
     found = list_checkpoints(source) if arguments.all_checkpoints else []
     if arguments.all_checkpoints:
         if not found:
-            raise ValueError(f"--all_checkpoints: {source} has no folder checkpoint-STEP")
+            raise UserError(f"--all_checkpoints: {source} has no folder checkpoint-STEP")
         if arguments.output_dir or arguments.revision:
-            raise ValueError("--all_checkpoints gives each checkpoint a branch: leave out output_dir and revision")
+            raise UserError("--all_checkpoints gives each checkpoint a branch: leave out output_dir and revision")
     for path in [source, *found]:
         # Only our pretraining loop leaves a manifest.
         if (path / "training_state").is_dir() and (damage := find_damage(path)):
-            raise ValueError(f"{path} is not whole: {damage}")
+            raise UserError(f"{path} is not whole: {damage}")
     return found
 
 
@@ -123,7 +128,7 @@ def _completion(arguments: PublishArguments) -> "Completion":
 
     evaluation = None
     if (arguments.eval_dataset is None) != (arguments.eval_metric is None):
-        raise ValueError("eval_dataset and eval_metric say one thing together: give both, or neither")
+        raise UserError("eval_dataset and eval_metric say one thing together: give both, or neither")
     if arguments.eval_dataset is not None and arguments.eval_metric is not None:
         evaluation = (arguments.eval_dataset, arguments.eval_task, arguments.eval_metric)
     statement = arguments.data_statement
@@ -137,6 +142,7 @@ def _completion(arguments: PublishArguments) -> "Completion":
         datasets=arguments.datasets or [],
         data_statement=statement,
         evaluation=evaluation,
+        example=arguments.example,
         serving=tuple(name for name, is_wanted in forms.items() if is_wanted),
         int8_texts=tuple(line for line in _read("int8_texts", arguments.int8_texts).splitlines() if line.strip()),
     )
@@ -147,7 +153,7 @@ def _read(name: str, file: str | None) -> str:
         return ""
     path = Path(file)
     if not path.is_file():
-        raise ValueError(f"{name}: there is no file {path}")
+        raise UserError(f"{name}: there is no file {path}")
     return path.read_text(encoding="utf-8").strip()
 
 

@@ -34,7 +34,9 @@ class Arguments:
     dataset_config_name: str | None = field(
         default=None, metadata={"help": "the configuration of a dataset on the Hub"}
     )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "write into a folder that is not empty"})
+    overwrite_output_dir: bool = field(
+        default=False, metadata={"help": "write into a folder that holds something; replace the tokenizer in it"}
+    )
     disable_tqdm: bool = field(default=False, metadata={"help": "show no progress bar"})
 
 
@@ -46,12 +48,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from tqdm import tqdm
 
-    from clozebert.corpus.prepare import check_output_dir
     from clozebert.corpus.readers import Reader
-    from clozebert.corpus.tokenizer import check_choices, train_tokenizer
+    from clozebert.corpus.tokenizer import TOKENIZER_FILES, check_choices, train_tokenizer
+    from clozebert.utils.files import check_output_dir, whole_files
 
     check_choices(arguments.algorithm, arguments.vocab_size, arguments.model_max_length)
-    check_output_dir(Path(arguments.output_dir), overwrite=arguments.overwrite_output_dir)
+    check_output_dir(
+        arguments.output_dir,
+        overwrite=arguments.overwrite_output_dir,
+        written=TOKENIZER_FILES,
+        inputs=[("input", place) for place in arguments.input],
+    )
     reader = Reader(
         arguments.input,
         text_column=arguments.text_column,
@@ -66,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         lowercase=arguments.lowercase,
         model_max_length=arguments.model_max_length,
     )
-    tokenizer.save_pretrained(arguments.output_dir)
+    with whole_files(Path(arguments.output_dir), replacing=TOKENIZER_FILES) as folder:
+        tokenizer.save_pretrained(folder)
     skipped = sum(source.bad_text for source in reader.sources)
     if skipped:
         print(f"{skipped} documents were left out: not valid UTF-8")

@@ -20,15 +20,24 @@ ALLOWED = {
     "hub": {"modeling", "configuration", "utils"},
     "scripts": {"configuration", "modeling", "corpus", "training", "finetuning", "hub", "utils"},
 }
-PACKAGE_FILES = [path for room in ALLOWED for path in Path(__file__).parents[1].joinpath(room).glob("*.py")]
+ROOT = Path(__file__).parents[1]
+PACKAGE_FILES = [path for room in ALLOWED for path in ROOT.joinpath(room).rglob("*.py")]
 
 
-def rooms_imported(path: Path) -> set[str]:
-    """The rooms that a file imports, relatively or by the package's name; for a script, other scripts too."""
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0]
+
+
+def rooms_imported(path: Path, *, depth: int = 1) -> set[str]:
+    """The rooms that a file imports, relatively or by the package's name; for a script, other scripts too.
+
+    Args:
+        depth: in how many folders of the package the file lies; so many dots and one more lead to the package itself.
+    """
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
-        if isinstance(node, ast.ImportFrom) and node.level == 2:
+        if isinstance(node, ast.ImportFrom) and node.level == depth + 1:
             names = [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names = node.module.split(".")[1:2] if node.module.split(".")[0] == "clozebert" else []
@@ -39,9 +48,10 @@ def rooms_imported(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", PACKAGE_FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("path", PACKAGE_FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_imports_run_left_to_right(path: Path) -> None:
-    assert rooms_imported(path) <= ALLOWED[path.parent.name] | ({"scripts"} if path.parent.name == "scripts" else set())
+    room, depth = room_of(path), len(path.relative_to(ROOT).parts) - 1
+    assert rooms_imported(path, depth=depth) <= ALLOWED[room] | ({"scripts"} if room == "scripts" else set())
 
 
 @pytest.mark.parametrize("path", [p for p in PACKAGE_FILES if p.parent.name == "scripts"], ids=lambda p: p.name)
@@ -54,6 +64,8 @@ def test_the_import_rule_can_fail(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("from ..training import loop\nfrom clozebert.hub import card\nimport clozebert.corpus.shards\n")
     assert rooms_imported(bad) == {"training", "hub", "corpus"}
+    bad.write_text("from ...training import loop\nfrom ..corpus import own_module_of_that_name\n")
+    assert rooms_imported(bad, depth=2) == {"training"}
 
 
 def test_shipped_files_are_flat_unique_and_loadable_by_transformers(repository: Path) -> None:
@@ -138,8 +150,9 @@ def test_the_wheel_holds_every_module_and_recipe_and_nothing_else(wheel: Path, r
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = {f"clozebert/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}
     for room in ALLOWED:
-        expected |= {f"clozebert/{room}/{path.name}" for path in (repository / room).glob("*.py")}
+        expected |= {f"clozebert/{path.relative_to(repository)}" for path in (repository / room).rglob("*.py")}
     expected |= {f"clozebert/configuration/{path.name}" for path in (repository / "configuration").glob("*.yaml")}
+    expected.add("clozebert/hub/card_template.md")
     assert held == expected
 
 

@@ -1,7 +1,6 @@
 """Every field of a pretraining run, with the names that transformers gives them where it has one."""
 
 import dataclasses
-import difflib
 import math
 import os
 import types
@@ -9,7 +8,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..configuration import reject_unknown_keys
+from ..utils.errors import UserError, did_you_mean, reject_unknown_keys
 
 if TYPE_CHECKING:
     from ..corpus import BatchSize
@@ -163,11 +162,11 @@ class PretrainingArguments:
             try:
                 reject_unknown_keys(changes, [*known, "model"], where="a phase")
                 if "max_steps" not in changes:
-                    raise ValueError("max_steps is missing: say how long the phase is")
+                    raise UserError("max_steps is missing: say how long the phase is")
                 fresh = {name: PretrainingArguments.__dataclass_fields__[name].default for name in _OF_A_PHASE}
                 arguments = dataclasses.replace(before.arguments, **{**fresh, **changes})
-            except ValueError as error:
-                raise ValueError(f"phases[{number}]: {error}") from None
+            except UserError as error:
+                raise UserError(f"phases[{number}]: {error}") from None
             changed = {**before.model, **model}
             found.append(Phase(len(found), before.last_step, arguments.max_steps, arguments, changed))
         return found
@@ -216,11 +215,11 @@ class PretrainingArguments:
             ValueError: the global batch cannot be split evenly over the processes and micro-batches.
         """
         if self.global_batch_size % world_size:
-            raise ValueError(
+            raise UserError(
                 f"global_batch_size={self.global_batch_size} must be a multiple of the {world_size} processes"
             )
         if self.batch_size.smallest % world_size:
-            raise ValueError(
+            raise UserError(
                 f"initial_global_batch_size={self.initial_global_batch_size} must be a multiple of the {world_size} "
                 f"processes"
             )
@@ -228,7 +227,7 @@ class PretrainingArguments:
         size = min(rows, self.per_device_train_batch_size)
         if rows % size:
             fitting = max(divisor for divisor in range(1, size + 1) if rows % divisor == 0)
-            raise ValueError(
+            raise UserError(
                 f"per_device_train_batch_size={size} must divide the {rows} rows of a process "
                 f"(global_batch_size={self.global_batch_size} over {world_size}); the nearest that does is {fitting}"
             )
@@ -265,51 +264,51 @@ class PretrainingArguments:
         for name, bound in least.items():
             value = getattr(self, name)
             if value is not None and value < bound:
-                raise ValueError(f"{name}={value} must be at least {bound}")
+                raise UserError(f"{name}={value} must be at least {bound}")
         for name in ("mlm_probability", "final_mlm_probability", "eval_mlm_probability"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie between 0 and 1, both excluded")
+                raise UserError(f"{name}={getattr(self, name)} must lie between 0 and 1, both excluded")
         for name in ("adam_beta1", "adam_beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie in [0, 1)")
+                raise UserError(f"{name}={getattr(self, name)} must lie in [0, 1)")
 
     def _check_together(self) -> None:
         if not self.corpus:
-            raise ValueError("corpus is missing: give the folder that prepare_corpus wrote (--corpus DIR)")
+            raise UserError("corpus is missing: give the folder that prepare_corpus wrote (--corpus DIR)")
         if self.corpus_weights and len(self.corpus_weights) != len(self.corpus):
-            raise ValueError(
+            raise UserError(
                 f"corpus_weights={self.corpus_weights} and corpus={self.corpus}: give one weight for each corpus"
             )
         if not self.tokenizer_name:
-            raise ValueError("tokenizer_name is missing: give the tokenizer's folder (--tokenizer_name DIR)")
+            raise UserError("tokenizer_name is missing: give the tokenizer's folder (--tokenizer_name DIR)")
         if not self.output_dir and not self.dry_run:
-            raise ValueError("output_dir is missing: say where the model goes (--output_dir DIR)")
+            raise UserError("output_dir is missing: say where the model goes (--output_dir DIR)")
         _ = self.batch_size  # raises where its values contradict one another
         if self.mask_share < 0 or self.random_share < 0 or self.mask_share + self.random_share > 1:
-            raise ValueError(
+            raise UserError(
                 f"mask_share={self.mask_share} and random_share={self.random_share} share the predicted tokens: "
                 f"neither may be negative, nor their sum above 1"
             )
         if self.max_minutes is not None and self.max_minutes <= 0:
-            raise ValueError(f"max_minutes={self.max_minutes} must be above 0")
+            raise UserError(f"max_minutes={self.max_minutes} must be above 0")
         if self.max_minutes is not None and self.phases:
-            raise ValueError("max_minutes gives the run one length, but it has phases: say max_steps of each instead")
+            raise UserError("max_minutes gives the run one length, but it has phases: say max_steps of each instead")
         decay = self.decay_steps or 0
         if self.warmup_steps + decay > self.max_steps:
-            raise ValueError(
+            raise UserError(
                 f"warmup_steps={self.warmup_steps} and decay_steps={decay} do not fit into max_steps={self.max_steps}"
             )
         if self.decay_steps is not None and self.lr_scheduler_type != "wsd":
-            raise ValueError(
+            raise UserError(
                 f"decay_steps={self.decay_steps} needs lr_scheduler_type='wsd', not {self.lr_scheduler_type!r}"
             )
         if self.overwrite_output_dir and self.resume_from_checkpoint == "latest":
-            raise ValueError("overwrite_output_dir deletes the run that resume_from_checkpoint=latest would continue")
+            raise UserError("overwrite_output_dir deletes the run that resume_from_checkpoint=latest would continue")
         trackers = ("tensorboard", "trackio", "wandb")
         for name in self.report_to:
             if name not in trackers:
-                raise ValueError(f"report_to={name!r} must be one of {', '.join(trackers)}")
+                raise UserError(f"report_to={name!r} must be one of {', '.join(trackers)}")
 
 
 @dataclass(frozen=True)
@@ -352,9 +351,8 @@ def _read(name: str, value: Any, annotation: Any) -> Any:
         # YAML reads a bare `no` as False.
         value = "no" if value is False and "no" in choices else value
         if value not in choices:
-            nearest = difflib.get_close_matches(str(value), choices, n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-            raise ValueError(f"{name}={value!r} must be one of {', '.join(choices)}{hint}")
+            hint = did_you_mean(value, choices, otherwise="")
+            raise UserError(f"{name}={value!r} must be one of {', '.join(choices)}{hint and '; '}{hint}")
         return value
     if origin is list:
         items = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -362,16 +360,16 @@ def _read(name: str, value: Any, annotation: Any) -> Any:
         return [] if items in ([None], [""], ["none"]) else [_read(name, item, kind) for item in items]
     if annotation is dict:
         if not isinstance(value, dict):
-            raise ValueError(f"{name}={value!r} must be a list of phases, each of `name: value` entries")
+            raise UserError(f"{name}={value!r} must be a list of phases, each of `name: value` entries")
         return value
     if annotation is bool:
         if not isinstance(value, bool):
-            raise ValueError(f"{name}={value!r} must be true or false")
+            raise UserError(f"{name}={value!r} must be true or false")
         return value
     if annotation in (int, float):
         return _number(name, value, annotation)
     if not isinstance(value, (str, os.PathLike)):
-        raise ValueError(f"{name}={value!r} must be text")
+        raise UserError(f"{name}={value!r} must be text")
     return str(value)
 
 
@@ -381,5 +379,5 @@ def _number(name: str, value: Any, kind: type) -> int | float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number) or (kind is int and number != int(number)):
-        raise ValueError(f"{name}={value!r} must be a {'whole ' if kind is int else ''}number")
+        raise UserError(f"{name}={value!r} must be a {'whole ' if kind is int else ''}number")
     return int(value) if kind is int and isinstance(value, int) else kind(number)

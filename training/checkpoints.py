@@ -12,15 +12,12 @@ checkpoints deleted. Nothing is pickled. There is no state of random generators:
 of (seed, step).
 """
 
-import contextlib
 import dataclasses
-import hashlib
 import json
 import logging
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,12 +25,19 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from ..utils.errors import UserError
+from ..utils.files import INCOMPLETE, sha256_of_file, whole_folder, write_text
+
 logger = logging.getLogger(__name__)
 
 STATE_FOLDER = "training_state"
+# What --overwrite_output_dir deletes; see `files.written_in`. A card may be a person's, and the rest is written over.
+RUN_FILES = (
+    r"(damaged-)?checkpoint-\d+", r"\.incomplete-.+", "latest", r"training_log\.jsonl", r"all_results\.json",
+    r"loss_curve\.png", r"config\.json", r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json",
+)  # fmt: skip
 _FORMAT = 1
 _NAME = re.compile(r"checkpoint-(\d+)$")
-_TEMPORARY = ".incomplete-"
 # A person may edit the card, and the manifest cannot hold its own hash.
 _NOT_HASHED = ("README.md", f"{STATE_FOLDER}/manifest.json")
 
@@ -95,45 +99,20 @@ def read_training_state(directory: Path) -> tuple[TrainingState, dict[str, torch
     folder = directory / STATE_FOLDER
     values = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     if values.pop("format", None) != _FORMAT:
-        raise ValueError(f"{folder} has another format than this version of clozebert reads (format {_FORMAT})")
+        raise UserError(f"{folder} has another format than this version of clozebert reads (format {_FORMAT})")
     return TrainingState(**values), load_file(folder / "optimizer.safetensors")
 
 
 def commit_checkpoint(output_dir: Path, step: int, write: Callable[[Path], None], *, keep: int | None = None) -> Path:
     """Let `write` fill a folder, make it `checkpoint-STEP` at one instant, and prune all but the `keep` newest."""
-    output_dir.mkdir(parents=True, exist_ok=True)
-    final, temporary = output_dir / f"checkpoint-{step}", output_dir / f"{_TEMPORARY}checkpoint-{step}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    write(temporary)
-    _write_manifest(temporary)
-    flush_folder(temporary)
-    if final.exists():
-        # Left by a run that was resumed from before it; it is replaced, since the two need not be the same.
-        outdated = output_dir / f"{_TEMPORARY}replaced-{step}"
-        shutil.rmtree(outdated, ignore_errors=True)
-        final.rename(outdated)
-        temporary.rename(final)
-        shutil.rmtree(outdated)
-    else:
-        temporary.rename(final)
-    replace_text(output_dir / "latest", final.name + "\n")
+    final = output_dir / f"checkpoint-{step}"
+    # One of that name was left by a run that was resumed from before it; the two need not be the same.
+    with whole_folder(final, replace=True) as temporary:
+        write(temporary)
+        _write_manifest(temporary)
+    write_text(output_dir / "latest", final.name + "\n")
     prune_checkpoints(output_dir, keep=keep)
     return final
-
-
-def publish_files(directory: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder, then move its files into `directory`, each at one instant."""
-    directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f"{_TEMPORARY}model"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    write(temporary)
-    flush_folder(temporary)
-    for path in sorted(temporary.iterdir()):
-        os.replace(path, directory / path.name)
-    temporary.rmdir()
-    _flush_directory(directory)
 
 
 def newest_valid(output_dir: Path) -> Path | None:
@@ -149,7 +128,7 @@ def newest_valid(output_dir: Path) -> Path | None:
             return path
         logger.warning("skipping %s: %s", path, problem)
     if found:
-        raise ValueError(
+        raise UserError(
             f"none of the {len(found)} checkpoints in {output_dir} is whole; --overwrite_output_dir begins afresh"
         )
     return None
@@ -166,7 +145,7 @@ def step_of(checkpoint: Path) -> int:
     """500 for `checkpoint-500`."""
     match = _NAME.match(checkpoint.name)
     if match is None:
-        raise ValueError(f"{checkpoint} is no checkpoint folder: its name is not checkpoint-STEP")
+        raise UserError(f"{checkpoint} is no checkpoint folder: its name is not checkpoint-STEP")
     return int(match.group(1))
 
 
@@ -183,7 +162,7 @@ def find_damage(checkpoint: Path) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != expected["size"]:
             return f"{name} has {path.stat().st_size} bytes, not {expected['size']}"
-        if _sha256(path) != expected["sha256"]:
+        if sha256_of_file(path) != expected["sha256"]:
             return f"the content of {name} has changed"
     return None
 
@@ -194,7 +173,7 @@ def prune_checkpoints(output_dir: Path, *, keep: int | None) -> None:
         return
     for path in list_checkpoints(output_dir)[:-keep]:
         # Renamed first: an interrupted deletion leaves no folder that looks like a checkpoint.
-        doomed = output_dir / f"{_TEMPORARY}{path.name}"
+        doomed = output_dir / f"{INCOMPLETE}{path.name}"
         shutil.rmtree(doomed, ignore_errors=True)
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
@@ -206,13 +185,13 @@ def clear_way(output_dir: Path, *, step: int) -> None:
     Raises:
         ValueError: whole checkpoints of later steps, which this run would mix with its own.
     """
-    for path in output_dir.glob(f"{_TEMPORARY}*"):
+    for path in output_dir.glob(f"{INCOMPLETE}*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in list_checkpoints(output_dir):
         if step_of(path) <= step:
             continue
         if find_damage(path) is None:
-            raise ValueError(
+            raise UserError(
                 f"{output_dir} holds {path.name}, later than step {step}, where this run would begin; resume from "
                 f"'latest', or branch off into another --output_dir"
             )
@@ -221,63 +200,14 @@ def clear_way(output_dir: Path, *, step: int) -> None:
         path.rename(aside)
 
 
-def flush_folder(directory: Path) -> None:
-    """Push every file and folder below `directory` to the disk, readable as the process' umask says."""
-    umask = os.umask(0)
-    os.umask(umask)
-    for path in directory.rglob("*"):
-        if path.is_file():
-            # safetensors creates its files readable by their owner alone.
-            path.chmod(0o666 & ~umask)
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        else:
-            _flush_directory(path)
-    _flush_directory(directory)
-
-
-def _flush_directory(directory: Path) -> None:
-    # Windows opens no directories; there, a rename is as durable as the file system makes it.
-    with contextlib.suppress(PermissionError), _opened(directory) as descriptor:
-        os.fsync(descriptor)
-
-
-@contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def _write_manifest(directory: Path) -> None:
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     files = {
-        name: {"size": (directory / name).stat().st_size, "sha256": _sha256(directory / name)}
+        name: {"size": (directory / name).stat().st_size, "sha256": sha256_of_file(directory / name)}
         for name in names
         if name not in _NOT_HASHED
     }
     _write_json(directory / STATE_FOLDER / "manifest.json", {"format": _FORMAT, "files": files})
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old or the new content."""
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _flush_directory(path.parent)
 
 
 def _write_json(path: Path, value: Any) -> None:

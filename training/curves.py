@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..utils.errors import MissingPackageError, UserError
+
 CURVE_NAME = "loss_curve.png"
 
 
@@ -16,7 +18,7 @@ def draw_loss_curve(log: Path, image: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError("drawing the loss curve needs matplotlib: pip install 'clozebert[plots]'") from None
+        raise MissingPackageError("drawing the loss curve needs matplotlib: pip install 'clozebert[plots]'") from None
 
     entries = read_log(log)
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -43,5 +45,5 @@ def read_log(log: Path) -> list[dict[str, Any]]:
             entries.append(json.loads(line))
         except ValueError:
             if number + 1 < len(lines):
-                raise ValueError(f"{log}, line {number + 1}, is not JSON") from None
+                raise UserError(f"{log}, line {number + 1}, is not JSON") from None
     return entries

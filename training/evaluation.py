@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..utils.errors import UserError
 from .prefetch import model_inputs, to_device
 
 
@@ -44,7 +45,7 @@ def evaluate_masked_lm(
     model.train(was_training)
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()
     if not predicted:
-        raise ValueError("the validation batches hold no token to predict: prepare a larger validation split")
+        raise UserError("the validation batches hold no token to predict: prepare a larger validation split")
     return {
         "eval_loss": loss / predicted,
         "eval_perplexity": math.exp(min(700.0, loss / predicted)),

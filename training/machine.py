@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..utils.device import choose_precision, has_fast_bf16
+from ..utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -47,19 +48,19 @@ def make_accelerator(*, mixed_precision: str, use_cpu: bool, report_to: list[str
     )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != launched:
-        raise ValueError(f"{launched} processes were launched, but Accelerate runs {accelerator.num_processes}")
+        raise UserError(f"{launched} processes were launched, but Accelerate runs {accelerator.num_processes}")
     return accelerator
 
 
 def _check_launch(*, use_cpu: bool) -> None:
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in os.environ
     if by_accelerate and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
-        raise ValueError(
+        raise UserError(
             "accelerate launch was asked for several processes but started one: on CPUs it needs a configuration file "
             "with `distributed_type: MULTI_GPU` and `use_cpu: true` (see docs/pretraining.md)"
         )
     if use_cpu and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        raise ValueError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")
+        raise UserError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")
 
 
 def compile_model(model: torch.nn.Module, device: torch.device) -> None:

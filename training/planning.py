@@ -30,6 +30,7 @@ import numpy as np
 
 from ..configuration import ClozeBertConfig
 from ..configuration.costs import parts_of, symbols_of
+from ..utils.errors import UserError
 from .arguments import PretrainingArguments
 
 if TYPE_CHECKING:
@@ -128,9 +129,9 @@ def make_plan(
         ValueError: a value out of range, or a batch that does not fit the number of devices.
     """
     if num_devices < 1:
-        raise ValueError(f"num_devices={num_devices} must be at least 1")
+        raise UserError(f"num_devices={num_devices} must be at least 1")
     if not 0 < utilization <= 1:
-        raise ValueError(f"utilization={utilization} must lie in (0, 1]")
+        raise UserError(f"utilization={utilization} must lie in (0, 1]")
     micro_batches = arguments.micro_batches(num_devices)
     share = arguments.global_batch_size // num_devices
     rows = share // micro_batches

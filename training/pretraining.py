@@ -28,18 +28,19 @@ from ..corpus.randomness import derive
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.device import measure_matmul_flops, wait_for
+from ..utils.errors import UserError, as_user_errors
+from ..utils.files import check_output_dir, disk_errors, remove_written, whole_files, write_text
 from . import doctor
 from .arguments import LENGTHS, Phase, PretrainingArguments
 from .checkpoints import (
+    RUN_FILES,
     TrainingState,
     clear_way,
     commit_checkpoint,
     find_damage,
     list_checkpoints,
     newest_valid,
-    publish_files,
     read_training_state,
-    replace_text,
     write_training_state,
 )
 from .curves import CURVE_NAME, draw_loss_curve
@@ -385,7 +386,7 @@ class Pretraining:
         state.consecutive_skips += 1
         self.log.record(state.step + 1, {"event": "skipped: the gradient is not finite", "grad_norm": str(norm)})
         if state.consecutive_skips == MOST_SKIPS_IN_A_ROW:
-            raise ValueError(
+            raise UserError(
                 f"the gradient was not finite in {MOST_SKIPS_IN_A_ROW} steps in a row, up to step {state.step + 1}: "
                 f"the run has diverged; resume from the last checkpoint with a lower learning_rate "
                 f"(now {self.arguments.learning_rate}) or a longer warm-up"
@@ -532,14 +533,15 @@ class Pretraining:
         weights = whole_weights(self.core)
         results = self._results()
         if self.accelerator.is_main_process:
-            publish_files(self.output_dir, lambda directory: self._write_model(directory, weights))
+            with whole_files(self.output_dir) as directory:
+                self._write_model(directory, weights)
             try:
                 draw_loss_curve(self.output_dir / LOG_NAME, self.output_dir / CURVE_NAME)
             except ImportError as error:
                 self.log.say(str(error))
             if self.write_card is not None:
                 self.write_card(self.output_dir, self._facts())
-            replace_text(self.output_dir / RESULTS_NAME, json.dumps(results, indent=2) + "\n")
+            write_text(self.output_dir / RESULTS_NAME, json.dumps(results, indent=2) + "\n")
         self.accelerator.wait_for_everyone()
         return results
 
@@ -585,25 +587,25 @@ class Pretraining:
         """Where to resume, after a look at the output folder; for the main process only."""
         arguments = self.phases[0].arguments
         wanted = arguments.resume_from_checkpoint
-        used = self.output_dir.is_dir() and any(self.output_dir.iterdir())
-        if self.output_dir.exists() and not self.output_dir.is_dir():
-            raise ValueError(f"output_dir={str(self.output_dir)!r} is a file")
+        check_output_dir(
+            self.output_dir,
+            overwrite=arguments.overwrite_output_dir or wanted is not None,
+            written=RUN_FILES if arguments.overwrite_output_dir else (),
+            inputs=[(name, getattr(arguments, name)) for name in ("resume_from_checkpoint", "model_name_or_path")],
+            way_out="continue with --resume_from_checkpoint latest, or delete that run with --overwrite_output_dir",
+        )
         if arguments.overwrite_output_dir:
-            remove_run(self.output_dir)
-        elif used and wanted is None:
-            raise ValueError(
-                f"output_dir={str(self.output_dir)!r} is not empty: continue with --resume_from_checkpoint latest, or "
-                f"delete that run with --overwrite_output_dir"
-            )
+            remove_written(self.output_dir, RUN_FILES)
         if wanted is None or wanted == "latest":
             checkpoint = newest_valid(self.output_dir) if wanted else None
         else:
             checkpoint = Path(wanted)
             if damage := find_damage(checkpoint):
-                raise ValueError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
+                raise UserError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
         state_step = 0 if checkpoint is None else read_training_state(checkpoint)[0].step
         clear_way(self.output_dir, step=state_step)
-        self.output_dir.mkdir(parents=True, exist_ok=True)
+        with disk_errors(self.output_dir):
+            self.output_dir.mkdir(parents=True, exist_ok=True)
         return checkpoint
 
     def _check_resume(self, checkpoint: Path) -> int:
@@ -614,7 +616,7 @@ class Pretraining:
         """
         step, last = self.state.step, self.phases[-1]
         if step > last.last_step:
-            raise ValueError(f"{checkpoint} is at step {step}, beyond max_steps={last.last_step}")
+            raise UserError(f"{checkpoint} is at step {step}, beyond max_steps={last.last_step}")
         phase = next(phase for phase in self.phases if step <= phase.last_step)
         corpora, config = self.mixtures[phase.index], self.configs[phase.index]
         forbidden, said = phase.arguments.changes_since(self.state.arguments)
@@ -635,7 +637,7 @@ class Pretraining:
             if before != now_here:
                 forbidden.append(f"{name}={before!r} there, {name}={now_here!r} here")
         if forbidden:
-            raise ValueError(
+            raise UserError(
                 f"cannot resume from {checkpoint}, which belongs to another run: {'; '.join(forbidden)}; restore these "
                 f"values, or begin a new run from these weights with --model_name_or_path {checkpoint}"
             )
@@ -654,15 +656,17 @@ class Pretraining:
     def _on_main(self, action: Callable[[], Any]) -> Any:
         """The result of `action` on the main process, in all processes; its error ends them all."""
         result: list[Any] = [None, None]
+        failure: Exception | None = None
         if self.accelerator.is_main_process:
             try:
                 result[0] = action()
-            except (ValueError, OSError) as error:
-                result[1] = error
+            except Exception as error:  # whatever it is, the other processes must not wait for a result
+                failure = error
+                result[1] = error if isinstance(error, UserError) else RuntimeError(f"the main process failed: {error}")
         if self.accelerator.num_processes > 1:
             result = broadcast_object_list(result)
-        if result[1] is not None:
-            raise ValueError(str(result[1]))
+        if (error := failure or result[1]) is not None:
+            raise error
         return result[0]
 
     def _write_model(self, directory: Path, weights: dict[str, torch.Tensor] | None) -> None:
@@ -783,9 +787,10 @@ def load_configuration(name_or_path: str) -> ClozeBertConfig:
     Raises:
         ValueError: it is a model of another kind.
     """
-    config = AutoConfig.from_pretrained(name_or_path)
+    with as_user_errors(ValueError, OSError, about=f"model_name_or_path={name_or_path!r}"):
+        config = AutoConfig.from_pretrained(name_or_path)
     if config.model_type != "clozebert":
-        raise ValueError(
+        raise UserError(
             f"model_name_or_path={name_or_path!r} is a {config.model_type} model: convert it first (clozebert convert)"
         )
     return config
@@ -803,21 +808,21 @@ def check_fit(
         ValueError: names what does not fit, and the way out.
     """
     if len(tokenizer) > config.vocab_size:
-        raise ValueError(
+        raise UserError(
             f"the tokenizer has {len(tokenizer)} tokens, more than the model's vocab_size={config.vocab_size}: give "
             f"--vocab_size {-(-len(tokenizer) // 64) * 64}"
         )
     for corpus in corpora:
         check_tokenizer(corpus, tokenizer)
     if config.image_size is not None:
-        raise ValueError(f"image_size={config.image_size}: masked-language modelling needs a text model")
+        raise UserError(f"image_size={config.image_size}: masked-language modelling needs a text model")
     if arguments.max_seq_length > config.max_position_embeddings:
-        raise ValueError(
+        raise UserError(
             f"max_seq_length={arguments.max_seq_length} exceeds the model's "
             f"max_position_embeddings={config.max_position_embeddings}"
         )
     # Sizes that do not divide one another show when the model is built; here it costs nothing.
-    with torch.device("meta"):
+    with torch.device("meta"), as_user_errors():
         ClozeBertForMaskedLM(config)
 
 
@@ -829,7 +834,7 @@ def check_same_weights(configs: list[ClozeBertConfig]) -> None:
     """
 
     def shapes(config: ClozeBertConfig) -> dict[str, tuple[int, ...]]:
-        with torch.device("meta"):
+        with torch.device("meta"), as_user_errors():
             return {name: tuple(value.shape) for name, value in ClozeBertForMaskedLM(config).named_parameters()}
 
     expected = shapes(configs[0])
@@ -837,7 +842,7 @@ def check_same_weights(configs: list[ClozeBertConfig]) -> None:
         found = shapes(config)
         differing = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
         if differing:
-            raise ValueError(
+            raise UserError(
                 f"phases[{number}] changes the shape of {differing[0]}: a phase goes on with the weights that there "
                 f"are; under model it may change rope_parameters, max_position_embeddings where there is rope, dropout"
             )
@@ -864,7 +869,7 @@ def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
     theirs, ours = corpus.manifest["tokenizer"], tokenizer_facts(tokenizer)
     differing = [name for name, value in ours.items() if theirs.get(name) != value]
     if differing:
-        raise ValueError(
+        raise UserError(
             f"the corpus {corpus.directory} was tokenized with another tokenizer ({', '.join(differing)} differ): "
             f"prepare it again with this one, or name the one it was prepared with"
         )
@@ -875,7 +880,7 @@ def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFas
     for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
         theirs, ours = getattr(config, name), getattr(tokenizer, name)
         if theirs is not None and theirs != ours:
-            raise ValueError(
+            raise UserError(
                 f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings "
                 f"belong to another one; name its own as tokenizer_name, and prepare the corpus with it"
             )
@@ -892,17 +897,6 @@ def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -
         config.bos_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
     if config.position_rule == "non_pad" and follows_padding:
         config.position_offset = tokenizer.pad_token_id + 1
-
-
-def remove_run(output_dir: Path) -> None:
-    """Delete what a run leaves in its output folder, and nothing else."""
-    import shutil
-
-    patterns = ("checkpoint-*", "damaged-checkpoint-*", "latest", LOG_NAME, RESULTS_NAME, CURVE_NAME, "config.json",
-                "*.safetensors", "*.safetensors.index.json")  # fmt: skip
-    for pattern in patterns:
-        for path in output_dir.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextlib.contextmanager
@@ -939,4 +933,4 @@ def _dry_phase(phase: Phase, accelerator: Any) -> Phase:
 def _check_trackers(names: list[str]) -> None:
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"report_to={name!r} needs a package that is not installed: pip install {name}")
+            raise UserError(f"report_to={name!r} needs a package that is not installed: pip install {name}")

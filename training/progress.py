@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from .checkpoints import replace_text
+from ..utils.files import write_text
 from .curves import read_log
 
 LOG_NAME = "training_log.jsonl"
@@ -30,7 +30,7 @@ class RunLog:
         self._warned = False
         if path is not None:
             kept = [entry for entry in read_log(path) if entry["step"] <= step]
-            replace_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
+            write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
         self.bar = tqdm(
             total=max_steps,
             initial=step,

@@ -3,7 +3,10 @@
 import dataclasses
 from typing import Any
 
-from ..configuration import ClozeBertConfig, load_recipe, reject_unknown_keys
+from huggingface_hub.errors import StrictDataclassError
+
+from ..configuration import ClozeBertConfig, load_recipe
+from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
 from .arguments import Phase, PretrainingArguments
 
 _OWN_KEYS = ("architecture", "model")
@@ -15,7 +18,8 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
     Raises:
         ValueError: a key that neither knows.
     """
-    recipe = load_recipe(name) if name is not None else {}
+    with as_user_errors(ValueError, OSError):
+        recipe = load_recipe(name) if name is not None else {}
     where = f"recipe {name}"
     of_run = PretrainingArguments.field_names()
     reject_unknown_keys(recipe, [*of_run, *_OWN_KEYS], where=where)
@@ -24,12 +28,12 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
     model["architecture"] = recipe.pop("architecture", None)
     of_model = {key: value for key, value in flags.items() if key not in of_run}
     if flags.get("model_name_or_path") and of_model:
-        raise ValueError(
+        raise UserError(
             f"model_name_or_path={flags['model_name_or_path']!r} brings its own configuration: leave out "
             f"{', '.join(f'--{key}' for key in of_model)}"
         )
     if "max_steps" in flags and "max_minutes" in flags:
-        raise ValueError(
+        raise UserError(
             f"max_steps={flags['max_steps']} and max_minutes={flags['max_minutes']} both say how long the run is: "
             f"give one of them"
         )
@@ -51,7 +55,8 @@ def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
 def make_config(model: dict[str, Any]) -> ClozeBertConfig:
     """The configuration that the fields of `model` describe, over those of its `architecture`."""
     architecture = model.pop("architecture", None)
-    return ClozeBertConfig(**model) if architecture is None else ClozeBertConfig.from_name(architecture, **model)
+    with as_user_errors(ValueError, StrictDataclassError):
+        return ClozeBertConfig(**model) if architecture is None else ClozeBertConfig.from_name(architecture, **model)
 
 
 def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfig:
@@ -63,7 +68,8 @@ def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfi
     if not phase.model:
         return config
     reject_unknown_keys(phase.model, ClozeBertConfig.field_names(), where=f"phases[{phase.index - 1}], under `model`")
-    return ClozeBertConfig.from_dict(merge_nested(config.to_dict(), phase.model))
+    with as_user_errors(ValueError, StrictDataclassError):
+        return ClozeBertConfig.from_dict(merge_nested(config.to_dict(), phase.model))
 
 
 def merge_nested(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +118,8 @@ def read_flag(name: str, value: Any) -> Any:
         return value
     import yaml
 
-    read = yaml.safe_load(value)
+    with as_user_errors(yaml.YAMLError, about=f"--{name} {value}"):
+        read = yaml.safe_load(value)
     if isinstance(read, str):
         try:
             return float(read)

@@ -11,6 +11,8 @@ With t in [0, 1) the share of the decay that lies behind:
 
 import math
 
+from ..utils.errors import UserError
+
 SCHEDULES = ("linear", "cosine", "wsd")
 
 
@@ -28,7 +30,7 @@ def learning_rate_factor(
         return 0.5 * (1.0 + math.cos(math.pi * _share(step, warmup_steps, max_steps)))
     if schedule == "wsd":
         return 1.0 - math.sqrt(_share(step, max(warmup_steps, max_steps - decay_steps), max_steps))
-    raise ValueError(f"lr_scheduler_type={schedule!r} must be one of {', '.join(SCHEDULES)}")
+    raise UserError(f"lr_scheduler_type={schedule!r} must be one of {', '.join(SCHEDULES)}")
 
 
 def _share(step: int, start: int, end: int) -> float:

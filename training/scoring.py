@@ -5,7 +5,6 @@ tokenizer predict the same tokens, and their figures can be compared.
 """
 
 import contextlib
-import json
 import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import Any
 import torch
 
 from ..corpus import Corpus, Masking, validation_batches
+from ..corpus.tables import BadText, open_table
 from ..modeling.packed_view import packed_view
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
+from ..utils.errors import UserError
 from .evaluation import evaluate_masked_lm
 
 # The name of a set of minimal pairs, and its pairs (acceptable, unacceptable).
@@ -79,7 +80,7 @@ def score_pseudo_perplexity(
     )
     count = sum(map(len, scores))
     if count == 0:
-        raise ValueError(f"the corpus {corpus.folder} holds no token to score")
+        raise UserError(f"the corpus {corpus.folder} holds no token to score")
     loss = -sum(float(score.sum()) for score in scores) / count
     return {"pseudo_loss": loss, "pseudo_perplexity": math.exp(min(700.0, loss)), "pseudo_tokens": count}
 
@@ -101,38 +102,35 @@ def read_minimal_pairs(paths: Sequence[str | Path]) -> Paradigms:
     files: list[Path] = []
     for path in map(Path, paths):
         if not path.exists():
-            raise ValueError(f"--blimp: {path} does not exist")
+            raise UserError(f"--blimp: {path} does not exist")
         found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not found:
-            raise ValueError(f"--blimp: {path} holds no .jsonl file")
+            raise UserError(f"--blimp: {path} holds no .jsonl file")
         files += found
     paradigms: Paradigms = {}
     for file in files:
-        name, pairs = file.stem, []
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-            if line.strip():
-                name, pair = _read_pair(line, name=name, where=f"{file}, line {number}")
-                pairs.append(pair)
+        name, pairs, table = file.stem, [], open_table(file)
+        for row in table.rows():
+            if isinstance(row, BadText):
+                raise UserError(f"{table.where(row.line)}: {row.reason}")
+            pairs.append(_pair(row.values, where=table.where(row.line)))
+            name = str(row.values.get("UID", name))
         if not pairs:
-            raise ValueError(f"--blimp: {file} holds no pair")
+            raise UserError(f"--blimp: {file} holds no pair")
         if name in paradigms:
-            raise ValueError(f"--blimp: {file} is a second file of the paradigm {name!r}")
+            raise UserError(f"--blimp: {file} is a second file of the paradigm {name!r}")
         paradigms[name] = pairs
     return paradigms
 
 
-def _read_pair(line: str, *, name: str, where: str) -> tuple[str, tuple[str, str]]:
-    try:
-        values = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error.msg}") from None
+def _pair(values: dict[str, Any], *, where: str) -> tuple[str, str]:
     sentences = []
     for key in ("sentence_good", "sentence_bad"):
-        sentence = values.get(key) if isinstance(values, dict) else None
+        sentence = values.get(key)
         if not isinstance(sentence, str) or not sentence.strip():
-            raise ValueError(f"{where} has no text under {key!r}")
+            raise UserError(f"{where} has no text under {key!r}")
         sentences.append(sentence)
-    return str(values.get("UID", name)), (sentences[0], sentences[1])
+    return sentences[0], sentences[1]
 
 
 def score_minimal_pairs(
@@ -153,9 +151,7 @@ def score_minimal_pairs(
     documents = tokenizer(sentences, add_special_tokens=True)["input_ids"]
     for sentence, ids in zip(sentences, documents, strict=True):
         if max_seq_length is not None and len(ids) > max_seq_length:
-            raise ValueError(
-                f"--blimp: a sentence has {len(ids)} tokens, more than {max_seq_length}: {sentence[:60]!r}"
-            )
+            raise UserError(f"--blimp: a sentence has {len(ids)} tokens, more than {max_seq_length}: {sentence[:60]!r}")
     unknown = tokenizer.unk_token_id
     scores = masked_log_likelihoods(
         model, documents, mask_token_id=tokenizer.mask_token_id, never_masked=_special_ids(tokenizer)
@@ -196,9 +192,9 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
         )
     except (OSError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"model_name_or_path={name_or_path!r} cannot be loaded: {reason}") from None
+        raise UserError(f"model_name_or_path={name_or_path!r} cannot be loaded: {reason}") from None
     if missing := sorted(report["missing_keys"]):
-        raise ValueError(
+        raise UserError(
             f"model_name_or_path={name_or_path!r} has no masked-LM head: {len(missing)} weights, {missing[0]} among "
             f"them, would be random"
         )

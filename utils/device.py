@@ -6,6 +6,8 @@ import time
 
 import torch
 
+from .errors import UserError
+
 logger = logging.getLogger(__name__)
 
 
@@ -23,9 +25,9 @@ def choose_precision(wanted: str, device: torch.device) -> str:
             "'auto' and 'no' compute in float32"
         )
     if wanted == "fp16" and device.type != "cuda":
-        raise ValueError(f"mixed_precision='fp16' needs a CUDA device, not {device.type}; take bf16, no or auto")
+        raise UserError(f"mixed_precision='fp16' needs a CUDA device, not {device.type}; take bf16, no or auto")
     if wanted == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise ValueError("mixed_precision='bf16': this GPU cannot; take fp16, no or auto")
+        raise UserError("mixed_precision='bf16': this GPU cannot; take fp16, no or auto")
     return wanted
 
 
@@ -69,7 +71,7 @@ def memory_of(device: torch.device) -> float:
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError):
-        raise ValueError("this system does not say how much memory it has: name a kind of GPU with --device") from None
+        raise UserError("this system does not say how much memory it has: name a kind of GPU with --device") from None
 
 
 def wait_for(device: torch.device) -> None:

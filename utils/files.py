@@ -1,12 +1,26 @@
-"""Files: where caches lie, hashes, and writing without leaving halves behind."""
+"""Files: where caches lie, hashes, writing whole or not at all, and what may be written over.
 
+Whatever is being written has a name that begins with `INCOMPLETE`, beside its place, and is renamed when it is whole
+and on the disk. So a reader, or a run that was killed, never meets half of a file or folder under its name.
+"""
+
+import contextlib
+import errno
 import hashlib
 import os
-import tempfile
-from collections.abc import Iterator
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from .errors import ExistingFileError, UserError, UserFileError
+
+INCOMPLETE = ".incomplete-"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def cache_folder() -> Path:
@@ -23,15 +37,239 @@ def sha256_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+# Whole or not at all -------------------------------------------------------------------------------------------------
+
+
 @contextmanager
-def write_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that appears under its name only when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes its name, and the place of an older one, when it is whole."""
+    temporary = _incomplete(path)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    _flush_entries(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8: a reader sees the old or the new content."""
+    with whole_file(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+@contextmanager
+def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A folder to fill, which takes the name `path` when it is whole; after an error nothing of it stays.
+
+    Args:
+        replace: the folder of that name, if there is one, is deleted then.
+
+    Raises:
+        UserFileError: the disk takes no more, or must not be written to.
+        OSError: there is one that is not empty, and `replace` is not set.
+    """
+    temporary, outdated = _incomplete(path), _incomplete(path)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.mkdir()
+            yield temporary
+            flush_folder(temporary)
+            if replace and path.exists():
+                path.rename(outdated)
+            temporary.rename(path)
+        except BaseException:
+            if outdated.exists():
+                outdated.rename(path)
+            raise
+        finally:
+            for folder in (temporary, outdated):
+                shutil.rmtree(folder, ignore_errors=True)
+    _flush_entries(path.parent)
+
+
+@contextmanager
+def whole_files(directory: Path, *, replacing: Iterable[str] = ()) -> Iterator[Path]:
+    """A folder to fill, whose content moves into `directory` when it is whole; after an error nothing of it stays.
+
+    Args:
+        replacing: patterns as of `written_in`: what matches them is deleted then, and everything else stays, but for
+            files of the same names.
+    """
+    is_new = not directory.exists()
+    # Inside, so that moving is renaming, whatever is mounted where.
+    temporary, outdated = _incomplete(directory / "new"), _incomplete(directory / "old")
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.mkdir()
+            yield temporary
+            flush_folder(temporary)
+            for path in set(written_in(directory, replacing)) - {temporary}:
+                aside = outdated / path.relative_to(directory)
+                aside.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(aside)
+                _remove_empty(path.parent, within=directory)
+            _merge(temporary, directory)
+        except BaseException:
+            if outdated.is_dir():
+                _merge(outdated, directory)
+            raise
+        finally:
+            for folder in (temporary, outdated):
+                shutil.rmtree(folder, ignore_errors=True)
+            if is_new:
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
+    if directory.is_dir():
+        _flush_entries(directory)
+
+
+def flush_folder(directory: Path) -> None:
+    """Push every file and folder below `directory` to the disk, readable as the process' umask says."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in directory.rglob("*"):
+        if path.is_file():
+            # safetensors creates its files readable by their owner alone.
+            path.chmod(0o666 & ~umask)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            _flush_entries(path)
+    _flush_entries(directory)
+
+
+def _incomplete(path: Path) -> Path:
+    return path.with_name(f"{INCOMPLETE}{path.name}-{secrets.token_hex(4)}")
+
+
+def _merge(source: Path, target: Path) -> None:
+    """Move what `source` holds into `target`, folder by folder."""
+    for path in sorted(source.iterdir()):
+        if path.is_dir() and (target / path.name).is_dir():
+            _merge(path, target / path.name)
+        else:
+            os.replace(path, target / path.name)
+
+
+def _flush_entries(directory: Path) -> None:
+    """Push the names in a folder to the disk."""
+    # Windows opens no directories; there, a rename is as durable as the file system makes it.
+    with contextlib.suppress(PermissionError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# Output folders ------------------------------------------------------------------------------------------------------
+
+
+def written_in(directory: Path, patterns: Iterable[str]) -> list[Path]:
+    """What a program wrote into its output folder, by the patterns that it declares.
+
+    Args:
+        patterns: regular expressions of whole paths below `directory`, with `/` between the parts: `checkpoint-\\d+`
+            is such a folder with all that it holds, `checkpoint-notes` is none.
+    """
+    expressions = [re.compile(pattern) for pattern in patterns]
+    depth = 1 + max((expression.pattern.count("/") for expression in expressions), default=-1)
+
+    def search(folder: Path, level: int) -> Iterator[Path]:
+        for path in sorted(folder.iterdir()):
+            name = path.relative_to(directory).as_posix()
+            if any(expression.fullmatch(name) for expression in expressions):
+                yield path
+            elif level < depth and path.is_dir() and not path.is_symlink():
+                yield from search(path, level + 1)
+
+    return list(search(directory, 1)) if depth and directory.is_dir() else []
+
+
+def remove_written(directory: Path, patterns: Iterable[str]) -> None:
+    """Delete what a program wrote, and folders that this leaves empty; everything else stays."""
+    for path in written_in(directory, patterns):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        _remove_empty(path.parent, within=directory)
+
+
+def _remove_empty(folder: Path, *, within: Path) -> None:
+    with contextlib.suppress(OSError):
+        while folder != within:
+            folder.rmdir()
+            folder = folder.parent
+
+
+def check_output_dir(
+    directory: str | Path,
+    *,
+    overwrite: bool = False,
+    written: Iterable[str] = (),
+    inputs: Iterable[tuple[str, str | Path | None]] = (),
+    name: str = "output_dir",
+    way_out: str = "give --overwrite_output_dir or another folder",
+) -> None:
+    """The one rule for output folders: one that holds something is refused, unless `overwrite`.
+
+    Overwriting deletes what the program wrote before, which is what `written` matches, and nothing else.
+
+    Args:
+        written: the patterns that the program declares, see `written_in`.
+        inputs: the files and folders that the program is going to read, each after the flag that names it.
+        name: of the flag that names the folder.
+        way_out: what else a person can do, for the message.
+
+    Raises:
+        ExistingFileError: it is a file, or a folder that holds something.
+        UserError: overwriting would delete an input.
+    """
+    folder = Path(directory)
+    if folder.exists() and not folder.is_dir():
+        raise ExistingFileError(f"{name}={directory} is a file: give a folder")
+    if not folder.is_dir():
+        return
+    if not overwrite:
+        if any(folder.iterdir()):
+            raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
+        return
+    doomed = [path.resolve() for path in written_in(folder, written)]
+    for flag, value in inputs:
+        place = None if value is None else Path(value).resolve()
+        for path in doomed if place is not None else []:
+            if place.is_relative_to(path) or path.parent == place:
+                raise UserError(f"overwrite_output_dir deletes {path}, but {flag}={value}: give another {name}")
+
+
+@contextmanager
+def disk_errors(place: Path, *, way_out: str = "give another folder") -> Iterator[None]:
+    """A disk that is full and a folder that cannot be written to as a person's error.
+
+    Raises:
+        UserFileError: one of them, whichever library met it.
+    """
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
+        yield
+    except Exception as error:
+        # Libraries in Rust tell of the number in words.
+        in_words = re.search(r"\(os error (\d+)\)", str(error))
+        number = getattr(error, "errno", None) or (int(in_words.group(1)) if in_words else None)
+        if number in _FULL:
+            raise UserFileError(
+                f"{place} cannot take what is to be written ({os.strerror(number)}): {way_out}"
+            ) from error
+        if number in _CLOSED:
+            where = getattr(error, "filename", None) or place
+            raise UserFileError(f"{where} cannot be read or written ({os.strerror(number)}): {way_out}") from error
         raise

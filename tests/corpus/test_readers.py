@@ -118,18 +118,21 @@ def test_the_column_is_found_or_named(tmp_path: Path) -> None:
     path.write_text("title,content\nx,hello there\n")
     assert read(path) == ["hello there"]
     assert read(path, text_column="title") == ["x"]
-    with pytest.raises(ValueError, match=r"a\.csv has no column 'body'.*\(columns: 'title', 'content'\)"):
+    with pytest.raises(ValueError, match=r"--text_column body: .*a\.csv has no such column; it has title, content"):
         Reader([path], text_column="body")
     path.write_text("title,words\nx,hello there\n")
-    with pytest.raises(
-        ValueError, match=r"no column that is known to hold text; name the right one with --text_column"
-    ):
+    with pytest.raises(ValueError, match=r"cannot tell which .* give --text_column \(columns: title, words\)"):
         Reader([path])
+    path.write_text("words\nhello there\n")
+    with pytest.raises(ValueError, match=r"\(columns: words\), or its number if the first row is no header"):
+        Reader([path])
+    assert read(path, text_column="words") == ["hello there"]
+    assert read(path, text_column="1") == ["words", "hello there"]
     (tmp_path / "b.jsonl").write_text('{"label": 1}\n')
-    with pytest.raises(ValueError, match=r"b\.jsonl, line 1, has no column .*'label'"):
+    with pytest.raises(ValueError, match=r"b\.jsonl: cannot tell .* \(columns: label\)$"):
         Reader([tmp_path / "b.jsonl"])
     (tmp_path / "c.parquet").write_bytes(as_parquet(DOCUMENTS))
-    with pytest.raises(ValueError, match=r"c\.parquet has no column 'body'"):
+    with pytest.raises(ValueError, match=r"--text_column body: .*c\.parquet has no such column"):
         Reader([tmp_path / "c.parquet"], text_column="body")
 
 
@@ -144,12 +147,12 @@ BAD = {
         r"line 2: byte 0xe4",
         ["fine", "fine too"],
     ),
-    "b.jsonl": (b'{"text": "fine"}\n{"text": \n', r"line 2: not a line of JSON", ["fine"]),
+    "b.jsonl": (b'{"text": "fine"}\n{"text": \n', r"line 2: not JSON", ["fine"]),
     "c.jsonl": (b'{"text": "fine"}\n{"body": "x"}\n', r"line 2: the record has no 'text'", ["fine"]),
     "d.jsonl": (b'{"text": "fine"}\n{"text": 5}\n', r"line 2: the text is '5', a int", ["fine"]),
-    "e.jsonl": (b'{"text": "fine"}\n["x"]\n', r"line 2: a list where", ["fine"]),
+    "e.jsonl": (b'{"text": "fine"}\n["x"]\n', r"line 2: expected a JSON object, found list", ["fine"]),
     "f.jsonl": (b'{"text": "fine"}\n{"text": "\\ud800"}\n', r"line 2: '\\ud800' is not UTF-8", ["fine"]),
-    "a.csv": (b'id,text\n1,fine\n2,"b\xe4d"\n3,fine too\n', r"line 3: '\\udce4' is not UTF-8", ["fine", "fine too"]),
+    "a.csv": (b'id,text\n1,fine\n2,"b\xe4d"\n3,fine too\n', r"line 3: byte 0xe4 is not UTF-8", ["fine", "fine too"]),
 }
 
 
@@ -167,7 +170,7 @@ def test_bad_text_is_an_error_or_counted(tmp_path: Path, name: str) -> None:
 
 def test_a_missing_text_is_empty(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": null}\n\n{"text": "x"}\n')
-    (tmp_path / "b.csv").write_text("id,text\n1\n\n2,x\n")
+    (tmp_path / "b.csv").write_text("id,text\n1,\n\n2,x\n")
     assert read(tmp_path) == ["", "x", "", "x"]
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from clozebert.finetuning.columns import find_columns
 from clozebert.finetuning.sequence_task import (
     MULTI_LABEL,
     REGRESSION,
     SINGLE_LABEL,
-    find_columns,
     find_problem_type,
     label_names_of,
     read_examples,
@@ -89,7 +89,7 @@ def test_parquet(tmp_path: Path) -> None:
         ("a.csv", "", "is empty"),
         ("a.csv", "text,label\n", "has a header and no rows"),
         ("a.csv", "text,text\na,b\n", "two columns are named 'text'"),
-        ("a.csv", b"text,label\na,x\n\xff,y\n", r"a\.csv, line 3: not UTF-8"),
+        ("a.csv", b"text,label\na,x\n\xff,y\n", r"a\.csv, line 3: byte 0xff is not UTF-8"),
         ("a.tsv", "text\tlabel\na\tx\tz\n", r"a\.tsv, line 2: 3 columns where the first row has 2"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2: not JSON"),
         ("a.jsonl", "[1]\n", "expected a JSON object, found int"),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clozebert.finetuning.tagged_files import read_tagged_file, sentence_of_text, word_bounds
 from clozebert.finetuning.tags import (
     TaggedSentence,
     detect_scheme,
@@ -15,7 +16,6 @@ from clozebert.finetuning.tags import (
     repair_iob2,
     to_iob2,
 )
-from clozebert.finetuning.token_task import read_tagged_file, sentence_of_text, word_bounds
 
 
 def sentence(tags: str | list[str]) -> TaggedSentence:

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clozebert.finetuning.tagged_files import read_tagged_file
 from clozebert.finetuning.tags import TaggedSentence
-from clozebert.finetuning.token_task import TokenTask, read_tagged_file
+from clozebert.finetuning.token_task import TokenTask
 from clozebert.finetuning.windows import (
     PackedCollator,
     PaddedCollator,

@@ -6,8 +6,8 @@ import torch
 import transformers
 from torch import nn
 
-from clozebert.hub.architectures import NATIVE
-from clozebert.hub.native import tensor_names
+from clozebert.hub.convert import tensor_names
+from clozebert.hub.natives import NATIVE
 
 LABELS = 5
 _BERT = {
@@ -86,9 +86,9 @@ def make_native(model_type: str, class_name: str, *, dtype: torch.dtype = torch.
             is_norm = parameter.dim() == 1 and name.endswith("weight")
             parameter.copy_(torch.randn_like(parameter) * 0.2 + float(is_norm))
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        for twin, name in architecture.twins.items():  # a second bias, which an untied model never reads
+        for tied, name in architecture.tied.items():  # a second bias, which an untied model never reads
             if name in parameters:
-                parameters[twin].copy_(parameters[name])
+                parameters[tied].copy_(parameters[name])
     return model.to(dtype).eval()
 
 

@@ -4,10 +4,13 @@ import json
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import ModelCard
 from safetensors.torch import save_file
+from saved_models import save
 
-from clozebert.hub.card import is_ours, write_card
+from clozebert import ClozeBertConfig
+from clozebert.hub.card import is_ours, read_card, write_card
 
 FACTS = {
     "name": "my-encoder",
@@ -108,3 +111,100 @@ def test_card_of_a_person_is_kept(saved):
 def test_missing_folder(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         write_card(tmp_path / "no", {})
+
+
+def test_what_the_labels_are(saved):
+    def summary(id2label):
+        config = json.loads((saved / "config.json").read_text())
+        config.update(architectures=["ClozeBertForTokenClassification"], id2label=id2label)
+        (saved / "config.json").write_text(json.dumps(config))
+        write_card(saved, FACTS)
+        return (saved / "README.md").read_text()
+
+    assert "It marks spans of `person`, `place`." in summary({0: "O", 1: "B-person", 2: "I-person", 3: "B-place"})
+    assert "Its labels are `NOUN`, `VERB`." in summary({0: "NOUN", 1: "VERB"})
+    assert "… (30 in all)." in summary({number: f"tag{number}" for number in range(30)})
+    assert "labels are" not in summary({0: "LABEL_0", 1: "LABEL_1"})  # transformers' names for those without
+
+
+def test_pictures_are_shown_once(saved):
+    for name in ("loss_curve.png", "eval_confusion.png", "test_f1_by_class.png"):
+        (saved / name).write_bytes(b"png")
+    write_card(saved, FACTS)
+    text = (saved / "README.md").read_text()
+    for name in ("loss_curve.png", "eval_confusion.png", "test_f1_by_class.png"):
+        assert text.count(f"]({name})") == 1
+    training, evaluation = text.index("## Training\n"), text.index("## Evaluation")
+    assert training < text.index("loss_curve.png") < evaluation < text.index("eval_confusion.png")
+
+
+def test_a_recipe_of_another_shape_is_said(saved):
+    config = ClozeBertConfig.from_name("tiny").to_dict()
+
+    def training(**changes):
+        (saved / "config.json").write_text(json.dumps({**config, **changes}))
+        write_card(saved, FACTS)
+        return (saved / "README.md").read_text()
+
+    assert "Recipe `tiny`. " in training()
+    assert "Recipe `tiny`, but with `num_hidden_layers` 2, `hidden_size` 96. " in training(
+        hidden_size=96, num_hidden_layers=2
+    )
+
+
+def test_where_training_began(saved):
+    write_card(saved, {**FACTS, "started_from": "encoder"})
+    assert "It began from `encoder`." in (saved / "README.md").read_text()
+    write_card(saved, {**FACTS, "started_from": "org/encoder", "base_model": "org/encoder"})
+    assert "[org/encoder](https://huggingface.co/org/encoder)" in (saved / "README.md").read_text()
+    assert ModelCard.load(saved / "README.md").data.base_model == "org/encoder"
+
+
+def test_nobody_is_sent_to_a_package_that_is_not_ours(saved):
+    write_card(saved, FACTS)
+    text = (saved / "README.md").read_text()
+    assert "pip install" not in text
+    assert "needs transformers 5.4 or newer" in text
+
+
+def test_what_is_read_back_is_what_was_written(saved):
+    results = [{"dataset_type": "d", "dataset_name": "d", "metric_type": "f1", "metric_value": 0.5}]
+    write_card(saved, {**FACTS, "description": "Reads.", "corpus": {"tokens": 7}, "eval_results": results})
+    before = (saved / "README.md").read_text()
+    card = read_card(saved)
+    write_card(saved, {**card.facts(), "name": FACTS["name"]}, history=card.history())
+    assert (saved / "README.md").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("ending", "task", "options", "key"),
+    [
+        ("ForTokenClassification", "token-classification", {"aggregation_strategy": "first"}, "entity_group"),
+        ("ForSequenceClassification", "text-classification", {}, "label"),
+        ("ForMaskedLM", "fill-mask", {}, "token_str"),
+    ],
+)
+def test_the_example_is_what_the_pipeline_answers(ending, task, options, key, tmp_path):
+    folder = save(tmp_path / "model", ending)
+    text = "a b [MASK] c" if task == "fill-mask" else "a b c d"
+    write_card(folder, {"name": "it", "example": text.replace("[MASK]", "{mask}")})
+    shown = (folder / "README.md").read_text().partition("## An example")[2].partition("\n## ")[0]
+    answer = transformers.pipeline(task, model=str(folder), **options)(text)
+    assert f'run("{text}")' in shown
+    for name, value in {"model": "it", **options}.items():
+        assert f'{name}="{value}"' in shown
+    rows = [line for line in shown.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == len(answer) > 0
+    for row, item in zip(rows, answer, strict=True):
+        assert f"{item['score']:.2f}" in row
+        assert item[key].strip() in row
+
+
+def test_a_text_that_cannot_be_an_example(tmp_path):
+    folder = save(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"must hold \{mask\} once"):
+        write_card(folder, {"example": "no blank here"})
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.warns(UserWarning, match="shows no example"):
+        write_card(folder, {"example": True})
+    assert "An example" not in (folder / "README.md").read_text()

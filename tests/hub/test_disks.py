@@ -11,11 +11,10 @@ from natives import make_native
 from saved_models import save
 
 from clozebert.hub import publishing
-from clozebert.hub.folders import convert_folder
+from clozebert.hub.convert import convert_folder
 from clozebert.hub.publishing import publish
 from clozebert.hub.space import write_space
 from clozebert.hub.verification import Report
-from clozebert.hub.whole_folder import disk_errors, whole_folder
 
 
 @pytest.fixture(scope="module")
@@ -144,28 +143,16 @@ def test_no_room_for_the_temporary_copy(sources, monkeypatch):
     assert "TMPDIR or --output_dir" in message_of(lambda: publish(sources["run"], "org/name", dry_run=True))
 
 
-def test_other_errors_are_left_alone(tmp_path):
-    with pytest.raises(OSError, match="as the system says"), disk_errors(tmp_path):
-        raise OSError(errno.ENOENT, "as the system says")
-
-
-def test_folder_that_was_there_is_replaced_file_by_file_at_the_end(tmp_path):
+def test_overwriting_replaces_the_model_and_nothing_else(calls, sources, tmp_path):
+    """Weights in shards would otherwise stay beside the new ones, and a reader takes one of the two."""
     folder = tmp_path / "folder"
-    (folder / "sub").mkdir(parents=True)
-    (folder / "sub" / "kept").write_text("old")
-    (folder / "mine").write_text("old")
-    with pytest.raises(ValueError, match=r"output_dir=.* is not empty"), whole_folder(folder):
-        pass
-    with contextlib.suppress(KeyError), whole_folder(folder, overwrite=True) as partial:
-        (partial / "mine").write_text("new")
-        raise KeyError
-    assert (folder / "mine").read_text() == "old"
-    with whole_folder(folder, overwrite=True) as partial:
-        (partial / "mine").write_text("new")
-        (partial / "sub").mkdir()
-        (partial / "sub" / "more").write_text("new")
-        assert (folder / "mine").read_text() == "old"
-    found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
-    assert found == {"mine": "new", "sub/kept": "old", "sub/more": "new"}
-    with pytest.raises(ValueError, match="is a file"), whole_folder(folder / "mine"):
-        pass
+    folder.mkdir()
+    for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "notes.txt", "model.txt"):
+        (folder / name).write_text("old")
+    with pytest.raises(ValueError, match=r"output_dir=.* is not empty"):
+        calls["convert"](folder)
+    convert_folder(sources["native"], folder, to="clozebert", overwrite=True)
+    names = {path.name for path in folder.iterdir()}
+    assert {"notes.txt", "model.txt", "model.safetensors", "config.json"} <= names
+    assert not {name for name in names if "-of-" in name or "index" in name}
+    assert (folder / "notes.txt").read_text() == "old"

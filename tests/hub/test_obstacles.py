@@ -7,7 +7,7 @@ from natives import make_native
 
 from clozebert import ClozeBertConfig
 from clozebert.hub import from_native, to_native
-from clozebert.hub.architectures import NATIVE
+from clozebert.hub.natives import NATIVE
 from clozebert.modeling import modeling_clozebert
 
 SMALL = {

@@ -16,7 +16,7 @@ from natives import (
 )
 
 from clozebert.hub import from_native, to_native
-from clozebert.hub.architectures import NATIVE, POOLED
+from clozebert.hub.natives import NATIVE, POOLED
 
 # Largest measured: 2e-6 of float32, 7e-15 of float64 without RoPE and 5e-7 with it.
 FLOAT32_TOLERANCE = 1e-5
@@ -260,7 +260,7 @@ def test_named_architectures_are_the_published_ones(name):
     import transformers
 
     from clozebert import ClozeBertConfig
-    from clozebert.hub.native import choose_architecture, config_from_native
+    from clozebert.hub.convert_config import choose_architecture, config_from_native
 
     ending = "ForImageClassification" if name == "vit-base" else "ForMaskedLM"
     published = {

@@ -14,7 +14,7 @@ from saved_models import make_model, make_tokenizer, save
 
 from clozebert.hub import publishing
 from clozebert.hub.card import write_card
-from clozebert.hub.native import to_native
+from clozebert.hub.convert import to_native
 from clozebert.hub.publishing import complete_folder
 from clozebert.hub.pushing import push_folder
 from clozebert.hub.verification import Report

@@ -14,8 +14,8 @@ from transformers import AutoModel
 
 from clozebert.hub import publishing
 from clozebert.hub.card import is_ours, write_card
+from clozebert.hub.convert import convert_folder
 from clozebert.hub.fingerprint import read_fingerprint
-from clozebert.hub.folders import convert_folder
 from clozebert.hub.publishing import Completion, complete_folder, publish
 from clozebert.hub.pushing import push_folder
 from clozebert.hub.verification import Report
@@ -127,6 +127,20 @@ def test_card_is_completed_and_keeps_what_it_said(saved, tmp_path):
     assert (tmp_path / "again" / "README.md").read_text() == text
 
 
+def test_scores_of_the_model_index_stay(tmp_path):
+    """Fine-tuning writes them; a copy of a copy still holds them."""
+    folder = save(tmp_path / "run", "ForTokenClassification")
+    score = {"dataset_type": "conll", "dataset_name": "dev.conll", "metric_type": "f1", "metric_value": 0.75}
+    write_card(folder, {"eval_results": [{**score, "metric_name": "F1 of whole entities"}]})
+    complete_folder(folder, tmp_path / "copy", "org/name")
+    complete_folder(tmp_path / "copy", tmp_path / "again", "org/other", form="bundle")
+    for name, place in (("name", "copy"), ("other", "again")):
+        data = ModelCard.load(tmp_path / place / "README.md").data
+        (result,) = data.eval_results
+        assert (data.model_name, result.task_type, result.metric_value) == (name, "token-classification", 0.75)
+        assert (result.dataset_name, result.metric_name) == ("dev.conll", "F1 of whole entities")
+
+
 def test_card_of_a_person_goes_up_to_the_letter(saved, tmp_path):
     (saved / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
     _, notes = complete_folder(saved, tmp_path / "copy", "org/name", completion=Completion(language="en"))
@@ -216,7 +230,9 @@ def test_push_is_private_one_commit_and_nothing_the_second_time(saved, hub, unve
     again = publish(saved, "org/name", completion=Completion(license="mit"))
     assert (again.push.uploaded, again.push.commit) == ([], done.push.commit)
     assert hub.uploads == []
-    assert not [path for method, path in hub.requests if method != "GET"]
+    assert len(repository.commits) == 2
+    # The client asks how it should upload, and then has nothing to upload.
+    assert not [path for method, path in hub.requests if method == "PUT" or "/commit/" in path]
 
 
 def test_only_what_changed_goes_up(saved, hub, unverified):
@@ -262,11 +278,12 @@ def test_what_other_people_put_there_stays_and_what_we_left_goes(saved, hub, unv
     publish(saved, "org/name")
     hub.edit("org/name", "paper.pdf", b"theirs")
     hub.edit("org/name", "training_args.bin", b"a pickle of Trainer's")
+    hub.edit("org/name", "onnx/model_int8.onnx", b"int8, by the name that it once had")
     native = save(tmp_path / "native", name="bert-base")
     done = publish(native, "org/name")
     names = set(hub.files("org/name"))
     assert "paper.pdf" in names
-    assert not {"training_args.bin", "modeling_clozebert.py", "LICENSE.clozebert"} & names
+    assert not {"training_args.bin", "onnx/model_int8.onnx", "modeling_clozebert.py", "LICENSE.clozebert"} & names
     assert "modeling_clozebert.py" in done.push.deleted
     assert done.form == "native"
 

@@ -8,7 +8,7 @@ import torch
 from saved_models import HEADS, make_model, make_tokenizer, save
 
 from clozebert.hub import serving
-from clozebert.hub.native import to_native
+from clozebert.hub.convert import to_native
 from clozebert.hub.serving import (
     check_sentence_transformers,
     compare_int8,
@@ -184,7 +184,7 @@ def test_published_with_all_forms(tmp_path, monkeypatch):
     assert str(tmp_path).encode() not in b"".join(one.values())
     assert b"site-packages" not in b"".join(one.values())
     card = (tmp_path / "one" / "README.md").read_text()
-    for part in ("`onnx/model.onnx`", "`onnx/model_int8.onnx`", "on 4 texts", "max pooling"):
+    for part in ("`onnx/model.onnx`", "`onnx/model_quantized.onnx`", "on 4 texts", "max pooling"):
         assert part in card
     assert check_sentence_transformers(tmp_path / "one", TEXTS) <= 1e-6
     complete_folder(tmp_path / "one", tmp_path / "plain", "org/name")

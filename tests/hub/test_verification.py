@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from saved_models import HEADS, make_model, make_tokenizer, save
 
+from clozebert.hub.convert import to_native
 from clozebert.hub.fingerprint import (
     find_differences,
     make_fingerprint,
@@ -14,7 +15,6 @@ from clozebert.hub.fingerprint import (
     read_fingerprint,
     write_fingerprint,
 )
-from clozebert.hub.native import to_native
 from clozebert.hub.verification import verify_folder
 
 MODEL_NAME = "model.safetensors"

@@ -8,7 +8,7 @@ import sys
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
 
 import clozebert  # noqa: F401
-from clozebert.hub.trainer_pushes import LoadablePushes
+from clozebert.hub import LoadablePushes
 
 
 def main(source, output_dir):

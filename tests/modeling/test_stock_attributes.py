@@ -14,8 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from clozebert import ClozeBertConfig
 from clozebert.hub import from_native
-from clozebert.hub.architectures import NATIVE
-from clozebert.hub.native import config_from_native, tensor_names
+from clozebert.hub.convert import tensor_names
+from clozebert.hub.convert_config import config_from_native
+from clozebert.hub.natives import NATIVE
 
 # Fields of one architecture, which only its own modelling code reads, and what is our name for them.
 OTHER_NAMES = {

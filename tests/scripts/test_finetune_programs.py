@@ -136,7 +136,7 @@ MISTAKES: list[tuple[str, str, dict[str, str], dict[str, str], str]] = [
     ("sequence", "one class", {"train.csv": csv("a,x", "b,x")}, {}, "only one class in the training data: 'x'"),
     ("sequence", "not text", {"train.csv": csv("1,x", "2,y")}, {}, "column 'text' holds only numbers"),
     ("sequence", "broken quote", {"train.csv": GOOD + '"open,pos\nb,neg\n'}, {}, "train.csv, line 12: broken quote"),
-    ("sequence", "not UTF-8", {"train.csv": GOOD + "\udcff,pos\n"}, {}, "train.csv, line 12: not UTF-8"),
+    ("sequence", "not UTF-8", {"train.csv": GOOD + "\udcff,pos\n"}, {}, "train.csv, line 12: byte 0xff is not UTF-8"),
     ("sequence", "missing file", {}, {"train_file": "gone.csv"}, "--train_file gone.csv: there is no such file"),
     ("sequence", "missing model", {}, {"model_name_or_path": "./gone"}, "./gone: there is no such folder"),
     ("sequence", "wrong column", {}, {"label_column": "labl"}, "--label_column labl: train.csv has no such"),

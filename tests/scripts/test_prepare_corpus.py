@@ -106,7 +106,7 @@ def test_the_installed_packages(
 def test_mistakes_are_one_line(text: Path, tokenizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.txt").write_bytes(b"fine\n\nb\xe4d\n")
     (tmp_path / "empty.txt").touch()
-    (tmp_path / "table.csv").write_text("title,words\nx,y\n")
+    (tmp_path / "table.csv").write_text("heading,words\nx,y\n")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     good = ["--input", str(text), "--tokenizer_name", tokenizer]
@@ -116,7 +116,7 @@ def test_mistakes_are_one_line(text: Path, tokenizer: str, tmp_path: Path, capsy
         ([*named, "--input", str(tmp_path / "missing")], "missing does not exist"),
         ([*named, "--input", str(tmp_path / "empty.txt")], "the corpus is empty"),
         ([*named, "--input", str(tmp_path / "bad.txt")], "bad.txt, line 3: byte 0xe4 is not UTF-8"),
-        ([*named, "--input", str(tmp_path / "table.csv")], "name the right one with --text_column"),
+        ([*named, "--input", str(tmp_path / "table.csv")], "give --text_column (columns: heading, words)"),
         ([*out, "--input", str(text), "--tokenizer_name", str(text)], "holds no tokenizer.json"),
         ([*good, "--output_dir", str(tmp_path / "full")], "is not empty; give --overwrite_output_dir"),
         ([*good, *out, "--deduplicate", "exactly"], "did you mean 'exact'"),

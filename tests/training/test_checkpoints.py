@@ -14,7 +14,6 @@ from clozebert.training.checkpoints import (
     find_damage,
     list_checkpoints,
     newest_valid,
-    publish_files,
     read_training_state,
     write_training_state,
 )
@@ -140,11 +139,3 @@ def test_a_state_of_a_later_format_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
     with pytest.raises(ValueError, match="another format"):
         read_training_state(checkpoint)
-
-
-def test_published_files_replace_those_of_the_same_name(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("kept")
-    (tmp_path / "config.json").write_text("old")
-    publish_files(tmp_path, lambda directory: (directory / "config.json").write_text("new") and None)
-    assert names(tmp_path) == ["config.json", "mine.txt"]
-    assert (tmp_path / "config.json").read_text() == "new"

@@ -346,7 +346,7 @@ def test_resuming_another_run_is_refused_by_name(prepared: Path, tmp_path: Path,
         run(other, tmp_path / "run", **again)
     with pytest.raises(ValueError, match="is at step 4, beyond max_steps=3"):
         run(prepared, tmp_path / "run", **{**again, "max_steps": 3})
-    with pytest.raises(ValueError, match="is not empty: continue with --resume_from_checkpoint latest"):
+    with pytest.raises(ValueError, match="is not empty; continue with --resume_from_checkpoint latest"):
         run(prepared, tmp_path / "run", max_steps=6)
     with pytest.raises(ValueError, match="holds checkpoint-4, later than step 2"):
         run(prepared, tmp_path / "run", max_steps=6, resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
@@ -357,8 +357,21 @@ def test_resuming_another_run_is_refused_by_name(prepared: Path, tmp_path: Path,
 
 def test_overwriting_deletes_the_run_and_nothing_else(prepared: Path, tmp_path: Path) -> None:
     run(prepared, tmp_path / "run", max_steps=4, save_steps=2)
-    (tmp_path / "run" / "notes.txt").write_text("mine")
+    mine = [tmp_path / "run" / name for name in ("notes.txt", "other.safetensors", "checkpoint-notes/notes.txt")]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
     run(prepared, tmp_path / "run", max_steps=3, save_steps=0, overwrite_output_dir=True)
-    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-3"]
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-notes"]
     assert len(losses_of(tmp_path / "run")) == 3
-    assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
+    assert [path.read_text() for path in mine] == ["mine"] * 3
+
+
+@pytest.mark.parametrize("flag", ["resume_from_checkpoint", "model_name_or_path"])
+def test_overwriting_spares_what_the_run_begins_from(prepared: Path, tmp_path: Path, flag: str) -> None:
+    run(prepared, tmp_path / "run", max_steps=4, save_steps=2)
+    checkpoint = tmp_path / "run" / "checkpoint-2"
+    with pytest.raises(ValueError, match=f"deletes .*checkpoint-2, but {flag}="):
+        run(prepared, tmp_path / "run", max_steps=4, overwrite_output_dir=True, **{flag: str(checkpoint)})
+    assert (checkpoint / "model.safetensors").is_file()
+    assert (tmp_path / "run" / "checkpoint-4").is_dir()

@@ -187,7 +187,7 @@ def test_mistakes_are_named(tmp_path: Path, text: Path) -> None:
     with pytest.raises(ValueError, match=r"bad\.jsonl, line 1 has no text under 'sentence_bad'"):
         read_minimal_pairs([bad])
     bad.write_text("\n{oops\n")
-    with pytest.raises(ValueError, match=r"bad\.jsonl, line 2 is not JSON"):
+    with pytest.raises(ValueError, match=r"bad\.jsonl, line 2: not JSON"):
         read_minimal_pairs([bad])
     bad.write_text("\n")
     with pytest.raises(ValueError, match=r"bad\.jsonl holds no pair"):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
-from clozebert.hub import extend_positions, extend_vocabulary, grow_depth, grow_width, pseudo_perplexity, to_native
+from clozebert.hub import to_native
+from clozebert.training import extend_positions, extend_vocabulary, grow_depth, grow_width, pseudo_perplexity
 
 SMALL = {
     "vocab_size": 47,

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling.modeling_clozebert import ClozeBertForMaskedLM
 from ..modeling.pseudo_likelihood import Documents, masked_log_likelihoods
-from .native import build, fill
+from ..utils.errors import UserError
+from ..utils.weights import fill, make_empty
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ def pseudo_perplexity(
         num_tokens: divide by this many tokens in place of those that were masked; then all of them are masked.
 
     Raises:
-        ValueError: the model's configuration has no mask token, or there is nothing to mask.
+        UserError: the model's configuration has no mask token, or there is nothing to mask.
     """
     loss, count = _masked_loss(model, documents, None if num_tokens else positions_per_document, batch_size)
     return math.exp(min(loss / (num_tokens or count), 700))
@@ -70,7 +71,7 @@ def _masked_loss(
     """The sum of -log p over the tokens that are masked one at a time, and their number."""
     config = model.config
     if config.mask_token_id is None:
-        raise ValueError("mask_token_id of the model's configuration is not set: pseudo-perplexity masks tokens")
+        raise UserError("mask_token_id of the model's configuration is not set: pseudo-perplexity masks tokens")
     special = {getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep", "mask")}
     scores = masked_log_likelihoods(
         model,
@@ -82,7 +83,7 @@ def _masked_loss(
     )
     count = sum(map(len, scores))
     if count == 0:
-        raise ValueError("documents hold no token that could be masked: give some text")
+        raise UserError("documents hold no token that could be masked: give some text")
     return -sum(float(score.sum()) for score in scores), count
 
 
@@ -104,7 +105,7 @@ def extend_vocabulary(
         texts: on which pseudo-perplexity is measured, per token of the old tokenizer.
 
     Raises:
-        ValueError: a token is known already, or is cut into nothing but unknown tokens.
+        UserError: a token is known already, or is cut into nothing but unknown tokens.
     """
     _check_masked_lm(model)
     pieces = _cut(tokenizer, new_tokens)
@@ -138,10 +139,10 @@ def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
     pieces: dict[str, list[int]] = {}
     for token in new_tokens:
         if token in known:
-            raise ValueError(f"new_tokens holds {token!r}, which the tokenizer has already")
+            raise UserError(f"new_tokens holds {token!r}, which the tokenizer has already")
         ids = [i for i in tokenizer(token, add_special_tokens=False)["input_ids"] if i != tokenizer.unk_token_id]
         if not ids:
-            raise ValueError(
+            raise UserError(
                 f"new_tokens holds {token!r}, in which the tokenizer knows no part: there is no row to take"
             )
         pieces[token] = ids
@@ -155,7 +156,7 @@ def grow_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int, *, documents
     """Repeat layers in place: layer i of m is a copy of layer floor(i n / m) of n, its kind of attention included.
 
     Raises:
-        ValueError: fewer layers than there are.
+        UserError: fewer layers than there are.
     """
     _check_depth(model, num_hidden_layers)
     old_layers = model.config.num_hidden_layers
@@ -180,9 +181,9 @@ def _check_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int) -> None:
     _check_masked_lm(model)
     old = model.config.num_hidden_layers
     if num_hidden_layers < old:
-        raise ValueError(f"num_hidden_layers={num_hidden_layers} is less than the model's {old}: layers are added")
+        raise UserError(f"num_hidden_layers={num_hidden_layers} is less than the model's {old}: layers are added")
     if old == 1 and num_hidden_layers > 1 and not model.config.first_attention_norm:
-        raise ValueError("first_attention_norm=False and a single layer: there is no norm to copy for a second")
+        raise UserError("first_attention_norm=False and a single layer: there is no norm to copy for a second")
 
 
 def _at_layer(name: str, layer: int) -> str:
@@ -242,7 +243,7 @@ def grow_width(
         seed: of the noise.
 
     Raises:
-        ValueError: a size shrinks, a head's size changes, or the model's positions or embeddings cannot be tiled.
+        UserError: a size shrinks, a head's size changes, or the model's positions or embeddings cannot be tiled.
     """
     config = _check_width(model, hidden_size, num_attention_heads, intermediate_size)
     index_of = _copies(model.config, config)
@@ -282,25 +283,23 @@ def _check_width(
     }
     for name, size in sizes.items():
         if size < getattr(old, name):
-            raise ValueError(f"{name}={size} is less than the model's {getattr(old, name)}: models grow here")
+            raise UserError(f"{name}={size} is less than the model's {getattr(old, name)}: models grow here")
     heads, size = sizes["num_attention_heads"], sizes["hidden_size"]
     head_size = old.hidden_size // old.num_attention_heads
     if size != heads * head_size:
-        raise ValueError(
+        raise UserError(
             f"hidden_size={size} must be num_attention_heads={heads} times the model's head size of {head_size}: "
             f"{size // head_size} heads"
         )
     if size != old.hidden_size:
         if old.position_embedding_type == "sinusoidal":
-            raise ValueError("position_embedding_type='sinusoidal' is a function of hidden_size: it cannot be tiled")
+            raise UserError("position_embedding_type='sinusoidal' is a function of hidden_size: it cannot be tiled")
         if old.tie_word_embeddings and not old.prediction_dense:
-            raise ValueError(
-                "tie_word_embeddings needs prediction_dense: a layer before the decoder that can be scaled"
-            )
+            raise UserError("tie_word_embeddings needs prediction_dense: a layer before the decoder that can be scaled")
     key_heads = old.num_key_value_heads
     if key_heads is not None:
         if heads % old.num_attention_heads:
-            raise ValueError(
+            raise UserError(
                 f"num_attention_heads={heads} must be a multiple of the model's {old.num_attention_heads}, as groups "
                 f"of heads share num_key_value_heads={key_heads}"
             )
@@ -363,7 +362,7 @@ def extend_positions(
     place p (P - 1) / (P' - 1) of the P old rows.
 
     Raises:
-        ValueError: not longer than before, or `rope_theta` for a model without rotary positions.
+        UserError: not longer than before, or `rope_theta` for a model without rotary positions.
     """
     _check_length(model, max_position_embeddings, rope_theta)
     old = model.config
@@ -386,9 +385,9 @@ def _check_length(model: ClozeBertForMaskedLM, max_position_embeddings: int, rop
     _check_masked_lm(model)
     length, kind = model.config.max_position_embeddings, model.config.position_embedding_type
     if max_position_embeddings <= length:
-        raise ValueError(f"max_position_embeddings={max_position_embeddings} must exceed the model's {length}")
+        raise UserError(f"max_position_embeddings={max_position_embeddings} must exceed the model's {length}")
     if rope_theta is not None and kind != "rope":
-        raise ValueError(f"rope_theta={rope_theta} needs rotary positions, but position_embedding_type={kind!r}")
+        raise UserError(f"rope_theta={rope_theta} needs rotary positions, but position_embedding_type={kind!r}")
 
 
 def _slower(config: ClozeBertConfig, factor: float, rope_theta: float | None) -> dict[str, Any]:
@@ -429,13 +428,13 @@ def grow(
         Others: as above; what is None or empty stays as it is.
 
     Raises:
-        ValueError: at the call, before any is done: one of them cannot be, or there is nothing to do.
+        UserError: at the call, before any is done: one of them cannot be, or there is nothing to do.
     """
     _check_masked_lm(model)
     if model.config.mask_token_id is None:
-        raise ValueError("mask_token_id of the model's configuration is not set: pseudo-perplexity masks tokens")
+        raise UserError("mask_token_id of the model's configuration is not set: pseudo-perplexity masks tokens")
     if rope_theta is not None and max_position_embeddings is None:
-        raise ValueError(f"rope_theta={rope_theta} goes with max_position_embeddings: give that too")
+        raise UserError(f"rope_theta={rope_theta} goes with max_position_embeddings: give that too")
     _cut(tokenizer, new_tokens)
     sizes: dict[str, Any] = {
         "hidden_size": hidden_size,
@@ -455,7 +454,7 @@ def grow(
             extend_positions, max_position_embeddings=max_position_embeddings, rope_theta=rope_theta
         )
     if not new_tokens and not steps:
-        raise ValueError("nothing is to grow: give new_tokens, a size, num_hidden_layers or max_position_embeddings")
+        raise UserError("nothing is to grow: give new_tokens, a size, num_hidden_layers or max_position_embeddings")
     return _take(steps, model, tokenizer, texts, new_tokens)
 
 
@@ -479,7 +478,7 @@ def _take(
 
 def _check_masked_lm(model: Any) -> None:
     if not isinstance(model, ClozeBertForMaskedLM):
-        raise ValueError(f"a {type(model).__name__} was given: warm starts are of ClozeBertForMaskedLM, to train on")
+        raise UserError(f"a {type(model).__name__} was given: warm starts are of ClozeBertForMaskedLM, to train on")
 
 
 def _changed(config: ClozeBertConfig, **changes: Any) -> ClozeBertConfig:
@@ -489,7 +488,7 @@ def _changed(config: ClozeBertConfig, **changes: Any) -> ClozeBertConfig:
 
 def _rebuild(config: ClozeBertConfig, tensors: Mapping[str, torch.Tensor]) -> ClozeBertForMaskedLM:
     """A model of that configuration with copies of these tensors."""
-    model = build(ClozeBertForMaskedLM, config)
+    model = make_empty(ClozeBertForMaskedLM, config)
     fill(model, {name: tensor.clone().contiguous() for name, tensor in tensors.items()})
     return model
 

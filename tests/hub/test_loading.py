@@ -12,7 +12,8 @@ from natives import CLASSES, difference, make_inputs, make_native
 from safetensors.torch import load_file, save_file
 
 from clozebert.hub import from_native
-from clozebert.hub.folders import convert_folder, find_folder, load_native, weight_files
+from clozebert.hub.convert import convert_folder
+from clozebert.hub.loading import find_folder, load_native, weight_files
 
 
 def save(tmp_path, model_type="bert", class_name="BertForMaskedLM", **options):
@@ -333,7 +334,7 @@ def test_wrong_direction(tmp_path):
 
 _MEASURE = """
 import json, resource, sys
-from clozebert.hub.folders import convert_folder
+from clozebert.hub.convert import convert_folder
 from clozebert.modeling import ClozeBertForMaskedLM
 from transformers import BertForMaskedLM
 def peak():
@@ -361,3 +362,29 @@ def test_memory_of_a_base_size_conversion(tmp_path):
             )  # fmt: skip
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout.splitlines()[-1]) < 2.5 * size
+
+
+def test_what_a_card_says_outlasts_conversion_both_ways(tmp_path):
+    from huggingface_hub import ModelCard
+    from saved_models import save
+
+    from clozebert.hub import write_card
+
+    folder = save(tmp_path / "run", "ForTokenClassification", name="bert-base")
+    (folder / "eval_confusion.png").write_bytes(b"png")
+    score = {"dataset_type": "conll", "dataset_name": "dev.conll", "metric_type": "f1", "metric_value": 0.75}
+    facts = {"description": "Reads.", "corpus": {"train": "train.conll"}, "eval_results": [score], "example": "a b"}
+    write_card(
+        folder, {**facts, "metrics": {"eval_f1": 0.75}, "hyperparameters": {"seed": 3}, "base_model": "org/base"}
+    )
+    convert_folder(folder, tmp_path / "there", to="native")
+    convert_folder(tmp_path / "there", tmp_path / "back", to="clozebert")
+    for name, origin, tags in (("there", "run", ["bert"]), ("back", "there", [])):
+        text = (tmp_path / name / "README.md").read_text()
+        parts = ("| train | train.conll |", "| eval_f1 | 0.75 |", "| seed | 3 |", "](eval_confusion.png)", "An example")
+        for part in (*parts, f"Reads. Converted, weight by weight, from `{origin}`;"):
+            assert text.count(part) == 1, part
+        assert (tmp_path / name / "eval_confusion.png").read_bytes() == b"png"
+        data = ModelCard.load(tmp_path / name / "README.md").data
+        assert (data.eval_results[0].metric_value, data.base_model) == (0.75, "org/base")
+        assert data.tags == [*tags, "clozebert", "encoder"]

@@ -1,0 +1,171 @@
+"""A file's content as bytes, whatever it is compressed by, with `\\n` at the ends of its lines or before them `\\r`.
+
+A file that is cut short, damaged, or in UTF-16 is refused: none of it is read as if it were whole.
+"""
+
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..utils.errors import MissingFileError, MissingPackageError, UserError, UserFileError, as_user_errors
+
+COMPRESSIONS = (".gz", ".xz", ".zst", ".zstd")
+_BLOCK = 1 << 16
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def bare_suffix(path: str | Path) -> str:
+    """The suffix before that of a compression, in lower case: `.csv` of `a.CSV.gz`."""
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+@contextmanager
+def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
+    """The content of a file, and a function that says how many bytes of the file itself have been read.
+
+    Where no line ends in `\\n`, as old Macs wrote them, each `\\r` is one.
+
+    Raises:
+        MissingFileError: there is no such file.
+        MissingPackageError: what reads this compression is not installed.
+        UserError: it is a folder, or damaged, or in UTF-16.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserFileError(f"{path} is a folder; name a file in it")
+    if not path.exists():
+        raise MissingFileError(f"no such file: {path}")
+    with as_user_errors(OSError):
+        raw = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
+    with raw:
+        read = _reader(path, raw)
+        first = _fill(read)
+        if first.startswith(_UTF_16):
+            raise UserError(f"{path} is in UTF-16: convert it to UTF-8")
+        is_old = b"\r" in first and b"\n" not in first
+        yield io.BufferedReader(_Content(first, read, is_old), _BLOCK), raw.tell
+
+
+def read_text(path: str | Path) -> str:
+    """The whole text of a file in UTF-8; a byte-order mark is dropped.
+
+    Raises:
+        UserError: as `open_decompressed`, and bytes that are not UTF-8, with their line.
+    """
+    with open_decompressed(path) as (file, _):
+        data = file.read()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}, line {line}: not UTF-8 (byte 0x{data[error.start]:02x}); convert the file") from None
+
+
+class _Content(io.RawIOBase):
+    """What was read first, and what `read` gives after it; with `\n` for every `\r`, if so wanted."""
+
+    def __init__(self, first: bytes, read: Callable[[int], bytes], replaces_returns: bool) -> None:
+        self._first, self._read, self._replaces_returns = first, read, replaces_returns
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        size = len(buffer)
+        block, self._first = self._first[:size] or self._read(size), self._first[size:]
+        buffer[: len(block)] = block.replace(b"\r", b"\n") if self._replaces_returns else block
+        return len(block)
+
+
+def _fill(read: Callable[[int], bytes]) -> bytes:
+    """The first `_BLOCK` bytes, or all where there are fewer."""
+    blocks, size = [], 0
+    while size < _BLOCK and (block := read(_BLOCK - size)):
+        blocks.append(block)
+        size += len(block)
+    return b"".join(blocks)
+
+
+def _reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
+    """Reads the content of a file; where it is damaged or cut short, that is a `UserError` that names it."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        read: Callable[[int], bytes] = gzip.GzipFile(fileobj=raw).read
+    elif suffix == ".xz":
+        read = lzma.LZMAFile(raw).read  # noqa: SIM115 - of a file that is closed by whoever opened it
+    elif suffix in COMPRESSIONS:
+        read = _ZstdReader(path, raw).read
+    else:
+        return raw.read
+
+    def checked(size: int) -> bytes:
+        try:
+            return read(size)
+        except (EOFError, OSError, zlib.error, lzma.LZMAError, _ZstdError) as error:
+            raise UserError(f"{path} is not a whole {suffix} file: {error}") from None
+
+    return checked
+
+
+class _ZstdError(Exception):
+    """What zstandard says of damage; its own type is there only where it is installed."""
+
+
+class _ZstdReader:
+    """Reads frame after frame. zstandard takes a file that is cut short for a whole one.
+
+    So one more frame is put behind the file: only where the file is whole does its content come out in the end. That
+    content compresses well, so that the frame's own bytes, taken for what is missing of the file, do not look like it.
+    """
+
+    _END = b"\0" * 1000
+
+    def __init__(self, path: Path, raw: BinaryIO) -> None:
+        try:
+            import zstandard
+        except ImportError:
+            raise MissingPackageError(f"reading {path.name} needs zstandard: pip install 'clozebert[data]'") from None
+        self._error = zstandard.ZstdError
+        self._held_back = b""
+        source: Any = _Followed(raw, zstandard.compress(self._END))
+        self._reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
+
+    def read(self, size: int) -> bytes:
+        while True:
+            try:
+                block = self._reader.read(size)
+            except self._error as error:
+                raise _ZstdError(str(error)) from None
+            if not block:
+                if self._held_back != self._END:
+                    raise EOFError("it ends inside a frame")
+                return b""
+            data = self._held_back + block
+            self._held_back = data[-len(self._END) :]
+            if len(data) > len(self._END):
+                return data[: -len(self._END)]
+
+
+class _Followed:
+    """A file's bytes, and some more behind them, in the same block as its last ones."""
+
+    def __init__(self, file: BinaryIO, more: bytes) -> None:
+        self._file, self._more = file, more
+
+    def read(self, size: int) -> bytes:
+        blocks, room = [], size
+        while room and (block := self._file.read(room)):
+            blocks.append(block)
+            room -= len(block)
+        if room:
+            blocks.append(self._more)
+            self._more = b""
+        return b"".join(blocks)

@@ -1,0 +1,140 @@
+"""Objects of JSON lines and of JSON arrays, with the line on which each begins, in bounded memory."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO, TextIO
+
+from ..utils.errors import UserError
+
+LARGEST_OBJECT = 1 << 26  # bytes or characters
+_CHUNK = 1 << 18
+_BLANK = re.compile(r"[ \t\n\r]*")
+
+
+class RecordError(Exception):
+    """What is wrong with a record; reading can go on after it."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RecordError(f"the key {twice!r} stands twice in one object")
+    return values
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def begins_array(file: BinaryIO) -> bool:
+    """Whether the first sign in a file that is not blank is a bracket; the file is read up to there."""
+    while line := file.readline(_CHUNK):
+        if start := line.removeprefix(b"\xef\xbb\xbf").lstrip():
+            return start.startswith(b"[")
+    return False
+
+
+def read_lines(file: BinaryIO, source: str) -> Iterator[tuple[int, Any]]:
+    """(line, value or `RecordError`) of each line that is not blank.
+
+    Raises:
+        UserError: a line that is too long.
+    """
+    number = 0
+    while line := file.readline(LARGEST_OBJECT):
+        number += 1
+        if len(line) == LARGEST_OBJECT:
+            raise UserError(f"{source}, line {number}: more than {LARGEST_OBJECT >> 20} MiB in one line")
+        if not line.strip():
+            continue
+        try:
+            yield number, _DECODER.decode(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError as error:
+            yield number, RecordError(f"byte 0x{line[error.start]:02x} is not UTF-8")
+        except json.JSONDecodeError as error:
+            yield number, RecordError(f"not JSON: {error.msg}")
+        except RecursionError:
+            yield number, RecordError("nested too deep")
+        except RecordError as error:
+            yield number, error
+
+
+def read_array(file: TextIO, source: str) -> Iterator[tuple[int, Any]]:
+    """(line, value) of each item of one array.
+
+    Raises:
+        UserError: it is no array of whole values, or a value is too long.
+    """
+    text = _Text(file, source)
+    text.expect("[")
+    if text.sign() == "]":
+        text.expect("]")
+    else:
+        while True:
+            text.sign()
+            yield text.line, text.value()
+            if text.sign() != ",":
+                break
+            text.expect(",")
+        text.expect("]")
+    if text.sign():
+        text.fail("something stands behind the array")
+
+
+class _Text:
+    """A text that is read by and by, and the place reached in it."""
+
+    def __init__(self, file: TextIO, source: str) -> None:
+        self._file, self._source = file, source
+        self._buffer, self._place, self._is_whole = "", 0, False
+        self.line = 1
+
+    def sign(self) -> str:
+        """The next sign that is not blank; the empty string at the end."""
+        while True:
+            match = _BLANK.match(self._buffer, self._place)
+            assert match is not None
+            self._go_to(match.end())
+            if self._place < len(self._buffer) or not self._read_on():
+                return self._buffer[self._place : self._place + 1]
+
+    def expect(self, sign: str) -> None:
+        found = self.sign()
+        if found != sign:
+            self.fail(f"not JSON: expected {sign} and found {found or 'the end'}")
+        self._go_to(self._place + 1)
+
+    def value(self) -> Any:
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._buffer, self._place)
+            except json.JSONDecodeError as error:
+                if not self._read_on():
+                    self._go_to(error.pos)
+                    self.fail(f"not JSON: {error.msg}")
+                continue
+            except (RecordError, RecursionError) as error:
+                self.fail(str(error))
+            # A number at the end of what has been read may go on.
+            if end < len(self._buffer) or not self._read_on():
+                self._go_to(end)
+                return value
+
+    def fail(self, reason: str) -> None:
+        raise UserError(f"{self._source}, line {self.line}: {reason}")
+
+    def _go_to(self, place: int) -> None:
+        self.line += self._buffer.count("\n", self._place, place)
+        self._place = place
+
+    def _read_on(self) -> bool:
+        """Read about as much again as waits; False at the end of the file."""
+        waiting = len(self._buffer) - self._place
+        if waiting > LARGEST_OBJECT:
+            self.fail(f"a value of more than {LARGEST_OBJECT >> 20} Mi characters begins here, or is not closed")
+        more = "" if self._is_whole else self._file.read(max(_CHUNK, waiting))
+        self._is_whole = not more
+        self._buffer, self._place = self._buffer[self._place :] + more, 0
+        return bool(more)

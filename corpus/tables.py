@@ -1,0 +1,393 @@
+"""Rows of tables: CSV, TSV, JSON lines and arrays, Parquet, datasets of the Hub. The one reader of all our programs.
+
+Every row of a table comes out once, with the line on which it begins, or as a `BadText` that says what is wrong there.
+What leaves in doubt where rows end, such as a broken quote, is an error that names file and line. Files are read as a
+stream, also compressed.
+"""
+
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from ..utils.errors import MissingFileError, MissingPackageError, UserError
+from . import json_records
+from .columns import USUAL_COLUMNS, is_number
+from .compression import bare_suffix, open_decompressed
+from .delimited import Dialect, find_dialect, read_records
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
+_HEAD_ROWS, _HEAD_CELLS = 10_000, 1 << 22  # what is looked at to tell columns apart: rows, characters
+
+
+class Row(NamedTuple):
+    """One row: the line on which it begins (or its number, where a table has no lines), and its cells by column."""
+
+    line: int
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BadText:
+    """A row or document that is not valid: where, and why."""
+
+    line: int
+    reason: str
+    unit: str = "line"
+
+
+class TableFile:
+    """A table that is read as a stream, again and again.
+
+    Attributes:
+        source: its name, for messages.
+        unit: what `Row.line` counts: `line` or `row`.
+        bytes_read: how much of the file the last reading has come to.
+    """
+
+    unit = "line"
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.bytes_read = 0
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns; of JSON, those of the first object."""
+        raise NotImplementedError
+
+    @property
+    def all_columns(self) -> list[str]:
+        """The names of the columns; of JSON, those of many objects."""
+        return self.columns
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the file names its columns; otherwise they are called 1, 2, 3 …"""
+        return True
+
+    @property
+    def is_sure_of_columns(self) -> bool:
+        """Whether nothing but names can stand where the names were read."""
+        return True
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
+        """All rows, or what is wrong with one; `columns`: which cells are wanted (None: all)."""
+        raise NotImplementedError
+
+    @cached_property
+    def head(self) -> list[Row]:
+        """The first good rows, to tell columns apart by."""
+        found, size = [], 0
+        for row in self.rows():
+            if isinstance(row, Row):
+                found.append(row)
+                size += sum(len(value) for value in row.values.values() if isinstance(value, str))
+            if len(found) >= _HEAD_ROWS or size >= _HEAD_CELLS:
+                break
+        return found
+
+    def where(self, line: int) -> str:
+        """`train.csv, line 12`."""
+        return f"{self.source}, {self.unit} {line}"
+
+
+def open_table(path: str | Path, *, has_header: bool | None = None, wanted: Sequence[str] = ()) -> TableFile:
+    """A table file, by its suffix before that of a compression.
+
+    Args:
+        has_header: whether the first row of a CSV or TSV names the columns; None to find out.
+        wanted: columns that are going to be asked for; a number that the first row does not hold stands for a column of
+            a CSV or TSV without header.
+
+    Raises:
+        UserError: the suffix is not one of `TABLE_SUFFIXES`.
+    """
+    suffix = bare_suffix(path)
+    if suffix in (".csv", ".tsv"):
+        return _Delimited(Path(path), tab=suffix == ".tsv", has_header=has_header, wanted=wanted)
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        return _Json(Path(path))
+    if suffix == ".parquet":
+        return _Parquet(Path(path))
+    raise UserError(
+        f"{path}: cannot tell its format from the suffix {suffix!r}; use one of {', '.join(TABLE_SUFFIXES)}"
+    )
+
+
+# CSV and TSV ---------------------------------------------------------------------------------------------------------
+
+
+class _Header(NamedTuple):
+    """The names of the columns; the first row and its line; whether that is a header, and whether that is certain."""
+
+    names: list[str]
+    cells: list[str]
+    line: int
+    is_there: bool
+    is_sure: bool
+
+
+class _Delimited(TableFile):
+    """CSV and TSV."""
+
+    def __init__(self, path: Path, *, tab: bool, has_header: bool | None, wanted: Sequence[str]) -> None:
+        super().__init__(str(path))
+        self._path, self._tab, self._wanted = path, tab, wanted
+        self._given_header = has_header
+
+    @property
+    def columns(self) -> list[str]:
+        return self._header.names
+
+    @property
+    def has_header(self) -> bool:
+        return self._header.is_there
+
+    @property
+    def is_sure_of_columns(self) -> bool:
+        return self._header.is_sure
+
+    @contextmanager
+    def _opened(self) -> Iterator[TextIO]:
+        with open_decompressed(self._path) as (file, position):
+            self._position = position
+            # Bytes that are not UTF-8 become lone surrogates, which are found in their own row.
+            yield io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+
+    @cached_property
+    def _dialect(self) -> Dialect:
+        return find_dialect(self._opened, tab=self._tab, source=self.source)
+
+    def _records(self) -> Iterator[tuple[int, list[str]]]:
+        """(line, cells) of all records; blank lines are none, but in a file of one column."""
+        dialect = self._dialect
+        with self._opened() as file:
+            width = 0
+            for line, cells in read_records(file, dialect, self.source):
+                if len(cells) == 1 and width != 1 and not cells[0].strip():
+                    continue
+                width = width or len(cells)
+                self.bytes_read = self._position()
+                yield line, cells
+
+    @cached_property
+    def _header(self) -> _Header:
+        records = self._records()
+        line, first = next(records, (0, []))
+        is_there, is_sure = self._given_header, True
+        if is_there is None and any(name in map(str.strip, first) for name in self._wanted):
+            is_there = True
+        elif is_there is None and self._wanted and set(self._wanted) <= set(_numbers(len(first))):
+            is_there = False
+        elif is_there is None:
+            is_there, is_sure = self._find_header(first, records)
+        records.close()
+        names = [name.strip() or str(number) for number, name in enumerate(first, start=1)]
+        if not is_there:
+            return _Header(_numbers(len(first)), first, line, False, is_sure)
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise UserError(f"{self.where(line)}: two columns are named {repeated[0]!r}")
+        return _Header(names, first, line, True, is_sure)
+
+    def _find_header(self, first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[bool, bool]:
+        """Whether the first row is a header, and whether that is certain.
+
+        One with a usual name is. Another is data if a cell is a number, or comes again further down in its column.
+        """
+        if {cell.strip().lower() for cell in first} & USUAL_COLUMNS:
+            return True, True
+        if any(is_number(cell) for cell in first):
+            return False, True
+        size = 0
+        for count, (_, cells) in enumerate(records):
+            if len(cells) == len(first) and any(cell == above for cell, above in zip(cells, first, strict=True)):
+                return False, True
+            size += sum(map(len, cells))
+            if count >= _HEAD_ROWS or size >= _HEAD_CELLS:
+                break
+        return True, False
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
+        header = self._header
+        names, width = header.names, len(header.names)
+        checked = [(name, names.index(name)) for name in (names if columns is None else columns)]
+        for line, cells in self._records():
+            if len(cells) != width:
+                reason = f"{len(cells)} columns where the first row has {width}; quote a cell that holds the separator"
+                yield BadText(line, reason)
+            elif header.is_there and cells == header.cells:
+                if line != header.line:
+                    yield BadText(line, "the header stands here again: two tables were joined; remove this line")
+            else:
+                bad = next((byte for _, place in checked if (byte := _not_utf8(cells[place])) is not None), None)
+                values = {name: cells[place] for name, place in checked}
+                yield Row(line, values) if bad is None else BadText(line, f"byte 0x{bad:02x} is not UTF-8")
+
+
+def _numbers(width: int) -> list[str]:
+    return [str(number) for number in range(1, width + 1)]
+
+
+def _not_utf8(cell: str) -> int | None:
+    """The first byte that was not UTF-8; such bytes were read as lone surrogates."""
+    if not cell.isascii():
+        try:
+            cell.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return ord(cell[error.start]) - 0xDC00
+    return None
+
+
+# JSON, Parquet and datasets ------------------------------------------------------------------------------------------
+
+
+class _Json(TableFile):
+    """JSON lines, or one JSON array of objects."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    @cached_property
+    def columns(self) -> list[str]:
+        return next((list(row.values) for row in self.rows() if isinstance(row, Row)), [])
+
+    @cached_property
+    def all_columns(self) -> list[str]:
+        return list(dict.fromkeys(chain.from_iterable(row.values for row in self.head)))
+
+    @cached_property
+    def _is_array(self) -> bool:
+        with open_decompressed(self._path) as (file, _):
+            return json_records.begins_array(file)
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
+        is_array = self._is_array
+        with open_decompressed(self._path) as (file, position):
+            if is_array:
+                text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+                records = json_records.read_array(text, self.source)
+            else:
+                records = json_records.read_lines(file, self.source)
+            for line, record in records:
+                self.bytes_read = position()
+                if isinstance(record, dict):
+                    yield Row(line, record)
+                elif isinstance(record, json_records.RecordError):
+                    yield BadText(line, str(record))
+                else:
+                    yield BadText(line, f"expected a JSON object, found {type(record).__name__}")
+
+
+class _Parquet(TableFile):
+    """A Parquet file; its rows have numbers."""
+
+    unit = "row"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    @cached_property
+    def columns(self) -> list[str]:
+        with self._opened() as file:
+            names = list(file.schema_arrow.names)
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise UserError(f"{self.source}: two columns are named {repeated[0]!r}")
+        return names
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
+        wanted = self.columns if columns is None else list(columns)
+        number, size = 0, self._path.stat().st_size
+        with self._opened() as file:
+            for batch in file.iter_batches(columns=wanted, batch_size=1024):
+                for values in batch.to_pylist():
+                    number += 1
+                    self.bytes_read = size * number // file.metadata.num_rows
+                    yield Row(number, values)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        try:
+            import pyarrow as pa
+            from pyarrow import parquet
+        except ImportError:
+            raise MissingPackageError(
+                f"reading {self._path.name} needs pyarrow: pip install 'clozebert[data]'"
+            ) from None
+        with open_decompressed(self._path):  # for its errors, which are a person's
+            pass
+        try:
+            file = parquet.ParquetFile(self._path)
+        except pa.ArrowInvalid as error:
+            raise UserError(f"{self.source} is not a Parquet file: {error}") from None
+        with file:
+            yield file
+
+
+class DatasetTable(TableFile):
+    """A split of a dataset on the Hub; class numbers become class names."""
+
+    unit = "row"
+
+    def __init__(self, source: str, records: Any) -> None:
+        super().__init__(source)
+        self._records = records
+        self._features = getattr(records, "features", None) or {}
+
+    @cached_property
+    def columns(self) -> list[str]:
+        return list(self._features) or list(next(iter(self._records), {}))
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
+        wanted = self.columns if columns is None else columns
+        for number, record in enumerate(self._records, start=1):
+            yield Row(number, {name: _class_names(record.get(name), self._features.get(name)) for name in wanted})
+
+
+def _class_names(value: Any, feature: Any) -> Any:
+    """Replace class numbers by their names, also inside lists (`ner_tags`)."""
+    if isinstance(value, list):
+        inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else None)
+        return [_class_names(item, inner) for item in value]
+    if hasattr(feature, "int2str") and isinstance(value, int):
+        return feature.int2str(value) if value >= 0 else None  # -1 marks the hidden labels of a test split
+    return value
+
+
+def open_dataset(name: str, configuration: str | None, *, split: str | None = None) -> dict[str, TableFile]:
+    """The splits of a dataset on the Hub, or one of them, which is streamed where there is a connection.
+
+    Raises:
+        MissingPackageError: `datasets` is not installed.
+        MissingFileError: there is no such dataset, or it cannot be had.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise MissingPackageError("a dataset of the Hub needs datasets: pip install 'clozebert[data]'") from None
+    from huggingface_hub import HfApi, constants
+
+    is_local = Path(name).exists()
+    try:
+        if not constants.HF_HUB_OFFLINE and not is_local:
+            HfApi().dataset_info(name, timeout=10)  # without this, a name that is not there is tried for half a minute
+        if split is None:
+            return {
+                part: DatasetTable(f"{name} ({part})", records)
+                for part, records in datasets.load_dataset(name, configuration).items()
+            }
+        # Offline there is nothing to stream from, but the cache may hold the dataset.
+        records = datasets.load_dataset(name, configuration, split=split, streaming=not constants.HF_HUB_OFFLINE)
+        return {split: DatasetTable(name, records)}
+    except Exception as error:  # connection, repository and format errors have no common type
+        reason = str(error).strip().split("\n")[0]
+        raise MissingFileError(f"the dataset {name} cannot be had: {reason}") from error

@@ -1,0 +1,290 @@
+"""Tagged text from files: CoNLL columns, CoNLL-U, words and tags, character spans, and chunks of text."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
+
+from ..corpus.compression import bare_suffix, read_text
+from ..corpus.tables import TableFile, open_table
+from ..utils.errors import UserError
+from .tables import good_rows
+from .tags import OUTSIDE, TaggedSentence
+
+CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+WORD_FIELDS = ("words", "tokens")
+TAG_FIELDS = ("tags", "ner_tags", "labels", "pos_tags", "upos", "slots")
+SPAN_FIELDS = ("spans", "entities")
+
+
+def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: bool = True) -> list[TaggedSentence]:
+    """Sentences of a file: CoNLL-U, JSON lines, Parquet, and everything else as CoNLL columns.
+
+    Args:
+        path: the file; .conllu, .jsonl / .ndjson / .json and .parquet are told by their suffix.
+        tag_column: a name (`xpos`, a JSON field) or a number from 1, from the end if negative. Default: UPOS of
+            CoNLL-U, the last column of CoNLL, the usual field of JSON.
+        with_tags: False to read words only.
+
+    Raises:
+        UserError: unequal columns, words and tags of unequal number, a span outside its text … (with file and line).
+    """
+    suffix = bare_suffix(path)
+    if suffix in (".jsonl", ".ndjson", ".json", ".parquet"):
+        sentences = sentences_of_table(open_table(path), tag_column=tag_column, with_tags=with_tags)
+    elif suffix == ".conllu":
+        sentences = list(_conllu_sentences(path, read_text(path), tag_column, with_tags))
+    else:
+        sentences = list(_conll_sentences(path, read_text(path), tag_column, with_tags))
+    if not sentences:
+        raise UserError(f"{path} holds no sentence")
+    return sentences
+
+
+def sentences_of_table(table: TableFile, *, tag_column: str | None, with_tags: bool = True) -> list[TaggedSentence]:
+    """Sentences of JSON, or of a table with list columns (Parquet, or a dataset of the Hub)."""
+    return [_sentence_of_record(row.values, table.source, row.line, tag_column, with_tags) for row in good_rows(table)]
+
+
+def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
+    """Runs of lines that are not blank, each line with its number."""
+    block: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            block.append((number, line))
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bool) -> Iterator[TaggedSentence]:
+    lines = text.replace("\r\n", "\n").split("\n")
+    separator = "\t" if sum("\t" in line for line in lines) * 2 > sum(bool(line.strip()) for line in lines) else None
+    widths = Counter(len(_cells(line, separator)) for line in lines if line.strip())
+    width = widths.most_common(1)[0][0] if widths else 0
+    if with_tags and 0 < width < 2:
+        raise UserError(f"{path}: expected columns (word and tag), found lines of {width}; which format is it?")
+    column = _column_number(tag_column, width, path) if with_tags else 0
+    for block in _blocks(lines):
+        # a comment stands before a sentence and need not look like a row; "# O" inside one is a word and its tag
+        while block and block[0][1].startswith("#") and len(_cells(block[0][1], separator)) != width:
+            block = block[1:]
+        rows = [(number, _cells(line, separator)) for number, line in block if not line.startswith("-DOCSTART-")]
+        for number, cells in rows:
+            if len(cells) != width:
+                raise UserError(f"{path}, line {number}: {len(cells)} columns, where other lines have {width}")
+            if not cells[0].strip() or (with_tags and not cells[column].strip()):
+                raise UserError(f"{path}, line {number}: the {'tag' if cells[0].strip() else 'word'} is empty")
+        if rows:
+            yield TaggedSentence(
+                words=[cells[0] for _, cells in rows],
+                spaces=[index > 0 for index in range(len(rows))],
+                tags=[cells[column].strip() for _, cells in rows] if with_tags else None,
+                source=path,
+                line=rows[0][0],
+                lines=[number for number, _ in rows],
+            )
+
+
+def _cells(line: str, separator: str | None) -> list[str]:
+    """Cells of a line; the separator None stands for any run of blanks. Words may hold blanks in files with tabs."""
+    return line.split() if separator is None else line.rstrip("\r\n").split(separator)
+
+
+def _column_number(name: str | None, width: int, path: str) -> int:
+    """The index of the tag column: `name` counts from 1, or from the end if negative; default the last."""
+    if name is None:
+        return width - 1
+    try:
+        number = int(name)
+    except ValueError:
+        raise UserError(f"--tag_column {name}: {path} has no named columns; give a number from 1 to {width}") from None
+    index = number - 1 if number > 0 else width + number
+    if number == 0 or not 0 < index < width:
+        raise UserError(f"--tag_column {name}: {path} has the columns 1 to {width}, and 1 holds the words")
+    return index
+
+
+def _conllu_sentences(path: str, text: str, tag_column: str | None, with_tags: bool) -> Iterator[TaggedSentence]:
+    column = _conllu_column(tag_column, path) if with_tags else 3
+    for block in _blocks(text.replace("\r\n", "\n").split("\n")):
+        rows = [(number, line.split("\t")) for number, line in block if not line.startswith("#")]
+        for number, cells in rows:
+            if len(cells) != len(CONLLU_COLUMNS):
+                raise UserError(f"{path}, line {number}: {len(cells)} columns; CoNLL-U has {len(CONLLU_COLUMNS)}")
+        words = [(number, cells) for number, cells in rows if cells[0].isdigit()]
+        if words:
+            tags = [None if cells[column] == "_" else cells[column] for _, cells in words]
+            yield TaggedSentence(
+                words=[cells[1] for _, cells in words],
+                spaces=_conllu_spaces([cells for _, cells in rows]),
+                tags=tags if with_tags else None,
+                source=path,
+                line=words[0][0],
+                lines=[number for number, _ in words],
+            )
+
+
+def _conllu_column(name: str | None, path: str) -> int:
+    if name is None:
+        return CONLLU_COLUMNS.index("upos")
+    if name.lower() in CONLLU_COLUMNS:
+        return CONLLU_COLUMNS.index(name.lower())
+    if name.lstrip("-").isdigit():
+        return _column_number(name, len(CONLLU_COLUMNS), path)
+    raise UserError(f"--tag_column {name}: CoNLL-U has {', '.join(CONLLU_COLUMNS)}")
+
+
+def _conllu_spaces(rows: list[list[str]]) -> list[bool]:
+    """Whether a space stands before each word, from SpaceAfter=No of the words and of the ranges they are part of.
+
+    Within a range ("don't" = "do" + "n't") there is none where the parts spell the whole.
+    """
+    inside: dict[int, bool] = {}  # word id -> glued to the word before it, as part of one range
+    glued_after: set[int] = set()
+    forms = {int(cells[0]): cells[1] for cells in rows if cells[0].isdigit()}
+    for cells in rows:
+        first, dash, last = cells[0].partition("-")
+        if dash:
+            members = range(int(first), int(last) + 1)
+            spelled = "".join(forms.get(member, "") for member in members) == cells[1]
+            inside.update({member: spelled for member in members if member > members[0]})
+        if "SpaceAfter=No" in cells[9].split("|") and (dash or first.isdigit()):
+            glued_after.add(int(last if dash else first))
+    ids = list(forms)
+    return [
+        position > 0 and not inside.get(number, False) and ids[position - 1] not in glued_after
+        for position, number in enumerate(ids)
+    ]
+
+
+def _sentence_of_record(
+    record: dict[str, Any], path: str, number: int, tag_column: str | None, with_tags: bool
+) -> TaggedSentence:
+    """A JSON object: words and tags; or text and spans; or chunks of text, `{"data": [{"text", "entity"}]}`."""
+    where = f"{path}, line {number}"
+    word_field = next((name for name in WORD_FIELDS if isinstance(record.get(name), (list, tuple))), None)
+    if word_field is not None:
+        tag_field = tag_column or next((name for name in TAG_FIELDS if name in record), None)
+        return _sentence_of_words(record, path, number, word_field, tag_field, with_tags)
+    if isinstance(record.get("data"), list):
+        text, spans = _chunks(record["data"], where)
+    elif isinstance(record.get("text"), str):
+        text = record["text"]
+        span_field = tag_column or next((name for name in SPAN_FIELDS if name in record), None)
+        if with_tags and (span_field is None or not isinstance(record.get(span_field), list)):
+            raise UserError(f"{where}: text without a list of spans (one of {', '.join(SPAN_FIELDS)})")
+        spans = [_checked_span(span, text, where) for span in record[span_field or ""]] if with_tags else []
+    else:
+        raise UserError(f"{where}: expected 'words' and 'tags', or 'text' and 'spans'; found {', '.join(record)}")
+    return sentence_of_text(text, spans if with_tags else None, source=path, line=number)
+
+
+def _sentence_of_words(
+    record: dict[str, Any], path: str, number: int, word_field: str, tag_field: str | None, with_tags: bool
+) -> TaggedSentence:
+    where = f"{path}, line {number}"
+    words = list(record[word_field])
+    odd = next((word for word in words if not isinstance(word, str) or not word.strip()), None)
+    if odd is not None:
+        raise UserError(f"{where}: {word_field} holds {odd!r}, expected words that are text and not empty")
+    if not words:
+        raise UserError(f"{where}: {word_field} is empty")
+    tags: list[str | None] | None = None
+    if with_tags:
+        values = record.get(tag_field) if tag_field is not None else None
+        if not isinstance(values, (list, tuple)):
+            raise UserError(f"{where}: no list of tags; give its field by --tag_column (found {', '.join(record)})")
+        if len(values) != len(words):
+            raise UserError(f"{where}: {len(words)} {word_field} but {len(values)} {tag_field}")
+        tags = [None if value is None else str(value) for value in values]
+    return TaggedSentence(words, [index > 0 for index in range(len(words))], tags, path, number)
+
+
+def _chunks(chunks: list[Any], where: str) -> tuple[str, list[tuple[int, int, str]]]:
+    text, spans = "", []
+    for chunk in chunks:
+        if not isinstance(chunk, dict) or not isinstance(chunk.get("text"), str):
+            raise UserError(f"{where}: every item of 'data' must be an object with a 'text', found {chunk!r}")
+        if chunk.get("entity"):
+            spans.append((len(text), len(text) + len(chunk["text"]), str(chunk["entity"])))
+        text += chunk["text"]
+    return text, spans
+
+
+def _checked_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
+    if not isinstance(span, dict):
+        raise UserError(f"{where}: span {span!r} is not an object with start, end and label")
+    start, end, label = span.get("start"), span.get("end"), span.get("label", span.get("type"))
+    if not isinstance(start, int) or not isinstance(end, int) or not isinstance(label, str) or not label:
+        raise UserError(f"{where}: span {span!r} needs whole numbers start and end, and a label")
+    if not 0 <= start < end <= len(text):
+        raise UserError(f"{where}: span {start}-{end} lies outside its text of {len(text)} characters")
+    return start, end, label
+
+
+def sentence_of_text(
+    text: str, spans: Sequence[tuple[int, int, str]] | None, *, source: str, line: int
+) -> TaggedSentence:
+    """Split running text into words, and at the edges of spans, and give the words of a span its label, in IOB2.
+
+    Raises:
+        UserError: the text has no word, a span covers none, or two spans overlap (with file and line).
+    """
+    cuts = {position for start, end, _ in spans or [] for position in (start, end)}
+    bounds = word_bounds(text, cuts)
+    if not bounds:
+        raise UserError(f"{source}, line {line}: the text is empty")
+    tags: list[str | None] | None = None
+    if spans is not None:
+        tags = [OUTSIDE] * len(bounds)
+        for start, end, label in sorted(spans):
+            touched = [index for index, (first, last) in enumerate(bounds) if first < end and start < last]
+            if not touched:
+                raise UserError(f"{source}, line {line}: span {start}-{end} ({label}) covers no word")
+            if any(tags[index] != OUTSIDE for index in touched):
+                raise UserError(f"{source}, line {line}: span {start}-{end} ({label}) overlaps another one")
+            for index in touched:
+                tags[index] = f"{'B' if index == touched[0] else 'I'}-{label}"
+    return TaggedSentence(
+        words=[text[first:last] for first, last in bounds],
+        spaces=[i > 0 and bounds[i - 1][1] < first for i, (first, _) in enumerate(bounds)],
+        tags=tags,
+        source=source,
+        line=line,
+        text=text,
+        starts=[first for first, _ in bounds],
+    )
+
+
+def word_bounds(text: str, cuts: Container[int] = ()) -> list[tuple[int, int]]:
+    """(start, end) of the words of a text: runs of letters, marks and digits; other signs and ideographs one by one.
+
+    No word goes over a position in `cuts`.
+    """
+    bounds: list[tuple[int, int]] = []
+    previous = " "
+    for position, character in enumerate(text):
+        kind = _kind_of(character)
+        if kind == "word" and previous == "word" and position not in cuts:
+            bounds[-1] = (bounds[-1][0], position + 1)
+        elif kind != " ":
+            bounds.append((position, position + 1))
+        previous = kind
+    return bounds
+
+
+def _kind_of(character: str) -> str:
+    if character.isspace():
+        return " "
+    category = unicodedata.category(character)
+    if category == "Lo" and unicodedata.east_asian_width(character) == "W" and not _is_hangul(character):
+        return "sign"  # ideographs and kana are written without spaces between words
+    # Mn, Mc: accents and vowel signs belong to their letter; Cf: joiners stand inside words
+    return "word" if category[0] in "LNM" or category == "Cf" or character == "_" else "sign"
+
+
+def _is_hangul(character: str) -> bool:
+    return "\uac00" <= character <= "\ud7a3" or "\u1100" <= character <= "\u11ff"

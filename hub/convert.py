@@ -1,0 +1,250 @@
+"""Models of transformers' own architectures to ClozeBERT and back, exactly.
+
+`from_native` takes a model (or a folder with one) and gives the same head of ours; `to_native` goes back wherever the
+configuration equals one of theirs; `convert_folder` does either with a saved model, its tokenizer and its card. Which
+tensor and which field is which stands in `natives`.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from ..modeling import modeling_clozebert
+from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
+from ..utils.errors import UserError
+from ..utils.files import check_output_dir, disk_errors, whole_files
+from ..utils.weights import fill, make_empty
+from .card import CARD_NAME, read_card, write_card
+from .convert_config import choose_architecture, config_from_native, config_to_native
+from .loading import WEIGHTS, find_folder, load_clozebert, load_native, quiet, read_config
+from .natives import Architecture, Rename, architecture_of
+from .processors import copy_processors, save_beside_model
+
+_CONVERTED = "Converted, weight by weight, from"
+
+
+def from_native(
+    model_or_folder: PreTrainedModel | str | os.PathLike, *, allow_pickle: bool = False
+) -> ClozeBertPreTrainedModel:
+    """The same model as a ClozeBERT: same head, same outputs, same gradients.
+
+    Args:
+        model_or_folder: a transformers model, or a folder (or Hub name) with one. A model's tensors are copied.
+        allow_pickle: read `pytorch_model.bin`, by `weights_only=True`, where there are no safetensors.
+
+    Raises:
+        UserError: the architecture or the head has no counterpart, a field of its configuration stands in the way, or
+            the folder's tensors are not exactly the model's: the message names them.
+    """
+    if isinstance(model_or_folder, (str, os.PathLike)):
+        folder = find_folder(model_or_folder, allow_pickle=allow_pickle)
+        return convert_from_native(load_native(folder, allow_pickle=allow_pickle), copy_tensors=False)
+    return convert_from_native(model_or_folder, copy_tensors=True)
+
+
+def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> ClozeBertPreTrainedModel:
+    """As `from_native`; without `copy_tensors` the two models share memory where no tensor is split."""
+    architecture = architecture_of(native.config.model_type)
+    class_name = type(native).__name__
+    ending = architecture.head_of(class_name).ours
+    config = config_from_native(native.config, ending, base_pooler=getattr(native, "pooler", None) is not None)
+    if native.config.architectures is not None:
+        config.architectures = [f"ClozeBert{ending}"]
+    ours = make_empty(getattr(modeling_clozebert, f"ClozeBert{ending}"), config)
+    tensors = dict(native.state_dict())
+    renamed: dict[str, torch.Tensor] = {}
+    for names, native_name in tensor_names(architecture, class_name, ours.state_dict()):
+        tensor = tensors.pop(native_name)
+        if len(names) == 1:
+            renamed[names[0]] = tensor.clone() if copy_tensors else tensor
+        else:
+            sizes = [ours.state_dict()[name].shape[0] for name in names]
+            # Cloned, or the parts would share one storage, which safetensors refuses.
+            parts = (part.clone() for part in tensor.split(sizes))
+            renamed.update(zip(names, parts, strict=True))
+    fill(ours, renamed)
+    return ours.train(native.training)
+
+
+def to_native(
+    model: ClozeBertPreTrainedModel, *, architecture: str | None = None, copy_tensors: bool = True
+) -> PreTrainedModel:
+    """The same model as one of transformers' own classes.
+
+    Args:
+        model: a ClozeBERT model.
+        architecture: the `model_type` to write; None takes the one that the model came from, or the first that fits.
+        copy_tensors: without it the two models share memory where no tensors are fused.
+
+    Raises:
+        UserError: no architecture equals the configuration: the message names the fields standing in the way.
+    """
+    ending = type(model).__name__.removeprefix("ClozeBert")
+    target = choose_architecture(model.config, ending, architecture, pooled=getattr(model, "pooler", None) is not None)
+    config = config_to_native(model.config, target, ending)
+    class_name = target.class_of(ending)
+    if model.config.architectures is not None:
+        config.architectures = [class_name]
+    pooler: dict[str, Any] = {}
+    if ending == "Model" and target.optional_pooler:
+        pooler["add_pooling_layer"] = model.pooler is not None
+    native = make_empty(getattr(transformers, class_name), config, **pooler)
+    tensors = dict(model.state_dict())
+    renamed: dict[str, torch.Tensor] = {}
+    for names, native_name in tensor_names(target, class_name, tensors):
+        parts = [tensors[name] for name in names]
+        if len(parts) > 1:
+            renamed[native_name] = torch.cat(parts)
+        else:
+            renamed[native_name] = parts[0].clone() if copy_tensors else parts[0]
+    for name, same_as in target.tied.items():
+        if same_as in renamed:
+            renamed[name] = renamed[same_as]
+    fill(native, renamed)
+    return native.train(model.training)
+
+
+def save_native(
+    model: ClozeBertPreTrainedModel,
+    directory: str | os.PathLike,
+    tokenizer: Any = None,
+    *,
+    architecture: str | None = None,
+) -> PreTrainedModel:
+    """Write `model` (and its tokenizer) as transformers' own architecture; returns the native model.
+
+    Raises:
+        UserError: no architecture equals the configuration; nothing is written then.
+    """
+    native = to_native(model, architecture=architecture, copy_tensors=False)
+    native.save_pretrained(directory)
+    if tokenizer is not None:
+        save_beside_model(tokenizer, Path(directory))
+    return native
+
+
+def tensor_names(architecture: Architecture, class_name: str, ours: Iterable[str]) -> list[tuple[tuple[str, ...], str]]:
+    """Our tensor names (several where fused) and the native one, for each native tensor that is not tied."""
+    head = architecture.heads[class_name]
+    if head.ours == "Model":
+        renames = list(architecture.renames)
+    else:
+        renames = [_prefixed(rename, architecture.prefix) for rename in architecture.renames] + list(head.renames)
+    present = set(ours)
+    layers = {int(part) for name in present for part in name.split(".") if part.isdigit()}
+    pairs = []
+    for left, right in renames:
+        modules = (left,) if isinstance(left, str) else left
+        for layer in sorted(layers) if "{i}" in right else [0]:
+            for kind in ("", ".weight", ".bias"):
+                names = tuple(f"{module.replace('{i}', str(layer))}{kind}" for module in modules)
+                if names[0] in present:
+                    pairs.append((names, f"{right.replace('{i}', str(layer))}{kind}"))
+    unnamed = present - {name for names, _ in pairs for name in names}
+    assert not unnamed, f"no native name for {sorted(unnamed)}"
+    return pairs
+
+
+def _prefixed(rename: Rename, prefix: str) -> Rename:
+    left, right = rename
+    ours = f"model.{left}" if isinstance(left, str) else tuple(f"model.{name}" for name in left)
+    return ours, f"{prefix}.{right}"
+
+
+# Folders
+
+
+def convert_folder(
+    source: str | os.PathLike,
+    directory: str | os.PathLike,
+    *,
+    to: str,
+    allow_pickle: bool = False,
+    architecture: str | None = None,
+    overwrite: bool = False,
+) -> str:
+    """Convert a saved model, with its tokenizer, and give its new class's name.
+
+    Args:
+        source: a folder, or a name on the Hub.
+        directory: where to write; nothing stays there after an error.
+        to: `clozebert` or `native`.
+        allow_pickle: read `pytorch_model.bin` where there are no safetensors.
+        architecture: the `model_type` to write, with `to="native"`; None: the one it came from, or the first that fits.
+        overwrite: `directory` may hold files already. Weights there are deleted, and files of the same names replaced,
+            at the end; everything else stays.
+
+    Raises:
+        UserError: see `from_native` and `to_native`; or `directory` is not empty or cannot be written.
+    """
+    if to not in ("clozebert", "native"):
+        raise UserError(f"to={to!r} must be clozebert or native")
+    if architecture is not None and to != "native":
+        raise UserError(f"architecture={architecture!r} needs to='native': ClozeBERT's own format is one")
+    check_output_dir(directory, overwrite=overwrite)
+    folder = find_folder(source, allow_pickle=allow_pickle)
+    converted: Any
+    if to == "clozebert":
+        # The old model is let go before the new one is written, so that memory holds one of them.
+        converted = convert_from_native(load_native(folder, allow_pickle=allow_pickle), copy_tensors=False)
+    else:
+        ours = load_clozebert(folder, allow_pickle=allow_pickle)
+        converted = to_native(ours, architecture=architecture, copy_tensors=False)
+        del ours
+    target = Path(directory)
+    with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as partial:
+        with quiet():
+            converted.save_pretrained(partial)
+        copy_processors(folder, partial)
+        if (target / CARD_NAME).is_file():  # which a person may have edited
+            shutil.copyfile(target / CARD_NAME, partial / CARD_NAME)
+        _write_card(source, folder, partial, name=target.resolve().name)
+    return type(converted).__name__
+
+
+def load_clozebert_masked_lm(folder: Path) -> Any:
+    """A ClozeBERT masked-LM model from a folder of either form; a native one is converted.
+
+    Raises:
+        UserError: it holds another head; see the module.
+    """
+    names = read_config(folder).get("architectures") or [""]
+    if not names[0].endswith("ForMaskedLM"):
+        raise UserError(f"{folder} holds a {names[0] or 'model without a head'}, and a masked-LM model is needed")
+    if read_config(folder).get("model_type") == "clozebert":
+        return load_clozebert(folder)
+    return convert_from_native(load_native(folder), copy_tensors=False)
+
+
+def _write_card(source: str | os.PathLike, folder: Path, directory: Path, *, name: str) -> None:
+    """The card of a converted model: where it came from, and what the old card says of the same model."""
+    old, on_the_hub = None, not Path(source).is_dir()
+    origin = os.fspath(source) if on_the_hub else folder.resolve().name
+    with contextlib.suppress(UserError):  # a card that is damaged is no reason not to convert the model
+        old = read_card(folder)
+    facts = {} if old is None else old.facts()
+    before = str(facts.get("description") or "").partition(_CONVERTED)[0].strip()
+    facts["name"] = name
+    facts["description"] = f"{before} {_CONVERTED} `{origin}`; the outputs are the same.".strip()
+    if on_the_hub or old is None or not old.is_ours:
+        facts["base_model"] = origin if on_the_hub else None
+    if old is None or not old.is_ours:
+        write_card(directory, facts)
+        return
+    facts["example"] = "example" in old.parts
+    for path in folder.glob("*.png"):
+        shutil.copyfile(path, directory / path.name)
+    write_card(directory, facts, history=old.history())
+
+
+__all__ = [
+    "convert_folder", "convert_from_native", "from_native", "load_clozebert_masked_lm", "save_native",
+    "tensor_names", "to_native",
+]  # fmt: skip

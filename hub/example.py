@@ -1,0 +1,91 @@
+"""An example for the model card: how to run the model on a text, and what this model answers."""
+
+import numbers
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ..utils.errors import UserError
+from .demo_page import EXAMPLES
+
+# Task on the Hub -> (kind of page in the demo, options of its pipeline, columns of the answer and their headings).
+_TASKS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
+    "fill-mask": ("fill-mask", {}, {"token_str": "word", "score": "probability"}),
+    # "first": a word of several tokens gets the label of its first one, as it was trained.
+    "token-classification": (
+        "tagging", {"aggregation_strategy": "first"}, {"word": "span", "entity_group": "label", "score": "probability"}
+    ),
+    "text-classification": ("classification", {}, {"label": "label", "score": "score"}),
+}  # fmt: skip
+_MOST_ROWS = 10
+
+
+def make_example(folder: Path, task: str, name: str, text: str | bool, *, runs_code: bool) -> str:
+    """Markdown: a call of transformers' pipeline, and a table of its answer. Empty for tasks without a text to show.
+
+    Args:
+        folder: the saved model, which is run here. name: what the model is called in the code.
+        text: what the model reads; `{mask}` stands for the mask token. True: a sentence of ours.
+        runs_code: the folder's own code has to be trusted.
+
+    Raises:
+        UserError: the given text cannot be used.
+    """
+    if task not in _TASKS or not any(folder.glob("tokenizer*")):
+        return ""
+    kind, options, columns = _TASKS[task]
+    try:
+        given, rows = _run(folder, task, EXAMPLES[kind] if text is True else str(text), options)
+    except Exception as error:
+        if text is not True:
+            raise
+        # A card without an example is better than none at the end of a training.
+        warnings.warn(f"the card of {folder} shows no example: {type(error).__name__}: {error}", stacklevel=2)
+        return ""
+    arguments = [f'"{task}"', f'model="{name}"', *(f'{key}="{value}"' for key, value in options.items())]
+    arguments += ["trust_remote_code=True"] if runs_code else []
+    lines = [
+        "```python",
+        "from transformers import pipeline",
+        "",
+        f"run = pipeline({', '.join(arguments)})",
+        f"run({_quoted(given)})",
+        "```",
+        "",
+    ]
+    if not rows:
+        return "\n".join([*lines, "It finds nothing in this text."])
+    table = [[_cell(row[key]) for key in columns] for row in rows[:_MOST_ROWS]]
+    rows_of = [list(columns.values()), ["---"] * len(columns), *table]
+    return "\n".join([*lines, "It answers:", "", *(f"| {' | '.join(row)} |" for row in rows_of)])
+
+
+def _run(folder: Path, task: str, text: str, options: dict[str, str]) -> tuple[str, list[dict[str, Any]]]:
+    """The text that the model reads, and the pipeline's answer."""
+    import transformers
+
+    from .loading import quiet
+
+    pipeline: Any = transformers.pipeline  # has an overload for each task's name
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = pipeline(task, model=str(folder), trust_remote_code=False, device="cpu", **options)
+        if task == "fill-mask":
+            mask = run.tokenizer.mask_token
+            text = text.replace("{mask}", mask)
+            if text.count(mask) != 1:
+                raise UserError(f"example={text!r} must hold {{mask}} once: this model fills it in")
+        return text, run(text)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, numbers.Real):  # NumPy's, too
+        return f"{value:.2f}"
+    return (" ".join(str(value).split()) or repr(value)).replace("|", "\\|")
+
+
+__all__ = ["make_example"]

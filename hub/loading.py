@@ -1,0 +1,235 @@
+"""Reading saved models: a folder, or a repository on the Hub.
+
+Reading is strict. Weights come from safetensors. A tensor that is missing, left over or of another shape is an error
+that names it, because a model with random parts looks like any other.
+"""
+
+import contextlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.utils import logging
+
+from ..configuration.configuration_clozebert import ClozeBertConfig
+from ..modeling import modeling_clozebert
+from ..utils.errors import MissingFileError, UserError, as_user_errors
+from ..utils.files import disk_errors
+from .hub_errors import explain
+from .natives import architecture_of
+from .processors import IMAGE_FILES, TOKENIZER_FILES
+
+# The files that hold weights, as a regular expression of their names.
+WEIGHTS = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin"
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES,
+             *IMAGE_FILES)  # fmt: skip
+# Published checkpoints hold tensors that the head they name does not have: the head of the other pretraining task, the
+# pooler under it, and buffers that only count. These are left out with a warning.
+_LEFTOVERS = re.compile(
+    r"(^|\.)pooler\.dense\.(weight|bias)$|^cls\.seq_relationship\.|(^|\.)position_ids$|(^|\.)inv_freq$"
+)
+
+
+def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Path:
+    """The folder of a model: itself, or where its repository on the Hub is kept after download.
+
+    Raises:
+        MissingFileError: no such folder, and not a name that the Hub could know.
+        UserError: the Hub does not give it (offline, misspelt, private).
+    """
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    name = os.fspath(source)
+    if folder.exists() or not _HUB_NAME.fullmatch(name) or name.startswith("."):
+        raise MissingFileError(f"{name} is neither a folder nor a name on the Hub")
+    from huggingface_hub import constants, snapshot_download
+
+    patterns = [*_DOWNLOAD, *(("*.bin", "*.bin.index.json") if allow_pickle else ())]
+    try:
+        with disk_errors(Path(constants.HF_HUB_CACHE), way_out="free some space, or set HF_HOME"):
+            return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:
+        reason = explain(error, name)
+        if reason is None:
+            raise
+        raise UserError(f"no folder {name}, and it cannot be had from the Hub: {reason}") from None
+
+
+def load_native(folder: Path, *, allow_pickle: bool = False) -> Any:
+    """A transformers model from a folder, by the class that its configuration names.
+
+    Raises:
+        UserError: see the module.
+    """
+    values = read_config(folder)
+    model_type = values.get("model_type")
+    if model_type == "clozebert":
+        raise UserError(f"{folder} already holds a ClozeBERT model; convert it to 'native'")
+    architecture = architecture_of(model_type, where=f" of {folder}")
+    class_name = _class_name(folder, values)
+    head = architecture.head_of(class_name, where=f" (architectures in {folder / 'config.json'})")
+    options: dict[str, Any] = {}
+    if head.ours == "Model" and architecture.optional_pooler:
+        names = tensor_names_in(folder, allow_pickle=allow_pickle)
+        options["add_pooling_layer"] = any(name.endswith("pooler.dense.weight") for name in names)
+    config = getattr(transformers, architecture.config_class).from_pretrained(folder)
+    return _load(getattr(transformers, class_name), folder, config, allow_pickle=allow_pickle, **options)
+
+
+def load_clozebert(folder: Path, *, allow_pickle: bool = False) -> Any:
+    """A ClozeBERT model from a folder, by the class that its configuration names; code in the folder is not run.
+
+    Raises:
+        UserError: see the module.
+    """
+    values = read_config(folder)
+    if values.get("model_type") != "clozebert":
+        raise UserError(
+            f"{folder} holds a {values.get('model_type')} model, which is native already; convert it to 'clozebert'"
+        )
+    class_name = _class_name(folder, values)
+    if class_name not in modeling_clozebert.__all__:
+        raise UserError(f"{class_name} (architectures in {folder / 'config.json'}) is not a class of clozebert")
+    with as_user_errors(about=f"{folder / 'config.json'}"):
+        config = ClozeBertConfig.from_pretrained(folder)
+    return _load(getattr(modeling_clozebert, class_name), folder, config, allow_pickle=allow_pickle)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json.
+
+    Raises:
+        MissingFileError: there is none. UserError: it is not JSON.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise MissingFileError(f"{folder} holds no model: there is no config.json in it")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+
+
+def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
+    """The files that hold the weights: safetensors where there are any.
+
+    Raises:
+        UserError: there are none, a shard is missing or lies outside the folder, or there is only a pickle and
+            `allow_pickle` is not set.
+    """
+    files = _files_of(folder, "model.safetensors")
+    if files:
+        return files
+    pickles = _files_of(folder, "pytorch_model.bin")
+    if not pickles:
+        raise UserError(f"{folder} holds no weights: neither model.safetensors nor its shards' index")
+    if not allow_pickle:
+        raise UserError(
+            f"{pickles[0]} is a pickle, which can run code when it is read: have it as safetensors, or give "
+            f"--allow_pickle to read its tensors only (weights_only=True)"
+        )
+    return pickles
+
+
+def _files_of(folder: Path, name: str) -> list[Path]:
+    index = folder / f"{name}.index.json"
+    if (folder / name).is_file():
+        return [folder / name]
+    if not index.is_file():
+        return []
+    shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    for shard in shards:
+        # An index may name any path. A file outside the folder is not read.
+        if Path(shard).name != shard or not (folder / shard).is_file():
+            raise UserError(f"{index} names the shard {shard!r}, which is not a file of its folder")
+    return [folder / shard for shard in shards]
+
+
+def tensor_names_in(folder: Path, *, allow_pickle: bool = False) -> list[str]:
+    """The names of all tensors; of safetensors only the headers are read."""
+    files = weight_files(folder, allow_pickle=allow_pickle)
+    names: list[str] = []
+    for path in files:
+        if path.suffix == ".safetensors":
+            from safetensors import safe_open
+
+            with safe_open(path, framework="pt") as tensors:
+                names += tensors.keys()
+        else:
+            import torch
+
+            names += torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    return names
+
+
+def _class_name(folder: Path, values: dict[str, Any]) -> str:
+    names = values.get("architectures") or []
+    if len(names) != 1:
+        raise UserError(
+            f"{folder / 'config.json'} must name one class in architectures, not {names}: that is the head to convert"
+        )
+    return names[0]
+
+
+def _load(model_class: Any, folder: Path, config: Any, *, allow_pickle: bool, **options: Any) -> Any:
+    """`from_pretrained` that reads this folder alone and runs none of its code."""
+    is_pickle = weight_files(folder, allow_pickle=allow_pickle)[0].suffix == ".bin"
+    with quiet():
+        model, found = model_class.from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            use_safetensors=not is_pickle,
+            weights_only=True,
+            dtype="auto",
+            # A configuration may name an implementation on the Hub, which would be fetched and run.
+            attn_implementation="eager",
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **options,
+        )
+    _check_tensors(folder, found)
+    return model
+
+
+def _check_tensors(folder: Path, found: dict[str, Any]) -> None:
+    left_over = [name for name in sorted(found["unexpected_keys"]) if _LEFTOVERS.search(name)]
+    extra = [name for name in sorted(found["unexpected_keys"]) if name not in left_over]
+    problems = [f"missing: {name}" for name in sorted(found["missing_keys"])]
+    problems += [f"extra: {name}" for name in extra]
+    problems += [
+        f"of shape {tuple(stored)} instead of {tuple(expected)}: {name}"
+        for name, stored, expected in sorted(found["mismatched_keys"])
+    ]
+    problems += [str(message) for message in found.get("error_msgs", [])]
+    if problems:
+        raise UserError(f"the tensors of {folder} are not those of its configuration; {'; '.join(problems)}")
+    if left_over:
+        warnings.warn(f"left out, as the head has no use for them: {', '.join(left_over)}", stacklevel=2)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' own reports and progress bars: our errors say what matters in them."""
+    level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bars:
+            logging.enable_progress_bar()
+
+
+__all__ = [
+    "WEIGHTS", "find_folder", "load_clozebert", "load_native", "quiet", "read_config", "tensor_names_in",
+    "weight_files",
+]  # fmt: skip

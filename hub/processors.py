@@ -1,0 +1,68 @@
+"""The tokenizer and the image processor of a saved model, brought to another folder."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from ..utils.tokenizer_files import read_tokenizer_settings, save_tokenizer, write_tokenizer_settings
+
+# Any of these means that the folder has a tokenizer.
+_HAS_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
+                  "sentencepiece.bpe.model", "tokenizer.model")  # fmt: skip
+TOKENIZER_FILES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json", "added_tokens.json")
+IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+def copy_processors(folder: Path, directory: Path) -> None:
+    """Copy the tokenizer, as transformers loads and saves it, and the image processor's settings.
+
+    Args:
+        directory: where the model is saved already.
+    """
+    if any((folder / name).is_file() for name in _HAS_TOKENIZER):
+        # Saved anew rather than copied: old folders leave the tokenizer's class to be guessed from `model_type`.
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        save_beside_model(tokenizer, directory)
+    for name in IMAGE_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, directory / name)
+
+
+def save_beside_model(tokenizer: Any, directory: Path) -> None:
+    """Save a tokenizer beside a saved model; that of a native BERT as a `BertTokenizerFast` where it equals one."""
+    save_tokenizer(tokenizer, directory)
+    settings = read_tokenizer_settings(directory)
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    if config.get("model_type") != "bert" or settings.get("tokenizer_class") != "PreTrainedTokenizerFast":
+        return
+    normalizer = json.loads(tokenizer.backend_tokenizer.to_str())["normalizer"]
+    if normalizer is None or normalizer["type"] != "BertNormalizer":
+        return
+    as_bert = {
+        "tokenizer_class": "BertTokenizerFast",
+        "do_lower_case": normalizer["lowercase"],
+        "strip_accents": normalizer["strip_accents"],
+        "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+    }
+    write_tokenizer_settings(directory, {**settings, **as_bert})
+    # transformers 5 builds a BertTokenizerFast from its vocabulary and these settings alone.
+    rebuilt = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    if _how_it_encodes(rebuilt) != _how_it_encodes(tokenizer):
+        write_tokenizer_settings(directory, settings)
+
+
+def _how_it_encodes(tokenizer: Any) -> dict[str, Any]:
+    """All that decides which ids a text becomes."""
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    after = parts["post_processor"]
+    if after is not None and after["type"] == "Sequence" and len(after["processors"]) == 1:
+        parts["post_processor"] = after["processors"][0]
+    names = ("added_tokens", "model", "normalizer", "post_processor", "pre_tokenizer")
+    inputs = {"model_input_names": tokenizer.model_input_names, "model_max_length": tokenizer.model_max_length}
+    return {**{name: parts[name] for name in names}, **inputs}
+
+
+__all__ = ["IMAGE_FILES", "TOKENIZER_FILES", "copy_processors", "save_beside_model"]

@@ -1,0 +1,52 @@
+"""What a fine-tuned model's card says: where training began, on what data, and how well it went."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clozebert.finetuning.arguments import TokenArguments
+from clozebert.finetuning.card import card_facts
+
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 1e-3, "num_train_epochs": 2.0, "per_device_train_batch_size": 8, "max_seq_length": 64,
+    "arguments": {"seed": 5},
+}  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    for name in ("train.conll", "dev.conll"):
+        (tmp_path / name).write_text("a B-x\n\n")
+    (tmp_path / "encoder").mkdir()
+    return {
+        "model_name_or_path": str(tmp_path / "encoder"),
+        "train_file": str(tmp_path / "train.conll"),
+        "validation_file": str(tmp_path / "dev.conll"),
+        "output_dir": str(tmp_path / "out"),
+    }
+
+
+def test_base_model_and_data_are_named_without_their_folders(files: dict[str, str], tmp_path: Path) -> None:
+    results = {"train_samples": 1300, "eval_samples": 55, "eval_f1": 0.5}
+    facts = card_facts(TokenArguments(**files), results, SETTINGS)
+    assert facts["started_from"] == "encoder"
+    assert "base_model" not in facts
+    assert facts["corpus"] == {"train": "train.conll, 1,300 examples", "eval": "dev.conll, 55 examples"}
+    assert str(tmp_path) not in str(facts)
+
+
+def test_names_of_the_hub_are_metadata_too(files: dict[str, str]) -> None:
+    del files["train_file"], files["validation_file"]
+    given = {**files, "model_name_or_path": "org/encoder", "dataset_name": "org/data"}
+    facts = card_facts(TokenArguments(**given), {"train_samples": 10, "eval_samples": 2, "test_samples": 3}, SETTINGS)
+    assert (facts["started_from"], facts["base_model"], facts["datasets"]) == (
+        "org/encoder", "org/encoder", ["org/data"],
+    )  # fmt: skip
+    assert facts["corpus"]["test"] == "org/data, 3 examples"
+
+
+def test_held_out_validation_says_of_what(files: dict[str, str]) -> None:
+    del files["validation_file"]
+    facts = card_facts(TokenArguments(**files), {"train_samples": 9, "eval_samples": 1}, SETTINGS)
+    assert facts["corpus"]["eval"] == "held out from train.conll, 1 examples"

@@ -1,0 +1,73 @@
+"""A person's mistake is one line and status 2; a bug of ours keeps its traceback and has a status of its own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import numpy as np
+from clozebert.scripts._program import run
+from clozebert.utils.errors import MissingFileError, MissingPackageError, UserError
+def main():
+    {body}
+run(main)
+"""
+
+
+def run_program(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(body=body)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("kind", ["UserError", "MissingFileError", "MissingPackageError"])
+def test_a_mistake_is_one_line(kind: str) -> None:
+    done = run_program(f"raise {kind}('size=3:\\n  must be even')")
+    assert (done.returncode, done.stderr) == (2, "error: size=3: must be even\n")
+
+
+def test_a_mistake_shows_its_traceback_where_that_is_wanted() -> None:
+    done = run_program("raise UserError('size=3')", CLOZEBERT_TRACEBACK="1")
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith("error: size=3\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("np.zeros(2) + np.zeros(3)", "ValueError: operands could not be broadcast"),
+        ("int('x')", "ValueError: invalid literal for int"),
+        ("open('/not/there')", "FileNotFoundError"),
+        ("import not_there", "ModuleNotFoundError"),
+        ("raise ValueError('ours')", "ValueError: ours"),
+        ("raise BrokenPipeError('of another pipe')", "BrokenPipeError: of another pipe"),
+    ],
+)
+def test_a_bug_keeps_its_traceback(body: str, message: str) -> None:
+    done = run_program(body)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert message in done.stderr
+
+
+def test_a_reader_that_goes_is_no_error() -> None:
+    command = [sys.executable, "-c", PROGRAM.format(body="for number in range(10**6): print(number)")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout
+        assert program.stderr
+        assert program.stdout.readline() == "0\n"
+        program.stdout.close()
+        said = program.stderr.read()
+    assert (program.returncode, said) == (141, "")
+
+
+def test_what_runs_through_is_status_0() -> None:
+    done = run_program("print('done')")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -1,0 +1,162 @@
+"""Files appear whole or not at all, and overwriting deletes what a program wrote and nothing else."""
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from clozebert.utils.errors import ExistingFileError, UserError, UserFileError
+from clozebert.utils.files import (
+    INCOMPLETE,
+    check_output_dir,
+    disk_errors,
+    remove_written,
+    whole_file,
+    whole_files,
+    whole_folder,
+    write_text,
+    written_in,
+)
+
+PATTERNS = (r"checkpoint-\d+", r"(train|validation)/tokens-\d+\.bin", "latest")
+WRITTEN = ("checkpoint-5/model/weights", "train/tokens-00000.bin", "latest")
+MINE = ("checkpoint-notes/a", "checkpoint-5x", "train/notes.txt", "tokens-00000.bin", "my/train/tokens-1.bin")
+
+
+def make(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def files_of(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_only_what_a_program_wrote_is_found_and_deleted(tmp_path: Path) -> None:
+    make(tmp_path, *WRITTEN, *MINE)
+    found = {path.relative_to(tmp_path).as_posix() for path in written_in(tmp_path, PATTERNS)}
+    assert found == {"checkpoint-5", "train/tokens-00000.bin", "latest"}
+    remove_written(tmp_path, PATTERNS)
+    assert files_of(tmp_path) == set(MINE)
+    (tmp_path / "train" / "notes.txt").unlink()
+    make(tmp_path, *WRITTEN)
+    remove_written(tmp_path, PATTERNS)
+    assert not (tmp_path / "train").exists()
+
+
+def test_a_link_is_deleted_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    make(tmp_path / "elsewhere", "precious")
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    (tmp_path / "out" / "checkpoint-3").symlink_to(tmp_path / "elsewhere")
+    remove_written(tmp_path / "out", PATTERNS)
+    assert not (tmp_path / "out" / "checkpoint-3").is_symlink()
+    assert files_of(tmp_path / "elsewhere") == {"precious"}
+
+
+def test_the_rule_for_output_folders(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    check_output_dir(out, written=PATTERNS)
+    out.mkdir()
+    check_output_dir(out, written=PATTERNS)
+    make(out, "mine")
+    with pytest.raises(ExistingFileError, match=r"output_dir=.*out is not empty; give --overwrite_output_dir"):
+        check_output_dir(out, written=PATTERNS)
+    check_output_dir(out, overwrite=True, written=PATTERNS)
+    with pytest.raises(FileExistsError, match="is a file"):
+        check_output_dir(out / "mine", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_lost"),
+    [
+        ("checkpoint-5", True),
+        ("checkpoint-5/model", True),
+        ("train", True),
+        ("", True),
+        ("notes", False),
+        ("..", False),
+    ],
+)
+def test_an_input_is_never_deleted(tmp_path: Path, given: str, is_lost: bool) -> None:
+    make(tmp_path, *WRITTEN, "notes/a")
+    inputs = [("other", None), ("model", tmp_path / given)]
+    if is_lost:
+        with pytest.raises(UserError, match=r"overwrite_output_dir deletes .*, but model="):
+            check_output_dir(tmp_path, overwrite=True, written=PATTERNS, inputs=inputs)
+    else:
+        check_output_dir(tmp_path, overwrite=True, written=PATTERNS, inputs=inputs)
+
+
+def test_a_file_is_replaced_at_the_end_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "a.txt"
+    write_text(path, "old\n")
+    with contextlib.suppress(KeyError), whole_file(path) as file:
+        file.write(b"half")
+        file.flush()
+        assert path.read_text() == "old\n"
+        raise KeyError
+    assert path.read_text() == "old\n"
+    write_text(path, "nëw\r\n")
+    assert path.read_bytes() == "nëw\r\n".encode()
+    assert files_of(tmp_path) == {"sub/a.txt"}
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    with contextlib.suppress(KeyError), whole_folder(folder) as building:
+        make(building, "half")
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+    with whole_folder(folder) as building:
+        make(building, "x", "y/z")
+        assert building.name.startswith(INCOMPLETE)
+        assert not folder.exists()
+    assert files_of(folder) == {"x", "y/z"}
+    with pytest.raises(OSError), whole_folder(folder) as building:
+        make(building, "other")
+    with whole_folder(folder, replace=True) as building:
+        make(building, "new")
+    assert files_of(tmp_path) == {"a/new"}
+
+
+def test_files_move_in_together_and_what_is_replaced_goes(tmp_path: Path) -> None:
+    with contextlib.suppress(KeyError), whole_files(tmp_path / "none") as building:
+        make(building, "half")
+        raise KeyError
+    assert not (tmp_path / "none").exists()
+    make(tmp_path, *WRITTEN, *MINE)
+    with contextlib.suppress(KeyError), whole_files(tmp_path, replacing=PATTERNS) as building:
+        make(building, "half")
+        raise KeyError
+    assert files_of(tmp_path) == {*WRITTEN, *MINE}
+    with whole_files(tmp_path, replacing=PATTERNS) as building:
+        make(building, "train/tokens-00001.bin", "fresh")
+    assert files_of(tmp_path) == {*MINE, "train/tokens-00001.bin", "fresh"}
+
+
+def test_where_moving_fails_the_old_files_come_back(tmp_path: Path) -> None:
+    make(tmp_path, *WRITTEN, "validation")  # a file where a folder is to come
+    with pytest.raises(OSError), whole_files(tmp_path, replacing=PATTERNS) as building:
+        make(building, "validation/tokens-00000.bin")
+    assert files_of(tmp_path) == {*WRITTEN, "validation"}
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "x"), "cannot take what is to be written"),
+        (RuntimeError("write failed (os error 28)"), "cannot take what is to be written"),
+        (PermissionError(errno.EACCES, "x", "there"), "there cannot be read or written"),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_a_persons_error(error: Exception, message: str) -> None:
+    with pytest.raises(UserFileError, match=message), disk_errors(Path("here")):
+        raise error
+    with pytest.raises(KeyError), disk_errors(Path("here")):
+        raise KeyError

@@ -1,0 +1,39 @@
+"""Saving a tokenizer so that older programs open it too."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .files import write_text
+
+_SETTINGS = "tokenizer_config.json"
+# How a tokenizer was loaded here. transformers saves that beside the tokenizer's settings.
+_HOW_IT_WAS_LOADED = ("is_local", "local_files_only", "name_or_path", "tokenizer_file")
+
+
+def save_tokenizer(tokenizer: Any, directory: str | os.PathLike) -> None:
+    """`tokenizer.save_pretrained(directory)`, with a class name that every program knows.
+
+    transformers 5 calls the class `TokenizersBackend`. Programs on transformers 4, such as flair and
+    spacy-transformers, know the same class as `PreTrainedTokenizerFast`, and transformers 5 knows that name too.
+    """
+    tokenizer.save_pretrained(directory)
+    settings = read_tokenizer_settings(directory)
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    write_tokenizer_settings(directory, {key: x for key, x in settings.items() if key not in _HOW_IT_WAS_LOADED})
+
+
+def read_tokenizer_settings(directory: str | os.PathLike) -> dict[str, Any]:
+    """tokenizer_config.json of a folder."""
+    return json.loads((Path(directory) / _SETTINGS).read_text(encoding="utf-8"))
+
+
+def write_tokenizer_settings(directory: str | os.PathLike, settings: dict[str, Any]) -> None:
+    """tokenizer_config.json of a folder, whole or not at all."""
+    text = json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True)
+    write_text(Path(directory) / _SETTINGS, f"{text}\n")
+
+
+__all__ = ["read_tokenizer_settings", "save_tokenizer", "write_tokenizer_settings"]

@@ -1,0 +1,28 @@
+"""Models made from tensors that are already there, without drawing random ones first."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+
+
+def make_empty(model_class: Any, config: PreTrainedConfig, **options: Any) -> Any:
+    """A model whose parameters have no values yet; its buffers have theirs."""
+    with init.no_init_weights():
+        return model_class(config, **options)
+
+
+def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Make `tensors`, in their own data type, the parameters of `model`, and tie again what is tied.
+
+    Raises:
+        RuntimeError: a tensor is missing, left over or of another shape.
+    """
+    model.load_state_dict(tensors, strict=True, assign=True)
+    model.tie_weights()
+    model.to(next(iter(tensors.values())).device)  # type: ignore[arg-type]  # the buffers, too
+
+
+__all__ = ["fill", "make_empty"]
