@@ -4,6 +4,8 @@ This file needs transformers and gradio only: it is also the `app.py` of a Space
 """
 
 import html
+import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +24,23 @@ _KINDS = {
     "ForTokenClassification": "tagging",
     "ForSequenceClassification": "classification",
 }
+_MOST_LABELS, _MOST_SCORES = 12, 10
+# Writing without spaces between words: there, every character may begin one.
+_NO_SPACES = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 # Two columns of a table do not fit a telephone: what is wide scrolls inside its own frame, and its names stay in sight.
+# Labels of any length are broken into lines.
 STYLE = """
 .scroll { overflow-x: auto; max-width: 100%; }
 .scroll table, .scroll tr, .scroll th, .scroll td { border: none !important; }
 .scroll table { border-collapse: collapse; font-size: 0.85rem; width: auto; }
 .scroll td, .scroll th { padding: 2px 12px 2px 0; white-space: nowrap; text-align: left; }
+.scroll .scores td.label { white-space: normal; overflow-wrap: anywhere; }
+.scroll .scores td.bars { width: 8rem; min-width: 5rem; }
+.prose code { white-space: normal; overflow-wrap: anywhere; }
+#spans * { word-break: normal; overflow-wrap: break-word; }
+.scores .bar { height: 0.6rem; min-width: 1px; background: rgb(37, 99, 235); border-radius: 2px; }
 .grid td { width: 1.1rem; min-width: 1.1rem; height: 1.1rem; padding: 0; }
 .scroll .grid td { border: 1px solid rgba(128, 128, 128, 0.2) !important; }
 .grid th { padding: 0 6px 0 0; font-weight: normal; line-height: 1.1rem; }
@@ -155,27 +168,26 @@ def tag(subject: Subject, text: str) -> list[tuple[str, str | None]]:
     labels = subject.model.config.id2label
     best: dict[tuple[int, int], tuple[int, str]] = {}
     for window in windows_of(subject, text):
-        predicted = _logits(subject, window).argmax(-1).tolist()
+        predicted, seen = _logits(subject, window).argmax(-1).tolist(), set()
         for position, (start, end) in enumerate(window["offsets"]):
-            if window["special"][position] or end <= start:
+            # In some windows a piece has the space before it.
+            start += len(text[start:end]) - len(text[start:end].lstrip())
+            # Several pieces may lie in one character. The first of them counts, as in a word.
+            if window["special"][position] or end <= start or (start, end) in seen:
                 continue
+            seen.add((start, end))
             room = min(position, len(predicted) - 1 - position)
             if (start, end) not in best or room > best[start, end][0]:
                 best[start, end] = (room, labels[predicted[position]])
-    spans: list[list[Any]] = []  # [start, end, label]
-    previous = None
-    for (start, end), (_, label) in sorted(best.items()):
-        prefix, _, name = label.rpartition("-")
-        is_inside_word = previous is not None and start == previous and text[start - 1 : start + 1].isalnum()
-        if spans and is_inside_word and spans[-1][1] == previous:
-            spans[-1][1] = end  # a word has the label of its first piece
-        elif label != "O" and not (is_inside_word and not spans):
-            joins = spans and spans[-1][2] == name and prefix == "I" and not text[spans[-1][1] : start].strip()
-            if joins:
-                spans[-1][1] = end
-            else:
-                spans.append([start, end, name])
-        previous = end
+    spans: list[tuple[int, int, str]] = []
+    for start, end, label in _words(text, [(*place, label) for place, (_, label) in sorted(best.items())]):
+        if label == "O":
+            continue
+        prefix, name = (label[0], label[2:]) if label[:2] in ("B-", "I-") else ("", label)
+        if spans and prefix == "I" and spans[-1][2] == name and not text[spans[-1][1] : start].strip():
+            spans[-1] = (spans[-1][0], end, name)
+        else:
+            spans.append((start, end, name))
     pieces: list[tuple[str, str | None]] = []
     at = 0
     for start, end, name in spans:
@@ -183,6 +195,23 @@ def tag(subject: Subject, text: str) -> list[tuple[str, str | None]]:
         pieces.append((text[start:end], name))
         at = end
     return [*pieces, (text[at:], None)] if at < len(text) else pieces
+
+
+def _words(text: str, pieces: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """(start, end, label) of the words that pieces make up; a word has the label of its first piece."""
+    words: list[tuple[int, int, str]] = []
+    for start, end, label in pieces:
+        if words and start == words[-1][1] and _is_inside_word(text, start):
+            words[-1] = (words[-1][0], end, words[-1][2])
+        else:
+            words.append((start, end, label))
+    return words
+
+
+def _is_inside_word(text: str, at: int) -> bool:
+    """Whether the characters before and after a place belong to one word."""
+    around = text[at - 1 : at + 1]
+    return not _NO_SPACES.search(around) and all(unicodedata.category(c)[0] in "LMN" for c in around)
 
 
 def classify(subject: Subject, text: str) -> dict[str, float]:
@@ -197,7 +226,7 @@ def classify(subject: Subject, text: str) -> dict[str, float]:
 
 @torch.no_grad()
 def attention(subject: Subject, text: str, layer: int, head: int) -> tuple[list[str], torch.Tensor]:
-    """The first tokens of a text, and how much each (row) looks at each (column) in one head of one layer.
+    """The first tokens of a text, as they stand in it, and how much each (row) attends to each (column) in one head.
 
     Raises:
         BadInputError: there is no such layer or head.
@@ -206,15 +235,21 @@ def attention(subject: Subject, text: str, layer: int, head: int) -> tuple[list[
     for name, value, number in (("layer", layer, config.num_hidden_layers), ("head", head, config.num_attention_heads)):
         if not 1 <= int(value) <= number:
             raise BadInputError(f"There is no {name} {value}: the model has {number}.")
-    ids = windows_of(subject, text)[0]["input_ids"][:_SHOWN]
+    window = windows_of(subject, text)[0]
+    ids = window["input_ids"][:_SHOWN]
     found = subject.model(input_ids=torch.tensor([ids]), output_attentions=True).attentions
-    tokens = subject.tokenizer.convert_ids_to_tokens(ids)
-    return tokens, found[int(layer) - 1][0, int(head) - 1]
+    names = [
+        token if special else text[start:end].strip() or repr(text[start:end] or " ")
+        for token, special, (start, end) in zip(
+            subject.tokenizer.convert_ids_to_tokens(ids), window["special"], window["offsets"], strict=False
+        )
+    ]
+    return names, found[int(layer) - 1][0, int(head) - 1]
 
 
 def draw_attention(tokens: list[str], weights_TT: torch.Tensor) -> str:
-    """A table whose cells are the darker the more the row's token looks at the column's; a cell's number shows where
-    the pointer rests.
+    """A table: the more the row's token attends to the column's, the darker the cell. Its number shows under the
+    pointer.
     """
     names = [html.escape(token) for token in tokens]
     darkest = max(float(weights_TT.max()), 1e-9)
@@ -242,6 +277,32 @@ def draw_blanks(answers: list[list[tuple[str, float]]]) -> str:
     return f'<div class="scroll">{"<br>".join(tables)}</div>'
 
 
+def draw_scores(scores: dict[str, float]) -> str:
+    """A table of the highest scores; those that are probabilities have a bar."""
+    rows = []
+    for label, score in sorted(scores.items(), key=lambda item: -item[1])[:_MOST_SCORES]:
+        bar = f'<div class="bar" style="width: {score:.1%}"></div>' if len(scores) > 1 else ""
+        shown = f"{score:.1%}" if len(scores) > 1 else f"{score:.4g}"
+        rows.append(f'<tr><td class="label">{html.escape(label)}</td><td class="bars">{bar}</td><td>{shown}</td></tr>')
+    return f'<div class="scroll"><table class="scores">{"".join(rows)}</table></div>'
+
+
+def describe(subject: Subject) -> str:
+    """A heading and what the model does, as Markdown."""
+    names = [str(name) for name in subject.model.config.id2label.values()]
+    kinds = list(dict.fromkeys(name[2:] if name[:2] in ("B-", "I-") else name for name in names if name != "O"))
+    listed = ", ".join(f"`{name}`" for name in kinds[:_MOST_LABELS])
+    listed += f" and {len(kinds) - _MOST_LABELS} more" if len(kinds) > _MOST_LABELS else ""
+    does = {
+        "fill-mask": f"This model fills in blanks: put `{subject.tokenizer.mask_token}` where a word is missing.",
+        "tagging": f"This model marks words and spans in a text as {listed}.",
+        "classification": f"This model gives a text scores for {listed}.",
+    }[subject.kind]
+    parameters = sum(parameter.numel() for parameter in subject.model.parameters())
+    size = f"It has {parameters:,} parameters and reads {subject.window:,} tokens at a time, longer texts in parts."
+    return f"# {subject.name}\n\n{does} {size}"
+
+
 def _said(answer: Callable[[], Any], empty: Any) -> tuple[Any, str]:
     """An answer and no message, or nothing and what is wrong with the input."""
     try:
@@ -251,7 +312,7 @@ def _said(answer: Callable[[], Any], empty: Any) -> tuple[Any, str]:
 
 
 def build_page(subjects: list[Subject]) -> Any:
-    """The page: a tab for each model, with its view and its attention."""
+    """The page: a tab for each model, with what it is, its view and its attention."""
     import gradio as gr
 
     title = " · ".join(subject.name for subject in subjects)
@@ -264,28 +325,26 @@ def build_page(subjects: list[Subject]) -> Any:
 
 def _build_view(gr: Any, subject: Subject) -> None:
     example = EXAMPLES[subject.kind].format(mask=subject.tokenizer.mask_token)
+    gr.Markdown(describe(subject))
     text = gr.Textbox(example, lines=4, label="Text", elem_id=f"text-{subject.kind}")
     button = gr.Button("Run", variant="primary", elem_id=f"run-{subject.kind}")
     message = gr.Markdown(elem_id=f"message-{subject.kind}")
+    answer: Callable[[str], Any] = {
+        "fill-mask": lambda given: draw_blanks(fill_mask(subject, given)),
+        "tagging": lambda given: tag(subject, given),
+        "classification": lambda given: draw_scores(classify(subject, given)),
+    }[subject.kind]
+    nothing: Any = [] if subject.kind == "tagging" else ""
+    # The example's answer is there before anything is pressed.
+    first, _ = _said(lambda: answer(example), nothing)
     output: Any
-    run: Callable[[str], tuple[Any, str]]
-    if subject.kind == "fill-mask":
-        output = gr.HTML(label="Words", elem_id="words")
-
-        def run(given: str) -> tuple[Any, str]:
-            return _said(lambda: draw_blanks(fill_mask(subject, given)), "")
-
-    elif subject.kind == "tagging":
-        output = gr.HighlightedText(label="Spans", elem_id="spans", show_legend=True)
-
-        def run(given: str) -> tuple[Any, str]:
-            return _said(lambda: tag(subject, given), [])
-
+    if subject.kind == "tagging":
+        output = gr.HighlightedText(first, label="Spans", elem_id="spans", show_legend=True)
     else:
-        output = gr.Label(label="Scores", elem_id="scores", num_top_classes=10)
+        output = gr.HTML(first, elem_id="words" if subject.kind == "fill-mask" else "scores")
 
-        def run(given: str) -> tuple[Any, str]:
-            return _said(lambda: classify(subject, given), None)
+    def run(given: str) -> tuple[Any, str]:
+        return _said(lambda: answer(given), nothing)
 
     gr.on([button.click, text.submit], run, text, [output, message])
     with gr.Accordion("Attention", open=True):
@@ -293,14 +352,14 @@ def _build_view(gr: Any, subject: Subject) -> None:
         with gr.Row():
             layer = gr.Slider(1, config.num_hidden_layers, value=1, step=1, label="Layer")
             head = gr.Slider(1, config.num_attention_heads, value=1, step=1, label="Head")
-        gr.Markdown(f"How much each token (row) looks at each other (column); the first {_SHOWN} tokens.")
-        picture = gr.HTML(elem_id=f"attention-{subject.kind}")
+        gr.Markdown(f"How much each token (row) attends to each other (column); the first {_SHOWN} tokens.")
 
         def look(given: str, layer: int, head: int) -> str:
-            # What is wrong with the text, the view above says.
+            # The view above says what is wrong with the text.
             return _said(lambda: draw_attention(*attention(subject, given, layer, head)), "")[0]
 
-        # Of the many values that a slider takes while it is moved, the last one counts.
+        picture = gr.HTML(look(example, 1, 1), elem_id=f"attention-{subject.kind}")
+        # While a slider is moved, it takes many values. The last one counts.
         gr.on(
             [button.click, text.submit, layer.change, head.change], look, [text, layer, head], picture,
             trigger_mode="always_last",

@@ -3,6 +3,7 @@
 import html
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -18,8 +19,10 @@ from clozebert.hub.demo_page import (
     Subject,
     attention,
     classify,
+    describe,
     draw_attention,
     draw_blanks,
+    draw_scores,
     fill_mask,
     load_subject,
     tag,
@@ -89,6 +92,62 @@ def test_tags_without_prefixes():
     assert tagged("a b c", labels) == [("a b c", None)]
 
 
+class TaggedAtRandom(torch.nn.Module):
+    """Gives each token any label; the config is a token classifier's."""
+
+    def __init__(self, labels, seed):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+        self.config = type("Config", (), {"id2label": dict(enumerate(labels))})
+
+    def forward(self, input_ids):
+        shape = (*input_ids.shape, len(self.config.id2label))
+        return type("Output", (), {"logits": torch.rand(shape, generator=self.generator)})
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """Tokenizers that cut most words into pieces."""
+    from clozebert.corpus.tokenizer import train_tokenizer
+
+    text = ["the river stone of a long place", "rivers, stones and places: longer ones", "Zürich und Genève"] * 20
+    return {
+        name: train_tokenizer(iter(text), algorithm=name, vocab_size=size, model_max_length=64)
+        for name, size in (("wordpiece", 140), ("bpe", 280), ("unigram", 400))
+    }
+
+
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
+@pytest.mark.parametrize("seed", range(5))
+def test_no_span_begins_or_ends_within_a_word(algorithm, seed, pieces):
+    labels = ["O", "O", "B-PER", "I-PER", "B-creative-work", "I-creative-work"]
+    text = f"Unbelievable rivers, stony places of Zürich; antidisestablishmentarian stonemasons! {LONG}"
+    page = Subject("t", "tagging", TaggedAtRandom(labels, seed), pieces[algorithm], 39)
+    found, at = tag(page, text), 0
+    assert "".join(piece for piece, _ in found) == text
+    spans = []
+    for piece, label in found:
+        if label is not None:
+            spans.append((at, at + len(piece), label))
+        at += len(piece)
+    assert len(spans) > 5
+    assert {label for _, _, label in spans} == {"PER", "creative-work"}
+    for start, end, _ in spans:
+        assert not text[max(0, start - 1) : start + 1].isalnum() or start == 0, text[start - 3 : end]
+        assert not text[end - 1 : end + 1].isalnum() or end == len(text), text[start : end + 3]
+        assert text[start:end] == text[start:end].strip()
+
+
+def test_characters_may_be_words_where_no_spaces_are_written():
+    tokenizer = make_tokenizer()
+    characters = __import__("tokenizers").pre_tokenizers.Split("", "isolated")
+    tokenizer.backend_tokenizer.pre_tokenizer = characters
+    tokenizer.add_tokens(["東", "京", "は"])
+    table = {tokenizer.convert_tokens_to_ids(word): label for word, label in {"東": "B-LOC", "京": "I-LOC"}.items()}
+    page = Subject("t", "tagging", TaggedBy(table, ["O", "B-LOC", "I-LOC"]), tokenizer, 39)
+    assert tag(page, "は東京は") == [("は", None), ("東京", "LOC"), ("は", None)]
+
+
 def test_long_texts_are_windowed_and_nothing_is_cut():
     tested = subject("ForTokenClassification")
     windows = windows_of(tested, LONG)
@@ -131,10 +190,43 @@ def test_attention_is_the_models_and_escaped():
         ids = tested.tokenizer("the river is long", return_tensors="pt")["input_ids"]
         expected = tested.model(input_ids=ids, output_attentions=True).attentions[1][0, 2]
     assert torch.equal(weights, expected)
+    assert attention(tested, "The (river", 1, 1)[0] == ["[CLS]", "The", "(", "river", "[SEP]"]
     drawn = draw_attention(["<script>", "b"], torch.eye(2))
     assert "<script>" not in drawn
     assert html.escape("<script>") in drawn
     assert "<b>&lt;i&gt;</b>" in draw_blanks([[("<i>", 0.5)]])
+
+
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
+def test_attention_names_tokens_as_they_stand_in_the_text(algorithm, pieces):
+    tokenizer = pieces[algorithm]
+    tested = Subject("t", "fill-mask", make_model("ForMaskedLM", vocab_size=len(tokenizer)), tokenizer, 39)
+    tested.model.set_attn_implementation("eager")
+    names, _ = attention(tested, "the Zürich rivers", 1, 1)
+    assert (names[0], names[-1]) == ("[CLS]", "[SEP]")
+    assert "".join(name for name in names[1:-1] if not name.startswith("'")).replace(" ", "") in (
+        "theZürichrivers", "theZüürichrivers",  # a character that is two tokens stands at both
+    )  # fmt: skip
+    assert not {"Ġ", "#", "▁"} & set("".join(names))
+
+
+def test_what_the_page_says_of_a_model():
+    said = describe(subject("ForSequenceClassification", id2label={0: "bad", 1: "so-so", 2: "good"}))
+    model = make_model("ForSequenceClassification")
+    assert said.startswith("# tiny\n")
+    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in said
+    assert "`bad`, `so-so`, `good`" in said
+    labels = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-creative-work"}
+    assert "as `PER`, `creative-work`." in describe(subject("ForTokenClassification", id2label=labels, num_labels=4))
+    assert "put `[MASK]` where" in describe(subject("ForMaskedLM"))
+
+
+def test_scores_are_drawn_from_the_highest_on():
+    drawn = draw_scores({"<low>": 0.25, "high": 0.75})
+    assert re.findall(r'class="label">([^/]+)</td>', drawn) == ["high", "&lt;low&gt;"]
+    assert re.findall(r"width: ([\d.]+)%", drawn) == ["75.0", "25.0"]
+    assert "bar" not in (one := draw_scores({"value": 3.14159}))
+    assert "3.142" in one
 
 
 @pytest.mark.parametrize(
@@ -208,12 +300,12 @@ def test_page_in_a_browser(page_server, width, tmp_path):
     """All four views on a telephone and on a desk: answers, messages for bad input, no sideways scrolling."""
     address, subjects = page_server
     sync_api = pytest.importorskip("playwright.sync_api")
-    browsers = [path for path in map(Path, ("/usr/bin/chromium", "/usr/bin/google-chrome")) if path.exists()]
+    browsers = list(filter(None, map(shutil.which, ("chromium", "google-chrome"))))
     if not browsers:
         pytest.skip("no Chromium here")
     pictures = Path(os.environ.get("CLOZEBERT_SCREENSHOTS", tmp_path))
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(browsers[0]), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=browsers[0], args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 900})
         errors = []
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -222,7 +314,7 @@ def test_page_in_a_browser(page_server, width, tmp_path):
             (
                 ("fill-mask", "the [MASK] is long", "#words td"),
                 ("tagging", f"the river , {LONG}", "#spans .textspan, #spans mark, #spans span"),
-                ("classification", "the river is long", "#scores"),
+                ("classification", "the river is long", "#scores .bar"),
             )
         ):
             if number:
@@ -231,6 +323,10 @@ def test_page_in_a_browser(page_server, width, tmp_path):
                     page.locator(".overflow-menu button").first.click()
                     tab = page.get_by_role("button", name=re.compile(kind))
                 tab.first.click()
+            # The answer to the example is there before anything is pressed.
+            page.get_by_role("heading", name=subjects[kind].name).locator("visible=true").wait_for()
+            page.locator(shown).first.wait_for(state="visible")
+            page.locator(f"#attention-{kind} table.grid td").first.wait_for(state="visible")
             box = page.locator(f"#text-{kind} textarea")
             box.fill(text)
             page.locator(f"#run-{kind}").click()
