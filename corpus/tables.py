@@ -7,7 +7,7 @@ stream, also compressed.
 
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -164,7 +164,7 @@ class _Delimited(TableFile):
     def _dialect(self) -> Dialect:
         return find_dialect(self._opened, tab=self._tab, source=self.source)
 
-    def _records(self) -> Iterator[tuple[int, list[str]]]:
+    def _records(self) -> Generator[tuple[int, list[str]], None, None]:
         """(line, cells) of all records; blank lines are none, but in a file of one column."""
         dialect = self._dialect
         with self._opened() as file:

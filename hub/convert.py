@@ -188,7 +188,7 @@ def convert_folder(
         raise UserError(f"to={to!r} must be clozebert or native")
     if architecture is not None and to != "native":
         raise UserError(f"architecture={architecture!r} needs to='native': ClozeBERT's own format is one")
-    check_output_dir(directory, overwrite=overwrite)
+    check_output_dir(os.fspath(directory), overwrite=overwrite)
     folder = find_folder(source, allow_pickle=allow_pickle)
     converted: Any
     if to == "clozebert":

@@ -127,6 +127,7 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
         raise UserError(f"format={form!r} must be one of {', '.join(FORMATS)}")
     if not source.is_dir():
         raise UserError(f"there is no folder {source}")
+    read_card(source)
     if completion.license is not None and not _LICENSE.fullmatch(completion.license):
         raise UserError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
     if public and not (completion.license or _licence_of(source)):
@@ -337,7 +338,7 @@ def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion
     history = None if old is None else old.history()
     if completion.data_statement and history is None:
         facts["data_statement"] = completion.data_statement
-    elif completion.data_statement:
+    elif completion.data_statement and history is not None:
         recorded = history.get("training_data", "").replace("Not recorded.", "")
         history["training_data"] = f"{completion.data_statement}\n\n{recorded}".strip()
     write_card(folder, facts, history=history)

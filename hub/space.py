@@ -39,7 +39,7 @@ def write_space(directory: str | os.PathLike, repo_id: str) -> None:
         "requirements.txt": "torch\ntransformers>=5.10.1\n",
         "README.md": _README.format(name=repo_id.split("/")[-1], gradio=_GRADIO, repo_id=repo_id),
     }
-    check_output_dir(directory, name="with_space", way_out="give another folder")
+    check_output_dir(os.fspath(directory), name="with_space", way_out="give another folder")
     target = Path(directory)
     with disk_errors(target), whole_files(target) as folder:
         for name, text in texts.items():

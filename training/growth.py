@@ -296,14 +296,14 @@ def _check_width(
             raise UserError("position_embedding_type='sinusoidal' is a function of hidden_size: it cannot be tiled")
         if old.tie_word_embeddings and not old.prediction_dense:
             raise UserError("tie_word_embeddings needs prediction_dense: a layer before the decoder that can be scaled")
-    key_heads = old.num_key_value_heads
-    if key_heads is not None:
+    key_heads, old_key_heads = heads, old.num_key_value_heads or old.num_attention_heads
+    if old_key_heads != old.num_attention_heads:
         if heads % old.num_attention_heads:
             raise UserError(
                 f"num_attention_heads={heads} must be a multiple of the model's {old.num_attention_heads}, as groups "
-                f"of heads share num_key_value_heads={key_heads}"
+                f"of heads share num_key_value_heads={old_key_heads}"
             )
-        key_heads *= heads // old.num_attention_heads
+        key_heads = old_key_heads * heads // old.num_attention_heads
     return _changed(old, **sizes, num_key_value_heads=key_heads)
 
 

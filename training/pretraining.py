@@ -182,7 +182,7 @@ class Pretraining:
         assert arguments.max_minutes is not None
         if self.state.step:
             saved = {name: self.state.arguments[name] for name in LENGTHS}
-            self.phases = dataclasses.replace(arguments, **saved).split_phases()
+            self.phases = dataclasses.replace(arguments.of_length(saved["max_steps"]), **saved).split_phases()
             return f"max_minutes: {saved['max_steps']:,} steps, as when the run began"
         seconds = 60 * arguments.max_minutes
         timing = self._time_steps(arguments, seconds=seconds)
@@ -656,13 +656,14 @@ class Pretraining:
     def _on_main(self, action: Callable[[], Any]) -> Any:
         """The result of `action` on the main process, in all processes; its error ends them all."""
         result: list[Any] = [None, None]
-        failure: Exception | None = None
+        failure: Exception | None = None  # with its traceback, which a broadcast loses
         if self.accelerator.is_main_process:
             try:
                 result[0] = action()
-            except Exception as error:  # whatever it is, the other processes must not wait for a result
-                failure = error
-                result[1] = error if isinstance(error, UserError) else RuntimeError(f"the main process failed: {error}")
+            except Exception as caught:  # whatever it is, the other processes must not wait for a result
+                failure = caught
+                known = isinstance(caught, UserError)
+                result[1] = caught if known else RuntimeError(f"the main process failed: {caught}")
         if self.accelerator.num_processes > 1:
             result = broadcast_object_list(result)
         if (error := failure or result[1]) is not None:

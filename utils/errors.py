@@ -68,11 +68,11 @@ def nearest_name(name: object, known: Iterable[object]) -> str | None:
 
 def did_you_mean(name: object, known: Iterable[object], *, otherwise: str | None = None) -> str:
     """`did you mean 'hidden_size'?`; where nothing comes near, `otherwise`, or else the known names."""
-    known = list(map(str, known))
-    nearest = nearest_name(name, known)
+    names = [str(one) for one in known]
+    nearest = nearest_name(name, names)
     if nearest is not None:
         return f"did you mean {nearest!r}?"
-    return f"known: {', '.join(known)}" if otherwise is None else otherwise
+    return f"known: {', '.join(names)}" if otherwise is None else otherwise
 
 
 def reject_unknown_keys(keys: Iterable[str], known: Iterable[str], *, where: str) -> None:
@@ -80,4 +80,4 @@ def reject_unknown_keys(keys: Iterable[str], known: Iterable[str], *, where: str
     known = list(known)
     for key in keys:
         if key not in known:
-            raise UserError(f"unknown key {key!r} in {where}; {did_you_mean(key, sorted(map(str, known)))}")
+            raise UserError(f"unknown key {key!r} in {where}; {did_you_mean(key, sorted(known))}")

@@ -246,8 +246,10 @@ def check_output_dir(
         return
     doomed = [path.resolve() for path in written_in(folder, written)]
     for flag, value in inputs:
-        place = None if value is None else Path(value).resolve()
-        for path in doomed if place is not None else []:
+        if value is None:
+            continue
+        place = Path(value).resolve()
+        for path in doomed:
             if place.is_relative_to(path) or path.parent == place:
                 raise UserError(f"overwrite_output_dir deletes {path}, but {flag}={value}: give another {name}")
 

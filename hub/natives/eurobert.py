@@ -37,7 +37,7 @@ def _to_ours(native: Values, ending: str) -> Values:
 def _to_native(ours: Values, ending: str) -> Values:
     return {
         "rope_parameters": rope_by_layer_type(ours["rope_parameters"], ours["layer_types"]).get(FULL, {}),
-        "num_key_value_heads": ours["num_key_value_heads"] or ours["num_attention_heads"],
+        "num_key_value_heads": ours["num_key_value_heads"],
         "head_dim": ours["hidden_size"] // ours["num_attention_heads"],
         "classifier_pooling": "mean" if ours["classifier_pooling"] == "mean" else "bos",
         # There it must be a number, and the default lies beyond small vocabularies: padding's id stands for none.

@@ -42,7 +42,7 @@ def segments_of(index: RowIndex) -> list[tuple[int, int, int]]:
     documents, firsts, lengths, counts = index.read(np.arange(index.num_rows))
     assert counts.sum() == len(documents)
     rows = np.repeat(np.arange(index.num_rows), counts)
-    used = np.bincount(rows, weights=lengths + packing.SPECIAL_TOKENS)
+    used = np.bincount(rows, weights=lengths + packing.NUM_SPECIAL_TOKENS)
     assert used.max() <= index.max_seq_length
     return sorted(zip(documents.tolist(), firsts.tolist(), lengths.tolist(), strict=True))
 

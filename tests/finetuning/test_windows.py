@@ -185,11 +185,9 @@ def test_padded_and_packed_batches_of_known_windows() -> None:
     assert padded["labels"].tolist() == [[-100, 1, -100, -100], [-100, 2, 3, -100]]
     packed = PackedCollator(per_token=True)(windows)
     assert packed["input_ids"].tolist() == [[cls, fox, sep, cls, dog, fox, sep]]
-    assert packed["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3]]
     assert packed["labels"].tolist() == [[-100, 1, -100, -100, 2, 3, -100]]
-    assert packed["cu_seq_lens_q"].tolist() == packed["cu_seq_lens_k"].tolist() == [0, 3, 7]
-    assert packed["cu_seq_lens_q"].dtype == torch.int32
-    assert packed["max_length_q"] == packed["max_length_k"] == 4
+    assert packed["packed"].cu_seq_lens.tolist() == [0, 3, 7]
+    assert packed["packed"].position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize(("target", "dtype"), [(1, torch.int64), (0.5, torch.float32), ([1.0, 0.0], torch.float32)])

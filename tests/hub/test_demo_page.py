@@ -225,7 +225,7 @@ def test_scores_are_drawn_from_the_highest_on():
     drawn = draw_scores({"<low>": 0.25, "high": 0.75})
     assert re.findall(r'class="label">([^/]+)</td>', drawn) == ["high", "&lt;low&gt;"]
     assert re.findall(r"width: ([\d.]+)%", drawn) == ["75.0", "25.0"]
-    assert "bar" not in (one := draw_scores({"value": 3.14159}))
+    assert 'class="bar"' not in (one := draw_scores({"value": 3.14159}))
     assert "3.142" in one
 
 
