@@ -149,7 +149,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
 
 def _open(folder: str, split: str, tokenizer: Any) -> "Corpus":
     from clozebert.corpus import Corpus
-    from clozebert.training.pretraining import check_tokenizer
+    from clozebert.training.checks import check_tokenizer
 
     corpus = Corpus(folder, split)
     check_tokenizer(corpus, tokenizer)

@@ -65,7 +65,7 @@ def plan(
     import dataclasses
 
     from clozebert.training.arguments import PretrainingArguments
-    from clozebert.training.planning import calibrate as measure
+    from clozebert.training.calibration import calibrate as measure
     from clozebert.training.planning import make_plan, mean_attention_length, table
     from clozebert.training.run_settings import phase_configuration
 
