@@ -12,6 +12,7 @@ import torch
 from ..configuration import ClozeBertConfig
 from ..utils.device import measure_matmul_flops
 from ..utils.errors import UserError
+from ..utils.files import WriteCard
 from .arguments import Phase, PretrainingArguments
 from .calibration import choose_length
 from .checkpoints import TrainingState, list_checkpoints, read_training_state
@@ -24,9 +25,9 @@ from .phase_setup import PhaseSetup, set_up_phase
 from .prefetch import ModelInputs
 from .processes import on_main_process, sum_over_processes
 from .progress import LOG_NAME, RunLog, Stopwatch
-from .reporting import card_facts, plan_lines, results_of, speed, tracker_settings
+from .reporting import facts_of_run, plan_lines, results_of, speed, tracker_settings
 from .resume import check_resume, find_checkpoint
-from .saving import OutputFolder, WriteCard
+from .saving import OutputFolder
 from .signals import StopRequest
 from .step import accumulate_gradient, update_weights
 
@@ -331,7 +332,7 @@ class Pretraining:
         return results
 
     def _facts(self) -> dict[str, Any]:
-        return card_facts(
+        return facts_of_run(
             self.state,
             self.run,
             phase=self.setup.phase.index,

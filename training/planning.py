@@ -348,7 +348,7 @@ def activation_bytes(
     return ends + (4 * d * layers + layer if recompute else layer * layers - unread)
 
 
-def table(plan: Plan, *, device: Device, num_devices: int) -> Iterator[str]:
+def plan_table(plan: Plan, *, device: Device, num_devices: int) -> Iterator[str]:
     """The plan for a person, a line for each figure."""
     yield f"parameters            {plan.parameters:>18,}"
     yield f"FLOPs of a step       {plan.flops_per_step:>18.4g}"

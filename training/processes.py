@@ -8,7 +8,7 @@ from accelerate.utils import broadcast_object_list
 
 from ..utils.errors import UserError
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 def sum_over_processes(values: torch.Tensor, accelerator: Any) -> torch.Tensor:
@@ -27,7 +27,7 @@ def mean_over_processes(value: float, accelerator: Any) -> float:
     return sum_over_processes(mine, accelerator).item() / accelerator.num_processes
 
 
-def on_main_process(accelerator: Any, action: Callable[[], Result]) -> Result:
+def on_main_process(accelerator: Any, action: Callable[[], _Result]) -> _Result:
     """The result of `action` on the main process, in all processes; its error ends them all."""
     result: list[Any] = [None, None]
     failure: Exception | None = None  # with its traceback, which a broadcast loses

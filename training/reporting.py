@@ -76,7 +76,7 @@ def results_of(state: TrainingState, *, num_parameters: int, peak_flops: float) 
     }
 
 
-def card_facts(
+def facts_of_run(
     state: TrainingState, run: CheckedRun, *, phase: int, output_dir: Path, recipe: str | None
 ) -> dict[str, Any]:
     """What the model card can say about a run that has come to the phase of that index."""

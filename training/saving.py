@@ -1,7 +1,6 @@
 """What a run leaves in its output folder: checkpoints, then the finished model with its card, curve and results."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from ..utils.files import whole_files, write_text
+from ..utils.files import WriteCard, whole_files, write_text
 from .checkpoints import TrainingState, commit_checkpoint, write_training_state
 from .curves import CURVE_NAME, draw_loss_curve
 from .initial_model import without_progress_bars
@@ -17,7 +16,6 @@ from .progress import LOG_NAME
 
 RESULTS_NAME = "all_results.json"
 
-WriteCard = Callable[[str | os.PathLike, dict[str, Any]], None]
 Weights = dict[str, torch.Tensor]
 
 
