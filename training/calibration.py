@@ -14,7 +14,6 @@ from ..corpus import BatchStream, Mixture
 from ..modeling.packed import Packed
 from .arguments import LENGTHS, PretrainingArguments
 from .batches import make_masking
-from .checkpoints import TrainingState
 from .machine import make_accelerator
 from .phase_setup import set_up_model, set_up_phase
 from .planning import Calibration
@@ -22,6 +21,7 @@ from .prefetch import ModelInputs, model_inputs
 from .processes import mean_over_processes
 from .step import timed_step
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
+from .training_state import TrainingState
 
 
 def calibrate(

@@ -13,11 +13,11 @@ from ..corpus import BatchStream, Mixture
 from ..modeling import ClozeBertForMaskedLM
 from .arguments import Phase, PretrainingArguments
 from .batches import load_batches, make_stream
-from .checkpoints import TrainingState
 from .initial_model import make_model
 from .machine import choose_muon_dtype, compile_model
 from .optimizers import load_optimizer_state, make_optimizer
 from .planning import forward_flops, mean_attention_length
+from .training_state import TrainingState
 
 
 @dataclass
@@ -70,7 +70,9 @@ def set_up_phase(
     """
     on_cpu = accelerator.device.type == "cpu"
     stream = make_stream(phase, corpora)
-    core, model, optimizer = set_up_model(phase.arguments, config, accelerator=accelerator, weights=weights)
+    core, model, optimizer = set_up_model(
+        phase.arguments, config, accelerator=accelerator, weights=weights, strict=tensors is not None
+    )
     if tensors is not None:
         load_optimizer_state(optimizer.optimizer, tensors)
     if accelerator.scaler is not None and state.scaler is not None:
@@ -88,10 +90,15 @@ def set_up_model(
     *,
     accelerator: Any,
     weights: str | os.PathLike | None = None,
+    strict: bool = False,
 ) -> tuple[ClozeBertForMaskedLM, torch.nn.Module, Any]:
-    """The model, the model as the machine runs it, and its optimizer."""
+    """The model, the model as the machine runs it, and its optimizer.
+
+    Args:
+        strict: the weights are those of this very model.
+    """
     torch.manual_seed(arguments.seed)
-    core = make_model(config, weights)
+    core = make_model(config, weights, strict=strict)
     if arguments.gradient_checkpointing:
         core.gradient_checkpointing_enable()
     core.train()
