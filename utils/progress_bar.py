@@ -34,7 +34,7 @@ class _Lines(tqdm):
         """End without a last line: whoever asked for the work says what came of it."""
         if not self.disable:
             self.disable = True
-            self._decr_instances(self)
+            self._decr_instances(self)  # type: ignore[attr-defined]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._begun = time.monotonic()
