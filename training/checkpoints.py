@@ -30,7 +30,7 @@ from .training_state import (
     STATE_FOLDER,
     Binding,
     TrainingState,
-    write_json,
+    dump_json,
     write_state,
 )
 
@@ -67,7 +67,7 @@ def commit_checkpoint(
         tensors = {name: describe_tensors(folder / name) for name in tensor_files(folder)}
         write_state(folder, state, Binding(hashes, tensors))
         files[STATE_FILE] = hash_file(folder / STATE_FILE)
-        write_json(folder / MANIFEST, {"format": FORMAT, "files": files})
+        dump_json(folder / MANIFEST, {"format": FORMAT, "files": files})
     write_text(output_dir / "latest", final.name + "\n")
     prune_checkpoints(output_dir, keep=keep)
     return final

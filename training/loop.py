@@ -13,18 +13,17 @@ import torch
 from ..configuration import ClozeBertConfig
 from ..utils.device import measure_matmul_flops
 from ..utils.errors import UserError
-from ..utils.files import WriteCard, disk_errors
-from ..utils.locks import lock_folder
-from .arguments import Phase, PretrainingArguments
+from ..utils.files import WriteCard
+from .arguments import PretrainingArguments
 from .calibration import choose_length
 from .checks import check_run
 from .doctor import Doctor
 from .evaluation import EvaluationStoppedError, evaluate_mixture
 from .machine import make_accelerator, make_deterministic, seed_step
 from .optimizers import optimizer_state, whole_weights
-from .phase_setup import PhaseSetup, set_up_phase
+from .phase_setup import PhaseSetup, dry_phase, set_up_phase
 from .prefetch import ModelInputs
-from .processes import lost_processes, on_main_process, sum_over_processes
+from .processes import on_main_process, sum_over_processes
 from .progress import EVALUATION_FAILED, LOG_NAME, RunLog, Stopwatch
 from .reporting import facts_of_run, plan_lines, results_of, speed, tracker_settings
 from .resume import check_resume, find_checkpoint
@@ -38,36 +37,6 @@ logger = logging.getLogger(__name__)
 
 # One gradient that is not finite may be an accident of the data or the hardware; so many in a row are a diverged run.
 MOST_SKIPS_IN_A_ROW = 10
-_DRY_STEPS = 2
-
-
-def pretrain(
-    arguments: PretrainingArguments,
-    config: ClozeBertConfig,
-    *,
-    write_card: WriteCard | None = None,
-    recipe: str | None = None,
-) -> dict[str, Any]:
-    """Train an encoder from `arguments.corpus` and leave it, in Hub format, in `arguments.output_dir`.
-
-    Args:
-        arguments: the run.
-        config: the model; with `model_name_or_path` that model's own configuration takes its place.
-        write_card: writes a folder's README.md from what is known about the run.
-        recipe: the recipe's name, for the card.
-
-    Returns:
-        What `all_results.json` holds: the losses, the validation figures, tokens and seconds. After a signal that
-        stopped the run early, `stopped_by` is the signal's number, and only a checkpoint was written.
-
-    Raises:
-        ValueError: contradictions between arguments, corpus, tokenizer, model and checkpoint, before any work; or a
-            gradient that is not finite in ten steps in a row.
-    """
-    with disk_errors(Path(arguments.output_dir)):
-        run = Pretraining(arguments, config, write_card=write_card, recipe=recipe)
-        with StopRequest().listening() as stop, contextlib.closing(run), lost_processes(run.accelerator):
-            return run.train(stop)
 
 
 class Pretraining:
@@ -107,11 +76,10 @@ class Pretraining:
         matmul_flops = measure_matmul_flops(self.accelerator.device, self.accelerator.mixed_precision)
         self.peak_flops = matmul_flops * processes
         self.gradient_norm = 0.0
-        self.lock: Any = None
         try:
             self._begin(arguments, begun=begun)
         except BaseException:
-            self._release_folder()
+            self.output.release()
             raise
 
     def _begin(self, arguments: PretrainingArguments, *, begun: float) -> None:
@@ -119,7 +87,7 @@ class Pretraining:
         checkpoint, tensors, index = None, None, 0
         self.state = TrainingState(step=0)
         if not self.dry_run:
-            on_main_process(self.accelerator, self._take_folder)
+            on_main_process(self.accelerator, self.output.take)
             checkpoint = on_main_process(self.accelerator, lambda: find_checkpoint(arguments))
         if checkpoint is not None:
             self.state, tensors = read_training_state(checkpoint)
@@ -139,7 +107,7 @@ class Pretraining:
         if checkpoint is not None:
             index = check_resume(checkpoint, self.state, self.run, accelerator=self.accelerator)
         if self.dry_run:
-            self.run.phases = [_dry_phase(phase, self.accelerator) for phase in self.run.phases]
+            self.run.phases = [dry_phase(phase, self.accelerator) for phase in self.run.phases]
         self.log = self._open_log(arguments)
         self.doctor = Doctor(
             max_steps=self.run.last_step,
@@ -150,13 +118,6 @@ class Pretraining:
         self._enter(index, checkpoint or arguments.model_name_or_path, tensors)
         if said:
             self.log.say(said)
-
-    def _take_folder(self) -> None:
-        self.lock = lock_folder(self.output.path)
-
-    def _release_folder(self) -> None:
-        if self.lock is not None:
-            self.lock.release()
 
     def _open_log(self, arguments: PretrainingArguments) -> RunLog:
         if arguments.report_to and not self.dry_run:
@@ -428,23 +389,4 @@ class Pretraining:
         self.setup.loader.close()
         self.log.close()
         self.accelerator.end_training()
-        self._release_folder()
-
-
-def _dry_phase(phase: Phase, accelerator: Any) -> Phase:
-    """A phase in a dry run: two steps, in each of which a process takes a single micro-batch, on a CPU of one row."""
-    arguments = phase.arguments
-    rows = 1 if accelerator.device.type == "cpu" else arguments.per_device_train_batch_size
-    rows = min(rows, arguments.global_batch_size)
-    return dataclasses.replace(
-        phase,
-        first_step=_DRY_STEPS * phase.index,
-        num_steps=_DRY_STEPS,
-        arguments=dataclasses.replace(
-            arguments,
-            global_batch_size=rows * accelerator.num_processes,
-            initial_global_batch_size=None,
-            batch_warmup_steps=0,
-            per_device_train_batch_size=rows,
-        ),
-    )
+        self.output.release()

@@ -1,5 +1,6 @@
 """A phase of a run in memory: its batches, and model and optimizer at the step where it begins."""
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Generator
@@ -18,6 +19,8 @@ from .machine import choose_muon_dtype, compile_model
 from .optimizers import load_optimizer_state, make_optimizer
 from .planning import forward_flops, mean_attention_length
 from .training_state import TrainingState
+
+_DRY_STEPS = 2
 
 
 @dataclass
@@ -121,3 +124,22 @@ def flops_per_token(
     length, tokens = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length), 1_000_000
     predicted = arguments.mean_mlm_probability
     return 3 * forward_flops(config, tokens=tokens, length=length, predicted=predicted, on_cpu=on_cpu) / tokens
+
+
+def dry_phase(phase: Phase, accelerator: Any) -> Phase:
+    """A phase in a dry run: two steps, in each of which a process takes a single micro-batch, on a CPU of one row."""
+    arguments = phase.arguments
+    rows = 1 if accelerator.device.type == "cpu" else arguments.per_device_train_batch_size
+    rows = min(rows, arguments.global_batch_size)
+    return dataclasses.replace(
+        phase,
+        first_step=_DRY_STEPS * phase.index,
+        num_steps=_DRY_STEPS,
+        arguments=dataclasses.replace(
+            arguments,
+            global_batch_size=rows * accelerator.num_processes,
+            initial_global_batch_size=None,
+            batch_warmup_steps=0,
+            per_device_train_batch_size=rows,
+        ),
+    )

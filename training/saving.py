@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ..utils.errors import UserError
 from ..utils.files import WriteCard, whole_files, write_text
+from ..utils.locks import lock_folder
 from .checkpoints import commit_checkpoint
 from .curves import CURVE_NAME, draw_loss_curve
 from .damage import first_not_finite
@@ -31,6 +33,16 @@ class OutputFolder:
 
     def __init__(self, path: Path, *, tokenizer: PreTrainedTokenizerFast, write_card: WriteCard | None):
         self.path, self.tokenizer, self.write_card = path, tokenizer, write_card
+        self._lock: FileLock | None = None
+
+    def take(self) -> None:
+        """Take the folder for this run; see `lock_folder`."""
+        self._lock = lock_folder(self.path)
+
+    def release(self) -> None:
+        """Leave the folder to others."""
+        if self._lock is not None:
+            self._lock.release()
 
     def save_checkpoint(
         self,

@@ -83,7 +83,7 @@ class Binding:
 def write_state(directory: Path, state: TrainingState, binding: Binding) -> None:
     """Write `state.json` of a checkpoint."""
     values = {"format": FORMAT, **dataclasses.asdict(state), **dataclasses.asdict(binding)}
-    write_json(directory / STATE_FILE, {**values, "sha256": _digest(values)})
+    dump_json(directory / STATE_FILE, {**values, "sha256": _digest(values)})
 
 
 def read_state(directory: Path) -> tuple[TrainingState, Binding | None]:
@@ -180,6 +180,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def write_json(path: Path, value: Any) -> None:
+def dump_json(path: Path, value: Any) -> None:
     """Write a value as JSON."""
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

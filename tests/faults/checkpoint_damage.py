@@ -78,13 +78,13 @@ def tensor_damages(checkpoint: Path, *, every: int) -> Iterator[tuple[str, Damag
         return lambda one, other: change_tensors(one / name, change)
 
     for name in (WEIGHTS, OPTIMIZER, STATE):
-        yield f"{name} of another step", lambda one, other, name=name: shutil.copy(other / name, one / name) and None
+        yield f"{name} of another step", lambda one, other, name=name: shutil.copy(other / name, one / name) is None
     for name in (WEIGHTS, OPTIMIZER):
         tensors = load_file(checkpoint / name)
         for number, (key, value) in enumerate(sorted(tensors.items())):
             if number % every:
                 continue
-            yield f"no {key}", changed(name, lambda found, key=key: found.pop(key) and None)
+            yield f"no {key}", changed(name, lambda found, key=key: found.pop(key) is None)
             yield f"{key} in bf16", changed(name, lambda found, key=key: found.update({key: found[key].bfloat16()}))
             for bad in (float("nan"), float("inf")):
                 broken = value.clone()
