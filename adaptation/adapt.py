@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ..configuration import ClozeBertConfig
 from ..corpus import Corpus, Masking
 from ..corpus.encoding import Encoder
 from ..corpus.prepare import prepare
@@ -30,7 +31,7 @@ from ..corpus.shards import open_split
 from ..corpus.tokenizer import load_tokenizer
 from ..hub.card import read_card, write_card
 from ..hub.convert import save_native
-from ..hub.loading import WEIGHTS, load_clozebert
+from ..hub.loading import WEIGHTS, quiet
 from ..modeling import ClozeBertForMaskedLM
 from ..training.pretraining import check_tokenizer, pretrain
 from ..training.scoring import precision_of, score_frozen_masks
@@ -46,6 +47,7 @@ from .start import check_text, check_vocabulary_flags, make_start, open_source
 Say = Callable[[str], None]
 
 _EVAL_RATE, _EVAL_ROWS = 0.15, 32
+_FORWARD_SHARE = 1 / 3  # a forward pass alone, in shares of a training step
 _LONGEST_ROW = 256
 
 
@@ -126,11 +128,31 @@ class Adaptation:
         if self.changes_vocabulary:
             self._make_corpora(self.source.tokenizer, "-before")
         if not (self.work / "before.json").is_file():
-            figures = {"before": self._evaluate(self.source.load(), "-before" if self.changes_vocabulary else "")}
-            if self.changes_vocabulary:
-                figures["start"] = self._evaluate(load_clozebert(self.work / "start"), "")
-            sizes = {"vocabulary": len(self.source.tokenizer), "parameters": _parameters(self.source.load())}
-            write_text(self.work / "before.json", json.dumps({"evaluation": figures, **sizes}, indent=2) + "\n")
+            self._measure_before()
+
+    def _measure_before(self) -> None:
+        """The losses before training; and how many rows a step takes, which may depend on how fast that was."""
+        source = self.source.load()
+        sizes = {"vocabulary": len(self.source.tokenizer), "parameters": _parameters(source)}
+        figures = {}
+        if self.changes_vocabulary:
+            figures["before"] = self._evaluate(source, "-before")
+        begun = time.monotonic()
+        figures["start" if self.changes_vocabulary else "before"] = self._evaluate(_load(self.work / "start"), "")
+        seconds = time.monotonic() - begun
+        overlaps = self._overlaps(load_tokenizer(str(self.work / "start")))
+        if self.arguments.max_minutes is not None:
+            evaluated = sum(self._evaluated(split) for split in self._splits().values())
+            left = 60 * self.arguments.max_minutes - (time.monotonic() - self.begun) - seconds
+            tokens = _FORWARD_SHARE * evaluated / seconds * max(0.0, left)
+        else:
+            tokens = self._new_tokens()
+        rows = self.arguments.rows_for(tokens, max_seq_length=self._row_length())
+        found = {
+            "evaluation": figures, **sizes, "overlap": overlaps, "global_batch_size": rows,
+            "seconds_afterwards": seconds,
+        }  # fmt: skip
+        write_text(self.work / "before.json", json.dumps(found, indent=2) + "\n")
 
     def _make_start(self) -> None:
         texts = [self.readers[name] for name in _TEXTS if name in self.readers and name != "protect"]
@@ -205,6 +227,9 @@ class Adaptation:
             figures[name] = found
         return figures
 
+    def _evaluated(self, split: Corpus) -> float:
+        return min(split.num_tokens, self.arguments.max_eval_batches * _EVAL_ROWS * self._row_length())
+
     def _row_length(self) -> int:
         wanted = self.arguments.max_seq_length
         values = json.loads((self.work / "start" / "config.json").read_text(encoding="utf-8"))
@@ -217,15 +242,13 @@ class Adaptation:
 
     def _train(self) -> dict[str, Any]:
         arguments = self.arguments
-        values = json.loads((self.work / "start" / "config.json").read_text(encoding="utf-8"))
-        settings: dict[str, Any] = {
-            "hidden_size": values["hidden_size"], "max_seq_length": self._row_length(), "work": self.work,
-        }  # fmt: skip
+        before = self._before()
+        settings = self._run_settings()
         if arguments.max_minutes is None:
             run = arguments.for_pretraining(max_steps=self._steps(), **settings)
         else:
             # A run that goes on keeps its number of steps, whatever is left of the time.
-            spent = (time.monotonic() - self.begun) / 60
+            spent = (time.monotonic() - self.begun + before["seconds_afterwards"]) / 60
             left = arguments.max_minutes - spent
             if left <= 0 and not (self.work / "run").is_dir():
                 raise UserError(
@@ -233,22 +256,33 @@ class Adaptation:
                     f"give more, or less text"
                 )
             run = arguments.for_pretraining(max_minutes=max(left, 0.1), **settings)
-        from ..configuration import ClozeBertConfig
-
         return pretrain(run, ClozeBertConfig())
+
+    def _before(self) -> dict[str, Any]:
+        return json.loads((self.work / "before.json").read_text(encoding="utf-8"))
+
+    def _run_settings(self) -> dict[str, Any]:
+        values = json.loads((self.work / "start" / "config.json").read_text(encoding="utf-8"))
+        return {
+            "hidden_size": values["hidden_size"], "rows": self._before()["global_batch_size"],
+            "max_seq_length": self._row_length(), "work": self.work,
+        }  # fmt: skip
+
+    def _new_tokens(self) -> float:
+        """How many tokens are trained on where neither steps nor minutes are given; replayed ones included."""
+        tokens = Corpus(self.arguments.corpus or self.work / "corpus").num_tokens * self.arguments.num_train_epochs
+        return tokens / (1 - self.arguments.replay_share) if "replay_input" in self.readers else tokens
 
     def _steps(self) -> int:
         if self.arguments.max_steps is not None:
             return self.arguments.max_steps
-        tokens = Corpus(self.arguments.corpus or self.work / "corpus").num_tokens * self.arguments.num_train_epochs
-        share = 1 - self.arguments.replay_share if "replay_input" in self.readers else 1.0
-        return max(1, math.ceil(tokens / share / (self.arguments.global_batch_size * self._row_length())))
+        return max(1, math.ceil(self._new_tokens() / (self._before()["global_batch_size"] * self._row_length())))
 
     def _finish(self, trained: dict[str, Any]) -> dict[str, Any]:
         """Measure, write the model in the form that came in, its report and its card."""
         arguments, target = self.arguments, Path(self.arguments.output_dir)
-        before = json.loads((self.work / "before.json").read_text(encoding="utf-8"))
-        model = load_clozebert(self.work / "run")
+        before = self._before()
+        model = _load(self.work / "run")
         tokenizer = load_tokenizer(str(self.work / "start"))
         figures = {**before["evaluation"], "after": self._evaluate(model, "")}
         results = {
@@ -258,7 +292,7 @@ class Adaptation:
             "vocabulary": {"before": before["vocabulary"], "after": len(tokenizer)},
             "parameters": {"before": before["parameters"], "after": _parameters(model)},
             "vocabulary_changes": json.loads((self.work / "start" / "vocabulary.json").read_text(encoding="utf-8")),
-            "overlap": self._overlaps(tokenizer),
+            "overlap": before["overlap"],
             "steps": trained["step"],
             "tokens": trained["tokens_seen"],
             "train_seconds": trained["train_runtime"],
@@ -267,7 +301,7 @@ class Adaptation:
             "versions": _versions(),
         }
         results["seconds"] = time.monotonic() - self.begun
-        model.to("cpu")
+        torch.nn.Module.to(model, "cpu")
         with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as partial:
             if self.source.model_type == "clozebert":
                 model.save_pretrained(partial)
@@ -312,10 +346,7 @@ class Adaptation:
         }
 
     def _settings(self, steps: int) -> dict[str, Any]:
-        values = json.loads((self.work / "start" / "config.json").read_text(encoding="utf-8"))
-        run = self.arguments.for_pretraining(
-            hidden_size=values["hidden_size"], max_seq_length=self._row_length(), work=self.work, max_steps=steps
-        )
+        run = self.arguments.for_pretraining(max_steps=steps, **self._run_settings())
         names = ("learning_rate", "lr_scheduler_type", "warmup_steps", "decay_steps", "global_batch_size",
                  "max_seq_length", "mlm_probability", "masking_unit", "seed")  # fmt: skip
         shown = {name: getattr(run, name) for name in names}
@@ -327,6 +358,12 @@ class Adaptation:
 # The flags that name text, and the folders of those that are prepared.
 _TEXTS = ("input", "validation_input", "replay_input", "general_input", "keep_input", "protect")
 _FOLDERS = {"input": "corpus", "replay_input": "replay", "general_input": "general"}
+
+
+def _load(folder: Path) -> ClozeBertForMaskedLM:
+    """A model of ours as it is trained, with its fast attention."""
+    with quiet():
+        return ClozeBertForMaskedLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def _parameters(model: torch.nn.Module) -> int:

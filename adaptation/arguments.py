@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ _FREE = (
 )  # fmt: skip
 _SCHEDULE_STEPS = 1000
 _WARM_UP, _DECAY = 0.05, 0.3
+_USUAL_STEPS, _LEAST_ROWS, _MOST_ROWS = 1000, 8, 64
 # The rate that a model of this width continues with; others in inverse proportion to their width.
 _LEARNING_RATE, _WIDTH = 1e-4, 768
 
@@ -74,7 +76,7 @@ class AdaptationArguments:
     max_steps: int | None = flag("updates of the weights (default: by --num_train_epochs)")
     num_train_epochs: float = flag("passes over the new text", 1.0)
     learning_rate: float | None = flag("peak learning rate (default: 1e-4 x 768 / hidden size)")
-    global_batch_size: int = flag("rows of max_seq_length tokens in one step", 32)
+    global_batch_size: int | None = flag("rows of max_seq_length tokens in a step (default: 8 to 64, by the tokens)")
     per_device_train_batch_size: int = flag("rows in one micro-batch, at most", 32)
     max_seq_length: int | None = flag("tokens in a packed row (default: at most 256)")
     mlm_probability: float = flag("share of the tokens that is predicted", 0.3)
@@ -107,7 +109,19 @@ class AdaptationArguments:
         if self.extend_vocabulary is not None and self.extend_vocabulary < 1:
             raise UserError(f"extend_vocabulary={self.extend_vocabulary} must be at least 1")
         # The ranges of what pretraining is going to be given.
-        self.for_pretraining(hidden_size=_WIDTH, max_seq_length=self.max_seq_length or 256, work=Path("work"))
+        self.for_pretraining(
+            hidden_size=_WIDTH,
+            rows=self.global_batch_size or 8,
+            max_seq_length=self.max_seq_length or 256,
+            work=Path("work"),
+        )
+
+    def rows_for(self, tokens: float, *, max_seq_length: int) -> int:
+        """The rows of a step: a power of two that makes about 1,000 steps of so many tokens."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        wanted = max(1.0, tokens / max_seq_length / _USUAL_STEPS)
+        return min(_MOST_ROWS, max(_LEAST_ROWS, 1 << round(math.log2(wanted))))
 
     @property
     def work(self) -> Path:
@@ -115,7 +129,7 @@ class AdaptationArguments:
         return Path(self.output_dir) / WORK_FOLDER
 
     def for_pretraining(
-        self, *, hidden_size: int, max_seq_length: int, work: Path, max_steps: int | None = None,
+        self, *, hidden_size: int, rows: int, max_seq_length: int, work: Path, max_steps: int | None = None,
         max_minutes: float | None = None,
     ) -> PretrainingArguments:  # fmt: skip
         """The continued run: a rate that rises to its peak anew, stays there, and decays over the last third."""
@@ -137,7 +151,7 @@ class AdaptationArguments:
             decay_steps=int(_DECAY * _SCHEDULE_STEPS),
             lr_scheduler_type="wsd",
             learning_rate=rate,
-            global_batch_size=self.global_batch_size,
+            global_batch_size=rows,
             per_device_train_batch_size=self.per_device_train_batch_size,
             max_seq_length=max_seq_length,
             mlm_probability=self.mlm_probability,

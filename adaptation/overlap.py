@@ -45,21 +45,23 @@ class Overlap:
 
 def measure_overlap(documents: Iterable[Document], others: Iterable[Corpus]) -> Overlap:
     """The overlap of documents with corpora, by runs of 13 words."""
-    runs_of = [run_hashes(*document) for document in documents]
-    long = [runs for runs in runs_of if len(runs)]
-    wanted = np.unique(np.concatenate(long)) if long else np.zeros(0, dtype=np.uint64)
+    found = list(documents)
+    lengths = np.array([len(ids) for ids, _ in found], dtype=np.int64)
+    nothing: Document = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
+    ids, starts = (np.concatenate(parts) for parts in zip(nothing, *found, strict=True))
+    runs, owners = run_hashes(ids, starts, lengths)
+    wanted = np.unique(runs)
     seen = np.zeros(len(wanted), dtype=bool)
     for other in others:
-        for runs in _runs_in(other):
-            seen |= np.isin(wanted, runs)
-    common = wanted[seen]
-    hits = [np.isin(runs, common) for runs in long]
+        for theirs in _runs_in(other):
+            seen |= np.isin(wanted, theirs)
+    hits = np.isin(runs, wanted[seen])
     return Overlap(
-        documents=len(long),
-        found_documents=sum(bool(hit.any()) for hit in hits),
-        runs=sum(map(len, long)),
-        found_runs=sum(int(hit.sum()) for hit in hits),
-        too_short=len(runs_of) - len(long),
+        documents=len(np.unique(owners)),
+        found_documents=len(np.unique(owners[hits])),
+        runs=len(runs),
+        found_runs=int(hits.sum()),
+        too_short=len(found) - len(np.unique(owners)),
     )
 
 
@@ -76,34 +78,43 @@ def encoded_documents(encoded: Iterable[bytes]) -> Iterator[Document]:
         yield (numbers >> 1).astype(np.int64), (numbers & 1).astype(bool)
 
 
-def run_hashes(ids: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """A hash of each run of 13 words; uint64 [words - 12], or none."""
-    begins = np.flatnonzero(starts)
+def run_hashes(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A hash of each run of 13 words that lies in one document, and which document that is.
+
+    Args:
+        ids, starts: the tokens of all documents [tokens], and whether a word begins at each.
+        lengths: of the documents, in tokens; a word begins with each of them.
+
+    Returns:
+        uint64 [runs], int64 [runs].
+    """
+    first = (np.cumsum(lengths) - lengths)[lengths > 0]
+    begins_word = starts.copy()
+    begins_word[first] = True
+    begins = np.flatnonzero(begins_word)
     if len(begins) < RUN_WORDS:
-        return np.zeros(0, dtype=np.uint64)
+        return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
     # A token's hash depends on its place in the word, and a word's is the sum of them: order counts.
-    tokens = ids[begins[0] :].astype(np.uint64)
-    of_word = np.cumsum(starts[begins[0] :]) - 1
-    place = np.arange(len(tokens)) - (begins - begins[0])[of_word]
-    words = np.add.reduceat(fold(tokens, place.astype(np.uint64)), begins - begins[0])
+    place = np.arange(len(ids)) - np.repeat(begins, np.diff(np.append(begins, len(ids))))
+    words = np.add.reduceat(fold(ids, place), begins)
+    owners = np.repeat(np.arange(len(lengths)), lengths)[begins]
     count = len(words) - RUN_WORDS + 1
     runs = np.zeros(count, dtype=np.uint64)
     for step in range(RUN_WORDS):
         runs = fold(runs, words[step : step + count])
-    return runs
+    in_one = owners[:count] == owners[RUN_WORDS - 1 :]
+    return runs[in_one], owners[:count][in_one]
 
 
 def _runs_in(corpus: Corpus) -> Iterator[np.ndarray]:
-    """The runs of a corpus, document by document in batches."""
-    batch, size = [], 0
-    for ids, starts in documents_of(corpus):
-        batch.append(run_hashes(ids, starts))
-        size += len(ids)
-        if size >= _TOKENS_AT_ONCE:
-            yield np.concatenate(batch)
-            batch, size = [], 0
-    if batch:
-        yield np.concatenate(batch)
+    """The runs of a corpus, in batches of whole documents."""
+    ends = np.asarray(corpus.offsets)
+    first = 0
+    while first < corpus.num_documents:
+        last = max(first + 1, int(np.searchsorted(ends, ends[first] + _TOKENS_AT_ONCE, side="right")) - 1)
+        lengths = np.diff(ends[first : last + 1])
+        yield run_hashes(*corpus.gather(ends[first:last], lengths), lengths)[0]
+        first = last
 
 
 __all__ = ["RUN_WORDS", "Overlap", "documents_of", "encoded_documents", "measure_overlap", "run_hashes"]

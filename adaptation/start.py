@@ -47,6 +47,7 @@ class Source:
     def load(self) -> ClozeBertForMaskedLM:
         """The model in float32, in our form."""
         model = load_clozebert_masked_lm(self.folder).float()
+        model.set_attn_implementation("sdpa")  # conversion loads with the plain formula, which is several times slower
         set_token_ids(model.config, self.tokenizer)
         return model
 
