@@ -80,6 +80,11 @@ class Adaptation:
             check_tokenizer(Corpus(arguments.corpus), self.source.tokenizer)
             if not open_split(arguments.corpus, "validation"):
                 raise UserError(f"corpus={arguments.corpus} has no validation split: prepare it with one")
+        if arguments.max_seq_length is not None and arguments.max_seq_length > self.source.longest:
+            raise UserError(
+                f"max_seq_length={arguments.max_seq_length} exceeds the {self.source.longest} tokens that the model "
+                f"takes"
+            )
         if not arguments.general_input and not arguments.replay_input:
             self.say("no --general_input and no --replay_input: what is forgotten is not measured")
         claim_output_dir(arguments)
@@ -231,12 +236,7 @@ class Adaptation:
         return min(split.num_tokens, self.arguments.max_eval_batches * _EVAL_ROWS * self._row_length())
 
     def _row_length(self) -> int:
-        wanted = self.arguments.max_seq_length
-        values = json.loads((self.work / "start" / "config.json").read_text(encoding="utf-8"))
-        longest = int(values["max_position_embeddings"])
-        if wanted is not None and wanted > longest:
-            raise UserError(f"max_seq_length={wanted} exceeds the {longest} tokens that the model takes")
-        return min(_LONGEST_ROW, longest) if wanted is None else wanted
+        return self.arguments.max_seq_length or min(_LONGEST_ROW, self.source.longest)
 
     # Training, and after
 

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..corpus.encoding import Encoder
 from ..corpus.readers import Reader
 from ..corpus.tokenizer import load_tokenizer
 from ..hub.convert import load_clozebert_masked_lm
+from ..hub.convert_config import config_from_native
 from ..hub.loading import find_folder, read_config
 from ..hub.natives import architecture_of
 from ..hub.processors import TOKENIZER_FILES
 from ..modeling import ClozeBertForMaskedLM
-from ..training.pretraining import set_token_ids
+from ..training.pretraining import load_configuration, set_token_ids
 from ..training.vocabulary_rows import take_rows
 from ..utils.errors import UserError
 from ..utils.tokenizer_files import save_tokenizer
@@ -37,12 +39,13 @@ class Source:
 
     Attributes:
         model_type: its architecture, which the result has too.
-        tokenizer: its own.
+        tokenizer: its own. longest: how many tokens it takes at once.
     """
 
     folder: Path
     model_type: str
     tokenizer: PreTrainedTokenizerFast
+    longest: int
 
     def load(self) -> ClozeBertForMaskedLM:
         """The model in float32, in our form."""
@@ -73,7 +76,14 @@ def open_source(name_or_path: str) -> Source:
             f"model_name_or_path={name_or_path!r} has {rows} rows, and its tokenizer {len(tokenizer)} tokens: they do "
             f"not belong together"
         )
-    return Source(folder, model_type, tokenizer)
+    return Source(folder, model_type, tokenizer, _longest(folder, model_type))
+
+
+def _longest(folder: Path, model_type: str) -> int:
+    if model_type == "clozebert":
+        return load_configuration(str(folder)).max_position_embeddings
+    native = getattr(transformers, architecture_of(model_type).config_class).from_pretrained(folder)
+    return config_from_native(native, "ForMaskedLM").max_position_embeddings
 
 
 def _tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:

@@ -54,7 +54,9 @@ def save_native(folder: Path, model_type: str, **changes: Any) -> Path:
     """A small native model with random weights, and its tokenizer."""
     tokenizer = make_tokenizer(ALGORITHMS[model_type])
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep")}
-    if model_type != "modernbert":
+    if model_type == "modernbert":
+        ids |= {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
+    else:
         ids = {"pad_token_id": tokenizer.pad_token_id}
     stem = {"bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert"}[model_type]
     # RoBERTa counts positions from behind the padding's id, which is 0 here.
