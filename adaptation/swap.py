@@ -37,7 +37,7 @@ def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[Ne
         if getattr(new, f"{role}_token_id") is not None and getattr(old, f"{role}_token_id") is not None
     }
     never = set(old.all_special_ids)
-    old_forms = forms(old)
+    old_forms, old_numbers = forms(old), old.get_vocab()
     rows: dict[Form, int] = {}
     for number in sorted(old_forms):
         if number not in never:
@@ -54,6 +54,9 @@ def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[Ne
             continue
         begins, content = new_forms.get(number, (False, b""))
         same = next((rows[form] for form in ((begins, content), (not begins, content)) if form in rows), None)
+        written_alike = old_numbers.get(str(new.convert_ids_to_tokens(number)))
+        if written_alike is not None and old_forms[written_alike] == (begins, content):
+            same = written_alike  # a byte and the letter that it is are one form
         if same is not None:
             sources.append([same])
             counts["same_form"] += 1
