@@ -19,7 +19,7 @@ from ..utils.errors import UserError
 from ..utils.files import check_output_dir
 from ..utils.tokenizer_files import save_tokenizer
 from .ids import TOKENIZER_FOLDER, check_ids, id_reader, make_id_tokenizer
-from .prepare import Report, merge_parts, prepare, prepare_part
+from .prepare import ReportProgress, merge_parts, prepare, prepare_part
 from .readers import INSTALLED_PYTHON, Reader
 from .shards import CORPUS_FILES
 
@@ -56,7 +56,7 @@ class Preparation:
                 if self._common[name] is not None and self.on_bad_text == "error":
                     check_ids(self._common[name])
 
-    def run(self, report: Report | None = None) -> dict[str, dict[str, Any]]:
+    def run(self, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Read, tokenize and write everything; the manifests by split. See `prepare`."""
         self.check()
         manifests = prepare(
@@ -69,7 +69,7 @@ class Preparation:
         self._save_id_tokenizer()
         return manifests
 
-    def run_part(self, part: int, num_parts: int, report: Report | None = None) -> Path:
+    def run_part(self, part: int, num_parts: int, report: ReportProgress | None = None) -> Path:
         """Read and tokenize one part; its folder. See `prepare_part`."""
         return prepare_part(
             **self._common,
@@ -80,7 +80,7 @@ class Preparation:
             report=report,
         )
 
-    def merge(self, num_parts: int, report: Report | None = None) -> dict[str, dict[str, Any]]:
+    def merge(self, num_parts: int, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Write the corpus of all parts; the manifests by split. See `merge_parts`."""
         manifests = merge_parts(
             **self._common,
