@@ -39,10 +39,10 @@ from ..utils.device import choose_precision
 from ..utils.errors import UserError
 from ..utils.files import disk_errors, whole_files, whole_folder, write_text
 from ..utils.tokenizer_files import save_tokenizer
-from .arguments import REPORT_NAME, RESULTS_NAME, AdaptationArguments, claim_output_dir, write_settings
+from .arguments import ADAPTATION_RESULTS, REPORT_NAME, AdaptationArguments, claim_output_dir, write_settings
 from .overlap import documents_of, encoded_documents, measure_overlap
-from .report import card_facts, report
-from .start import check_text, check_vocabulary_flags, make_start, open_source
+from .report import adaptation_facts, render_report
+from .start import check_known_tokens, check_vocabulary_flags, make_start, open_source_model
 
 Say = Callable[[str], None]
 
@@ -70,12 +70,12 @@ class Adaptation:
     def __init__(self, arguments: AdaptationArguments, say: Say) -> None:
         self.begun = time.monotonic()
         self.arguments, self.say, self.work = arguments, say, arguments.work
-        self.source = open_source(arguments.model_name_or_path)
+        self.source = open_source_model(arguments.model_name_or_path)
         first_tokenizer = check_vocabulary_flags(arguments, self.source)
         self.readers = {name: self._reader(name) for name in _TEXTS if getattr(arguments, name)}
         for name in ("input", "replay_input"):
             if name in self.readers:
-                check_text(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")
+                check_known_tokens(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")
         if arguments.corpus is not None:
             check_tokenizer(Corpus(arguments.corpus), self.source.tokenizer)
             if not open_split(arguments.corpus, "validation"):
@@ -93,7 +93,7 @@ class Adaptation:
         )
 
     def run(self) -> dict[str, Any]:
-        done = Path(self.arguments.output_dir) / RESULTS_NAME
+        done = Path(self.arguments.output_dir) / ADAPTATION_RESULTS
         if done.is_file() and (self.work / "before.json").is_file():
             self.say(f"{self.arguments.output_dir} is finished already")
             return json.loads(done.read_text(encoding="utf-8"))
@@ -311,13 +311,13 @@ class Adaptation:
             curve = self.work / "run" / "loss_curve.png"
             if curve.is_file():
                 (partial / curve.name).write_bytes(curve.read_bytes())
-            write_text(partial / REPORT_NAME, report(results))
+            write_text(partial / REPORT_NAME, render_report(results))
         old = read_card(self.source.folder)
         kept = {} if old is None else {k: v for k, v in old.facts().items() if k in ("license", "language", "datasets")}
         hub_name = None if Path(arguments.model_name_or_path).exists() else arguments.model_name_or_path
-        write_card(target, {**kept, **card_facts(results, name=target.resolve().name, base_model=hub_name)})
-        write_text(target / RESULTS_NAME, json.dumps(results, indent=2) + "\n")
-        self.say(report(results))
+        write_card(target, {**kept, **adaptation_facts(results, name=target.resolve().name, base_model=hub_name)})
+        write_text(target / ADAPTATION_RESULTS, json.dumps(results, indent=2) + "\n")
+        self.say(render_report(results))
         return results
 
     def _overlaps(self, tokenizer: Any) -> dict[str, str]:

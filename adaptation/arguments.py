@@ -12,12 +12,12 @@ from ..utils.errors import UserError
 from ..utils.files import check_output_dir, remove_written, write_text
 
 WORK_FOLDER = "adaptation"
-RESULTS_NAME = "adaptation_results.json"
+ADAPTATION_RESULTS = "adaptation_results.json"
 REPORT_NAME = "report.md"
 _SETTINGS = "settings.json"
 # What --overwrite_output_dir deletes; see `files.written_in`.
 ADAPTATION_FILES = (
-    WORK_FOLDER, RESULTS_NAME.replace(".", r"\."), REPORT_NAME.replace(".", r"\."), r"config\.json",
+    WORK_FOLDER, ADAPTATION_RESULTS.replace(".", r"\."), REPORT_NAME.replace(".", r"\."), r"config\.json",
     r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json", r"loss_curve\.png",
 )  # fmt: skip
 # What may differ when the same command goes on: how the work is laid over the machine.
@@ -32,7 +32,7 @@ _USUAL_STEPS, _LEAST_ROWS, _MOST_ROWS = 1000, 8, 64
 _LEARNING_RATE, _WIDTH = 1e-4, 768
 
 
-def flag(help: str, default: Any = None) -> Any:
+def _flag(help: str, default: Any = None) -> Any:
     """A field with its help text."""
     return field(default=default, metadata={"help": help})
 
@@ -44,20 +44,20 @@ class AdaptationArguments:
     model_name_or_path: str = field(metadata={"help": "the encoder: any that convert knows, or ours, with its head"})
     output_dir: str = field(metadata={"help": "where the adapted model and its report go"})
     input: list[str] | None = field(default=None, metadata={"help": "the new text, as prepare_corpus takes it"})
-    corpus: str | None = flag("instead of --input: what prepare_corpus wrote with the model's own tokenizer")
+    corpus: str | None = _flag("instead of --input: what prepare_corpus wrote with the model's own tokenizer")
     validation_input: list[str] | None = field(
         default=None, metadata={"help": "new text to validate on; without it, some of --input is held out"}
     )
-    validation_fraction: float = flag("the share of --input's documents to hold out", 0.01)
-    text_column: str | None = flag("the column of the text")
-    document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")
-    on_bad_text: str = flag("error, or skip documents that are not valid UTF-8", "error")
-    deduplicate: str = flag("none, exact (each text once) or near", "exact")
-    num_processes: int | None = flag("processes that tokenize; default: one for each processor")
+    validation_fraction: float = _flag("the share of --input's documents to hold out", 0.01)
+    text_column: str | None = _flag("the column of the text")
+    document_separator: str = _flag("what ends a document in text files: blank_line, line or file", "blank_line")
+    on_bad_text: str = _flag("error, or skip documents that are not valid UTF-8", "error")
+    deduplicate: str = _flag("none, exact (each text once) or near", "exact")
+    num_processes: int | None = _flag("processes that tokenize; default: one for each processor")
     replay_input: list[str] | None = field(
         default=None, metadata={"help": "text of the kind that the model was trained on, mixed in against forgetting"}
     )
-    replay_share: float = flag("the share of the rows that comes from --replay_input", 0.1)
+    replay_share: float = _flag("the share of the rows that comes from --replay_input", 0.1)
     general_input: list[str] | None = field(
         default=None, metadata={"help": "text to measure forgetting on (default: some held out of --replay_input)"}
     )
@@ -65,30 +65,30 @@ class AdaptationArguments:
         default=None, metadata={"help": "test sets: how much of each stands in the training text is reported"}
     )
 
-    extend_vocabulary: int | None = flag("learn so many new entries from --input, and add them to the vocabulary")
-    trim_vocabulary: bool = flag("drop the entries that no text given here uses", False)
+    extend_vocabulary: int | None = _flag("learn so many new entries from --input, and add them to the vocabulary")
+    trim_vocabulary: bool = _flag("drop the entries that no text given here uses", False)
     keep_input: list[str] | None = field(
         default=None, metadata={"help": "with --trim_vocabulary: text whose entries stay too"}
     )
-    tokenizer_name: str | None = flag("another tokenizer: rows are carried over by what its entries stand for")
+    tokenizer_name: str | None = _flag("another tokenizer: rows are carried over by what its entries stand for")
 
-    max_minutes: float | None = flag("how long the whole command may take; the steps follow from it")
-    max_steps: int | None = flag("updates of the weights (default: by --num_train_epochs)")
-    num_train_epochs: float = flag("passes over the new text", 1.0)
-    learning_rate: float | None = flag("peak learning rate (default: 1e-4 x 768 / hidden size)")
-    global_batch_size: int | None = flag("rows of max_seq_length tokens in a step (default: 8 to 64, by the tokens)")
-    per_device_train_batch_size: int = flag("rows in one micro-batch, at most", 32)
-    max_seq_length: int | None = flag("tokens in a packed row (default: at most 256)")
-    mlm_probability: float = flag("share of the tokens that is predicted", 0.3)
-    masking_unit: Literal["token", "word", "span"] = flag("what is masked as a whole", "token")
-    seed: int = flag("decides order, masks and dropout", 42)
-    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = flag("auto: bf16 where it is fast", "auto")
-    use_cpu: bool = flag("stay on the CPU although there is an accelerator", False)
-    max_eval_batches: int = flag("validate on so many batches of 32 rows, at most", 25)
-    save_steps: int = flag("commit a checkpoint every so many steps", 500)
-    overwrite_output_dir: bool = flag("delete the adaptation that output_dir holds and begin afresh", False)
-    prepare_only: bool = flag("stop before training, which several processes can then begin", False)
-    disable_tqdm: bool = flag("show no progress bar", False)
+    max_minutes: float | None = _flag("how long the whole command may take; the steps follow from it")
+    max_steps: int | None = _flag("updates of the weights (default: by --num_train_epochs)")
+    num_train_epochs: float = _flag("passes over the new text", 1.0)
+    learning_rate: float | None = _flag("peak learning rate (default: 1e-4 x 768 / hidden size)")
+    global_batch_size: int | None = _flag("rows of max_seq_length tokens in a step (default: 8 to 64, by the tokens)")
+    per_device_train_batch_size: int = _flag("rows in one micro-batch, at most", 32)
+    max_seq_length: int | None = _flag("tokens in a packed row (default: at most 256)")
+    mlm_probability: float = _flag("share of the tokens that is predicted", 0.3)
+    masking_unit: Literal["token", "word", "span"] = _flag("what is masked as a whole", "token")
+    seed: int = _flag("decides order, masks and dropout", 42)
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _flag("auto: bf16 where it is fast", "auto")
+    use_cpu: bool = _flag("stay on the CPU although there is an accelerator", False)
+    max_eval_batches: int = _flag("validate on so many batches of 32 rows, at most", 25)
+    save_steps: int = _flag("commit a checkpoint every so many steps", 500)
+    overwrite_output_dir: bool = _flag("delete the adaptation that output_dir holds and begin afresh", False)
+    prepare_only: bool = _flag("stop before training, which several processes can then begin", False)
+    disable_tqdm: bool = _flag("show no progress bar", False)
 
     def __post_init__(self) -> None:
         if (self.input is None) == (self.corpus is None):
@@ -206,5 +206,11 @@ def write_settings(arguments: AdaptationArguments) -> None:
     write_text(arguments.work / _SETTINGS, json.dumps(settings, indent=2) + "\n")
 
 
-__all__ = ["ADAPTATION_FILES", "REPORT_NAME", "RESULTS_NAME", "AdaptationArguments", "claim_output_dir",
-           "write_settings"]  # fmt: skip
+__all__ = [
+    "ADAPTATION_FILES",
+    "ADAPTATION_RESULTS",
+    "REPORT_NAME",
+    "AdaptationArguments",
+    "claim_output_dir",
+    "write_settings",
+]  # fmt: skip

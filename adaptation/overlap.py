@@ -16,7 +16,7 @@ RUN_WORDS = 13
 _TOKENS_AT_ONCE = 1 << 22
 
 # Token ids without special tokens, and whether a word begins at each.
-Document = tuple[np.ndarray, np.ndarray]
+TokenizedDocument = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Overlap:
         )
 
 
-def measure_overlap(documents: Iterable[Document], others: Iterable[Corpus]) -> Overlap:
+def measure_overlap(documents: Iterable[TokenizedDocument], others: Iterable[Corpus]) -> Overlap:
     """The overlap of documents with corpora, by runs of 13 words."""
     found = list(documents)
     lengths = np.array([len(ids) for ids, _ in found], dtype=np.int64)
-    nothing: Document = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
+    nothing: TokenizedDocument = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
     ids, starts = (np.concatenate(parts) for parts in zip(nothing, *found, strict=True))
     runs, owners = run_hashes(ids, starts, lengths)
     wanted = np.unique(runs)
@@ -65,13 +65,13 @@ def measure_overlap(documents: Iterable[Document], others: Iterable[Corpus]) -> 
     )
 
 
-def documents_of(corpus: Corpus) -> Iterator[Document]:
+def documents_of(corpus: Corpus) -> Iterator[TokenizedDocument]:
     """The documents of a prepared split."""
     for begin, end in zip(corpus.offsets[:-1], corpus.offsets[1:], strict=True):
         yield corpus.gather(np.array([begin]), np.array([end - begin]))
 
 
-def encoded_documents(encoded: Iterable[bytes]) -> Iterator[Document]:
+def encoded_documents(encoded: Iterable[bytes]) -> Iterator[TokenizedDocument]:
     """The documents that a `corpus.encoding.Encoder` gave."""
     for document in encoded:
         numbers = np.frombuffer(document, dtype=np.uint32)

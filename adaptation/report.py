@@ -7,7 +7,7 @@ _STAGES = {"before": "before", "start": "with the new vocabulary, untrained", "a
 _TEXTS = {"new": "held-out new text", "general": "general text"}
 
 
-def report(results: Mapping[str, Any]) -> str:
+def render_report(results: Mapping[str, Any]) -> str:
     """The report in Markdown.
 
     Args:
@@ -63,7 +63,7 @@ def _table(heads: list[str], rows: list[list[Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def card_facts(results: Mapping[str, Any], *, name: str, base_model: str | None) -> dict[str, Any]:
+def adaptation_facts(results: Mapping[str, Any], *, name: str, base_model: str | None) -> dict[str, Any]:
     """The facts for `hub.card.write_card`."""
     evaluation = results["evaluation"]
     metrics: dict[str, Any] = {}
@@ -88,4 +88,4 @@ def card_facts(results: Mapping[str, Any], *, name: str, base_model: str | None)
     }
 
 
-__all__ = ["card_facts", "report"]
+__all__ = ["adaptation_facts", "render_report"]

@@ -34,7 +34,7 @@ _AT_ONCE = 1 << 12
 
 
 @dataclass
-class Source:
+class SourceModel:
     """What is adapted.
 
     Attributes:
@@ -55,7 +55,7 @@ class Source:
         return model
 
 
-def open_source(name_or_path: str) -> Source:
+def open_source_model(name_or_path: str) -> SourceModel:
     """Look at a model without loading its weights.
 
     Raises:
@@ -76,7 +76,7 @@ def open_source(name_or_path: str) -> Source:
             f"model_name_or_path={name_or_path!r} has {rows} rows, and its tokenizer {len(tokenizer)} tokens: they do "
             f"not belong together"
         )
-    return Source(folder, model_type, tokenizer, _longest(folder, model_type))
+    return SourceModel(folder, model_type, tokenizer, _longest(folder, model_type))
 
 
 def _longest(folder: Path, model_type: str) -> int:
@@ -94,7 +94,7 @@ def _tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:
         return load_tokenizer(place)
 
 
-def check_vocabulary_flags(arguments: AdaptationArguments, source: Source) -> PreTrainedTokenizerFast:
+def check_vocabulary_flags(arguments: AdaptationArguments, source: SourceModel) -> PreTrainedTokenizerFast:
     """The tokenizer that the text will be read with, before it is extended or trimmed.
 
     Raises:
@@ -108,7 +108,7 @@ def check_vocabulary_flags(arguments: AdaptationArguments, source: Source) -> Pr
     return tokenizer
 
 
-def check_text(reader: Reader, tokenizer: PreTrainedTokenizerFast, *, flag: str) -> None:
+def check_known_tokens(reader: Reader, tokenizer: PreTrainedTokenizerFast, *, flag: str) -> None:
     """Look at the first documents.
 
     Raises:
@@ -144,7 +144,7 @@ class Start:
 
 
 def make_start(
-    arguments: AdaptationArguments, source: Source, *, texts: Iterable[str], kept_texts: Iterable[str]
+    arguments: AdaptationArguments, source: SourceModel, *, texts: Iterable[str], kept_texts: Iterable[str]
 ) -> Start:
     """Swap, extend and trim, in this order, as far as the flags say.
 
@@ -189,4 +189,12 @@ def used_ids(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> set[in
     return used
 
 
-__all__ = ["Source", "Start", "check_text", "check_vocabulary_flags", "make_start", "open_source", "used_ids"]
+__all__ = [
+    "SourceModel",
+    "Start",
+    "check_known_tokens",
+    "check_vocabulary_flags",
+    "make_start",
+    "open_source_model",
+    "used_ids",
+]

@@ -26,7 +26,7 @@ import transformers
 
 from clozebert.adaptation.adapt import adapt
 from clozebert.adaptation.arguments import AdaptationArguments
-from clozebert.adaptation.start import make_start, open_source
+from clozebert.adaptation.start import make_start, open_source_model
 from clozebert.adaptation.vocabulary import extend
 from clozebert.configuration import ClozeBertConfig
 from clozebert.corpus import Corpus, Masking
@@ -216,7 +216,7 @@ def trim_to_finnish(out: Path, everything: list[str], finnish: list[str]) -> dic
         config = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **SIZES)
         transformers.BertForMaskedLM(config).save_pretrained(folder)
         save_tokenizer(tokenizer, folder)
-    source = open_source(str(folder))
+    source = open_source_model(str(folder))
     arguments = AdaptationArguments(str(folder), str(out / "unused"), input=["-"], trim_vocabulary=True)
     start = make_start(arguments, source, texts=[], kept_texts=finnish)
     old, new = source.load().eval(), start.model.eval()

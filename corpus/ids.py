@@ -68,7 +68,7 @@ def id_reader(vocab_size: int) -> Callable[[Any, int, str], str | BadText]:
     return read
 
 
-def check_ids(reader: "Reader") -> None:
+def check_id_column(reader: "Reader") -> None:
     """Read everything once, before any work.
 
     Raises:
@@ -78,4 +78,4 @@ def check_ids(reader: "Reader") -> None:
         pass
 
 
-__all__ = ["TOKENIZER_FOLDER", "check_ids", "id_reader", "make_id_tokenizer"]
+__all__ = ["TOKENIZER_FOLDER", "check_id_column", "id_reader", "make_id_tokenizer"]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..utils.errors import UserError
 from ..utils.files import check_output_dir
 from ..utils.tokenizer_files import save_tokenizer
-from .ids import TOKENIZER_FOLDER, check_ids, id_reader, make_id_tokenizer
+from .ids import TOKENIZER_FOLDER, check_id_column, id_reader, make_id_tokenizer
 from .prepare import ReportProgress, merge_parts, prepare, prepare_part
 from .readers import INSTALLED_PYTHON, Reader
 from .shards import CORPUS_FILES
@@ -54,7 +54,7 @@ class Preparation:
         if self.id_column is not None:
             for name in ("reader", "validation_reader"):
                 if self._common[name] is not None and self.on_bad_text == "error":
-                    check_ids(self._common[name])
+                    check_id_column(self._common[name])
 
     def run(self, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Read, tokenize and write everything; the manifests by split. See `prepare`."""

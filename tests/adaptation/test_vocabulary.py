@@ -7,7 +7,7 @@ import torch
 from small_models import NEW_WORDS, OLD_WORDS, make_tokenizer, new_documents, old_documents, save_native
 from transformers import PreTrainedTokenizerFast
 
-from clozebert.adaptation.start import open_source, used_ids
+from clozebert.adaptation.start import open_source_model, used_ids
 from clozebert.adaptation.vocabulary import UNIGRAM_BONUS, NewVocabulary, extend, read_spec, trim
 from clozebert.training.vocabulary_rows import take_rows
 from clozebert.utils.errors import UserError
@@ -113,7 +113,7 @@ def test_trimming_leaves_texts_of_kept_tokens_alone(algorithm: str) -> None:
 
 
 def test_trimmed_and_extended_models_give_the_same_logits(tmp_path: object) -> None:
-    source = open_source(str(save_native(tmp_path, "bert")))  # type: ignore[arg-type]
+    source = open_source_model(str(save_native(tmp_path, "bert")))  # type: ignore[arg-type]
     model = source.load().eval()
     text = "the little garden said nothing"
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_trimmed_and_extended_models_give_the_same_logits(tmp_path: object) -> N
 
 
 def test_new_rows_are_the_mean_of_their_pieces(tmp_path: object) -> None:
-    source = open_source(str(save_native(tmp_path, "roberta")))  # type: ignore[arg-type]
+    source = open_source_model(str(save_native(tmp_path, "roberta")))  # type: ignore[arg-type]
     model = source.load()
     new = extend(source.tokenizer, new_documents(), 10)
     rows = take_rows(model, new.sources).get_input_embeddings().weight
