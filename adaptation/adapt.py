@@ -33,7 +33,8 @@ from ..hub.card import read_card, write_card
 from ..hub.convert import save_native
 from ..hub.loading import WEIGHTS, quiet
 from ..modeling import ClozeBertForMaskedLM
-from ..training.pretraining import check_tokenizer, pretrain
+from ..training.checks import check_tokenizer
+from ..training.pretraining import pretrain
 from ..training.scoring import precision_of, score_frozen_masks
 from ..utils.device import choose_precision
 from ..utils.errors import UserError

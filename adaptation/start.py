@@ -18,9 +18,9 @@ from ..hub.convert import load_clozebert_masked_lm
 from ..hub.convert_config import config_from_native
 from ..hub.loading import find_folder, read_config
 from ..hub.natives import architecture_of
-from ..hub.processors import TOKENIZER_FILES
+from ..hub.processors import TOKENIZER_FILE_NAMES
 from ..modeling import ClozeBertForMaskedLM
-from ..training.pretraining import load_configuration, set_token_ids
+from ..training.initial_model import load_configuration, set_token_ids
 from ..training.vocabulary_rows import take_rows
 from ..utils.errors import UserError
 from ..utils.tokenizer_files import save_tokenizer
@@ -87,7 +87,7 @@ def _longest(folder: Path, model_type: str) -> int:
 
 
 def _tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:
-    if (folder / "tokenizer.json").is_file() or not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if (folder / "tokenizer.json").is_file() or not any((folder / name).is_file() for name in TOKENIZER_FILE_NAMES):
         return load_tokenizer(str(folder))
     with tempfile.TemporaryDirectory() as place:  # an older folder, with the vocabulary alone
         save_tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False), place)
@@ -189,12 +189,5 @@ def used_ids(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> set[in
     return used
 
 
-__all__ = [
-    "SourceModel",
-    "Start",
-    "check_known_tokens",
-    "check_vocabulary_flags",
-    "make_start",
-    "open_source_model",
-    "used_ids",
-]
+__all__ = ["SourceModel", "Start", "check_known_tokens", "check_vocabulary_flags", "make_start", "open_source_model",
+           "used_ids"]  # fmt: skip

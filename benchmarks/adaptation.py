@@ -36,7 +36,8 @@ from clozebert.corpus.tokenizer import load_tokenizer, train_tokenizer
 from clozebert.hub.convert import from_native, save_native
 from clozebert.hub.loading import load_clozebert
 from clozebert.training.arguments import PretrainingArguments
-from clozebert.training.pretraining import pretrain, set_token_ids
+from clozebert.training.initial_model import set_token_ids
+from clozebert.training.pretraining import pretrain
 from clozebert.training.scoring import score_frozen_masks
 from clozebert.utils.tokenizer_files import save_tokenizer
 

@@ -1,7 +1,6 @@
 """`adapt` from end to end: the architecture that came in, the report, going on, and what is refused before work."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertFor
 
 from clozebert.adaptation.adapt import adapt
 from clozebert.adaptation.arguments import AdaptationArguments
-from clozebert.training import pretraining
+from clozebert.training import loop
 from clozebert.utils.errors import UserError
 from clozebert.utils.tokenizer_files import save_tokenizer
 
@@ -61,19 +60,18 @@ def test_an_adaptation_that_was_cut_off_goes_on_to_the_same_weights(
 ) -> None:
     flags: dict[str, Any] = {"max_steps": 5, "save_steps": 2}
     whole = run(bert, texts / "new.txt", tmp_path / "whole", **flags)
-    home = sys.modules[pretraining.Pretraining.__module__]
-    seed_step = home.seed_step  # type: ignore[attr-defined]
+    seed_step = loop.seed_step
 
     def cut_off(seed: int, step: int, *others: Any) -> None:
         if step == 3:
             raise RuntimeError("cut off")
         seed_step(seed, step, *others)
 
-    monkeypatch.setattr(home, "seed_step", cut_off)
+    monkeypatch.setattr(loop, "seed_step", cut_off)
     with pytest.raises(RuntimeError, match="cut off"):
         run(bert, texts / "new.txt", tmp_path / "parts", **flags)
     assert not (tmp_path / "parts" / "model.safetensors").exists()
-    monkeypatch.setattr(home, "seed_step", seed_step)
+    monkeypatch.setattr(loop, "seed_step", seed_step)
     parts = run(bert, texts / "new.txt", tmp_path / "parts", **flags)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
     assert all(torch.equal(one[name], other[name]) for name in one)
