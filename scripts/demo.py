@@ -38,6 +38,9 @@ print(json.dumps({"class": type(model).__module__, "found": found}))
 """
 
 
+EXAMPLES = ("--output_dir runs/demo",)
+
+
 @dataclass
 class DemoArguments:
     """Flags of the demonstration."""
@@ -58,8 +61,9 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parse(
         DemoArguments,
         argv,
-        prog="clozebert demo",
+        verb="demo",
         description="From the docstrings of the Python packages here to a pretrained encoder and two classifiers.",
+        examples=EXAMPLES,
     )
     begun = time.monotonic()
     folder = Path(arguments.output_dir)

@@ -9,7 +9,6 @@ Takes any `AutoModelForMaskedLM`: ours, and every other masked-LM model of trans
 
 import dataclasses
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,6 +23,12 @@ if TYPE_CHECKING:
     from clozebert.corpus import Corpus
 
 DESCRIPTION = "Score a masked-LM model on held-out text and on minimal pairs."
+
+
+EXAMPLES = (
+    "encoder --corpus corpus",
+    "bert-base-cased --input held_out.txt",
+)
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -78,10 +83,14 @@ class EvaluationArguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Score, print a table, write JSON."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if argv and not argv[0].startswith("-"):  # `evaluate MODEL`, without the flag's name
-        argv.insert(0, "--model_name_or_path")
-    arguments = parse(EvaluationArguments, argv, prog="evaluate_mlm", description=DESCRIPTION)
+    arguments = parse(
+        EvaluationArguments,
+        argv,
+        verb="evaluate",
+        description=DESCRIPTION,
+        examples=EXAMPLES,
+        first="model_name_or_path",
+    )
     results = evaluate(arguments)
     print("\n".join(table(results)))
     if arguments.output_file is not None:

@@ -1,19 +1,21 @@
 #!/usr/bin/env python
 """What a pretraining run will take: parameters, FLOPs, memory by part, hours and cost, before it begins.
 
-    plan.py --config bert-base --device h100 --num_devices 8 --price_per_hour 2.5
-    plan.py --config small --corpus corpus --calibrate
+    clozebert plan --config bert-base --device h100 --num_devices 8 --price_per_hour 2.5
+    clozebert plan --config small --corpus corpus --calibrate
 
 All flags of pretraining are understood. Without `--device` the plan is for this machine; `--calibrate` trains for some
 seconds to measure it, on the run's own batches where there is a `--corpus`.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clozebert.scripts._program import parse, run
+from clozebert.scripts._program import parse_flags, run
+from clozebert.utils.command_line import Flag
 from clozebert.utils.errors import UserError, as_user_errors, reject_unknown_keys
 from clozebert.utils.files import write_text
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from clozebert.training.planning import Device
 
 DESCRIPTION = "Plan a pretraining run: parameters, FLOPs, memory by part, tokens/s, hours and cost."
+EXAMPLES = (
+    "--config bert-base --max_steps 100000 --device h100 --num_devices 8 --price_per_hour 2.5",
+    "--config small --corpus corpus --calibrate",
+)
 _OWN_FLAGS = (
     ("device", str, "a kind of GPU, such as a100-80gb, h100, rtx-4090 (default: this machine)"),
     ("num_devices", int, "how many of them (default: 1)"),
@@ -36,9 +42,28 @@ _OWN_FLAGS = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read recipe and flags, then print the plan."""
-    from clozebert.training.run_settings import flags_class, make_config, read_flag, split_settings
+    from clozebert.training.run_settings import (
+        hints,
+        make_config,
+        pretraining_flags,
+        read_flag,
+        recipe_notes,
+        split_settings,
+        values_for_help,
+    )
 
-    values = vars(parse(flags_class(*_OWN_FLAGS), argv, prog="plan", description=DESCRIPTION))
+    words = list(sys.argv[1:] if argv is None else argv)
+    values = parse_flags(
+        pretraining_flags(
+            *(Flag(*flag) for flag in _OWN_FLAGS), model_flags=["vocab_size"], shown=values_for_help(words)
+        ),
+        words,
+        verb="plan",
+        description=DESCRIPTION,
+        examples=EXAMPLES,
+        notes=recipe_notes(),
+        hints=hints(),
+    )
     flags = {key: read_flag(key, value) for key, value in values.items() if value is not None}
     own = {name: flags.pop(name) for name, *_ in _OWN_FLAGS if name in flags}
     settings, model = split_settings(flags.pop("config", None), flags)

@@ -12,6 +12,9 @@ from clozebert.scripts._program import parse, run
 DESCRIPTION = "Train a WordPiece, BPE or Unigram tokenizer on text."
 
 
+EXAMPLES = ("--input my_text/ --algorithm bpe --vocab_size 32768 --output_dir tokenizer",)
+
+
 @dataclass
 class Arguments:
     """The flags."""
@@ -42,7 +45,7 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read, train, save, and say how large the vocabulary became."""
-    arguments = parse(Arguments, argv, prog="train_tokenizer", description=DESCRIPTION)
+    arguments = parse(Arguments, argv, verb="train-tokenizer", description=DESCRIPTION, examples=EXAMPLES)
 
     from pathlib import Path
 

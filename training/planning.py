@@ -170,9 +170,9 @@ def make_plan(
         update_seconds = update / speed
     # An update is one a step; what goes before it is as much as there are rows.
     size = arguments.batch_size
-    of_whole_steps = size.before(arguments.max_steps) / size.rows
-    seconds = of_whole_steps * micro_batches * micro_batch_seconds + arguments.max_steps * update_seconds
-    all_tokens = size.before(arguments.max_steps) * arguments.max_seq_length
+    of_whole_steps = size.before(arguments.num_steps) / size.rows
+    seconds = of_whole_steps * micro_batches * micro_batch_seconds + arguments.num_steps * update_seconds
+    all_tokens = size.before(arguments.num_steps) * arguments.max_seq_length
     return Plan(
         parameters=parameters_of(config),
         flops_per_step=passes * forward + update,
