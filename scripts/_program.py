@@ -12,21 +12,21 @@ from clozebert.utils.command_line import Flag, Parser, flags_of
 from clozebert.utils.errors import UserError
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 
-Arguments = TypeVar("Arguments")
+_Arguments = TypeVar("_Arguments")
 
 # Before torch is imported: threads that spin while they wait make a busy machine several times slower (docs/LOG.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def parse(
-    arguments_class: type[Arguments],
+    arguments_class: type[_Arguments],
     argv: Sequence[str] | None = None,
     *,
     verb: str,
     description: str,
     examples: Iterable[str] = (),
     first: str | None = None,
-) -> Arguments:
+) -> _Arguments:
     """Read `argv` (default: the command line) into a dataclass whose fields are the flags.
 
     An unknown flag ends the program with status 2 and names the nearest known one.
@@ -80,6 +80,9 @@ def run(main: Callable[[], Any]) -> NoReturn:
     from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()
+    if sys.stderr.isatty() and not {"-h", "--help"} & set(sys.argv):
+        # A sign of life: to import torch and transformers takes seconds.
+        print("loading …", file=sys.stderr, flush=True)
     try:
         with answering_interrupts():
             main()

@@ -30,17 +30,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     flags = _parse_flags(argv)
     name = flags.pop("config", None)
-    if os.environ.get("RANK", "0") == "0":
-        print("reading the corpus and building the model …", flush=True)
     settings, model = split_settings(name, flags)
-    for line in suit_continuing(settings, flags):
-        if os.environ.get("RANK", "0") == "0":
-            print(line, flush=True)
+    said = suit_continuing(settings, flags)
+    if model.pop("vocab_size", None) is not None:
+        said.append("vocab_size of the recipe is not used: the model's is the tokenizer's, rounded up to 64")
+    if os.environ.get("RANK", "0") == "0":
+        print("".join(f"{line}\n" for line in said), end="", flush=True)
     arguments = PretrainingArguments(**settings)
     config = make_config(model)
 
     from clozebert.hub.card import write_card
-    from clozebert.training.pretraining import pretrain
+    from clozebert.training.loop import pretrain
 
     results = pretrain(arguments, config, write_card=write_card, recipe=name and Path(name).stem)
     if "stopped_by" in results:

@@ -53,7 +53,7 @@ class PretrainingArguments:
     fewer while the batch size warms up. They are split over the processes and, in each, into micro-batches of
     `per_device_train_batch_size` rows. The split changes speed and memory, never the gradient.
 
-    Without `max_steps` the run has as many steps as `run_length.choose_length` gives it. Until then `warmup_steps`,
+    Without `max_steps` the run has as many steps as `run_length.length_by_text` gives it. Until then `warmup_steps`,
     `decay_steps` and `batch_warmup_steps` may be shares of it, below 1.
 
     Raises:
@@ -190,7 +190,7 @@ class PretrainingArguments:
     @property
     def num_steps(self) -> int:
         """`max_steps` of a run whose length is known."""
-        assert self.max_steps is not None, "the length of the run is chosen first: run_length.choose_length"
+        assert self.max_steps is not None, "the length of the run is chosen first: run_length"
         return self.max_steps
 
     def split_phases(self) -> "list[Phase]":

@@ -1,4 +1,4 @@
-"""Masked-LM loss and accuracy on frozen masks, over any number of processes."""
+"""Masked-LM loss and accuracy on frozen masks, over any number of processes and corpora."""
 
 import itertools
 import math
@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 
+from ..corpus import Corpus, Mixture, validation_batches
 from ..utils.errors import UserError
+from .arguments import PretrainingArguments
+from .batches import make_masking
 from .prefetch import model_inputs, to_device
+from .processes import sum_over_processes
 
 
 @torch.no_grad()
@@ -54,11 +58,49 @@ def evaluate_masked_lm(
     }
 
 
-def sum_over_processes(values: torch.Tensor, accelerator: Any) -> torch.Tensor:
-    """The sum of a small tensor over all processes, on the CPU, in the same bits everywhere."""
-    if accelerator.num_processes == 1:
-        return values.cpu()
-    # MPS has no float64, but no second process either.
-    total = values.to(accelerator.device)
-    torch.distributed.all_reduce(total)
-    return total.cpu()
+def evaluate_mixture(
+    model: torch.nn.Module, mixture: Mixture, arguments: PretrainingArguments, *, accelerator: Any
+) -> dict[str, Any]:
+    """The figures of `evaluate_masked_lm` on the validation splits of a mixture, with the same masks each time.
+
+    Of several corpora, they are the means of each one's own, weighted by their shares in training. Without a
+    validation split there are none.
+    """
+    figures = {
+        name: _evaluate_split(model, split, arguments, accelerator=accelerator)
+        for name, split in mixture.validation.items()
+    }
+    if not figures:
+        return {}
+    if len(mixture.names) == 1:
+        return next(iter(figures.values()))
+    return mix_figures(figures, {name: mixture.share_of(name) for name in figures})
+
+
+def _evaluate_split(
+    model: torch.nn.Module, split: Corpus, arguments: PretrainingArguments, *, accelerator: Any
+) -> dict[str, float]:
+    batches = validation_batches(
+        split,
+        max_seq_length=arguments.max_seq_length,
+        batch_size=arguments.per_device_eval_batch_size,
+        masking=make_masking(arguments, rate=arguments.eval_mlm_probability),
+        seed=arguments.seed,
+    )
+    return evaluate_masked_lm(model, batches, accelerator=accelerator, max_batches=arguments.max_eval_batches)
+
+
+def mix_figures(figures: dict[str, dict[str, float]], shares: dict[str, float]) -> dict[str, float]:
+    """The validation figures of a mixture: each corpus' own loss, and the means weighted by the shares."""
+    total = sum(shares.values())
+
+    def mean(name: str) -> float:
+        return sum(shares[corpus] / total * values[name] for corpus, values in figures.items())
+
+    return {
+        "eval_loss": mean("eval_loss"),
+        "eval_perplexity": math.exp(min(700.0, mean("eval_loss"))),
+        "eval_accuracy": mean("eval_accuracy"),
+        "eval_predicted_tokens": sum(int(values["eval_predicted_tokens"]) for values in figures.values()),
+        **{f"eval_loss_{corpus}": values["eval_loss"] for corpus, values in figures.items()},
+    }

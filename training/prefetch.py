@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..configuration import ClozeBertConfig
 from ..modeling.packed import Packed
-from ..modeling.packed_attention import prepare
+from ..modeling.packed_attention import prepare_attention
 
 ModelInputs = dict[str, Any]
 _AHEAD = 2
@@ -67,7 +67,7 @@ def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, trainin
     )
     masked_positions = torch.from_numpy(batch.masked_positions)
     if plan_for is not None:
-        prepare(packed, plan_for, training=training, read_positions=masked_positions)
+        prepare_attention(packed, plan_for, training=training, read_positions=masked_positions)
     return {
         "input_ids": torch.from_numpy(batch.input_ids),
         "packed": packed,

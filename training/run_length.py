@@ -43,7 +43,7 @@ def rows_of(corpora: "Mixture", *, max_seq_length: int) -> int:
     return sum(RowIndex(corpus, max_seq_length=max_seq_length).num_rows for corpus in corpora.corpora)
 
 
-def choose_length(arguments: PretrainingArguments, corpora: "Mixture") -> PretrainingArguments:
+def length_by_text(arguments: PretrainingArguments, corpora: "Mixture") -> PretrainingArguments:
     """The run with a number of steps: `max_steps` if it was given, else by `num_train_epochs`, else by the text.
 
     Steps are rounded down, so that no default exceeds its epochs; there is at least one.
@@ -120,16 +120,6 @@ def hours_lines(hours: float, *, on_cpu: bool, how: str) -> list[str]:
     return lines
 
 
-def cut_to(arguments: PretrainingArguments, steps: int) -> PretrainingArguments:
-    """The run in at most `steps` steps."""
-    return arguments if steps >= arguments.num_steps else arguments.of_length(steps)
-
-
-def without_length(arguments: PretrainingArguments) -> bool:
-    """Whether nothing that was given says how many steps there are."""
-    return arguments.max_steps is None and arguments.num_train_epochs is None
-
-
 def _short(tokens: float) -> str:
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if tokens >= size:
@@ -145,4 +135,4 @@ def _duration(hours: float) -> str:
     return f"{hours:,.1f} hours" if hours < 48 else f"{hours / 24:,.1f} days"
 
 
-__all__ = ["choose_length", "cut_to", "default_epochs", "hours_lines", "length_lines", "rows_of", "without_length"]
+__all__ = ["default_epochs", "hours_lines", "length_by_text", "length_lines", "rows_of"]

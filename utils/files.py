@@ -11,14 +11,16 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .errors import ExistingFileError, UserError, UserFileError
 
 INCOMPLETE = ".incomplete-"
+# Writes a folder's README.md from what is known about the run.
+WriteCard = Callable[[str | os.PathLike, dict[str, Any]], None]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 

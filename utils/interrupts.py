@@ -52,7 +52,7 @@ def announced(announcement: Callable[[], str | None]) -> Iterator[None]:
     """Within: Ctrl-C does not end the program, which handles the signal itself; a line is shown at once.
 
     Args:
-        announcement: the line for each signal; None: end the program now.
+        announcement: the line for a signal, or nothing to say; None: end the program now.
     """
     global _announcement
     _announcement = announcement
@@ -70,7 +70,8 @@ def _watch(reading: int, ended: threading.Event) -> None:
         with _lock:
             line = _announcement() if _announcement is not None else None
         if line is not None:
-            _say(line)
+            if line:
+                _say(line)
             continue
         _interrupted_at = time.monotonic()
         if not ended.wait(PATIENCE):

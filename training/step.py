@@ -1,0 +1,82 @@
+"""One training step: forward and backward of its micro-batches, then the update of the weights.
+
+The loss of a step is the sum of -log p(token) over the predicted tokens of the whole global batch, divided by their
+number. However the batch is split into micro-batches and processes, the gradient is the same.
+"""
+
+import contextlib
+import math
+import time
+from typing import Any
+
+import torch
+
+from ..utils.device import wait_for
+from .optimizers import whole_tensor
+from .prefetch import ModelInputs, to_device
+from .time_budget import StepTime
+
+
+def accumulate_gradient(
+    model: torch.nn.Module, batches: list[ModelInputs], *, num_predicted: int, accelerator: Any, stop: object = False
+) -> torch.Tensor | None:
+    """Forward and backward of one process' micro-batches.
+
+    Args:
+        stop: where it becomes true between two micro-batches, the rest is left out and the result is None.
+
+    Returns:
+        This process' part of the loss, a scalar: the sum over its predicted tokens / `num_predicted`. The parts of all
+        processes add up to the loss of the step.
+    """
+    device = accelerator.device
+    # A tensor, not a number: it differs from step to step, and compiled code would be specialised on it.
+    items = torch.tensor(float(num_predicted), device=device)
+    total = torch.zeros((), device=device)
+    for index, batch in enumerate(batches):
+        if stop:
+            return None
+        is_last = index == len(batches) - 1
+        with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
+            loss = model(**to_device(batch, device), num_items_in_batch=items).loss
+            # DDP and FSDP take the mean of the processes' gradients; the loss is their sum.
+            accelerator.backward(loss * accelerator.num_processes)
+        total = total + loss.detach()
+    return total
+
+
+def update_weights(model: torch.nn.Module, optimizer: Any, *, max_grad_norm: float, accelerator: Any) -> float:
+    """Clip the gradient, then update; a gradient that is not finite changes nothing.
+
+    Args:
+        max_grad_norm: 0: do not clip.
+
+    Returns:
+        The norm of the gradient before it was clipped.
+    """
+    # The one moment in a step where the host waits for the device.
+    norm = whole_tensor(accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)).item()
+    # The fp16 scaler has to see an overflow, so as to lower its scale; it leaves the weights alone then.
+    if math.isfinite(norm) or accelerator.scaler is not None:
+        optimizer.step()
+    optimizer.zero_grad()
+    return norm
+
+
+def timed_step(
+    model: torch.nn.Module,
+    optimizer: Any,
+    batch: ModelInputs,
+    *,
+    num_predicted: int,
+    max_grad_norm: float,
+    accelerator: Any,
+) -> StepTime:
+    """A step of one micro-batch, and how long its two parts took."""
+    begun = time.perf_counter()
+    accumulate_gradient(model, [batch], num_predicted=num_predicted, accelerator=accelerator)
+    wait_for(accelerator.device)
+    middle = time.perf_counter()
+    update_weights(model, optimizer, max_grad_norm=max_grad_norm, accelerator=accelerator)
+    wait_for(accelerator.device)
+    return StepTime(middle - begun, time.perf_counter() - middle)
