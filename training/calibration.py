@@ -173,7 +173,7 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
     plan_for = setup.core.config if accelerator.device.type == "cpu" else None
     rate = arguments.mlm_probability
     batch = model_inputs(setup.stream.rows(0, rows, rate=rate), plan_for=plan_for)
-    seconds = []
+    seconds: list[float] = []
     # The first one compiles kernels and gets memory from the system.
     while len(seconds) < 3 and (not seconds or mean_over_processes(seconds[-1], accelerator) < _LONG_SECONDS):
         begun = time.perf_counter()

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from .batches import make_masking
 from .prefetch import model_inputs, to_device
 from .processes import sum_over_processes
 
+Report = Callable[[int], object]
+
 
 @torch.no_grad()
 def evaluate_masked_lm(
@@ -22,10 +24,14 @@ def evaluate_masked_lm(
     *,
     accelerator: Any,
     max_batches: int | None = None,
+    report: Report | None = None,
 ) -> dict[str, float]:
     """The mean of -log p(token) over all predicted tokens, and how many of them the model's first guess gets right.
 
     Of each run of as many batches as there are processes, every process takes one.
+
+    Args:
+        report: called with the number of batches that were scored, each time.
 
     Returns:
         eval_loss (nats per predicted token), eval_perplexity (its exponential), eval_accuracy, eval_predicted_tokens.
@@ -46,6 +52,8 @@ def evaluate_masked_lm(
         hits = (outputs.logits.argmax(dim=-1) == inputs["labels"]).sum()
         if counts:
             totals += torch.tensor([outputs.loss.item(), hits.item(), len(batch.labels)], dtype=torch.float64)
+        if report is not None:
+            report(len(together))
     model.train(was_training)
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()
     if not predicted:
@@ -59,7 +67,12 @@ def evaluate_masked_lm(
 
 
 def evaluate_mixture(
-    model: torch.nn.Module, mixture: Mixture, arguments: PretrainingArguments, *, accelerator: Any
+    model: torch.nn.Module,
+    mixture: Mixture,
+    arguments: PretrainingArguments,
+    *,
+    accelerator: Any,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """The figures of `evaluate_masked_lm` on the validation splits of a mixture, with the same masks each time.
 
@@ -67,7 +80,7 @@ def evaluate_mixture(
     validation split there are none.
     """
     figures = {
-        name: _evaluate_split(model, split, arguments, accelerator=accelerator)
+        name: _evaluate_split(model, split, arguments, accelerator=accelerator, report=report)
         for name, split in mixture.validation.items()
     }
     if not figures:
@@ -78,7 +91,12 @@ def evaluate_mixture(
 
 
 def _evaluate_split(
-    model: torch.nn.Module, split: Corpus, arguments: PretrainingArguments, *, accelerator: Any
+    model: torch.nn.Module,
+    split: Corpus,
+    arguments: PretrainingArguments,
+    *,
+    accelerator: Any,
+    report: Report | None,
 ) -> dict[str, float]:
     batches = validation_batches(
         split,
@@ -87,7 +105,9 @@ def _evaluate_split(
         masking=make_masking(arguments, rate=arguments.eval_mlm_probability),
         seed=arguments.seed,
     )
-    return evaluate_masked_lm(model, batches, accelerator=accelerator, max_batches=arguments.max_eval_batches)
+    return evaluate_masked_lm(
+        model, batches, accelerator=accelerator, max_batches=arguments.max_eval_batches, report=report
+    )
 
 
 def mix_figures(figures: dict[str, dict[str, float]], shares: dict[str, float]) -> dict[str, float]:

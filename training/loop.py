@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,14 @@ from .reporting import epochs_of, facts_of_run, plan_lines, results_of, speed, t
 from .resume import check_resume, find_checkpoint
 from .run_length import hours_lines, length_lines
 from .saving import OutputFolder
-from .signals import StopRequest
+from .signals import StopError, StopRequest
 from .step import accumulate_gradient, update_weights
 
 # One gradient that is not finite may be an accident of the data or the hardware; so many in a row are a diverged run.
 MOST_SKIPS_IN_A_ROW = 10
 _DRY_STEPS = 2
-# The share of the plain matrix product's speed that training usually reaches; a run that is shorter by it than this is not
-# timed beforehand.
+# The share of the plain matrix product's speed that training usually reaches. A run that would be shorter than this by
+# it is not timed beforehand.
 _USUAL_SHARE, _SHORT_HOURS = 0.4, 1 / 60
 
 
@@ -251,7 +252,11 @@ class Pretraining:
             if stopping:
                 return True
             if self._is_due(arguments.eval_steps):
-                self.evaluate()
+                try:
+                    # Several processes have to agree first, after a step.
+                    self.evaluate(stop.check if accelerator.num_processes == 1 else None)
+                except StopError:
+                    return True
             if self._is_due(arguments.save_steps):
                 self.save_checkpoint()
         return False
@@ -299,10 +304,16 @@ class Pretraining:
         self.log.record(state.step, values)
         self.log.warn_of_starvation(watch)
 
-    def evaluate(self) -> None:
-        """Log the loss and accuracy on the validation splits, and what is likely wrong with the run."""
+    def evaluate(self, report: Callable[[int], object] | None = None) -> None:
+        """Log the loss and accuracy on the validation splits, and what is likely wrong with the run.
+
+        Args:
+            report: called after each batch.
+        """
         state, setup = self.state, self.setup
-        metrics = evaluate_mixture(setup.model, setup.corpora, setup.arguments, accelerator=self.accelerator)
+        metrics = evaluate_mixture(
+            setup.model, setup.corpora, setup.arguments, accelerator=self.accelerator, report=report
+        )
         if not metrics:
             return
         state.evaluation = {"step": state.step, **metrics}

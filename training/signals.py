@@ -10,6 +10,10 @@ from typing import Any
 from ..utils.interrupts import announced
 
 
+class StopError(Exception):
+    """The run was asked to stop, and what is under way can be left out."""
+
+
 class StopRequest:
     """Whether SIGTERM or SIGINT came. A second SIGINT, two seconds or more later, interrupts at once."""
 
@@ -20,6 +24,11 @@ class StopRequest:
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
+
+    def check(self, *_: object) -> None:
+        """Raise `StopError` if the run was asked to stop."""
+        if self:
+            raise StopError
 
     def _note(self, number: int, frame: Any) -> None:
         # A launcher passes the terminal's SIGINT on once more, hence the two seconds.
