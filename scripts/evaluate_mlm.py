@@ -115,6 +115,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     )
     from clozebert.utils.device import choose_precision
     from clozebert.utils.input_length import longest_input
+    from clozebert.utils.progress_bar import StageBars
 
     # Everything a person can get wrong comes first; the model is loaded when it is needed.
     masking = Masking(rate=arguments.eval_mlm_probability, unit=arguments.masking_unit)
@@ -132,6 +133,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
         raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model: name the model's own")
     results: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision}
     begun = time.perf_counter()
+    bars = StageBars(unit="")
     with tempfile.TemporaryDirectory() as folder, precision_of(device, precision):
         if arguments.input:
             corpus = _prepare(arguments.input, tokenizer, folder)
@@ -145,14 +147,22 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
                 masking=masking,
                 seed=arguments.seed,
                 max_batches=arguments.max_eval_batches,
+                report=bars.begin("batches of frozen masks"),
             )
             if arguments.pseudo_perplexity_documents:
                 results |= score_pseudo_perplexity(
-                    model, corpus, max_seq_length=length, max_documents=arguments.pseudo_perplexity_documents
+                    model,
+                    corpus,
+                    max_seq_length=length,
+                    max_documents=arguments.pseudo_perplexity_documents,
+                    report=bars.begin("tokens masked in turn"),
                 )
             del corpus
         if paradigms:
-            results |= score_minimal_pairs(model, tokenizer, paradigms, max_seq_length=longest)
+            results |= score_minimal_pairs(
+                model, tokenizer, paradigms, max_seq_length=longest, report=bars.begin("tokens of minimal pairs")
+            )
+        bars.close()
     return {**results, "seconds": time.perf_counter() - begun}
 
 

@@ -13,6 +13,7 @@ from ..configuration import ClozeBertConfig
 from ..corpus import BatchStream, Mixture
 from ..modeling.packed import Packed
 from ..utils.device import wait_for
+from ..utils.progress_bar import progress_bar
 from .arguments import LENGTHS, PretrainingArguments
 from .batches import make_masking
 from .checkpoints import TrainingState
@@ -59,7 +60,15 @@ def calibrate(
             accelerator=accelerator,
         )
 
-    timing = time_steps(step, seconds=seconds, agree=lambda value: value)
+    with progress_bar(description="timing steps", unit=" s", total=round(seconds), leave=False) as bar:
+        begun = time.monotonic()
+
+        def shown_step() -> StepTime:
+            taken = step()
+            bar.update(min(round(time.monotonic() - begun), bar.total) - bar.n)
+            return taken
+
+        timing = time_steps(shown_step, seconds=seconds, agree=lambda value: value)
     after = _peak_bytes(device, reset=False)
     accelerator.free_memory()
     peak = None if before is None or after is None else after - before
