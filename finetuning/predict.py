@@ -41,7 +41,7 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
             found = predictor.examples(path, lines)
             # Lines of standard input are answered as they come; of a file, it is known how many there are.
             texts = found if path == "-" else list(found)
-            total = None if path == "-" else len(texts)
+            total = len(texts) if isinstance(texts, list) else None
             bar = progress_bar(description="predicting", unit=" texts", total=total, leave=False)
             for examples in _chunks(iter(texts)):
                 for record in predictor.records(examples):

@@ -52,7 +52,7 @@ class DemoArguments:
     )
     input: str = field(default="installed-python", metadata={"help": "text to learn from"})
     config: str = field(default="tiny", metadata={"help": "recipe of the pretraining run"})
-    max_steps: int | None = field(default=None, metadata={"help": "steps of pretraining, if not the recipe's"})
+    max_steps: int = field(default=560, metadata={"help": "steps of pretraining"})
     task_examples: int = field(default=1500, metadata={"help": "training examples of each fine-tuning task, at most"})
 
 
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
          "--output_dir", tokenizer, *again)  # fmt: skip
     step("2. The corpus, tokenized; whole packages are held out", "prepare-corpus", "--input", arguments.input,
          "--tokenizer_name", tokenizer, "--output_dir", corpus, *again)  # fmt: skip
-    limit = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
+    limit = ["--max_steps", str(arguments.max_steps)]
     step("3. Pretraining", "pretrain", "--config", arguments.config, "--corpus", corpus, "--tokenizer_name", tokenizer,
          "--output_dir", encoder, *limit, *again)  # fmt: skip
     show_fill_mask(encoder)

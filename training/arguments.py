@@ -342,7 +342,7 @@ class PretrainingArguments:
             if value is not None and value <= 0:
                 raise UserError(f"{name}={value} must be above 0")
         if self.phases and self.max_steps is None:
-            raise UserError("phases need max_steps: say how long the first phase is, too")
+            raise UserError("phases need max_steps: say how long the first phase is, too (--max_steps)")
         if self.max_minutes is not None and self.phases:
             raise UserError("max_minutes gives the run one length, but it has phases: say max_steps of each instead")
         decay, shares = self.decay_steps or 0, [getattr(self, name) or 0 for name in ("warmup_steps", "decay_steps")]

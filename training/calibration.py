@@ -13,6 +13,7 @@ from ..configuration import ClozeBertConfig
 from ..corpus import BatchStream, Mixture
 from ..modeling.packed import Packed
 from ..utils.device import wait_for
+from ..utils.errors import UserError
 from ..utils.progress_bar import progress_bar
 from .arguments import LENGTHS, PretrainingArguments
 from .batches import make_masking
@@ -130,6 +131,7 @@ def choose_length(
     config: ClozeBertConfig,
     mixture: Mixture,
     *,
+    given: PretrainingArguments,
     accelerator: Any,
     begun: float,
 ) -> tuple[PretrainingArguments, str]:
@@ -137,6 +139,7 @@ def choose_length(
 
     Args:
         arguments: with a number of steps.
+        given: the run as a person described it, maybe without.
         begun: when the run began, by `time.monotonic`.
 
     Returns:
@@ -163,7 +166,10 @@ def choose_length(
     )
     if steps >= arguments.num_steps:
         return arguments, f"{said}; the run needs {arguments.num_steps:,}"
-    return arguments.of_length(steps), said
+    try:
+        return (arguments if given.max_steps is not None else given).of_length(steps), said
+    except UserError as error:
+        raise UserError(f"max_minutes={arguments.max_minutes:g} is enough for {steps:,} steps: {error}") from None
 
 
 def length_as_begun(arguments: PretrainingArguments, state: TrainingState) -> PretrainingArguments:

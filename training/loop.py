@@ -125,6 +125,7 @@ class Pretraining:
                 self.run.phases[0].arguments,
                 self.run.configs[0],
                 self.run.mixtures[0],
+                given=arguments,
                 accelerator=self.accelerator,
                 begun=begun,
             )

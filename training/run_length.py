@@ -80,7 +80,7 @@ def length_lines(
         given: the run as a person described it, maybe without steps.
     """
     lines = []
-    if given.max_steps is None and given.num_train_epochs is None:
+    if given.max_steps is None and given.num_train_epochs is None and given.max_minutes is None:
         default = default_epochs(tokens, continued=given.model_name_or_path is not None)
         lines.append(
             f"length: {epochs:.3g} epochs; the default for {_short(tokens)} tokens is {default} "
@@ -91,10 +91,10 @@ def length_lines(
             f"warning: the text is seen {epochs:,.0f} times; after {MOST_EPOCHS} passes a model mostly learns it by "
             f"heart: give --num_train_epochs {MOST_EPOCHS}, or more text"
         )
-    if arguments.num_steps < _FEW_STEPS and given.max_steps is None:
+    if arguments.num_steps < _FEW_STEPS and given.max_steps is None and given.max_minutes is None:
         fitting = 1 << max(3, int(math.log2(max(8.0, arguments.global_batch_size * arguments.num_steps / 1000))))
         lines.append(
-            f"warning: {arguments.num_steps:,} steps are few: the recipe is made for more text; take a smaller one "
+            f"warning: {arguments.num_steps:,} steps are few, as the recipe is made for more text: take a smaller one "
             f"(--config tiny or small), or --global_batch_size {fitting} with a lower --learning_rate"
         )
     if tokens < _LITTLE_TEXT and given.model_name_or_path is None:

@@ -16,6 +16,7 @@ from .arguments import Phase, PretrainingArguments
 _OWN_KEYS = ("architecture", "model")
 _TEXT_MODELS = [name for name, fields in ARCHITECTURES.items() if "image_size" not in fields]
 _METAVARS = {"corpus": "DIR", "resume_from_checkpoint": "DIR", "phases": "YAML", "report_to": "NAME"}
+_IDLE = "understood, and without effect here"
 _MODEL = "model (not with --model_name_or_path)"
 # The fields of the model that are flags. The others can be set in a recipe file.
 MODEL_FLAGS = {
@@ -167,6 +168,7 @@ def pretraining_flags(
     model_flags: Sequence[str] = (),
     shown: dict[str, Any] | None = None,
     needed: Sequence[str] = (),
+    idle: Sequence[str] = (),
 ) -> list[Flag]:
     """All flags of a run, each None unless given: the recipe, then the run's fields, then the model's.
 
@@ -175,6 +177,7 @@ def pretraining_flags(
         model_flags: fields of the model beside `MODEL_FLAGS`.
         shown: the values of a recipe, which the help shows as defaults.
         needed: the fields of the run that the program cannot do without.
+        idle: the fields of the run that the program has no use for; they come last.
     """
     shown = shown or {}
     flags = [
@@ -185,13 +188,15 @@ def pretraining_flags(
         default = [] if item.default is dataclasses.MISSING else item.default
         kind = str if item.name == "phases" else typing.get_type_hints(PretrainingArguments)[item.name]
         text, section = item.metadata["help"], item.metadata["section"]
+        if item.name in idle:
+            section = _IDLE
         flags.append(Flag(item.name, kind | None, text, section=section, shown=shown.get(item.name, default),
                           metavar=_METAVARS.get(item.name), is_needed=item.name in needed))  # fmt: skip
     flags.append(Flag("architecture", str, f"a named architecture, instead of the recipe's: {', '.join(_TEXT_MODELS)}",
                       section=_MODEL, shown=shown.get("architecture")))  # fmt: skip
     for name, text in {**MODEL_FLAGS, **{name: MORE_MODEL_FLAGS[name] for name in model_flags}}.items():
         flags.append(Flag(name, str, text, section=_MODEL, shown=shown.get(name), metavar="VALUE"))
-    return sorted(flags, key=lambda flag: bool(flag.section))
+    return sorted(flags, key=lambda flag: (bool(flag.section), flag.section == _IDLE))
 
 
 def shown_values(name: str | None, architecture: str | None) -> dict[str, Any]:
