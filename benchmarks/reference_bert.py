@@ -102,7 +102,7 @@ def our_steps(corpus: str, tokenizer_name: str, folder: str) -> Iterator[None]:
     from clozebert.training.loop import Pretraining
     from clozebert.training.machine import seed_step
     from clozebert.training.run_settings import make_config, split_settings
-    from clozebert.training.step import accumulate_gradient, update_weights
+    from clozebert.training.step import accumulate_gradient, clip_gradient, update_weights
 
     flags = {"corpus": corpus, "tokenizer_name": tokenizer_name, "output_dir": folder, "disable_tqdm": True}
     settings, model = split_settings(RECIPE, flags)
@@ -113,12 +113,8 @@ def our_steps(corpus: str, tokenizer_name: str, folder: str) -> Iterator[None]:
         setup.optimizer.optimizer.set_learning_rate(setup.arguments.learning_rate_factor(step))
         seed_step(setup.arguments.seed, step, 0)
         accumulate_gradient(setup.model, batches, num_predicted=num_predicted, accelerator=run.accelerator)
-        update_weights(
-            setup.model,
-            setup.optimizer,
-            max_grad_norm=setup.arguments.max_grad_norm,
-            accelerator=run.accelerator,
-        )
+        clip_gradient(setup.model, max_grad_norm=setup.arguments.max_grad_norm, accelerator=run.accelerator)
+        update_weights(setup.optimizer, num_broken=0, accelerator=run.accelerator)
         yield
 
 

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = make_config(model)
 
     from clozebert.hub.card import write_card
-    from clozebert.training.loop import pretrain
+    from clozebert.training.pretraining import pretrain
 
     results = pretrain(arguments, config, write_card=write_card, recipe=name and Path(name).stem)
     if "stopped_by" in results:

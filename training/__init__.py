@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from .arguments import PretrainingArguments
     from .evaluation import evaluate_masked_lm
     from .growth import extend_positions, extend_vocabulary, grow, grow_depth, grow_width, pseudo_perplexity
-    from .loop import pretrain
     from .optimizers import make_optimizer
+    from .pretraining import pretrain
     from .schedules import learning_rate_factor
 
 _MODULE_OF_NAME = {
@@ -21,7 +21,7 @@ _MODULE_OF_NAME = {
     "grow_width": "growth",
     "learning_rate_factor": "schedules",
     "make_optimizer": "optimizers",
-    "pretrain": "loop",
+    "pretrain": "pretraining",
     "pseudo_perplexity": "growth",
 }
 

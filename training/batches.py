@@ -46,4 +46,10 @@ def load_batches(
         phase.arguments.micro_batches(processes),
         config=plan_for,
     )
-    return prefetch(loader, step - phase.first_step, phase.num_steps, workers=phase.arguments.dataloader_num_workers)
+    return prefetch(
+        loader,
+        step - phase.first_step,
+        phase.num_steps,
+        workers=phase.arguments.dataloader_num_workers,
+        timeout=phase.arguments.ddp_timeout,
+    )

@@ -17,7 +17,6 @@ from ..utils.errors import UserError
 from ..utils.progress_bar import progress_bar
 from .arguments import LENGTHS, PretrainingArguments
 from .batches import make_masking
-from .checkpoints import TrainingState
 from .machine import make_accelerator
 from .phase_setup import PhaseSetup, set_up_model, set_up_phase
 from .planning import Calibration
@@ -25,6 +24,7 @@ from .prefetch import ModelInputs, model_inputs
 from .processes import mean_over_processes
 from .step import accumulate_gradient, timed_step
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
+from .training_state import TrainingState
 
 # An estimate before the run: tokens of the step that is timed, and seconds from which one is enough.
 _TIMED_TOKENS, _LONG_SECONDS = 4096, 3.0

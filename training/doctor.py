@@ -10,7 +10,7 @@ import numpy as np
 
 from ..corpus import Corpus, Mixture
 from .arguments import PretrainingArguments
-from .checkpoints import TrainingState
+from .training_state import TrainingState
 
 # A loss above this share of the unigram entropy knows frequencies and little else.
 _PLATEAU = 0.96

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,13 @@ from .batches import make_masking
 from .prefetch import model_inputs, to_device
 from .processes import sum_over_processes
 
-Report = Callable[[int], object]
+
+class EvaluationStoppedError(Exception):
+    """A signal came during an evaluation."""
+
+
+def _go_on() -> bool:
+    return False
 
 
 @torch.no_grad()
@@ -24,37 +30,28 @@ def evaluate_masked_lm(
     *,
     accelerator: Any,
     max_batches: int | None = None,
-    report: Report | None = None,
+    should_stop: Callable[[], bool] = _go_on,
 ) -> dict[str, float]:
     """The mean of -log p(token) over all predicted tokens, and how many of them the model's first guess gets right.
 
     Of each run of as many batches as there are processes, every process takes one.
 
     Args:
-        report: called with the number of batches that were scored, each time.
+        should_stop: asked before each batch; True in one process ends the evaluation in all.
 
     Returns:
         eval_loss (nats per predicted token), eval_perplexity (its exponential), eval_accuracy, eval_predicted_tokens.
 
     Raises:
-        ValueError: the batches hold no token to predict.
+        UserError: the batches hold no token to predict.
+        EvaluationStoppedError: a process should stop.
     """
-    totals = torch.zeros(3, dtype=torch.float64, device="cpu")
     was_training = model.training
     model.eval()
-    batches, rank = itertools.islice(batches, max_batches), accelerator.process_index
-    while together := list(itertools.islice(batches, accelerator.num_processes)):
-        # The last run may be short. All processes go through the model all the same: a sharded one needs them.
-        counts = rank < len(together)
-        batch = together[rank if counts else 0]
-        inputs = to_device(model_inputs(batch), accelerator.device)
-        outputs = model(**inputs, num_items_in_batch=1)
-        hits = (outputs.logits.argmax(dim=-1) == inputs["labels"]).sum()
-        if counts:
-            totals += torch.tensor([outputs.loss.item(), hits.item(), len(batch.labels)], dtype=torch.float64)
-        if report is not None:
-            report(len(together))
-    model.train(was_training)
+    try:
+        totals = _sum_batches(model, itertools.islice(batches, max_batches), accelerator, should_stop)
+    finally:
+        model.train(was_training)
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()
     if not predicted:
         raise UserError("the validation batches hold no token to predict: prepare a larger validation split")
@@ -66,13 +63,56 @@ def evaluate_masked_lm(
     }
 
 
+def _sum_batches(
+    model: torch.nn.Module, batches: Iterator[Any], accelerator: Any, should_stop: Callable[[], bool]
+) -> torch.Tensor:
+    """Of this process' batches: the loss, the right guesses and the predicted tokens, float64 [3]."""
+    totals = torch.zeros(3, dtype=torch.float64, device="cpu")
+    failure: Exception | None = None
+    while True:
+        together: list[Any] = []
+        try:
+            together = list(itertools.islice(batches, accelerator.num_processes)) if failure is None else []
+        except Exception as error:
+            failure = error
+        _agree_to_go_on(failure, should_stop(), accelerator)
+        if not together:
+            return totals
+        try:
+            totals += _score(model, together, accelerator)
+        except Exception as error:  # said in the next round, so that no process waits for this one
+            failure = error
+
+
+def _agree_to_go_on(failure: Exception | None, stop: bool, accelerator: Any) -> None:
+    """Raise in all processes what happened in one."""
+    failures, stops = sum_over_processes(torch.tensor([failure is not None, stop]).double(), accelerator).tolist()
+    if failure is not None:
+        raise failure
+    if failures:
+        raise RuntimeError("it failed in another process")
+    if stops:
+        raise EvaluationStoppedError
+
+
+def _score(model: torch.nn.Module, together: list[Any], accelerator: Any) -> torch.Tensor:
+    rank = accelerator.process_index
+    # The last run may be short. All processes go through the model all the same: a sharded one needs them.
+    counts = rank < len(together)
+    batch = together[rank if counts else 0]
+    inputs = to_device(model_inputs(batch), accelerator.device)
+    outputs = model(**inputs, num_items_in_batch=1)
+    hits = (outputs.logits.argmax(dim=-1) == inputs["labels"]).sum()
+    return torch.tensor([outputs.loss.item(), hits.item(), len(batch.labels)], dtype=torch.float64) * counts
+
+
 def evaluate_mixture(
     model: torch.nn.Module,
     mixture: Mixture,
     arguments: PretrainingArguments,
     *,
     accelerator: Any,
-    report: Report | None = None,
+    should_stop: Callable[[], bool] = _go_on,
 ) -> dict[str, Any]:
     """The figures of `evaluate_masked_lm` on the validation splits of a mixture, with the same masks each time.
 
@@ -80,7 +120,7 @@ def evaluate_mixture(
     validation split there are none.
     """
     figures = {
-        name: _evaluate_split(model, split, arguments, accelerator=accelerator, report=report)
+        name: _evaluate_split(model, split, arguments, accelerator=accelerator, should_stop=should_stop)
         for name, split in mixture.validation.items()
     }
     if not figures:
@@ -96,7 +136,7 @@ def _evaluate_split(
     arguments: PretrainingArguments,
     *,
     accelerator: Any,
-    report: Report | None,
+    should_stop: Callable[[], bool],
 ) -> dict[str, float]:
     batches = validation_batches(
         split,
@@ -105,9 +145,7 @@ def _evaluate_split(
         masking=make_masking(arguments, rate=arguments.eval_mlm_probability),
         seed=arguments.seed,
     )
-    return evaluate_masked_lm(
-        model, batches, accelerator=accelerator, max_batches=arguments.max_eval_batches, report=report
-    )
+    return evaluate_masked_lm(model, batches, accelerator=accelerator, max_batches=arguments.max_eval_batches)
 
 
 def mix_figures(figures: dict[str, dict[str, float]], shares: dict[str, float]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
@@ -11,6 +12,9 @@ from transformers.utils import logging as transformers_logging
 from ..configuration import ClozeBertConfig
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
+
+# What `from_pretrained` says of weights that it did not load as they are.
+_REPORTED = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
 
 def load_configuration(name_or_path: str) -> ClozeBertConfig:
@@ -46,12 +50,24 @@ def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -
         config.position_offset = tokenizer.pad_token_id + 1
 
 
-def make_model(config: ClozeBertConfig, weights: str | os.PathLike | None) -> ClozeBertForMaskedLM:
-    """A model with random weights, or with those of a folder or Hub repository, in float32."""
+def make_model(
+    config: ClozeBertConfig, weights: str | os.PathLike | None, *, strict: bool = False
+) -> ClozeBertForMaskedLM:
+    """A model with random weights, or with those of a folder or Hub repository, in float32.
+
+    Args:
+        strict: every weight has to be there, and no other.
+    """
     if weights is None:
         return ClozeBertForMaskedLM(config)
     with without_progress_bars():
-        return ClozeBertForMaskedLM.from_pretrained(weights, config=config, dtype=torch.float32)
+        loaded: Any = ClozeBertForMaskedLM.from_pretrained(
+            weights, config=config, dtype=torch.float32, output_loading_info=True
+        )
+    model, report = loaded
+    if strict and (wrong := [str(name) for kind in _REPORTED for name in report.get(kind) or ()]):
+        raise UserError(f"{weights} does not hold the weights of this model: {wrong[0]} is missing, or does not fit")
+    return model
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """How a run is laid over a machine: processes, precision, compilation, determinism."""
 
+import datetime
 import logging
 import os
 import shutil
@@ -18,13 +19,18 @@ def choose_muon_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" and has_fast_bf16(device) else torch.float32
 
 
-def make_accelerator(*, mixed_precision: str, use_cpu: bool, report_to: list[str], output_dir: str) -> Any:
+def make_accelerator(
+    *, mixed_precision: str, use_cpu: bool, report_to: list[str], output_dir: str, timeout: float = 300.0
+) -> Any:
     """An Accelerator with as many processes as the launcher was asked for.
+
+    Args:
+        timeout: seconds that a process waits for the others.
 
     Raises:
         ValueError: the launch configuration would silently run something else than it says.
     """
-    from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState
 
     use_cpu = use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available())
@@ -39,7 +45,11 @@ def make_accelerator(*, mixed_precision: str, use_cpu: bool, report_to: list[str
         mixed_precision=precision,
         log_with=report_to or None,
         project_dir=output_dir or None,
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
+            # Later than the watchdog, which shows where each process waits.
+            InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=timeout + 30)),
+        ],
     )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != launched:
@@ -52,7 +62,7 @@ def _check_launch(*, use_cpu: bool) -> None:
     if by_accelerate and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
         raise UserError(
             "accelerate launch was asked for several processes but started one: on CPUs it needs a configuration file "
-            "with `distributed_type: MULTI_GPU` and `use_cpu: true` (see docs/pretraining.md)"
+            "with `distributed_type: MULTI_GPU` and `use_cpu: true` (see docs/many_gpus.md)"
         )
     if use_cpu and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         raise UserError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")

@@ -1,5 +1,6 @@
 """A phase of a run in memory: its batches, and model and optimizer at the step where it begins."""
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Generator
@@ -13,11 +14,13 @@ from ..corpus import BatchStream, Mixture
 from ..modeling import ClozeBertForMaskedLM
 from .arguments import Phase, PretrainingArguments
 from .batches import load_batches, make_stream
-from .checkpoints import TrainingState
 from .initial_model import make_model
 from .machine import choose_muon_dtype, compile_model
 from .optimizers import load_optimizer_state, make_optimizer
 from .planning import forward_flops, mean_attention_length
+from .training_state import TrainingState
+
+_DRY_STEPS = 2
 
 
 @dataclass
@@ -70,7 +73,9 @@ def set_up_phase(
     """
     on_cpu = accelerator.device.type == "cpu"
     stream = make_stream(phase, corpora)
-    core, model, optimizer = set_up_model(phase.arguments, config, accelerator=accelerator, weights=weights)
+    core, model, optimizer = set_up_model(
+        phase.arguments, config, accelerator=accelerator, weights=weights, strict=tensors is not None
+    )
     if tensors is not None:
         load_optimizer_state(optimizer.optimizer, tensors)
     if accelerator.scaler is not None and state.scaler is not None:
@@ -88,10 +93,15 @@ def set_up_model(
     *,
     accelerator: Any,
     weights: str | os.PathLike | None = None,
+    strict: bool = False,
 ) -> tuple[ClozeBertForMaskedLM, torch.nn.Module, Any]:
-    """The model, the model as the machine runs it, and its optimizer."""
+    """The model, the model as the machine runs it, and its optimizer.
+
+    Args:
+        strict: the weights are those of this very model.
+    """
     torch.manual_seed(arguments.seed)
-    core = make_model(config, weights)
+    core = make_model(config, weights, strict=strict)
     if arguments.gradient_checkpointing:
         core.gradient_checkpointing_enable()
     core.train()
@@ -114,3 +124,22 @@ def flops_per_token(
     length, tokens = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length), 1_000_000
     predicted = arguments.mean_mlm_probability
     return 3 * forward_flops(config, tokens=tokens, length=length, predicted=predicted, on_cpu=on_cpu) / tokens
+
+
+def dry_phase(phase: Phase, accelerator: Any) -> Phase:
+    """A phase in a dry run: two steps, in each of which a process takes a single micro-batch, on a CPU of one row."""
+    arguments = phase.arguments
+    rows = 1 if accelerator.device.type == "cpu" else arguments.per_device_train_batch_size
+    rows = min(rows, arguments.global_batch_size)
+    return dataclasses.replace(
+        phase,
+        first_step=_DRY_STEPS * phase.index,
+        num_steps=_DRY_STEPS,
+        arguments=dataclasses.replace(
+            arguments,
+            global_batch_size=rows * accelerator.num_processes,
+            initial_global_batch_size=None,
+            batch_warmup_steps=0,
+            per_device_train_batch_size=rows,
+        ),
+    )

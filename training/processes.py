@@ -1,6 +1,8 @@
 """What the processes of a run tell one another."""
 
-from collections.abc import Callable
+import contextlib
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -9,6 +11,8 @@ from accelerate.utils import broadcast_object_list
 from ..utils.errors import UserError
 
 _Result = TypeVar("_Result")
+# How the errors of collective operations begin, or what they name.
+_OF_COLLECTIVES = re.compile(r"gloo[/\\]|NCCL|nccl|TCPStore|recvValue|Connection closed by peer")
 
 
 def sum_over_processes(values: torch.Tensor, accelerator: Any) -> torch.Tensor:
@@ -43,3 +47,21 @@ def on_main_process(accelerator: Any, action: Callable[[], _Result]) -> _Result:
     if (error := failure or result[1]) is not None:
         raise error
     return result[0]
+
+
+@contextlib.contextmanager
+def lost_processes(accelerator: Any) -> Iterator[None]:
+    """The error of a collective operation, in a run of several processes, in one line: another process has ended.
+
+    Raises:
+        UserError: in place of that error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if accelerator.num_processes == 1 or not _OF_COLLECTIVES.search(str(error)):
+            raise
+        raise UserError(
+            f"process {accelerator.process_index}: another process of the run has ended or does not answer; what it "
+            f"said stands above, and --resume_from_checkpoint latest goes on from the last checkpoint"
+        ) from error

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from .arguments import Phase, PretrainingArguments
-from .checkpoints import TrainingState
 from .checks import CheckedRun
 from .curves import CURVE_NAME
 from .phase_setup import PhaseSetup
+from .training_state import TrainingState
 
 
 def tracker_settings(arguments: PretrainingArguments) -> dict[str, Any]:

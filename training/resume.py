@@ -1,6 +1,7 @@
 """Going on with a run: which checkpoint, and whether it belongs to this run."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +9,22 @@ import torch
 
 from ..configuration import ClozeBertConfig
 from ..utils.errors import UserError
-from ..utils.files import check_output_dir, disk_errors, remove_written
+from ..utils.files import check_output_dir, remove_written
 from .arguments import Phase, PretrainingArguments
-from .checkpoints import RUN_FILES, TrainingState, clear_way, find_damage, newest_valid, read_training_state
+from .checkpoints import RUN_FILES, clear_way, newest_valid
 from .checks import CheckedRun
+from .damage import find_damage
 from .initial_model import load_configuration
+from .training_state import TrainingState, read_state
 
 logger = logging.getLogger(__name__)
 
 
-def find_checkpoint(arguments: PretrainingArguments) -> Path | None:
+def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]) -> Path | None:
     """Where to resume, after a look at the output folder; for the main process only.
+
+    Args:
+        take: takes the output folder for this run, before anything in it is changed.
 
     Raises:
         UserError: the folder holds a run that is neither to be resumed nor to be deleted, or no whole checkpoint.
@@ -28,29 +34,42 @@ def find_checkpoint(arguments: PretrainingArguments) -> Path | None:
         output_dir,
         overwrite=arguments.overwrite_output_dir or wanted is not None,
         written=RUN_FILES if arguments.overwrite_output_dir else (),
-        inputs=[(name, getattr(arguments, name)) for name in ("resume_from_checkpoint", "model_name_or_path")],
+        inputs=_inputs(arguments),
         way_out="continue with --resume_from_checkpoint latest, or delete that run with --overwrite_output_dir",
     )
+    checkpoint = None if wanted in (None, "latest") else Path(str(wanted))
+    if checkpoint is not None and (damage := find_damage(checkpoint)):
+        raise UserError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
+    take()
     if arguments.overwrite_output_dir:
         remove_written(output_dir, RUN_FILES)
-    if wanted is None or wanted == "latest":
-        checkpoint = newest_valid(output_dir) if wanted else None
-    else:
-        checkpoint = Path(wanted)
-        if damage := find_damage(checkpoint):
-            raise UserError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
-    step = 0 if checkpoint is None else read_training_state(checkpoint)[0].step
+    if wanted == "latest":
+        checkpoint = newest_valid(output_dir)
+    step = 0 if checkpoint is None else read_state(checkpoint)[0].step
     clear_way(output_dir, step=step)
-    with disk_errors(output_dir):
-        output_dir.mkdir(parents=True, exist_ok=True)
     return checkpoint
+
+
+def _inputs(arguments: PretrainingArguments) -> list[tuple[str, str | None]]:
+    """What the run reads, each after the flag that names it."""
+    found = [(name, getattr(arguments, name)) for name in ("resume_from_checkpoint", "model_name_or_path")]
+    corpora = [*arguments.corpus, *(place for phase in arguments.phases for place in _as_list(phase.get("corpus")))]
+    found += [("corpus", place) for place in corpora]
+    # The tokenizer's own files are never deleted, so it may lie in output_dir itself.
+    if Path(arguments.tokenizer_name).resolve() != Path(arguments.output_dir).resolve():
+        found.append(("tokenizer_name", arguments.tokenizer_name))
+    return found
+
+
+def _as_list(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [value] if value else []
 
 
 def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, accelerator: Any) -> int:
     """Refuse to go on with another corpus, stream or model; say aloud what else has changed.
 
     Returns:
-        The phase to go on in: that of the checkpoint or, at its end, the next.
+        The phase to go on in: that of the checkpoint, at its end too, for its last evaluation may be missing.
     """
     step, last = state.step, run.phases[-1]
     if step > last.last_step:
@@ -73,7 +92,7 @@ def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, acc
     said += _other_machine(state, accelerator)
     if said and accelerator.is_main_process:
         logger.warning("resuming with changed settings: %s", "; ".join(said))
-    return phase.index + (step == phase.last_step and phase is not last)
+    return phase.index
 
 
 def _other_phase(state: TrainingState, phase: Phase) -> list[str]:

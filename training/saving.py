@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from ..utils.errors import UserError
 from ..utils.files import WriteCard, whole_files, write_text
-from .checkpoints import TrainingState, commit_checkpoint, write_training_state
+from ..utils.locks import lock_folder
+from .checkpoints import commit_checkpoint
 from .curves import CURVE_NAME, draw_loss_curve
+from .damage import first_not_finite
 from .initial_model import without_progress_bars
 from .progress import LOG_NAME
+from .training_state import TrainingState
 
 RESULTS_NAME = "all_results.json"
 
@@ -28,6 +33,16 @@ class OutputFolder:
 
     def __init__(self, path: Path, *, tokenizer: PreTrainedTokenizerFast, write_card: WriteCard | None):
         self.path, self.tokenizer, self.write_card = path, tokenizer, write_card
+        self._lock: FileLock | None = None
+
+    def take(self) -> None:
+        """Take the folder for this run; see `lock_folder`."""
+        self._lock = lock_folder(self.path)
+
+    def release(self) -> None:
+        """Leave the folder to others."""
+        if self._lock is not None:
+            self._lock.release()
 
     def save_checkpoint(
         self,
@@ -48,13 +63,22 @@ class OutputFolder:
             keep: how many of the newest checkpoints stay; None: all.
         """
 
+        _check_finite(model, weights, step=state.step)
+        if (name := first_not_finite(tensors)) is not None:
+            raise _not_finite(f"the optimizer's {name}", step=state.step)
+
         def write(directory: Path) -> None:
             self._write_model(directory, model, weights)
-            write_training_state(directory, state, tensors)
             if self.write_card is not None:
                 self.write_card(directory, facts)
 
-        commit_checkpoint(self.path, state.step, write, keep=keep)
+        commit_checkpoint(self.path, state, tensors, write, keep=keep)
+
+    def describe_checkpoint(self, step: int, facts: dict[str, Any]) -> None:
+        """Write the card of a checkpoint anew, with what an evaluation has found since."""
+        folder = self.path / f"checkpoint-{step}"
+        if self.write_card is not None and folder.is_dir():
+            self.write_card(folder, facts)
 
     def save_model(
         self,
@@ -66,6 +90,7 @@ class OutputFolder:
         say: Callable[[str], None],
     ) -> None:
         """Write the finished model, the curve of its losses, its card and its results."""
+        _check_finite(model, weights, step=results["step"])
         with whole_files(self.path) as directory:
             self._write_model(directory, model, weights)
         try:
@@ -80,3 +105,15 @@ class OutputFolder:
         with without_progress_bars():
             model.save_pretrained(directory, state_dict=weights)
         self.tokenizer.save_pretrained(directory)
+
+
+def _check_finite(model: PreTrainedModel, weights: Weights | None, *, step: int) -> None:
+    if (name := first_not_finite(model.state_dict() if weights is None else weights)) is not None:
+        raise _not_finite(name, step=step)
+
+
+def _not_finite(name: str, *, step: int) -> UserError:
+    return UserError(
+        f"{name} is not finite at step {step}: nothing is saved of it; resume from the last checkpoint, with a lower "
+        f"learning_rate where it happens again"
+    )

@@ -5,9 +5,8 @@ tokenizer predict the same tokens, and their figures can be compared.
 """
 
 import contextlib
-import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +43,6 @@ def score_frozen_masks(
         report: called with (batches scored, batches in all).
     """
     total = -(-RowIndex(corpus, max_seq_length=max_seq_length).num_rows // batch_size)
-    total, done = min(total, max_batches or total), itertools.count(1)
     batches = validation_batches(
         corpus,
         max_seq_length=max_seq_length,
@@ -53,8 +51,19 @@ def score_frozen_masks(
         seed=seed,
     )
     one_process = SimpleNamespace(process_index=0, num_processes=1, device=next(model.parameters()).device)
-    return evaluate_masked_lm(packed_view(model), batches, accelerator=one_process, max_batches=max_batches,
-                              report=lambda _: report and report(next(done), total))  # fmt: skip
+    return evaluate_masked_lm(
+        packed_view(model),
+        _reported(batches, min(total, max_batches or total), report),
+        accelerator=one_process,
+        max_batches=max_batches,
+    )
+
+
+def _reported(batches: Iterable[Any], total: int, report: Report | None) -> Iterator[Any]:
+    for done, batch in enumerate(batches, start=1):
+        yield batch
+        if report is not None:
+            report(done, total)
 
 
 def score_pseudo_perplexity(

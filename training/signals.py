@@ -1,62 +1,89 @@
-"""Signals that ask a run to stop."""
+"""Signals that ask a run to stop: it saves a checkpoint first."""
 
 import contextlib
+import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from ..utils.interrupts import announced
+from ..utils.interrupts import end_after_patience, say_now
 
-
-class StopError(Exception):
-    """The run was asked to stop, and what is under way can be left out."""
+# SIGHUP comes when a terminal is closed; Windows has none.
+STOP_SIGNALS = tuple(number for name in ("SIGTERM", "SIGINT", "SIGHUP") if (number := getattr(signal, name, None)))
 
 
 class StopRequest:
-    """Whether SIGTERM or SIGINT came. A second SIGINT, two seconds or more later, interrupts at once."""
+    """Whether a signal came. A second SIGINT, two seconds or more later, interrupts at once."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
-        self._since = 0.0
-        self._said_at: float | None = None
+        self.reason = ""
+        self._since = self._noted = 0.0
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
 
-    def check(self, *_: object) -> None:
-        """Raise `StopError` if the run was asked to stop."""
-        if self:
-            raise StopError
+    @property
+    def status(self) -> int:
+        """The exit status of a process that stops for this, as a shell reports a signal."""
+        return 128 + (self.signal_number or signal.SIGTERM)
+
+    def request(self, reason: str, number: int = signal.SIGTERM) -> None:
+        """Ask for a stop, as a signal does."""
+        if self.signal_number is None:
+            self.reason, self._since = reason, time.monotonic()
+            self.signal_number = number
+
+    def seconds_since(self) -> float | None:
+        """How long ago the stop was asked for; None: it was not."""
+        return time.monotonic() - self._since if self else None
 
     def _note(self, number: int, frame: Any) -> None:
         # A launcher passes the terminal's SIGINT on once more, hence the two seconds.
-        if number == signal.SIGINT and self.signal_number is not None and time.monotonic() - self._since > 2:
+        now = time.monotonic()
+        if number == signal.SIGINT and self._noted and now - self._noted > 2:
             raise KeyboardInterrupt
-        if self.signal_number is None:
-            self.signal_number, self._since = number, time.monotonic()
+        self._noted = self._noted or now
+        self.request(signal.Signals(number).name, number)
 
-    def _announcement(self) -> str | None:
-        """What is said at once, while the step is still at work; None: the program is to end now."""
-        if self._said_at is not None and time.monotonic() - self._said_at > 2:
-            return None
-        if self._said_at is not None:
-            return ""
-        self._said_at = time.monotonic()
-        return "stopping: a checkpoint is saved after this step; Ctrl-C once more ends the run without it"
+    def _read(self, descriptor: int) -> None:
+        """Note signals as they come, though the main thread waits in another process' stead and runs no Python."""
+        while number := os.read(descriptor, 1):
+            if number[0] in STOP_SIGNALS:
+                self._answer(number[0])
+                self.request(signal.Signals(number[0]).name, number[0])
+        os.close(descriptor)
+
+    def _answer(self, number: int) -> None:
+        """Say at once what is going to happen, while a step is still at work; a second SIGINT ends the process."""
+        begun = self.seconds_since()
+        if begun is None and os.environ.get("RANK", "0") == "0":
+            say_now("stopping: a checkpoint is saved first; Ctrl-C once more, after two seconds, ends the run")
+        if begun is not None and begun > 2 and number == signal.SIGINT:
+            end_after_patience()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator["StopRequest"]:
-        """Take over both signals for a while; in a thread other than the main one, where Python cannot, do nothing."""
+        """Take over the signals for a while; in a thread other than the main one, where Python cannot, do nothing.
+
+        A signal that is ignored, as SIGHUP under nohup, stays so.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, self._note) for number in numbers]
+        taken = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._note) for number in taken}
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        thread = threading.Thread(target=self._read, args=(reading,), name="signals", daemon=True)
+        thread.start()
         try:
-            with announced(self._announcement):
-                yield self
+            yield self
         finally:
-            for number, handler in zip(numbers, before, strict=True):
+            signal.set_wakeup_fd(previous)
+            os.close(writing)  # which ends the thread, unless a forked child holds it too
+            for number, handler in before.items():
                 signal.signal(number, handler)

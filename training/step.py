@@ -45,22 +45,25 @@ def accumulate_gradient(
     return total
 
 
-def update_weights(model: torch.nn.Module, optimizer: Any, *, max_grad_norm: float, accelerator: Any) -> float:
-    """Clip the gradient, then update; a gradient that is not finite changes nothing.
+def clip_gradient(model: torch.nn.Module, *, max_grad_norm: float, accelerator: Any) -> float:
+    """Clip the gradient to a norm (0: do not clip), and return the norm that it had before."""
+    # The one moment in a step where the host waits for the device.
+    return whole_tensor(accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)).item()
+
+
+def update_weights(optimizer: Any, *, num_broken: int, accelerator: Any) -> None:
+    """Update the weights, unless a gradient is not finite; then nothing changes, in any process.
 
     Args:
-        max_grad_norm: 0: do not clip.
-
-    Returns:
-        The norm of the gradient before it was clipped.
+        num_broken: in how many processes the gradient is not finite; the same number in each.
     """
-    # The one moment in a step where the host waits for the device.
-    norm = whole_tensor(accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)).item()
-    # The fp16 scaler has to see an overflow, so as to lower its scale; it leaves the weights alone then.
-    if math.isfinite(norm) or accelerator.scaler is not None:
+    scaler = accelerator.scaler
+    if num_broken == 0 or (scaler is not None and num_broken == accelerator.num_processes):
+        # The fp16 scaler has to see an overflow, so as to lower its scale; it leaves the weights alone then.
         optimizer.step()
+    elif scaler is not None:
+        scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
     optimizer.zero_grad()
-    return norm
 
 
 def timed_step(
@@ -77,6 +80,7 @@ def timed_step(
     accumulate_gradient(model, [batch], num_predicted=num_predicted, accelerator=accelerator)
     wait_for(accelerator.device)
     middle = time.perf_counter()
-    update_weights(model, optimizer, max_grad_norm=max_grad_norm, accelerator=accelerator)
+    norm = clip_gradient(model, max_grad_norm=max_grad_norm, accelerator=accelerator)
+    update_weights(optimizer, num_broken=not math.isfinite(norm), accelerator=accelerator)
     wait_for(accelerator.device)
     return StepTime(middle - begun, time.perf_counter() - middle)

@@ -19,9 +19,10 @@ from typing import Any, BinaryIO
 from .errors import ExistingFileError, UserError, UserFileError
 
 INCOMPLETE = ".incomplete-"
+LOCK_NAME = ".lock"
 # Writes a folder's README.md from what is known about the run.
 WriteCard = Callable[[str | os.PathLike, dict[str, Any]], None]
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -243,7 +244,7 @@ def check_output_dir(
     if not folder.is_dir():
         return
     if not overwrite:
-        if any(folder.iterdir()):
+        if any(path.name != LOCK_NAME for path in folder.iterdir()):
             raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
         return
     doomed = [path.resolve() for path in written_in(folder, written)]

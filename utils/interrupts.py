@@ -11,25 +11,27 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 PATIENCE = 0.6
 
-_lock = threading.Lock()
-_interrupted_at: float | None = None
-_announcement: Callable[[], str | None] | None = None
+_interrupted = False
 
 
 def is_interrupted() -> bool:
-    """Whether Ctrl-C was pressed and nobody has taken it over."""
-    return _interrupted_at is not None
+    """Whether Ctrl-C was pressed and is to end the program."""
+    return _interrupted
 
 
 @contextlib.contextmanager
 def answering_interrupts() -> Iterator[None]:
-    """End the program soon after SIGINT; in threads other than the main one, and on Windows, Python's own way stays."""
-    global _interrupted_at
-    _interrupted_at = None
+    """End the program soon after SIGINT.
+
+    In a thread other than the main one, on Windows, and where somebody handles SIGINT already, nothing is changed. Who
+    handles it within, as pretraining does, takes over the pipe too.
+    """
+    global _interrupted
+    _interrupted = False
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or os.name == "nt" or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -47,41 +49,30 @@ def answering_interrupts() -> Iterator[None]:
         os.close(writing)
 
 
-@contextlib.contextmanager
-def announced(announcement: Callable[[], str | None]) -> Iterator[None]:
-    """Within: Ctrl-C does not end the program, which handles the signal itself; a line is shown at once.
-
-    Args:
-        announcement: the line for a signal, or nothing to say; None: end the program now.
-    """
-    global _announcement
-    _announcement = announcement
-    try:
-        yield
-    finally:
-        _announcement = None
-
-
 def _watch(reading: int, ended: threading.Event) -> None:
-    global _interrupted_at
+    global _interrupted
     while numbers := os.read(reading, 64):
-        if signal.SIGINT not in numbers and not (_announcement and signal.SIGTERM in numbers):
-            continue
-        with _lock:
-            line = _announcement() if _announcement is not None else None
-        if line is not None:
-            if line:
-                _say(line)
-            continue
-        _interrupted_at = time.monotonic()
-        if not ended.wait(PATIENCE):
-            _say("interrupted")
-            os._exit(130)
+        if signal.SIGINT in numbers:
+            _interrupted = True
+            if not ended.wait(PATIENCE):
+                _end()
     os.close(reading)
 
 
-def _say(line: str) -> None:
-    # Past Python's own files: the main thread may hold their locks. A bar may stand on this line.
+def end_after_patience() -> None:
+    """From a thread: end the process, unless it ends by itself before."""
+    time.sleep(PATIENCE)
+    _end()
+
+
+def _end() -> None:
+    say_now("interrupted")
+    os._exit(130)
+
+
+def say_now(line: str) -> None:
+    """Write a line to stderr past Python's own files, whose locks the main thread may hold."""
+    # A bar may stand on this line.
     start = "\r\033[K" if sys.stderr.isatty() else ""
     with contextlib.suppress(OSError):
         os.write(2, f"{start}{line}\n".encode())

@@ -18,7 +18,7 @@ from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import BatchSize, BatchStream, Corpus, Masking, validation_batches
 from clozebert.training import PretrainingArguments, evaluate_masked_lm, loop, pretrain
 from clozebert.training.prefetch import StepLoader, prefetch
-from clozebert.training.step import accumulate_gradient, update_weights
+from clozebert.training.step import accumulate_gradient, clip_gradient
 
 
 @pytest.fixture(scope="module")
@@ -167,12 +167,12 @@ def poison(monkeypatch: pytest.MonkeyPatch, at: range) -> None:
     """Make the gradient of the updates numbered `at` not finite."""
     step = itertools.count()
 
-    def update(model: torch.nn.Module, *args: Any, **kwargs: Any) -> float:
+    def clip(model: torch.nn.Module, **options: Any) -> float:
         if next(step) in at:
             next(model.parameters()).grad[0, 0] = math.nan
-        return update_weights(model, *args, **kwargs)
+        return clip_gradient(model, **options)
 
-    monkeypatch.setattr(loop, "update_weights", update)
+    monkeypatch.setattr(loop, "clip_gradient", clip)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
@@ -321,7 +321,7 @@ def test_what_does_not_fit_together_is_refused(prepared: Path, tmp_path: Path) -
         ({"global_batch_size": 6}, {}, "per_device_train_batch_size=4 must divide the 6 rows"),
         ({"report_to": "wandb"}, {}, "report_to='wandb' needs a package that is not installed"),
         ({"mixed_precision": "fp16"}, {}, "mixed_precision='fp16' needs a CUDA device"),
-        ({"resume_from_checkpoint": str(other)}, {}, "is no whole checkpoint: its manifest cannot be read"),
+        ({"resume_from_checkpoint": str(other)}, {}, "is no whole checkpoint: manifest.json cannot be read"),
     ]
     if torch.cuda.is_available():
         del refused[-2]

@@ -10,9 +10,10 @@ import yaml
 from pretraining_helpers import assert_same_bits, run_forked, run_here, settings
 
 from clozebert.training.arguments import PretrainingArguments
-from clozebert.training.checkpoints import list_checkpoints, read_training_state
+from clozebert.training.checkpoints import list_checkpoints
 from clozebert.training.run_settings import split_settings
 from clozebert.training.time_budget import StepTime, steps_in, time_run
+from clozebert.training.training_state import read_training_state
 
 RUN: dict[str, Any] = {
     "max_steps": 100, "warmup_steps": 10, "lr_scheduler_type": "wsd", "decay_steps": 40, "logging_steps": 1,

@@ -1,0 +1,41 @@
+"""A pretraining run from its arguments to its results; the loop itself is in loop.py."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from ..configuration import ClozeBertConfig
+from ..utils.files import WriteCard, disk_errors
+from .arguments import PretrainingArguments
+from .loop import Pretraining
+from .processes import lost_processes
+from .signals import StopRequest
+
+
+def pretrain(
+    arguments: PretrainingArguments,
+    config: ClozeBertConfig,
+    *,
+    write_card: WriteCard | None = None,
+    recipe: str | None = None,
+) -> dict[str, Any]:
+    """Train an encoder from `arguments.corpus` and leave it, in Hub format, in `arguments.output_dir`.
+
+    Args:
+        arguments: the run.
+        config: the model; with `model_name_or_path` that model's own configuration takes its place.
+        write_card: writes a folder's README.md from what is known about the run.
+        recipe: the recipe's name, for the card.
+
+    Returns:
+        The figures of `all_results.json`, the losses, the validation figures, tokens and seconds. After a signal that
+        stopped the run early, `stopped_by` is the signal's number, and only a checkpoint was written.
+
+    Raises:
+        ValueError: contradictions between arguments, corpus, tokenizer, model and checkpoint, before any work; or a
+            gradient that is not finite in ten steps in a row.
+    """
+    with disk_errors(Path(arguments.output_dir)):
+        run = Pretraining(arguments, config, write_card=write_card, recipe=recipe)
+        with StopRequest().listening() as stop, contextlib.closing(run), lost_processes(run.accelerator):
+            return run.train(stop)
