@@ -135,7 +135,10 @@ def choose_length(
     accelerator: Any,
     begun: float,
 ) -> tuple[PretrainingArguments, str]:
-    """The run with as many steps as fit into its `max_minutes`, but no more than it has.
+    """The run with as many steps as fit into its `max_minutes`.
+
+    Where the text gave the run its length, there are no more steps than that. A `max_steps` that was given beside
+    `max_minutes` only says what warm-ups and decay are shares of.
 
     Args:
         arguments: with a number of steps.
@@ -164,7 +167,7 @@ def choose_length(
         f"max_minutes={arguments.max_minutes:g}: {steps:,} steps fit; a micro-batch took {timing.micro_batch:.3g} s "
         f"and an update {timing.update:.3g} s"
     )
-    if steps >= arguments.num_steps:
+    if steps >= arguments.num_steps and given.max_steps is None:
         return arguments, f"{said}; the run needs {arguments.num_steps:,}"
     try:
         return (arguments if given.max_steps is not None else given).of_length(steps), said

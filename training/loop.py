@@ -95,7 +95,8 @@ class Pretraining:
         self._evaluated_at = self.state.evaluation.get("step")  # the last evaluation that was tried
         self._saved_at = self.state.step if checkpoint is not None else None
         said = ""
-        if self.state.step and arguments.max_steps is None and arguments.num_train_epochs is None:
+        by_text = arguments.max_steps is None and arguments.num_train_epochs is None
+        if self.state.step and (by_text or arguments.max_minutes is not None):
             self.run.phases = length_as_begun(self.run.phases[0].arguments, self.state).split_phases()
             said = f"{self.run.last_step:,} steps, as when the run began"
         elif arguments.max_minutes is not None:

@@ -15,11 +15,12 @@ from clozebert.corpus import Mixture, ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
 from clozebert.training import checks
 from clozebert.training.arguments import PretrainingArguments
-from clozebert.training.checkpoints import list_checkpoints, read_training_state
+from clozebert.training.checkpoints import list_checkpoints
 from clozebert.training.checks import check_run
 from clozebert.training.initial_model import padded_vocabulary
 from clozebert.training.run_length import default_epochs, hours_lines, length_by_text, length_lines, rows_of
 from clozebert.training.run_settings import make_config, split_settings, suit_continuing
+from clozebert.training.training_state import read_training_state
 
 
 def test_more_text_is_seen_less_often_but_gives_a_longer_run() -> None:
