@@ -17,12 +17,12 @@ from clozebert.scripts._program import parse, run
 
 DESCRIPTION = "Adapt a trained encoder to other text, and report what it gained and what it forgot."
 
-EXAMPLES = ("--model_name_or_path bert-base-uncased --input my_text/ --output_dir adapted --max_minutes 60",)
+_EXAMPLES = ("--model_name_or_path bert-base-uncased --input my_text/ --output_dir adapted --max_minutes 60",)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the flags and adapt."""
-    arguments = parse(AdaptationArguments, argv, verb="adapt", description=DESCRIPTION, examples=EXAMPLES)
+    arguments = parse(AdaptationArguments, argv, verb="adapt", description=DESCRIPTION, examples=_EXAMPLES)
 
     from clozebert.adaptation.adapt import adapt
 

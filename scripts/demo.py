@@ -38,7 +38,7 @@ print(json.dumps({"class": type(model).__module__, "found": found}))
 """
 
 
-EXAMPLES = ("--output_dir runs/demo",)
+_EXAMPLES = ("--output_dir runs/demo",)
 
 
 @dataclass
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
         DemoArguments,
         argv,
         verb="demo",
-        examples=EXAMPLES,
+        examples=_EXAMPLES,
         description="From the docstrings of the Python packages here to a pretrained encoder and two classifiers.",
     )
     begun = time.monotonic()

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from clozebert.scripts._program import parse, run
 from clozebert.utils.errors import MissingPackageError, as_user_errors
 
-SUMMARY = (__doc__ or "").partition("\n")[0]
-EXAMPLES = ("encoder",)
+_SUMMARY = (__doc__ or "").partition("\n")[0]
+_EXAMPLES = ("encoder",)
 
 
 @dataclass
@@ -25,8 +25,8 @@ def main(argv: list[str] | None = None) -> None:
         DemoAppArguments,
         argv,
         verb="demo-app",
-        description=SUMMARY,
-        examples=EXAMPLES,
+        description=_SUMMARY,
+        examples=_EXAMPLES,
         first="model_name_or_path",
     )
     try:

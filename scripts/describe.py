@@ -28,7 +28,7 @@ DESCRIPTION = "Parameters, FLOPs and bytes of an encoder, part by part, as funct
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-EXAMPLES = (
+_EXAMPLES = (
     "bert-base --batch_size 16 --sequence_length 512",
     "encoder --text 'the cat sat on the mat'",
 )
@@ -53,7 +53,7 @@ class DescribeArguments:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, or draw the attention maps."""
     arguments = parse(
-        DescribeArguments, argv, verb="describe", description=DESCRIPTION, examples=EXAMPLES, first="config"
+        DescribeArguments, argv, verb="describe", description=DESCRIPTION, examples=_EXAMPLES, first="config"
     )
     for name in ("batch_size", "sequence_length"):
         value = getattr(arguments, name)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "Score a masked-LM model on held-out text and on minimal pairs."
 
 
-EXAMPLES = (
+_EXAMPLES = (
     "encoder --corpus corpus",
     "bert-base-cased --input held_out.txt",
 )
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv,
         verb="evaluate",
         description=DESCRIPTION,
-        examples=EXAMPLES,
+        examples=_EXAMPLES,
         first="model_name_or_path",
     )
     results = evaluate(arguments)

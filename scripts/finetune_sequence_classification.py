@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from clozebert.finetuning.arguments import SequenceArguments
 from clozebert.scripts._program import parse, run
 
-EXAMPLES = ("--model_name_or_path encoder --train_file train.csv --test_file test.csv --output_dir classifier",)
+_EXAMPLES = ("--model_name_or_path encoder --train_file train.csv --test_file test.csv --output_dir classifier",)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv,
         verb="finetune-sequence",
         description="Fine-tune an encoder to classify texts from CSV, TSV, JSON lines or Parquet.",
-        examples=EXAMPLES,
+        examples=_EXAMPLES,
     )
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.run import finetune

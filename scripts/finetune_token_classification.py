@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from clozebert.finetuning.arguments import TokenArguments
 from clozebert.scripts._program import parse, run
 
-EXAMPLES = ("--model_name_or_path encoder --train_file train.conllu --validation_file dev.conllu --output_dir tagger",)
+_EXAMPLES = ("--model_name_or_path encoder --train_file train.conllu --validation_file dev.conllu --output_dir tagger",)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv,
         verb="finetune-token",
         description="Fine-tune an encoder to tag words from CoNLL, CoNLL-U, JSON lines or Parquet.",
-        examples=EXAMPLES,
+        examples=_EXAMPLES,
     )
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.run import finetune

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from clozebert.scripts._program import parse, run
 from clozebert.utils.errors import as_user_errors
 
-SUMMARY = "Print where a launch configuration of Accelerate lies, for accelerate launch --config_file."
-EXAMPLES = ("gpus",)
+_SUMMARY = "Print where a launch configuration of Accelerate lies, for accelerate launch --config_file."
+_EXAMPLES = ("gpus",)
 
 
 @dataclass
@@ -28,8 +28,8 @@ def main(argv: list[str] | None = None) -> None:
         LaunchConfigArguments,
         argv,
         verb="launch-config",
-        description=SUMMARY,
-        examples=EXAMPLES,
+        description=_SUMMARY,
+        examples=_EXAMPLES,
         first="name",
     )
     from clozebert.configuration import launch_configuration

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clozebert.training.planning import Device
 
 DESCRIPTION = "Plan a pretraining run: parameters, FLOPs, memory by part, tokens/s, hours and cost."
-EXAMPLES = (
+_EXAMPLES = (
     "--config bert-base --max_steps 100000 --device h100 --num_devices 8 --price_per_hour 2.5",
     "--config small --corpus corpus --calibrate",
 )
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         words,
         verb="plan",
         description=DESCRIPTION,
-        examples=EXAMPLES,
+        examples=_EXAMPLES,
         notes=recipe_notes(),
         hints=hints(),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from clozebert.finetuning.arguments import PredictionArguments
 from clozebert.scripts._program import parse, run
 
-EXAMPLES = ("--model_name_or_path classifier --input texts.csv --output_file labels.jsonl",)
+_EXAMPLES = ("--model_name_or_path classifier --input texts.csv --output_file labels.jsonl",)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv,
         verb="predict",
         description="Predict with a fine-tuned model over files or lines of standard input.",
-        examples=EXAMPLES,
+        examples=_EXAMPLES,
     )
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.predict import predict

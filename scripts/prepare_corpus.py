@@ -21,7 +21,7 @@ DESCRIPTION = "Tokenize text into memory-mapped shards, ready for pretraining."
 _SHOWN_DOCUMENTS, _SHOWN_CHARACTERS = 3, 160
 
 
-EXAMPLES = ("--input my_text/ --tokenizer_name tokenizer --output_dir corpus",)
+_EXAMPLES = ("--input my_text/ --tokenizer_name tokenizer --output_dir corpus",)
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read, tokenize, write, and say what came of it."""
-    arguments = parse(Arguments, argv, verb="prepare-corpus", description=DESCRIPTION, examples=EXAMPLES)
+    arguments = parse(Arguments, argv, verb="prepare-corpus", description=DESCRIPTION, examples=_EXAMPLES)
 
     from clozebert.corpus.stage import Preparation
     from clozebert.utils.progress_bar import progress_bar

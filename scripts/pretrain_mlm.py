@@ -17,7 +17,7 @@ from typing import Any
 from clozebert.scripts._program import parse_flags, run
 
 DESCRIPTION = "Pretrain an encoder by masked-language modelling, on a corpus that prepare-corpus wrote."
-EXAMPLES = (
+_EXAMPLES = (
     "--config small --corpus corpus --tokenizer_name tokenizer --output_dir encoder",
     "--config small --help   (the same, with this recipe's values)",
 )
@@ -58,7 +58,7 @@ def _parse_flags(argv: Sequence[str] | None) -> dict[str, Any]:
         words,
         verb="pretrain",
         description=DESCRIPTION,
-        examples=EXAMPLES,
+        examples=_EXAMPLES,
         notes=[*recipe_notes(), "", "Further fields of the model can be set in a recipe file, under `model:`."],
         hints=hints(),
     )

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from clozebert.hub.publishing import Completion, Publication
 
 
-SUMMARY = (__doc__ or "").partition("\n")[0]
-EXAMPLES = ("tagger --repo_id my-org/my-tagger --dry_run",)
+_SUMMARY = (__doc__ or "").partition("\n")[0]
+_EXAMPLES = ("tagger --repo_id my-org/my-tagger --dry_run",)
 
 
 @dataclass
@@ -72,7 +72,9 @@ class PublishArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parse(PublishArguments, argv, verb="publish", description=SUMMARY, examples=EXAMPLES, first="directory")
+    arguments = parse(
+        PublishArguments, argv, verb="publish", description=_SUMMARY, examples=_EXAMPLES, first="directory"
+    )
     source = Path(arguments.directory)
     checkpoints = _checkpoints(arguments, source)
     completion = _completion(arguments)

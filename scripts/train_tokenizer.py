@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "Train a WordPiece, BPE or Unigram tokenizer on text."
 
 
-EXAMPLES = ("--input my_text/ --algorithm bpe --vocab_size 32768 --output_dir tokenizer",)
+_EXAMPLES = ("--input my_text/ --algorithm bpe --vocab_size 32768 --output_dir tokenizer",)
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read, train, save, and say how large the vocabulary became."""
-    arguments = parse(Arguments, argv, verb="train-tokenizer", description=DESCRIPTION, examples=EXAMPLES)
+    arguments = parse(Arguments, argv, verb="train-tokenizer", description=DESCRIPTION, examples=_EXAMPLES)
 
     from pathlib import Path
 

@@ -28,7 +28,7 @@ _LITTLE_TEXT = 20e6
 MOST_CPU_HOURS = 24.0
 
 
-def default_epochs(tokens: int, *, continued: bool = False) -> int:
+def epochs_by_text(tokens: int, *, continued: bool = False) -> int:
     """Passes over a corpus of `tokens` tokens; `continued`: from the weights of another model."""
     epochs = MOST_EPOCHS * (_TOKENS_OF_MOST_EPOCHS / max(tokens, 1)) ** (1 / 3)
     if continued:
@@ -36,7 +36,7 @@ def default_epochs(tokens: int, *, continued: bool = False) -> int:
     return max(1, min(MOST_EPOCHS, round(epochs)))
 
 
-def rows_of(corpora: "Mixture", *, max_seq_length: int) -> int:
+def rows_of_text(corpora: "Mixture", *, max_seq_length: int) -> int:
     """Rows in which all documents come once."""
     from ..corpus.packing import RowIndex
 
@@ -55,8 +55,8 @@ def length_by_text(arguments: PretrainingArguments, corpora: "Mixture") -> Pretr
         return arguments
     epochs = arguments.num_train_epochs
     if epochs is None:
-        epochs = default_epochs(corpora.num_tokens, continued=arguments.model_name_or_path is not None)
-    rows = epochs * rows_of(corpora, max_seq_length=arguments.max_seq_length)
+        epochs = epochs_by_text(corpora.num_tokens, continued=arguments.model_name_or_path is not None)
+    rows = epochs * rows_of_text(corpora, max_seq_length=arguments.max_seq_length)
     steps = max(1, int(rows / arguments.global_batch_size))
     if arguments.initial_global_batch_size is not None:
         # While the batch warms up a step takes fewer rows.
@@ -81,7 +81,7 @@ def length_lines(
     """
     lines = []
     if given.max_steps is None and given.num_train_epochs is None and given.max_minutes is None:
-        default = default_epochs(tokens, continued=given.model_name_or_path is not None)
+        default = epochs_by_text(tokens, continued=given.model_name_or_path is not None)
         lines.append(
             f"length: {epochs:.3g} epochs; the default for {_short(tokens)} tokens is {default} "
             f"(--num_train_epochs, --max_steps or --max_minutes change it)"
@@ -135,4 +135,4 @@ def _duration(hours: float) -> str:
     return f"{hours:,.1f} hours" if hours < 48 else f"{hours / 24:,.1f} days"
 
 
-__all__ = ["default_epochs", "hours_lines", "length_by_text", "length_lines", "rows_of"]
+__all__ = ["epochs_by_text", "hours_lines", "length_by_text", "length_lines", "rows_of_text"]

@@ -23,7 +23,7 @@ from .evaluation import evaluate_masked_lm
 
 # The name of a set of minimal pairs, and its pairs (acceptable, unacceptable).
 Paradigms = dict[str, list[tuple[str, str]]]
-Report = Callable[[int, int], object]
+_Report = Callable[[int, int], object]
 
 
 def score_frozen_masks(
@@ -35,7 +35,7 @@ def score_frozen_masks(
     masking: Masking | None = None,
     seed: int = 42,
     max_batches: int | None = None,
-    report: Report | None = None,
+    report: _Report | None = None,
 ) -> dict[str, float]:
     """Masked-LM loss (nats), perplexity and accuracy over a prepared split; see `evaluate_masked_lm`.
 
@@ -59,7 +59,7 @@ def score_frozen_masks(
     )
 
 
-def _reported(batches: Iterable[Any], total: int, report: Report | None) -> Iterator[Any]:
+def _reported(batches: Iterable[Any], total: int, report: _Report | None) -> Iterator[Any]:
     for done, batch in enumerate(batches, start=1):
         yield batch
         if report is not None:
@@ -73,7 +73,7 @@ def score_pseudo_perplexity(
     max_seq_length: int,
     max_documents: int | None = None,
     positions_per_document: int | None = None,
-    report: Report | None = None,
+    report: _Report | None = None,
 ) -> dict[str, float]:
     """exp(-(1/N) sum_t log p(x_t | x without x_t)) over the first documents of a split.
 
@@ -162,7 +162,7 @@ def score_minimal_pairs(
     paradigms: Paradigms,
     *,
     max_seq_length: int | None = None,
-    report: Report | None = None,
+    report: _Report | None = None,
 ) -> dict[str, Any]:
     """How often PLL(good) > PLL(bad), as in Salazar et al. 2020; a tie counts as wrong.
 

@@ -18,21 +18,21 @@ from clozebert.training.arguments import PretrainingArguments
 from clozebert.training.checkpoints import list_checkpoints
 from clozebert.training.checks import check_run
 from clozebert.training.initial_model import padded_vocabulary
-from clozebert.training.run_length import default_epochs, hours_lines, length_by_text, length_lines, rows_of
+from clozebert.training.run_length import epochs_by_text, hours_lines, length_by_text, length_lines, rows_of_text
 from clozebert.training.run_settings import make_config, split_settings, suit_continuing
 from clozebert.training.training_state import read_training_state
 
 
 def test_more_text_is_seen_less_often_but_gives_a_longer_run() -> None:
     sizes = [int(size) for size in np.geomspace(1e3, 1e13, 200)]
-    epochs = [default_epochs(size) for size in sizes]
+    epochs = [epochs_by_text(size) for size in sizes]
     assert epochs == sorted(epochs, reverse=True)
     assert (epochs[0], epochs[-1]) == (40, 1)
-    assert [default_epochs(int(size)) for size in (10e6, 100e6, 1e9, 10e9)] == [40, 19, 9, 4]
+    assert [epochs_by_text(int(size)) for size in (10e6, 100e6, 1e9, 10e9)] == [40, 19, 9, 4]
     seen = [size * each for size, each in zip(sizes, epochs, strict=True)]
     # Rounding to whole epochs costs at most half, from two to one.
     assert all(after > 0.5 * before for before, after in itertools.pairwise(seen))
-    assert [default_epochs(int(size), continued=True) for size in (1e6, 10e6, 100e6, 1e12)] == [10, 10, 9, 1]
+    assert [epochs_by_text(int(size), continued=True) for size in (1e6, 10e6, 100e6, 1e12)] == [10, 10, 9, 1]
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +63,10 @@ def test_every_recipe_with_the_commands_of_the_readme(texts: dict[str, Path], re
     epochs = (
         run.phases[0].arguments.num_steps
         * arguments.global_batch_size
-        / rows_of(run.mixtures[0], max_seq_length=arguments.max_seq_length)
+        / rows_of_text(run.mixtures[0], max_seq_length=arguments.max_seq_length)
     )
     tokens = run.mixtures[0].num_tokens
-    assert 0.8 * default_epochs(tokens) < epochs <= default_epochs(tokens) <= 40
+    assert 0.8 * epochs_by_text(tokens) < epochs <= epochs_by_text(tokens) <= 40
     assert run.configs[0].vocab_size == 128
     assert all(0 <= getattr(run.configs[0], name) < 70 for name in ("pad_token_id", "mask_token_id", "cls_token_id"))
     shape = run.phases[0].arguments
@@ -76,7 +76,7 @@ def test_every_recipe_with_the_commands_of_the_readme(texts: dict[str, Path], re
 
 def test_lengths_that_are_given(texts: dict[str, Path]) -> None:
     mixture = Mixture([str(texts["small"])])
-    rows = rows_of(mixture, max_seq_length=128)
+    rows = rows_of_text(mixture, max_seq_length=128)
 
     def steps(**changes: Any) -> int:
         values = {"corpus": "c", "tokenizer_name": "t", "output_dir": "o", "global_batch_size": 16, **changes}
