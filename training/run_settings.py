@@ -91,8 +91,8 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
 
 def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
     """Where a flag changes a recipe's length, its warm-ups and decay keep their share of it."""
-    lengths = [name for name in ("max_steps", "num_train_epochs", "max_minutes") if name in flags]
-    if not lengths:
+    # Beside max_minutes, max_steps says what warm-ups and decay are shares of.
+    if "max_steps" not in flags and "num_train_epochs" not in flags:
         return
     recipe.pop("num_train_epochs", None)
     before = recipe.pop("max_steps", None)

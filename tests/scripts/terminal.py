@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import itertools
 import os
 import pty
 import re
@@ -158,32 +159,36 @@ def main(folder: Path, text: Path) -> None:
     if not classifier.is_dir():
         call("finetune-sequence", "--model_name_or_path", str(model), "--train_file", str(table), "--max_steps", "2",
              "--output_dir", str(classifier))  # fmt: skip
-    out = ["--output_dir", str(folder / f"out-{time.time_ns()}")]
+    numbers = itertools.count(time.time_ns())
+
+    def out() -> list[str]:
+        return ["--output_dir", str(folder / f"out-{next(numbers)}")]
+
     run = ["--corpus", str(corpus), "--tokenizer_name", str(tokenizer)]
     bar, loading = r"\d+%\|", "loading"
     tune = ["--model_name_or_path", str(model), "--train_file"]
     print("\n".join(measure({
-        "train-tokenizer, reading": (["train-tokenizer", "--input", str(text), *out], after(bar, 0.5)),
-        "train-tokenizer, training": (["train-tokenizer", "--input", str(text), "--algorithm", "unigram", *out],
+        "train-tokenizer, reading": (["train-tokenizer", "--input", str(text), *out()], after(bar, 0.05)),
+        "train-tokenizer, training": (["train-tokenizer", "--input", str(text), "--algorithm", "unigram", *out()],
                                       after(r"00:00:0\d\]", 1.0)),
-        "prepare-corpus": (["prepare-corpus", "--input", str(text), "--tokenizer_name", str(tokenizer), *out],
+        "prepare-corpus": (["prepare-corpus", "--input", str(text), "--tokenizer_name", str(tokenizer), *out()],
                            after(bar, 1.0)),
-        "pretrain, loading": (["pretrain", "--config", "small", *run, *out], after(loading, 1.0)),
-        "pretrain, training": (["pretrain", "--config", "small", *run, *out], after(r"0%\|", 6.0)),
+        "pretrain, loading": (["pretrain", "--config", "small", *run, *out()], after(loading, 1.0)),
+        "pretrain, training": (["pretrain", "--config", "small", *run, *out()], after(r"0%\|", 6.0)),
         "plan --calibrate": (["plan", "--config", "small", "--calibrate"], after(bar, 2.0)),
         "evaluate": (["evaluate", str(model), "--corpus", str(corpus), "--pseudo_perplexity_documents", "1000"],
                      after(bar, 3.0)),
-        "finetune-sequence": (["finetune-sequence", *tune, str(table), *out], after(bar, 2.0)),
-        "finetune-token": (["finetune-token", *tune, str(conll), *out], after(bar, 2.0)),
+        "finetune-sequence": (["finetune-sequence", *tune, str(table), *out()], after(bar, 2.0)),
+        "finetune-token": (["finetune-token", *tune, str(conll), *out()], after(bar, 2.0)),
         "predict": (["predict", "--model_name_or_path", str(classifier), "--input", str(many), "--output_file",
                      str(folder / "predicted.jsonl")], after(bar, 1.0)),
         "grow": (["grow", "--model_name_or_path", str(model), "--input", str(sample), "--num_hidden_layers", "8",
-                  "--num_texts", "2000", *out], after(bar, 1.0)),
-        "adapt": (["adapt", "--model_name_or_path", str(model), "--input", str(sample), *out], after(loading, 8.0)),
-        "convert": (["convert", "--input", str(model), "--to", "native", *out], after(loading, 1.0)),
+                  "--num_texts", "2000", *out()], after(bar, 1.0)),
+        "adapt": (["adapt", "--model_name_or_path", str(model), "--input", str(sample), *out()], after(loading, 8.0)),
+        "convert": (["convert", "--input", str(model), "--to", "native", *out()], after(loading, 1.0)),
         "describe": (["describe", "bert-base"], after(loading, 1.0)),
         "publish --dry_run": (["publish", str(model), "--repo_id", "a/b", "--dry_run"], after(loading, 6.0)),
-        "demo": (["demo", *out], after(loading, 12.0)),
+        "demo": (["demo", *out()], after(loading, 12.0)),
     })))  # fmt: skip
 
 

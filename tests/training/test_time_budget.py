@@ -90,7 +90,7 @@ def test_timing_takes_medians_after_a_warm_up_and_ends() -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_it_is_a_run_of_that_many_steps(prepared: Path, tmp_path: Path, processes: int) -> None:
     """The weights are those of a run that was given the number, and so are they after a kill and a resume."""
-    run = {"config": write_recipe(tmp_path), "optimizer": "muon", "max_minutes": 0.06}
+    run = {"config": write_recipe(tmp_path), "warmup_steps": 10, "optimizer": "muon", "max_minutes": 0.06}
     begun = time.monotonic()
     assert run_forked(prepared, tmp_path / "timed", processes=processes, **run) == [0] * processes
     taken = time.monotonic() - begun
@@ -100,7 +100,7 @@ def test_it_is_a_run_of_that_many_steps(prepared: Path, tmp_path: Path, processe
     print(f"{steps} steps in {taken:.1f} s")
     assert state.step == steps > 20
     expected = PretrainingArguments(**settings(prepared, output_dir="o", **RUN)).of_length(steps)
-    given: dict[str, Any] = {
+    given = {
         name: getattr(expected, name)
         for name in ("max_steps", "warmup_steps", "decay_steps", "eval_steps", "save_steps")
     }
