@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pretraining_helpers import MODEL, REPOSITORY, flags, log_of, run_forked, settings
+from pretraining_helpers import MODEL_FLAGS, REPOSITORY, flags, log_of, run_forked, settings
 
 from clozebert.training import evaluation
 from clozebert.training.damage import find_damage
@@ -43,7 +43,7 @@ def start(
     programs: list[subprocess.Popen[str]], folder: Path, output_dir: Path, *, processes: int = 1, **changes: Any
 ) -> subprocess.Popen[str]:
     """pretrain in a session of its own, after its first steps."""
-    arguments = flags({**MODEL, **settings(folder, output_dir=output_dir, **{**LONG, **changes})})
+    arguments = flags({**MODEL_FLAGS, **settings(folder, output_dir=output_dir, **{**LONG, **changes})})
     command = [sys.executable, "-m", "clozebert.scripts.pretrain_mlm", *arguments]
     if processes > 1:
         launch = REPOSITORY / "configuration" / "accelerate_cpu.yaml"
@@ -57,13 +57,14 @@ def start(
             command, env=environment, stdout=shown, stderr=shown, text=True, start_new_session=True
         )
     programs.append(program)
-    wait_until(lambda: (output_dir / "training_log.jsonl").exists() and len(log_of(output_dir)) > 3, 120, log)
+    wait_until(lambda: (output_dir / "training_log.jsonl").exists() and len(log_of(output_dir)) > 3, 120, log, program)
     return program
 
 
-def wait_until(is_so: Any, seconds: float, log: Path) -> None:
+def wait_until(is_so: Any, seconds: float, log: Path, program: subprocess.Popen[str] | None = None) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
+        assert program is None or program.poll() is None, log.read_text()[-3000:]
         assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.2)
 
