@@ -6,6 +6,7 @@ environment switches all of them off. The two agree within rounding, for every h
 
     shortcut                     where                                what it spares (docs/speed.md, docs/LOG.md)
     linear, with its activation  bf16 inference, CPU                  two passes over the output
+    linear_together              CUDA                                 reading x, and adding its gradient, for each layer
     cast_once                    autocast                             a cast of x by each linear layer that reads it
     dropout from 16 bits         training, CPU                        three quarters of the random numbers
     rotate, with its gradient    training                             PyTorch's passes over the formula's gradient
@@ -21,7 +22,7 @@ Shapes: B rows, T tokens, N tokens of a packed run, D hidden size, H heads, K he
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -110,6 +111,39 @@ def linear(
         return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, kind, [], variant)
     x = layer(x)
     return x if activation is None else activation(x)
+
+
+def linear_together(layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """[layer(x) for layer in layers]; on CUDA as one matmul, by the layers' weights laid end to end.
+
+    The parameters stay as they are: only what is multiplied is joined, in the precision of the matmul, where each
+    forward pass casts the weights anyway.
+    """
+    if len(layers) == 1 or not _can_join(layers, x):
+        return [linear(layer, x) for layer in layers]
+    dtype = matmul_dtype(x)
+    weight, bias = (
+        None if parts[0] is None else torch.cat([part.to(dtype) for part in parts])
+        for parts in ([layer.weight for layer in layers], [layer.bias for layer in layers])
+    )
+    return F.linear(x, weight, bias).split([layer.weight.shape[0] for layer in layers], dim=-1)  # type: ignore[arg-type]
+
+
+def _can_join(layers: Sequence[nn.Module], x: torch.Tensor) -> bool:
+    """Whether all layers are plain ones on CUDA, alike in type and bias, and no parameter is of a class of its own."""
+    if (
+        x.device.type != "cuda"
+        or is_plain()
+        or is_transformed()
+        or not all(_is_plain_linear(layer) for layer in layers)
+    ):
+        return False
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    has_bias = biases[0] is not None
+    return all(type(weight) in (nn.Parameter, torch.Tensor) for weight in weights) and all(
+        (bias is not None) == has_bias and weight.dtype == weights[0].dtype
+        for weight, bias in zip(weights, biases, strict=True)
+    )
 
 
 def _is_plain_linear(layer: nn.Module) -> bool:
@@ -340,6 +374,6 @@ def _rows_at_once(logits_MC: torch.Tensor) -> int:
 
 
 __all__ = [
-    "Dropout", "attend", "cast_once", "dropout", "is_plain", "is_traced", "is_transformed", "linear",
+    "Dropout", "attend", "cast_once", "dropout", "is_plain", "is_traced", "is_transformed", "linear", "linear_together",
     "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "summed_cross_entropy", "values_of",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """How a run is laid over a machine: processes, compilation, determinism, signals."""
 
 import contextlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..utils.device import choose_precision, has_fast_bf16
+from ..utils.device import choose_precision, find_device, has_fast_bf16
 from ..utils.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -32,9 +33,9 @@ def make_accelerator(*, mixed_precision: str, use_cpu: bool, report_to: list[str
     from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.state import AcceleratorState
 
-    use_cpu = use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    device = find_device(use_cpu=use_cpu)
+    use_cpu = device.type == "cpu"
     _check_launch(use_cpu=use_cpu)
-    device = torch.device("cpu" if use_cpu else "cuda" if torch.cuda.is_available() else "mps")
     precision = choose_precision(mixed_precision, device)
     # Accelerate keeps one precision for the whole process; a second run in it may want another.
     if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
@@ -63,12 +64,33 @@ def _check_launch(*, use_cpu: bool) -> None:
         raise UserError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")
 
 
-def compile_model(model: torch.nn.Module, device: torch.device) -> None:
-    """Have `model` compiled at its first call, for any number of tokens; without a C++ compiler: a warning."""
+def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
+    """Whether to compile: as wanted, or, where nothing was said, on CUDA with a compiler for it (Triton)."""
+    if wanted is not None:
+        return wanted
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (7, 0):
+        return False
+    if importlib.util.find_spec("triton") is None:
+        logger.warning("training is not compiled: torch.compile on CUDA needs Triton (pip install triton)")
+        return False
+    return True
+
+
+def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor") -> None:
+    """Have the parts of a masked-LM model compiled at their first call, for any number of tokens and documents.
+
+    Layers of one kind share a graph, so there are few: the embeddings, a layer of each kind, the head with its loss.
+    Without a C++ compiler on a CPU: a warning.
+    """
     if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl")):
         logger.warning("torch_compile needs a C++ compiler on the CPU, and there is none: running without it")
         return
-    model.compile(dynamic=True)
+    # Kinds of layers, with and without a gradient, in each phase: beyond the limit PyTorch would stop to compile.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    # Functions and not modules: hooks, such as FSDP's, stay outside.
+    parts = [(model.model.embeddings, "forward"), *((layer, "forward") for layer in model.model.layers)]
+    for module, name in [*parts, (model, "predict")]:
+        setattr(module, name, torch.compile(getattr(module, name), dynamic=True, backend=backend))
 
 
 def make_deterministic() -> None:
@@ -80,7 +102,8 @@ def make_deterministic() -> None:
 
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Make dropout a function of (seed, step, process): there is no generator state to save."""
-    torch.manual_seed((seed * 1_000_003 + step) * 65_537 + rank)
+    # A generator's seed has 64 bits; without the remainder a seed from 280 million on has more.
+    torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**64)
 
 
 class StopRequest:
