@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 
@@ -122,32 +123,28 @@ def device(capability: tuple[int, int] = (8, 0), *, records: bool = True) -> Ite
             call.result = function(*args, **(kwargs or {}))
             return call.result
 
-    real = torch.cuda.get_device_capability
-    torch.cuda.get_device_capability = lambda device=None: capability  # type: ignore[assignment]
-    try:
-        with FakeTensorMode(), Recorder() if records else contextlib.nullcontext():
-            yield calls
-    finally:
-        torch.cuda.get_device_capability = real
+    stubs = {
+        "get_device_capability": lambda device=None: capability,
+        "is_bf16_supported": lambda including_emulation=True: capability >= (8, 0) or including_emulation,
+    }
+    with contextlib.ExitStack() as stack:
+        # Autocast asks, and so does whoever enters it again to compute again.
+        stack.enter_context(
+            mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False)
+        )
+        for name, stub in stubs.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, stub))
+        stack.enter_context(FakeTensorMode())
+        if records:
+            stack.enter_context(Recorder())
+        yield calls
 
 
-@contextlib.contextmanager
-def autocast(dtype: Any) -> Iterator[None]:
-    """CUDA's autocast, which `torch.autocast` refuses where there is no CUDA."""
+def autocast(dtype: Any) -> Any:
+    """CUDA's autocast; None: none."""
     import torch
 
-    was = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    torch.set_autocast_enabled("cuda", dtype is not None)
-    if dtype is not None:
-        torch.set_autocast_dtype("cuda", dtype)
-    torch.autocast_increment_nesting()
-    try:
-        yield
-    finally:
-        if torch.autocast_decrement_nesting() == 0:
-            torch.clear_autocast_cache()
-        torch.set_autocast_enabled("cuda", was[0])
-        torch.set_autocast_dtype("cuda", was[1])
+    return torch.autocast("cuda", dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 # What makes a host wait for its device: values or shapes that only the device knows.

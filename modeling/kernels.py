@@ -130,7 +130,7 @@ def linear_together(layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[to
 
 
 def _can_join(layers: Sequence[nn.Module], x: torch.Tensor) -> bool:
-    """Whether all layers are plain ones on CUDA, alike in type and bias, and no parameter is of a class of its own."""
+    """Whether all layers are plain ones on CUDA, alike in type and bias; no weight is sharded or quantised."""
     if (
         x.device.type != "cuda"
         or is_plain()
@@ -140,7 +140,7 @@ def _can_join(layers: Sequence[nn.Module], x: torch.Tensor) -> bool:
         return False
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
     has_bias = biases[0] is not None
-    return all(type(weight) in (nn.Parameter, torch.Tensor) for weight in weights) and all(
+    return not any(hasattr(type(weight), "__tensor_flatten__") for weight in weights) and all(
         (bias is not None) == has_bias and weight.dtype == weights[0].dtype
         for weight, bias in zip(weights, biases, strict=True)
     )

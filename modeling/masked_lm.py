@@ -87,22 +87,32 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(*inputs, read_positions=masked_positions, **kwargs)
         x = outputs.last_hidden_state
-        loss, logits = self.predict(x if masked_positions is None else x[0], labels, num_items_in_batch)
+        x = x if masked_positions is None else x[0]
+        loss, logits = self.predict(x, labels, num_items_in_batch, loss_only=loss_only)
         return MaskedLMOutput(
             loss=loss,  # type: ignore[arg-type]
-            logits=None if loss_only else logits,  # type: ignore[arg-type]
+            logits=logits,  # type: ignore[arg-type]
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
 
     def predict(
-        self, x: torch.Tensor, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Loss and logits at states [..., D]: together, so that a compiled loss never stores its float32 copies."""
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None,
+        *,
+        loss_only: bool = False,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Loss and logits at states [..., D].
+
+        One function, so that it is one graph when compiled. Logits that a graph returns have a gradient, of zeros.
+        """
         logits = self.decoder(self.head(x))
         if labels is None:
-            return None, logits
-        return cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items_in_batch), logits
+            return None, None if loss_only else logits
+        loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items_in_batch)
+        return loss, None if loss_only else logits
 
 
 __all__ = ["ClozeBertForMaskedLM"]

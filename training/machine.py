@@ -76,7 +76,7 @@ def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
     return True
 
 
-def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor") -> None:
+def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor", dynamic: bool = True) -> None:
     """Have the parts of a masked-LM model compiled at their first call, for any number of tokens and documents.
 
     Layers of one kind share a graph, so there are few: the embeddings, a layer of each kind, the head with its loss.
@@ -90,7 +90,7 @@ def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor"
     # Functions and not modules: hooks, such as FSDP's, stay outside.
     parts = [(model.model.embeddings, "forward"), *((layer, "forward") for layer in model.model.layers)]
     for module, name in [*parts, (model, "predict")]:
-        setattr(module, name, torch.compile(getattr(module, name), dynamic=True, backend=backend))
+        setattr(module, name, torch.compile(getattr(module, name), dynamic=dynamic, backend=backend))
 
 
 def make_deterministic() -> None:
