@@ -87,6 +87,12 @@ def cast_once(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.get_autocast_dtype(kind))
 
 
+def keep_wide(x: torch.Tensor) -> torch.Tensor:
+    """x in float32 where autocast is on: sums of layers are, even if the weights come in half precision (FSDP)."""
+    is_narrow = x.dtype in HALF_PRECISION and torch.is_autocast_enabled(x.device.type)
+    return x.float() if is_narrow else x
+
+
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
     """The type in which x is multiplied here: autocast's, or its own."""
     kind = x.device.type
@@ -374,6 +380,6 @@ def _rows_at_once(logits_MC: torch.Tensor) -> int:
 
 
 __all__ = [
-    "Dropout", "attend", "cast_once", "dropout", "is_plain", "is_traced", "is_transformed", "linear", "linear_together",
-    "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "summed_cross_entropy", "values_of",
+    "Dropout", "attend", "cast_once", "dropout", "is_plain", "is_traced", "is_transformed", "keep_wide", "linear",
+    "linear_together", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "summed_cross_entropy", "values_of",
 ]  # fmt: skip

@@ -101,7 +101,7 @@ class PretrainingArguments:
 
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _field("auto", "auto: bf16 where it is fast")
     gradient_checkpointing: bool = _field(False, "recompute activations in the backward pass: less memory, more time")
-    torch_compile: bool = _field(False, "compile the model with torch.compile")
+    torch_compile: bool | None = _field(None, "compile the model with torch.compile (default: on CUDA)")
     use_cpu: bool = _field(False, "stay on the CPU although there is an accelerator")
     full_determinism: bool = _field(False, "only deterministic kernels (slower on GPUs)")
     dataloader_num_workers: int = _field(0, "processes that make batches; 0: a background thread")
