@@ -3,7 +3,6 @@
 import math
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError
+from ..utils.files import WriteCard
 from .arguments import (
     FinetuningArguments,
     default_batch_size,
@@ -42,8 +42,6 @@ from .search import search_hyperparameters
 from .tasks import Task
 from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, QuietProgress, make_collator
 from .windows import PackedCollator, WindowMaker
-
-WriteCard = Callable[[str, dict[str, Any]], None]
 
 
 def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = None) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def linear(
     return x if activation is None else activation(x)
 
 
-def linear_together(layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[torch.Tensor]:
+def linear_together(layers: Sequence[Any], x: torch.Tensor) -> Sequence[torch.Tensor]:
     """[layer(x) for layer in layers]; on CUDA as one matmul, by the layers' weights laid end to end.
 
     The parameters stay as they are: only what is multiplied is joined, in the precision of the matmul, where each
@@ -132,10 +132,10 @@ def linear_together(layers: Sequence[nn.Module], x: torch.Tensor) -> Sequence[to
         None if parts[0] is None else torch.cat([part.to(dtype) for part in parts])
         for parts in ([layer.weight for layer in layers], [layer.bias for layer in layers])
     )
-    return F.linear(x, weight, bias).split([layer.weight.shape[0] for layer in layers], dim=-1)  # type: ignore[arg-type]
+    return F.linear(x, weight, bias).split([layer.weight.shape[0] for layer in layers], dim=-1)
 
 
-def _can_join(layers: Sequence[nn.Module], x: torch.Tensor) -> bool:
+def _can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
     """Whether all layers are plain ones on CUDA, alike in type and bias; no weight is sharded or quantised."""
     if (
         x.device.type != "cuda"
@@ -381,5 +381,6 @@ def _rows_at_once(logits_MC: torch.Tensor) -> int:
 
 __all__ = [
     "Dropout", "attend", "cast_once", "dropout", "is_plain", "is_traced", "is_transformed", "keep_wide", "linear",
-    "linear_together", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "summed_cross_entropy", "values_of",
+    "linear_together", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate",
+    "summed_cross_entropy", "values_of",
 ]  # fmt: skip

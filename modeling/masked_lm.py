@@ -90,8 +90,8 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         x = x if masked_positions is None else x[0]
         loss, logits = self.predict(x, labels, num_items_in_batch, loss_only=loss_only)
         return MaskedLMOutput(
-            loss=loss,  # type: ignore[arg-type]
-            logits=logits,  # type: ignore[arg-type]
+            loss=loss,
+            logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

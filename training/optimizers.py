@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ..utils.errors import UserError
 from .arguments import PretrainingArguments
 from .muon import Muon
 
@@ -136,13 +137,19 @@ def _has_fused_adamw(parameters: Iterable[nn.Parameter]) -> bool:
     )
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The whole state as `{"exp_avg/NAME": tensor}`, unsharded, on the CPU. Every process of a run must call it."""
+def optimizer_state(optimizer: torch.optim.Optimizer, *, keep: bool = True) -> dict[str, torch.Tensor]:
+    """The whole state as `{"exp_avg/NAME": tensor}`, unsharded, on the CPU. Every process of a run must call it.
+
+    A process that has no use for it does not `keep` it: it takes part in the gathering, and copies nothing.
+    """
     tensors = {}
     for group in optimizer.param_groups:
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
             for key, value in optimizer.state.get(parameter, {}).items():
-                tensors[f"{key}/{name}"] = whole_tensor(value)
+                if keep:
+                    tensors[f"{key}/{name}"] = whole_tensor(value)
+                elif isinstance(value, DTensor):
+                    value.full_tensor()
     return tensors
 
 
@@ -161,14 +168,14 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, to
     for full_name, value in tensors.items():
         key, _, name = full_name.partition("/")
         if name not in place:
-            raise ValueError(f"the optimizer state holds {name!r}, which the model has not")
+            raise UserError(f"the optimizer state holds {name!r}, which the model has not")
         parameter, group = place[name]
         if value.dim() == 0:
             # AdamW counts steps in a scalar, on the device only where its fused or capturable kernel reads it.
             on_device = group.get("fused") or group.get("capturable")
             placed = value.to(parameter.device) if on_device else value.clone()
         elif value.shape != parameter.shape:
-            raise ValueError(
+            raise UserError(
                 f"the optimizer state of {name!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}"
             )
         elif isinstance(parameter, DTensor):
@@ -176,6 +183,17 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, to
         else:
             placed = value.to(parameter.device, copy=True)
         optimizer.state[parameter][key] = placed
+    _check_complete(optimizer)
+
+
+def _check_complete(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a parameter that has a part of the state that others of its group have."""
+    for group in optimizer.param_groups:
+        keys = {key for parameter in group["params"] for key in optimizer.state.get(parameter, {})}
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            found = optimizer.state.get(parameter, {}).keys()
+            if found and (missing := sorted(keys - found)):
+                raise UserError(f"the optimizer state has no {missing[0]} of {name!r}")
 
 
 def whole_tensor(value: Any) -> torch.Tensor:
@@ -186,12 +204,19 @@ def whole_tensor(value: Any) -> torch.Tensor:
     return tensor.to("cpu", copy=True).contiguous()
 
 
-def whole_weights(model: nn.Module) -> dict[str, torch.Tensor] | None:
+def whole_weights(model: nn.Module, *, keep: bool = True) -> dict[str, torch.Tensor] | None:
     """The weights of a sharded model as ordinary tensors on the CPU; None where they lie whole in the model already.
 
-    Every process of a run must call it. Of tied weights only the one that is stored appears.
+    Every process of a run must call it; one that does not `keep` them copies nothing. Of tied weights only the one that
+    is stored appears.
     """
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return None
     tied = set(getattr(model, "all_tied_weights_keys", {}))
-    return {name: whole_tensor(value) for name, value in model.state_dict().items() if name not in tied}
+    weights: dict[str, Any] = {name: value for name, value in model.state_dict().items() if name not in tied}
+    if keep:
+        return {name: whole_tensor(value) for name, value in weights.items()}
+    for value in weights.values():
+        if isinstance(value, DTensor):
+            value.detach().full_tensor()
+    return {}
