@@ -128,10 +128,8 @@ def linear_together(layers: Sequence[Any], x: torch.Tensor) -> Sequence[torch.Te
     if len(layers) == 1 or not _can_join(layers, x):
         return [linear(layer, x) for layer in layers]
     dtype = matmul_dtype(x)
-    weight, bias = (
-        None if parts[0] is None else torch.cat([part.to(dtype) for part in parts])
-        for parts in ([layer.weight for layer in layers], [layer.bias for layer in layers])
-    )
+    weight = torch.cat([layer.weight.to(dtype) for layer in layers])
+    bias = None if layers[0].bias is None else torch.cat([layer.bias.to(dtype) for layer in layers])
     return F.linear(x, weight, bias).split([layer.weight.shape[0] for layer in layers], dim=-1)
 
 

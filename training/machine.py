@@ -41,9 +41,8 @@ def make_accelerator(
     # Accelerate keeps one precision for the whole process; a second run in it may want another.
     if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
         AcceleratorState._reset_state()
-    is_sharded = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     accelerator = Accelerator(
-        fsdp_plugin=sharding(precision) if is_sharded else None,
+        fsdp_plugin=sharding(precision) if _is_sharded() else None,
         cpu=use_cpu,
         mixed_precision=precision,
         log_with=report_to or None,
@@ -58,6 +57,11 @@ def make_accelerator(
     if accelerator.num_processes != launched:
         raise UserError(f"{launched} processes were launched, but Accelerate runs {accelerator.num_processes}")
     return accelerator
+
+
+def _is_sharded() -> bool:
+    """Whether the launcher was asked for FSDP."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def sharding(precision: str) -> Any:
@@ -87,15 +91,18 @@ def _check_launch(*, use_cpu: bool) -> None:
             "accelerate launch was asked for several processes but started one: on CPUs it needs a configuration file "
             "with `distributed_type: MULTI_GPU` and `use_cpu: true` (see docs/pretraining.md)"
         )
-    if use_cpu and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+    if use_cpu and _is_sharded():
         raise UserError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")
 
 
 def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
-    """Whether to compile: as wanted, or, where nothing was said, on CUDA with a compiler for it (Triton)."""
+    """Whether to compile: as wanted, or, where nothing was said, on CUDA with a compiler for it (Triton).
+
+    Not a sharded model: FSDP's hooks would stand within the graphs, and nobody has tried it.
+    """
     if wanted is not None:
         return wanted
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (7, 0):
+    if device.type != "cuda" or _is_sharded() or torch.cuda.get_device_capability(device) < (7, 0):
         return False
     if importlib.util.find_spec("triton") is None:
         logger.warning("training is not compiled: torch.compile on CUDA needs Triton (pip install triton)")

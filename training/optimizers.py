@@ -218,5 +218,5 @@ def whole_weights(model: nn.Module, *, keep: bool = True) -> dict[str, torch.Ten
         return {name: whole_tensor(value) for name, value in weights.items()}
     for value in weights.values():
         if isinstance(value, DTensor):
-            value.detach().full_tensor()
+            value.full_tensor()
     return {}
