@@ -1,5 +1,6 @@
-"""What mkdocs does beside its own work: pages that lie outside docs/, and a view of the package without all else."""
+"""What mkdocs does beside its own work: pages from outside docs/, tables of flags, and the package by itself."""
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK = re.compile(r"(\]\()([^)#\s]+)")
+_FIELDS = re.compile(r"<!-- fields of (\w+) in (\S+) -->")
 
 
 def on_startup(**_: Any) -> None:
@@ -34,8 +36,26 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn links to files outside docs/ into links to their copies."""
+    """Turn links to files outside docs/ into links to their copies, and marks into tables of fields."""
+    markdown = _FIELDS.sub(lambda match: table_of_fields(ROOT / match.group(2), match.group(1)), markdown)
     return markdown if "/" in page.file.src_uri else _LINK.sub(_to_copy, markdown)
+
+
+def table_of_fields(path: Path, class_name: str) -> str:
+    """The fields of a dataclass of flags: names, types, and their help texts, which stand in a call beside each.
+
+    The file is read and not imported, so that a build needs neither torch nor transformers.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    rows = ["| field | type | meaning |", "| --- | --- | --- |"]
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
+            constants = [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+            text = max((value for value in constants if isinstance(value, str)), key=len, default="")
+            kind, meaning = (value.replace("|", "\\|") for value in (ast.unparse(node.annotation), text))
+            rows.append(f"| `{node.target.id}` | `{kind}` | {meaning} |")
+    return "\n".join(rows)
 
 
 def _from_root(match: re.Match[str]) -> str:

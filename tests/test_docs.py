@@ -1,5 +1,6 @@
 """The documentation: it builds without a warning, its links and commands exist, and its words are spelt right."""
 
+import dataclasses
 import importlib
 import os
 import re
@@ -43,6 +44,8 @@ def test_the_site_holds_every_page_and_asks_no_other_server(site: Path) -> None:
             r'<(?:script|img|link|iframe)[^>]+(?:src|href)="(https?://[^"]+)"', page.read_text("utf-8")
         )
         assert not fetched, (page, fetched)
+        for picture in re.findall(r'<img[^>]+src="([^"]+)"', page.read_text("utf-8")):
+            assert (page.parent / picture).exists(), (page, picture)
 
 
 def test_the_reference_shows_every_public_name(site: Path) -> None:
@@ -54,6 +57,19 @@ def test_the_reference_shows_every_public_name(site: Path) -> None:
         for name in package.__all__:
             if not name.startswith("__"):
                 assert f'id="{package.__name__}.{name}"' in shown, f"{package.__name__}.{name}"
+
+
+def test_the_reference_explains_every_field_of_a_run(site: Path) -> None:
+    from clozebert.finetuning.arguments import SequenceArguments, TokenArguments
+    from clozebert.training import PretrainingArguments
+
+    shown = "".join((site / "api" / f"{name}.html").read_text("utf-8") for name in ("training", "finetuning"))
+    for kind in (PretrainingArguments, SequenceArguments, TokenArguments):
+        for field in dataclasses.fields(kind):
+            row = rf"<td><code>{field.name}</code></td>\s*<td>.*?</td>\s*<td>(.*?)</td>"
+            meaning = re.search(row, shown, flags=re.DOTALL)
+            assert meaning, field.name
+            assert meaning.group(1).strip(), field.name
 
 
 def test_the_words_are_spelt_right() -> None:

@@ -55,8 +55,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(files, dict):
         raise DamageError("manifest.json has no list of files")
     for name, entry in files.items():
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
+        if not _is_inside(name):
             raise DamageError(f"manifest.json names {name!r}, which is no file of the checkpoint")
         is_whole = isinstance(entry, dict) and type(entry.get("size")) is int
         if not is_whole or not _SHA256.fullmatch(str(entry.get("sha256"))):
@@ -65,6 +64,12 @@ def _read_manifest(checkpoint: Path) -> dict[str, dict[str, Any]]:
         if name not in files:
             raise DamageError(f"manifest.json does not name {name}")
     return files
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name of a manifest stays in its folder, on every system."""
+    path = PurePosixPath(name)
+    return not (path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name)
 
 
 def _check_file(checkpoint: Path, name: str, expected: dict[str, Any]) -> str:

@@ -87,8 +87,7 @@ class Pretraining:
         checkpoint, tensors, index = None, None, 0
         self.state = TrainingState(step=0)
         if not self.dry_run:
-            on_main_process(self.accelerator, self.output.take)
-            checkpoint = on_main_process(self.accelerator, lambda: find_checkpoint(arguments))
+            checkpoint = on_main_process(self.accelerator, lambda: find_checkpoint(arguments, take=self.output.take))
         if checkpoint is not None:
             self.state, tensors = read_training_state(checkpoint)
         self._evaluated_at = self.state.evaluation.get("step")  # the last evaluation that was tried
@@ -192,16 +191,15 @@ class Pretraining:
             self.log.advance()
             if self._is_due(arguments.logging_steps) or state.step == phase.last_step:
                 self._log_training(watch)
-            if self.dry_run:
-                continue
-            if stopping:
-                return True
-            # Before the evaluation, so that nothing is lost to it.
-            if self._is_due(arguments.save_steps):
-                self.save_checkpoint()
-            if self._is_due(arguments.eval_steps) and self.evaluate():
+            if not self.dry_run and (stopping or self._save_and_evaluate()):
                 return True
         return False if self.dry_run else self._close_phase()
+
+    def _save_and_evaluate(self) -> bool:
+        """What is due after a step; saved first, so that nothing is lost to an evaluation. Whether a signal came."""
+        if self._is_due(self.setup.arguments.save_steps):
+            self.save_checkpoint()
+        return self._is_due(self.setup.arguments.eval_steps) and self.evaluate()
 
     def _was_killed_before_evaluating(self) -> bool:
         """Whether the checkpoint that the run goes on from was saved, but the evaluation of its step not done."""

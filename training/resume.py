@@ -1,6 +1,7 @@
 """Going on with a run: which checkpoint, and whether it belongs to this run."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from ..configuration import ClozeBertConfig
 from ..utils.errors import UserError
-from ..utils.files import check_output_dir, disk_errors, remove_written
+from ..utils.files import check_output_dir, remove_written
 from .arguments import Phase, PretrainingArguments
 from .checkpoints import RUN_FILES, clear_way, newest_valid
 from .checks import CheckedRun
@@ -19,8 +20,11 @@ from .training_state import TrainingState, read_state
 logger = logging.getLogger(__name__)
 
 
-def find_checkpoint(arguments: PretrainingArguments) -> Path | None:
+def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]) -> Path | None:
     """Where to resume, after a look at the output folder; for the main process only.
+
+    Args:
+        take: takes the output folder for this run, before anything in it is changed.
 
     Raises:
         UserError: the folder holds a run that is neither to be resumed nor to be deleted, or no whole checkpoint.
@@ -33,18 +37,16 @@ def find_checkpoint(arguments: PretrainingArguments) -> Path | None:
         inputs=_inputs(arguments),
         way_out="continue with --resume_from_checkpoint latest, or delete that run with --overwrite_output_dir",
     )
+    checkpoint = None if wanted in (None, "latest") else Path(str(wanted))
+    if checkpoint is not None and (damage := find_damage(checkpoint)):
+        raise UserError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
+    take()
     if arguments.overwrite_output_dir:
         remove_written(output_dir, RUN_FILES)
-    if wanted is None or wanted == "latest":
-        checkpoint = newest_valid(output_dir) if wanted else None
-    else:
-        checkpoint = Path(wanted)
-        if damage := find_damage(checkpoint):
-            raise UserError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
+    if wanted == "latest":
+        checkpoint = newest_valid(output_dir)
     step = 0 if checkpoint is None else read_state(checkpoint)[0].step
     clear_way(output_dir, step=step)
-    with disk_errors(output_dir):
-        output_dir.mkdir(parents=True, exist_ok=True)
     return checkpoint
 
 

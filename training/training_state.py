@@ -143,7 +143,7 @@ def _check_kinds(values: dict[str, Any], hints: dict[str, Any]) -> None:
 
 
 def _check_values(state: TrainingState) -> None:
-    """Refuse numbers that no run comes to."""
+    """Refuse values that no run comes to."""
     least = {"threads": 1, "world_size": 1}
     for item in dataclasses.fields(state):
         value = getattr(state, item.name)
@@ -153,16 +153,19 @@ def _check_values(state: TrainingState) -> None:
     if state.precision not in ("no", "bf16", "fp16"):
         raise DamageError(f"its state has precision={state.precision!r}")
     if state.evaluation:
-        figures = {"step": int, "eval_loss": float, "eval_accuracy": float}
-        if missing := sorted(figures.keys() - state.evaluation.keys()):
-            raise DamageError(f"its state has an evaluation without {missing[0]}")
-        _check_kinds({name: state.evaluation[name] for name in figures}, figures)
+        _check_mapping("evaluation", state.evaluation, {"step": int, "eval_loss": float, "eval_accuracy": float})
+    if state.scaler:
+        _check_mapping("scaler", state.scaler, {"scale": float, "growth_factor": float, "backoff_factor": float})
     hints = typing.get_type_hints(PretrainingArguments)
     if unknown := sorted(state.arguments.keys() - hints.keys()):
         raise DamageError(f"its state has an argument that no run has: {unknown[0]}")
     _check_kinds(state.arguments, hints)
-    if not all(isinstance(value, (int, float)) for value in (state.scaler or {}).values()):
-        raise DamageError("its state has a loss scale that is no number")
+
+
+def _check_mapping(name: str, values: dict[str, Any], needed: dict[str, Any]) -> None:
+    if missing := sorted(needed.keys() - values.keys()):
+        raise DamageError(f"its state has no {missing[0]} under {name}")
+    _check_kinds({key: values[key] for key in needed}, needed)
 
 
 def read_json(path: Path) -> dict[str, Any]:
