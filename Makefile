@@ -1,4 +1,5 @@
 # make demo    from raw text to a pretrained, fine-tuned, loadable encoder (under 8 minutes on 2 cores)
+# make gpu     kernels, speed and memory on a CUDA device, into docs/gpu.md; system Python, no network
 # make test    lint, types and the tests (under 12 minutes on 2 cores); make test-slow: the deeper ones
 # make docs    the documentation as a site, in build/site
 PYTHON ?= python3
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 # Set up anew when a requirement changes.
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow docs lint types bench clean
+.PHONY: demo test test-slow docs lint types bench gpu clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
@@ -33,6 +34,10 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py --output benchmarks/results/speed-cpu.json
 	$(BIN)/python benchmarks/speed.py --render benchmarks/results/speed-cpu.json --into docs/speed.md
+
+# Without .venv: torch 2.11 or newer with CUDA comes from the system. In blocks of at most ten minutes.
+gpu:
+	$(PYTHON) benchmarks/gpu.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

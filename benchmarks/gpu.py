@@ -51,45 +51,47 @@ class Command:
     hides_cuda: bool = False
 
 
+def words(text: str) -> list[str]:
+    return text.split()
+
+
 def blocks(folder: Path) -> dict[str, list[Command]]:
     """All blocks in their order; `folder` is for what they write."""
     corpus, tokenizer = str(folder / "corpus"), str(folder / "tokenizer")
     model = ["--config", "modernbert-base", "--corpus", corpus, "--tokenizer_name", tokenizer, "--disable_tqdm"]
     pretrain = ["-m", "clozebert", "pretrain", *model]
-    run = [
-        "--global_batch_size", "96", "--per_device_train_batch_size", "48", "--max_steps", "80", "--logging_steps", "20",
-        "--eval_steps", "0", "--save_steps", "0", "--max_eval_batches", "2", "--overwrite_output_dir",
-    ]  # fmt: skip
-    dry = ["--dry_run", "--global_batch_size", "16", "--per_device_train_batch_size", "8"]
-    short = [*run, "--max_steps", "20", "--mixed_precision", "fp16", "--torch_compile", "false"]
-    halves = [["--save_steps", "10", "--max_steps", "10"], ["--resume_from_checkpoint", "latest"]]
-    sharded = [
-        "-m", "accelerate.commands.launch", "--config_file", "configuration/accelerate_fsdp.yaml", "--num_processes", "1",
-        "scripts/pretrain_mlm.py", *model, *run,
-    ]  # fmt: skip
+    run = words(
+        "--global_batch_size 96 --per_device_train_batch_size 48 --max_steps 80 --logging_steps 20 --eval_steps 0"
+    )
+    run += words("--save_steps 0 --max_eval_batches 2")
+    dry = words("--dry_run --global_batch_size 16 --per_device_train_batch_size 8")
+    short = [*run, *words("--max_steps 20 --mixed_precision fp16 --torch_compile false")]
+    halves = [words("--save_steps 10 --max_steps 10"), words("--resume_from_checkpoint latest")]
+    launch = words("-m accelerate.commands.launch --config_file configuration/accelerate_fsdp.yaml --num_processes 1")
+    sharded = [*launch, "scripts/pretrain_mlm.py", *model, *run]
     speed = [str(HERE / "speed.py"), "--repeats", "10", "--output", str(folder / "speed-gpu.json"), "--rows"]
+    tokenize = words("-m clozebert train-tokenizer --input installed-python --algorithm bpe --vocab_size 32768")
+    prepare = words("-m clozebert prepare-corpus --input installed-python --tokenizer_name")
+    suite = [*PYTEST, "-n", "8", "-m", "not slow", "tests/modeling", "tests/training"]
+    plan = ["-m", "clozebert", "plan", "--config", "modernbert-base", "--corpus", corpus, "--calibrate"]
     return {
         "kernels": [Command("kernels", [*PYTEST, "-m", "gpu", "tests/modeling"])],
-        "suite": [
-            Command("suite", [*PYTEST, "-n", "8", "-m", "not slow", "tests/modeling", "tests/training"], hides_cuda=True)
-        ],
+        "suite": [Command("suite", suite, hides_cuda=True)],
         "corpus": [
-            Command("tokenizer", ["-m", "clozebert", "train-tokenizer", "--input", "installed-python", "--algorithm", "bpe",
-                                  "--vocab_size", "32768", "--output_dir", tokenizer]),
-            Command("corpus", ["-m", "clozebert", "prepare-corpus", "--input", "installed-python", "--tokenizer_name",
-                               tokenizer, "--output_dir", corpus]),
+            Command("tokenizer", [*tokenize, "--output_dir", tokenizer]),
+            Command("corpus", [*prepare, tokenizer, "--output_dir", corpus]),
         ],
-        "flags": [Command(name, [*pretrain, *dry, *words]) for name, words in FLAGS.items()],
+        "flags": [Command(name, [*pretrain, *dry, *more]) for name, more in FLAGS.items()],
         "loop": [
             Command(name, [*pretrain, *run, *FLAGS[name], "--output_dir", str(folder / name)])
             for name in ("eager", "default", "muon")
         ],
         "fp16": [
-            Command(f"fp16 {index}", [*pretrain, *short, *words, "--output_dir", str(folder / "fp16")])
-            for index, words in enumerate(halves)
+            Command(f"fp16 {index}", [*pretrain, *short, *half, "--output_dir", str(folder / "fp16")])
+            for index, half in enumerate(halves)
         ],
         "profile": [Command("profile", [str(HERE / "gpu.py"), "--profile"])],
-        "plan": [Command("plan", ["-m", "clozebert", "plan", "--config", "modernbert-base", "--corpus", corpus, "--calibrate"])],
+        "plan": [Command("plan", plan)],
         "fsdp": [Command("fsdp", [*sharded, "--output_dir", str(folder / "fsdp")])],
         "peers modernbert": [Command("modernbert", [*speed, "gpu-train-modernbert"])],
         "peers bert": [Command("bert", [*speed, "gpu-train-bert"])],
@@ -207,11 +209,9 @@ def tables(results: dict[str, Any]) -> list[str]:
     failed = []
     for block, commands in results["blocks"].items():
         for name, facts in commands.items():
-            speed, loss = facts.get("tokens_per_second"), facts.get("loss")
-            lines.append(
-                f"| {block} | {name} | {facts['status']} | {facts['seconds']} | {'' if speed is None else f'{speed:,.0f}'} "
-                f"| {'' if loss is None else loss} |"
-            )
+            speed = f"{facts['tokens_per_second']:,.0f}" if "tokens_per_second" in facts else ""
+            cells = (block, name, facts["status"], facts["seconds"], speed, facts.get("loss", ""))
+            lines.append(f"| {' | '.join(map(str, cells))} |")
             if facts["status"]:
                 failed.append((block, name, facts["said"].strip().splitlines()[-1:] or [""]))
     said = results["blocks"].get("profile", {}).get("profile", {})
@@ -219,13 +219,10 @@ def tables(results: dict[str, Any]) -> list[str]:
         lines += ["", "| step of 48 x 1,024 | ms | tokens/s | first step, s | peak, GiB | by kind of kernel, ms |",
                   "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
         for way, step in json.loads(said["said"].strip().splitlines()[-1]).items():
-            parts = ", ".join(
-                f"{kind} {value:.1f}" for kind, value in sorted(step["parts"].items(), key=lambda x: -x[1])
-            )
-            lines.append(
-                f"| {way} | {step['milliseconds']:.1f} | {step['tokens_per_second']:,.0f} | {step['first_step_seconds']:.0f} "
-                f"| {step['peak_gib']:.2f} | {parts} |"
-            )
+            longest = sorted(step["parts"].items(), key=lambda item: -item[1])
+            parts = ", ".join(f"{kind} {value:.1f}" for kind, value in longest)
+            speed, first, peak = step["tokens_per_second"], step["first_step_seconds"], step["peak_gib"]
+            lines.append(f"| {way} | {step['milliseconds']:.1f} | {speed:,.0f} | {first:.0f} | {peak:.2f} | {parts} |")
     lines += ["", "What failed:", ""]
     lines += [f"- {block}, {name}: `{last[0][:200]}`" for block, name, last in failed] or ["- nothing"]
     return lines
@@ -235,9 +232,8 @@ def write_page(lines: list[str]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split("<!-- measured -->\n", 1)
     after = rest.split("<!-- /measured -->", 1)[1]
-    PAGE.write_text(
-        f"{before}<!-- measured -->\n" + "\n".join(lines) + f"\n<!-- /measured -->{after}", encoding="utf-8"
-    )
+    page = f"{before}<!-- measured -->\n" + "\n".join(lines) + f"\n<!-- /measured -->{after}"
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""On a real GPU (`make gpu`): kernels against the same model in float32 on the CPU, waits, graphs. Not yet run on one."""
+"""On a real GPU (`make gpu`): kernels against float32 on the CPU, waits, graphs. None has run this yet."""
 
 import pytest
 import torch
