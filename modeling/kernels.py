@@ -6,7 +6,7 @@ environment switches all of them off. The two agree within rounding, for every h
 
     shortcut                     where                                what it spares (docs/speed.md, docs/LOG.md)
     linear, with its activation  bf16 inference, CPU                  two passes over the output
-    linear_together              CUDA                                 reading x, and adding its gradient, for each layer
+    linear_together              compiled, CUDA                       reading x, and adding its gradient, for each layer
     cast_once                    autocast                             a cast of x by each linear layer that reads it
     dropout from 16 bits         training, CPU                        three quarters of the random numbers
     rotate, with its gradient    training                             PyTorch's passes over the formula's gradient
@@ -120,10 +120,10 @@ def linear(
 
 
 def linear_together(layers: Sequence[Any], x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """[layer(x) for layer in layers]; on CUDA as one matmul, by the layers' weights laid end to end.
+    """[layer(x) for layer in layers]; compiled on CUDA as one matmul, by the layers' weights laid end to end.
 
     The parameters stay as they are: only what is multiplied is joined, in the precision of the matmul, where each
-    forward pass casts the weights anyway.
+    forward pass casts the weights anyway. Not compiled, laying the gradients end to end costs what it spares.
     """
     if len(layers) == 1 or not _can_join(layers, x):
         return [linear(layer, x) for layer in layers]
@@ -135,12 +135,9 @@ def linear_together(layers: Sequence[Any], x: torch.Tensor) -> Sequence[torch.Te
 
 def _can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
     """Whether all layers are plain ones on CUDA, alike in type and bias; no weight is sharded or quantised."""
-    if (
-        x.device.type != "cuda"
-        or is_plain()
-        or is_transformed()
-        or not all(_is_plain_linear(layer) for layer in layers)
-    ):
+    if not torch.compiler.is_compiling() or x.device.type != "cuda" or is_plain():
+        return False
+    if not all(_is_plain_linear(layer) for layer in layers):
         return False
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
     has_bias = biases[0] is not None

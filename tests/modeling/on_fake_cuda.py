@@ -177,7 +177,7 @@ def graphs(*recipes: str) -> dict[str, Any]:
         torch._dynamo.reset()
 
         def backend(graph: Any, inputs: Any, made: list[int] = made) -> Any:
-            made.append(len(graph.graph.nodes))
+            made.append(sum(node.target is F.linear for node in graph.graph.nodes))
             return graph.forward
 
         config = configuration(recipe, layers=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -193,7 +193,7 @@ def graphs(*recipes: str) -> dict[str, Any]:
                 loss.backward()
                 counts.append(len(made))
         breaks = {str(key): value for key, value in torch._dynamo.utils.counters["graph_break"].items()}
-        found[recipe] = {"layers": 4, "graphs": counts, "breaks": breaks}
+        found[recipe] = {"layers": 4, "graphs": counts, "matmuls": made, "breaks": breaks}
     return found
 
 

@@ -5,7 +5,6 @@ import torch
 from encoder_cases import MIXED_LAYERS, VOCABULARY, build, gradients, tiny_config
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.modeling import kernels
 from clozebert.modeling.packed import Packed
 from clozebert.training.machine import compile_model
 
@@ -75,13 +74,6 @@ def test_padded_rows_against_eager(shape):
         with torch.no_grad():
             found[implementation] = model(input_ids=ids, attention_mask=mask).logits
     torch.testing.assert_close(found["sdpa"], found["eager"], rtol=1e-3, atol=1e-3)
-
-
-def test_one_matmul_for_several_is_the_same(monkeypatch):
-    model, batch = make_model(qk_norm=True).cuda(), make_batch("cuda")
-    found = loss_and_gradients(model, batch, torch.bfloat16)
-    monkeypatch.setattr(kernels, "_can_join", lambda layers, x: False)
-    assert_close(found, loss_and_gradients(model, batch, torch.bfloat16), 0.02)
 
 
 def test_a_training_step_never_waits_for_the_device():
