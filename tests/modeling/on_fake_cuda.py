@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "qk_norm": {"qk_norm": True},
     "windows": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8},
-    "gqa": {"num_key_value_heads": 2},
+    "gqa": {"num_key_value_heads": 1},
     "dropout": {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
 }
 PRODUCTS = ("aten::mm", "aten::addmm")  # no others: PyTorch chooses its attention by asking a real device
@@ -133,6 +133,7 @@ def kernels(*recipes: str) -> list[dict[str, Any]]:
                 "dropout": config.attention_probs_dropout_prob, "heads": config.num_attention_heads,
                 "key_heads": config.num_key_value_heads or config.num_attention_heads,
                 "head_size": config.hidden_size // config.num_attention_heads, "window": config.sliding_window,
+                "windowed": [config.attention_type(layer) == "sliding_attention" for layer in range(2)],
                 "vocabulary": config.vocab_size, "without_gradient": absent, **facts,
             }
         )  # fmt: skip
@@ -187,7 +188,7 @@ def graphs(*recipes: str) -> dict[str, Any]:
             model = make(ClozeBertForMaskedLM, config)
             machine.compile_model(model, torch.device("cuda"), backend=backend)
             for step in range(10):
-                inputs = batch(3 + 2 * step, 96 + 7 * step, 20 + step, 40 - 3 * step)
+                inputs = batch(3 + 2 * step, 101 + 7 * step, 20 + step, 40 - 3 * step)
                 with fake_cuda.autocast(torch.bfloat16):
                     loss = model(**inputs).loss
                 loss.backward()

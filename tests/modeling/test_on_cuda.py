@@ -118,7 +118,7 @@ def test_a_compiled_step_has_a_graph_for_each_kind_of_layer_and_never_another():
 
 
 def is_windowed(step, layer):
-    return layer == 1 and (step["variant"] == "windows" or step["recipe"] in ("modernbert-base", "tiny"))
+    return step["windowed"][layer]
 
 
 def can_be_varlen(step):
