@@ -1,0 +1,31 @@
+# /// script
+# dependencies = ["bert-score"]
+# ///
+"""BERTScore: the same precision, recall and F1 as its formula on the vectors"""
+
+from door import after_import, answers, folder, near, run
+
+
+def job() -> None:
+    import numpy as np
+    from bert_score import score
+
+    wanted = answers()
+    first, second = wanted["texts"][:2], wanted["texts"][2:4]
+    found = score(first, second, model_type=folder("mlm"), num_layers=LAYERS, device="cpu")
+
+    def rows(place: int) -> np.ndarray:
+        values = np.array(wanted["tokens"][place])
+        return values / np.linalg.norm(values, axis=-1, keepdims=True)
+
+    for pair in (0, 1):
+        # [CLS] and [SEP] have weight 0 there.
+        cosines = (rows(pair) @ rows(pair + 2).T)[1:-1]
+        full = rows(pair)[1:-1] @ rows(pair + 2)[1:-1].T
+        del cosines
+        near(found[0][pair], full.max(1).mean(), 1e-4)
+        near(found[1][pair], full.max(0).mean(), 1e-4)
+
+
+LAYERS = 4
+run({"as is": job, "after `import clozebert`": after_import(job)})
