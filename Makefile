@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Set up anew when a requirement changes.
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint types bench clean
+.PHONY: demo test test-slow doors lint types bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
@@ -23,6 +23,10 @@ test: lint types
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+# Other people's programs on our models, their current versions from the package index: about half an hour and 10 GB.
+doors: $(READY)
+	$(BIN)/python tests/doors/run.py --into docs/serving.md
 
 # Alone on the machine, about half an hour.
 bench: $(READY)

@@ -100,6 +100,6 @@ def run(ways: dict[str, Callable[[], None]], known: dict[tuple[str, str], tuple[
         try:
             result["versions"][name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            result["versions"][name] = "–"
+            result["versions"][name] = ""
     print("\nDOOR " + json.dumps(result), flush=True)
     os._exit(0)  # some programs leave threads that keep a process alive

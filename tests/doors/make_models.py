@@ -47,9 +47,8 @@ REVIEWS = [
     for label, words in enumerate((BAD, GOOD))
     for word in words
     for thing in THINGS
-    for form, city in zip(
-        ["a {word} {thing} from {city}", "this {thing} is {word}", "what a {word} {thing}"] * 2, CAPITALS
-    )
+    for form in ("a {word} {thing} from {city}", "this {thing} is {word}", "what a {word} {thing}")
+    for city in list(CAPITALS)[:3]
 ]
 TEXTS = [
     "a wonderful film from oslo", "a boring book from lima", "what a lovely story", "this play is terrible",

@@ -14,6 +14,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PROGRAMS = {path.stem.removeprefix("door_"): path for path in sorted((HERE / "programs").glob("door_*.py"))}
 FORMS = ("bundle", "native")
+LIMIT = 240  # seconds, of one program with one form
 BEGIN, END = "<!-- doors: begin (written by `make doors`) -->", "<!-- doors: end -->"
 
 
@@ -66,9 +68,8 @@ def header(path: Path) -> dict[str, Any]:
     if block is None:
         raise ValueError(f"{path} has no inline script metadata")
     source = "\n".join(line.lstrip("# ") for line in block[1].splitlines())
-    return {
-        key: ast.literal_eval(value) for key, value in re.findall(r"^([\w-]+) = (\[.*?\])", source, flags=re.M | re.S)
-    }
+    found = re.findall(r"^([\w-]+) = (\[.*?\])$", source, flags=re.MULTILINE | re.DOTALL)
+    return {key: ast.literal_eval(value) for key, value in found}
 
 
 def environment(cache: Path, name: str, requirements: list[str]) -> Path:
@@ -108,7 +109,7 @@ def make_models(cache: Path) -> None:
         return
     requirements = ["-r", "pyproject.toml", "--extra", "serving"]
     python = environment(cache, "models", requirements)
-    subprocess.run(["rm", "-rf", str(cache / "models")], check=True)
+    shutil.rmtree(cache / "models", ignore_errors=True)
     variables = {**os.environ, "PYTHONPATH": str(link.parent), "HF_HUB_OFFLINE": "1"}
     subprocess.run([python, HERE / "make_models.py", cache / "models"], check=True, env=variables)
     (cache / "models" / "made").touch()
@@ -125,7 +126,7 @@ def try_program(cache: Path, name: str) -> dict[str, Any]:
         python = environment(cache, name, requirements)
     except subprocess.CalledProcessError:
         failed = {"way": "as is", "error": "it did not install", "whose": "not known", "versions": {}}
-        return {**result, **dict.fromkeys(FORMS, [failed])}
+        return {**result, **{form: [failed] for form in FORMS}}
     for form in FORMS:
         tried: list[dict[str, Any]] = []
         while not tried or ("error" in tried[-1] and len(tried) < tried[-1].get("ways", 0)):
@@ -144,18 +145,17 @@ def try_way(cache: Path, python: Path, name: str, form: str, way: int) -> dict[s
         PATH=f"{python.parent}{os.pathsep}{os.environ['PATH']}",
     )  # fmt: skip
     work = cache / "work"
-    subprocess.run(["rm", "-rf", str(work), str(cache / "home")], check=True)
+    for left in (work, cache / "home"):
+        shutil.rmtree(left, ignore_errors=True)
     work.mkdir()
     log = cache / "logs" / f"{name}-{form}-{way}.txt"
     with log.open("w", encoding="utf-8") as file:
-        # -P: the program's own folder is not searched, so that no file there hides a package.
         command = [python, PROGRAMS[name], first[0]]
         try:
-            subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=variables, cwd=work, timeout=240
-            )
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+            subprocess.run(command, env=variables, cwd=work, timeout=LIMIT, **options)
         except subprocess.TimeoutExpired:
-            return {"way": str(way), "error": "no end within 240 seconds", "whose": "not known", "versions": {}}
+            return {"way": str(way), "error": f"no end within {LIMIT} seconds", "whose": "not known", "versions": {}}
     lines = [
         line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.startswith("DOOR ")
     ]
@@ -216,10 +216,12 @@ def table(results: dict[str, Any]) -> str:
         {v for r in results.values() for f in FORMS for t in r[f] if (v := t.get("versions", {}).get("torch"))}
     )
     count = {form: sum("error" not in result[form][-1] for result in results.values()) for form in FORMS}
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     lines = [
-        f"Tried {' to '.join(dict.fromkeys((dates[0], dates[-1])))} with torch {', '.join(torches)}, Python "
-        f"{sys.version_info.major}.{sys.version_info.minor}: {len(results)} programs, {count['native']} work with the native "
-        f"form and {count['bundle']} with a bundle.",
+        f"Tried {when} with torch {', '.join(torches)} and Python {python}: "
+        f"{len(results)} programs, of which {count['native']} work with the native form and {count['bundle']} with a "
+        f"bundle.",
         "",
         "| program | transformers | what it did | bundle | native |",
         "| --- | --- | --- | --- | --- |",

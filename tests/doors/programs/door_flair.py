@@ -1,13 +1,13 @@
 # /// script
 # dependencies = ["flair"]
 # ///
-"""flair: TransformerDocumentEmbeddings and TransformerWordEmbeddings give the same vectors, a text classifier learns on them"""
+"""flair: TransformerDocumentEmbeddings and TransformerWordEmbeddings give the same vectors; a text classifier learns on
+them"""
 
 from door import OLD, TRUST, answers, folder, near, run
 
 
 def job() -> None:
-    import torch
     from flair.data import Corpus, Sentence
     from flair.datasets import FlairDatapointDataset
     from flair.embeddings import TransformerDocumentEmbeddings, TransformerWordEmbeddings
@@ -31,7 +31,6 @@ def job() -> None:
     judge = TextClassifier(embedding, label_type="kind", label_dictionary=corpus.make_label_dictionary("kind"))
     result = ModelTrainer(judge, corpus).fine_tune("out", learning_rate=1e-3, max_epochs=3, mini_batch_size=8)
     assert result["test_score"] >= 0.9, result["test_score"]
-    torch.manual_seed(0)
 
 
 run({"as is": job}, {("bundle", "as is"): (OLD, "theirs: it takes transformers 4 only")})

@@ -17,11 +17,10 @@ def job() -> None:
         words = text.removesuffix(".").split()
         spans = [[0, 1, "person"]] + [[place, place, "city"] for place in (4, 7)]
         rows.append({"tokenized_text": words, "ner": spans})
-    trainer = model.train_model(
+    model.train_model(
         rows, rows[:4], output_dir="out", max_steps=60, learning_rate=2e-3, others_lr=2e-3, bf16=False, use_cpu=True,
         per_device_train_batch_size=12, report_to="none", save_strategy="no",
     )  # fmt: skip
-    del trainer
     model.eval()
     found = model.predict_entities("marie curie lives in oslo and likes oslo", ["person", "city"], threshold=0.4)
     spans = {(span["text"], span["label"]) for span in found}

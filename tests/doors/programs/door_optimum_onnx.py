@@ -11,9 +11,8 @@ def job() -> None:
     from optimum.onnxruntime import ORTModelForSequenceClassification
 
     wanted = answers()
-    model = ORTModelForSequenceClassification.from_pretrained(
-        folder("sentiment"), subfolder="onnx", file_name="model.onnx", **TRUST
-    )
+    options = {"subfolder": "onnx", "file_name": "model.onnx", **TRUST}
+    model = ORTModelForSequenceClassification.from_pretrained(folder("sentiment"), **options)
     batch = tokenizer("sentiment")(wanted["texts"], padding=True, return_tensors="pt")
     with torch.no_grad():
         near(model(**batch).logits.softmax(-1), wanted["probabilities"])

@@ -1,7 +1,8 @@
 # /// script
 # dependencies = ["peft", "transformers"]
 # ///
-"""PEFT: LoRA on all linear layers, LoRA on word_embeddings, trainable_token_indices and TrainableTokensConfig learn, are saved, opened and merged"""
+"""PEFT: LoRA on all linear layers, on the word embeddings, with trainable_token_indices, and TrainableTokensConfig:
+each learns, is saved, opened and merged"""
 
 from door import answers, auto, near, run, tokenizer
 
@@ -13,9 +14,6 @@ def job() -> None:
     wanted = answers()
     batch = tokenizer()(wanted["sentences"][:8], padding=True, return_tensors="pt")
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-    embedding = next(
-        name for name, _ in auto("AutoModelForMaskedLM", "mlm").named_modules() if name.endswith("embeddings")
-    )
     base = auto("AutoModelForMaskedLM", "mlm")
     embedding = next(n for n, m in base.named_modules() if m is base.get_input_embeddings()).rsplit(".", 1)[-1]
     rows = [7, 8, 9]

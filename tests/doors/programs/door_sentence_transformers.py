@@ -7,6 +7,7 @@ from door import TRUST, answers, folder, near, run
 
 
 def job() -> None:
+    import torch
     from sentence_transformers import InputExample, SentenceTransformer, losses
     from torch.utils.data import DataLoader
 
@@ -17,15 +18,12 @@ def job() -> None:
              for a, b in (("paris", "france"), ("lima", "peru"), ("oslo", "norway"), ("rome", "italy"))]  # fmt: skip
 
     def distance() -> float:
-        first, second = (
-            model.encode([pair.texts[side] for pair in pairs], normalize_embeddings=True) for side in (0, 1)
-        )
+        sides = zip(*(pair.texts for pair in pairs), strict=True)
+        first, second = (model.encode(list(side), normalize_embeddings=True) for side in sides)
         return float(((first - second) ** 2).sum())
 
     before = distance()
     loss = losses.CosineSimilarityLoss(model)
-    import torch
-
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for batch in list(DataLoader(pairs, batch_size=4, collate_fn=model.smart_batching_collate)) * 5:
         features, labels = batch

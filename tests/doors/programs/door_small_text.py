@@ -23,20 +23,14 @@ def job() -> None:
     tokens = AutoTokenizer.from_pretrained(folder("mlm"), **TRUST)
     texts, labels = [text for text, _ in wanted["reviews"]], np.array([label for _, label in wanted["reviews"]])
     data = TransformersDataset.from_arrays(texts, labels, tokens, target_labels=np.arange(2), max_length=32)
-    model = (
-        TransformerModelArguments(folder("mlm"), model_loading_strategy=None)
-        if False
-        else TransformerModelArguments(folder("mlm"))
-    )
+    model = TransformerModelArguments(folder("mlm"))
     factory = TransformerBasedClassificationFactory(
         model, 2, classification_kwargs={"num_epochs": 10, "lr": 1e-3, "device": "cpu", "mini_batch_size": 8}
     )
     learner = PoolBasedActiveLearner(factory, PredictionEntropy(), data)
     np.random.seed(0)
     start = random_initialization_balanced(labels, n_samples=16)
-    learner.initialize(start) if not hasattr(learner, "initialize_data") else learner.initialize_data(
-        start, labels[start]
-    )
+    learner.initialize_data(start, labels[start])
     chosen = learner.query(num_samples=8)
     learner.update(labels[chosen])
     right = (learner.classifier.predict(data) == labels).mean()
