@@ -34,12 +34,10 @@ def peak_of(pooling: str) -> float:
 def main() -> None:
     found = {}
     for pooling in POOLINGS:
-        runs = [
-            float(subprocess.run([sys.executable, __file__, pooling], capture_output=True, text=True, check=True).stdout)
-            for _ in range(3)
-        ]
-        found[pooling] = sorted(runs)[1]
-        print(f"{pooling:10} {found[pooling]:7.0f} MB   {found[pooling] / found['cls']:.2f} × cls", flush=True)
+        command = [sys.executable, __file__, pooling]
+        runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(3)]
+        found[pooling] = sorted(map(float, runs))[1]
+        print(f"{pooling:10} {found[pooling]:7.0f} MB   {found[pooling] / found['cls']:.2f} of cls", flush=True)
 
 
 if __name__ == "__main__":

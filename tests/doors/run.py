@@ -156,12 +156,15 @@ def try_way(cache: Path, python: Path, name: str, form: str, way: int) -> dict[s
             subprocess.run(command, env=variables, cwd=work, timeout=LIMIT, **options)
         except subprocess.TimeoutExpired:
             return {"way": str(way), "error": f"no end within {LIMIT} seconds", "whose": "not known", "versions": {}}
-    lines = [
-        line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.startswith("DOOR ")
-    ]
-    if not lines:
-        return {"way": str(way), "error": "the process died", "whose": "not known", "versions": {}}
-    return json.loads(lines[-1].removeprefix("DOOR "))
+    return read_result(log.read_text(encoding="utf-8", errors="replace")) or {
+        "way": str(way), "error": "the process died", "whose": "not known", "versions": {}
+    }  # fmt: skip
+
+
+def read_result(printed: str) -> dict[str, Any]:
+    """What `door.run` said among all that was printed; empty where it said nothing."""
+    lines = [line for line in printed.splitlines() if line.startswith("DOOR ")]
+    return json.loads(lines[-1].removeprefix("DOOR ")) if lines else {}
 
 
 def job(name: str) -> str:
@@ -184,10 +187,9 @@ def _docstring(name: str) -> str:
 
 
 def find_surprises(tried: list[dict[str, Any]]) -> list[str]:
-    unknown = [f"{way['way']}: {way['error']}" for way in tried if way.get("whose") == "not known"]
-    return unknown + [
-        f"{way['way']}: works now, and is named as a known failure" for way in tried if way.get("is_mended")
-    ]
+    found = [f"{way['way']}: {way['error']}" for way in tried if way.get("whose") == "not known"]
+    mended = [way["way"] for way in tried if way.get("is_mended")]
+    return found + [f"{way}: works now, and is named as a known failure" for way in mended]
 
 
 def cell(tried: list[dict[str, Any]]) -> str:
@@ -200,10 +202,8 @@ def cell(tried: list[dict[str, Any]]) -> str:
 
 def row(name: str, result: dict[str, Any]) -> str:
     versions = result["native"][-1].get("versions", {})
-    own = next(
-        (version for key, version in versions.items() if key not in ("transformers", "torch")),
-        versions.get("transformers", ""),
-    )
+    others = [version for key, version in versions.items() if key not in ("transformers", "torch")]
+    own = others[0] if others else versions.get("transformers", "")
     cells = [f"{result['program']} {own}", versions.get("transformers", ""), result["job"]]
     return "| " + " | ".join([*cells, *(cell(result[form]) for form in FORMS)]) + " |"
 
@@ -212,9 +212,8 @@ def table(results: dict[str, Any]) -> str:
     """The table of all results, and below it what failed."""
     ordered = sorted(results.items(), key=lambda item: item[1]["program"].lower())
     dates = sorted({result["date"] for result in results.values()})
-    torches = sorted(
-        {v for r in results.values() for f in FORMS for t in r[f] if (v := t.get("versions", {}).get("torch"))}
-    )
+    every = [tried for result in results.values() for form in FORMS for tried in result[form]]
+    torches = sorted({tried["versions"]["torch"] for tried in every if tried.get("versions", {}).get("torch")})
     count = {form: sum("error" not in result[form][-1] for result in results.values()) for form in FORMS}
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
