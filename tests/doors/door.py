@@ -89,7 +89,7 @@ def run(ways: dict[str, Callable[[], None]], known: dict[tuple[str, str], tuple[
     except BaseException as error:
         traceback.print_exc()
         message = f"{type(error).__name__}: {error}"
-        result["error"] = " ".join(message.split()).replace(MODELS, "MODELS")
+        result["error"] = " ".join(message.split())
         result["whose"] = whose if part and part in result["error"] else "not known"
     else:
         result["difference"] = max(_largest, default=None)
