@@ -26,4 +26,13 @@ def job() -> None:
         near(score, total, 1e-4)
 
 
-run({"as is": job, "after `import clozebert`": after_import(job)})
+OLD_NAME = ("has no attribute batch_encode_plus", "theirs: it calls what transformers 5 does not have")
+run(
+    {"as is": job, "after `import clozebert`": after_import(job)},
+    {
+        ("bundle", "as is"): ("contains custom code", "theirs: it hands no trust_remote_code on"),
+        ("bundle", "after `import clozebert`"): OLD_NAME,
+        ("native", "as is"): OLD_NAME,
+        ("native", "after `import clozebert`"): OLD_NAME,
+    },
+)
