@@ -89,7 +89,7 @@ def test_shipped_files_are_flat_unique_and_loadable_by_transformers(repository: 
 
 
 def test_the_file_that_auto_classes_open_names_all_others(tmp_path: Path) -> None:
-    """transformers 5.4 copies a local folder's files no deeper than one import: a missing one is a FileNotFoundError."""
+    """Of a local folder, transformers 5.4 copies no more than these: a missing file is a FileNotFoundError."""
     from transformers.dynamic_module_utils import get_relative_imports
 
     from clozebert.modeling.bundle import write_code

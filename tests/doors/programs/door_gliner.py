@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["gliner"]
+# dependencies = ["gliner", "accelerate"]
 # ///
 """GLiNER: learns spans on the encoder and finds them again"""
 
@@ -11,7 +11,7 @@ def job() -> None:
 
     wanted = answers()
     config = GLiNERConfig(model_name=folder("mlm"), hidden_size=64, max_width=3, max_len=64, fine_tune=True)
-    model = GLiNER.load_from_config(config)
+    model = GLiNER.from_config(config, backbone_from_pretrained=True)
     rows = []
     for text in wanted["sentences"][12:]:
         words = text.removesuffix(".").split()

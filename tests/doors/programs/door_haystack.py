@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["haystack-ai", "sentence-transformers"]
+# dependencies = ["haystack-ai", "sentence-transformers-haystack"]
 # ///
 """Haystack: embeds documents, retrieves one by a query"""
 
@@ -10,15 +10,11 @@ def job() -> None:
     from haystack import Document
     from haystack.components.retrievers.in_memory import InMemoryEmbeddingRetriever
     from haystack.document_stores.in_memory import InMemoryDocumentStore
-
-    try:
-        from haystack.components.embedders import SentenceTransformersDocumentEmbedder, SentenceTransformersTextEmbedder
-    except ImportError:
-        from haystack_integrations.components.embedders.sentence_transformers import (
-            SentenceTransformersDocumentEmbedder,
-            SentenceTransformersTextEmbedder,
-        )
     from haystack.utils import ComponentDevice
+    from haystack_integrations.components.embedders.sentence_transformers import (
+        SentenceTransformersDocumentEmbedder,
+        SentenceTransformersTextEmbedder,
+    )
 
     wanted = answers()
     options = {"model": folder("mlm"), "device": ComponentDevice.from_str("cpu"), "progress_bar": False, **TRUST}

@@ -1,5 +1,5 @@
 # /// script
-# dependencies = ["model2vec[distill]"]
+# dependencies = ["model2vec[distill,quantization]"]
 # ///
 """Model2Vec: distils static vectors from the encoder"""
 

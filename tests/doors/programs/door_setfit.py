@@ -18,7 +18,9 @@ def job() -> None:
     near(model.model_body.encode(wanted["texts"]), wanted["cls"])
     trainer = Trainer(
         model=model,
-        args=TrainingArguments(batch_size=8, num_epochs=1, max_steps=20, report_to="none", save_strategy="no"),
+        args=TrainingArguments(
+            batch_size=8, num_epochs=1, max_steps=60, body_learning_rate=1e-3, report_to="none", save_strategy="no"
+        ),
         train_dataset=Dataset.from_dict({"text": [t for t, _ in few], "label": [label for _, label in few]}),
     )
     trainer.train()
