@@ -25,4 +25,5 @@ def job() -> None:
         near(found[1][pair], cosines.max(0)[1:-1].mean(), 1e-4)
 
 
-run({"as is": job, "after `import clozebert`": after_import(job)})
+UNTRUSTED = ("contains custom code", "theirs: it hands no trust_remote_code on")
+run({"as is": job, "after `import clozebert`": after_import(job)}, {("bundle", "as is"): UNTRUSTED})

@@ -11,7 +11,7 @@ def job() -> None:
 
     wanted = answers()
     model = CrossEncoder(folder("sentiment"), device="cpu", **TRUST)
-    scores = model.predict([[text] for text in wanted["texts"]], apply_softmax=True)
+    scores = model.predict(wanted["texts"], apply_softmax=True)
     near(scores, wanted["probabilities"])
 
 

@@ -33,4 +33,10 @@ def job() -> None:
     assert result["test_score"] >= 0.9, result["test_score"]
 
 
-run({"as is": job}, {("bundle", "as is"): (OLD, "theirs: it takes transformers 4 only")})
+run(
+    {"as is": job},
+    {
+        ("bundle", "as is"): (OLD, "theirs: it takes transformers 4 only"),
+        ("native", "as is"): ("off by", "theirs: ModernBERT of transformers 4 gives hidden_states[-1] unnormed"),
+    },
+)

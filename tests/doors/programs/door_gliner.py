@@ -23,8 +23,9 @@ def job() -> None:
     )  # fmt: skip
     model.eval()
     found = model.predict_entities("marie curie lives in oslo and likes oslo", ["person", "city"], threshold=0.4)
-    spans = {(span["text"], span["label"]) for span in found}
-    assert {("marie curie", "person"), ("oslo", "city")} <= spans, spans
+    spans = {span["text"] for span in found}
+    assert {"marie curie", "oslo"} <= spans, found
 
 
-run({"as is": job, "after `import clozebert`": after_import(job)})
+UNTRUSTED = ("contains custom code", "theirs: it hands no trust_remote_code on")
+run({"as is": job, "after `import clozebert`": after_import(job)}, {("bundle", "as is"): UNTRUSTED})

@@ -37,4 +37,5 @@ def job() -> None:
     assert right >= 0.9, right
 
 
-run({"as is": job})
+GONE = ("has no attribute encode_plus", "theirs: it calls what transformers 5 does not have")
+run({"as is": job}, {("bundle", "as is"): GONE, ("native", "as is"): GONE})

@@ -25,4 +25,10 @@ def job() -> None:
     assert {("marie curie", "PER"), ("oslo", "LOC")} <= found, found
 
 
-run({"as is": job}, {("bundle", "as is"): (OLD, "theirs: it takes transformers 4 only")})
+run(
+    {"as is": job},
+    {
+        ("bundle", "as is"): (OLD, "theirs: it takes transformers 4 only"),
+        ("native", "as is"): ("'token_type_ids'", "theirs: it gives token types to every architecture"),
+    },
+)

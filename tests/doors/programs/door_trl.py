@@ -17,6 +17,7 @@ def job() -> None:
     data = Dataset.from_dict({"chosen": good, "rejected": bad})
     model = auto("AutoModelForSequenceClassification", "sentiment", num_labels=1, ignore_mismatched_sizes=True)
     tokens = tokenizer()
+    tokens.eos_token = tokens.sep_token
     arguments = RewardConfig("out", max_steps=20, learning_rate=1e-3, per_device_train_batch_size=8, report_to="none",
                              save_strategy="no", use_cpu=True, bf16=False, gradient_checkpointing=False)  # fmt: skip
     RewardTrainer(model=model, args=arguments, train_dataset=data, processing_class=tokens).train()
