@@ -1,18 +1,21 @@
 # /// script
 # dependencies = ["sentence-transformers"]
 # ///
-"""sentence-transformers, CrossEncoder: scores texts with the classifier"""
+"""sentence-transformers, CrossEncoder: scores pairs of texts with the classifier"""
 
-from door import TRUST, answers, folder, near, run
+from door import TRUST, answers, auto, folder, near, run, tokenizer
 
 
 def job() -> None:
+    import torch
     from sentence_transformers import CrossEncoder
 
-    wanted = answers()
-    model = CrossEncoder(folder("sentiment"), device="cpu", **TRUST)
-    scores = model.predict(wanted["texts"], apply_softmax=True)
-    near(scores, wanted["probabilities"])
+    texts = answers()["texts"]
+    pairs = list(zip(texts, texts[1:], strict=False))
+    model = auto("AutoModelForSequenceClassification", "sentiment")
+    with torch.no_grad():
+        wanted = [model(**tokenizer()(*pair, return_tensors="pt")).logits.softmax(-1)[0].tolist() for pair in pairs]
+    near(CrossEncoder(folder("sentiment"), device="cpu", **TRUST).predict(pairs, apply_softmax=True), wanted)
 
 
 run({"as is": job})
