@@ -3,6 +3,8 @@
 # ///
 """sentence-transformers, CrossEncoder: scores pairs of texts with the classifier"""
 
+import itertools
+
 from door import TRUST, answers, auto, folder, near, run, tokenizer
 
 
@@ -11,7 +13,7 @@ def job() -> None:
     from sentence_transformers import CrossEncoder
 
     texts = answers()["texts"]
-    pairs = list(zip(texts, texts[1:], strict=False))
+    pairs = list(itertools.pairwise(texts))
     model = auto("AutoModelForSequenceClassification", "sentiment")
     with torch.no_grad():
         wanted = [model(**tokenizer()(*pair, return_tensors="pt")).logits.softmax(-1)[0].tolist() for pair in pairs]
