@@ -1,12 +1,13 @@
 # make demo    from raw text to a pretrained, fine-tuned, loadable encoder (under 8 minutes on 2 cores)
 # make test    lint, types and the tests (under 12 minutes on 2 cores); make test-slow: the deeper ones
+# make docs    the documentation as a site, in build/site
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Set up anew when a requirement changes.
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow doors lint types bench clean
+.PHONY: demo test test-slow docs doors lint types bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
@@ -27,6 +28,10 @@ test-slow: $(READY)
 # Other people's programs on our models, their current versions from the package index: about half an hour and 10 GB.
 doors: $(READY)
 	$(BIN)/python tests/doors/run.py --into docs/serving.md
+
+# NO_MKDOCS_2_WARNING: the theme's note on its successor is no news of this project.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Alone on the machine, about half an hour.
 bench: $(READY)

@@ -10,6 +10,7 @@ PROGRAMS = {
     "train-tokenizer": ("train_tokenizer", "train a WordPiece, BPE or Unigram tokenizer on text"),
     "prepare-corpus": ("prepare_corpus", "tokenize text into memory-mapped shards"),
     "pretrain": ("pretrain_mlm", "pretrain an encoder by masked-language modelling"),
+    "adapt": ("adapt", "adapt a trained encoder to other text, and report what it gained and forgot"),
     "plan": ("plan", "foretell a run's FLOPs, memory, hours and cost, before it begins"),
     "evaluate": ("evaluate_mlm", "score a masked-LM model on held-out text and on BLiMP's minimal pairs"),
     "demo": ("demo", "run all of it on the docstrings of this machine's Python packages"),

@@ -2,11 +2,13 @@
 """Tokenize text into memory-mapped shards, ready for pretraining.
 
     prepare_corpus.py --input text/ --tokenizer_name TOKENIZER --output_dir CORPUS
+    prepare_corpus.py --input ids.jsonl --id_column ids --vocab_size 1000 --output_dir CORPUS     no tokenizer
     prepare_corpus.py … --num_parts 16 --part 3      one part of the files, on any of several machines; and when all
     prepare_corpus.py … --num_parts 16               are there, the corpus: the same bytes as without parts
 
-Reads text, JSON lines, CSV, TSV and Parquet, also compressed, folders, globs, `installed-python` and datasets of the
-Hub. Writes CORPUS/train and CORPUS/validation, each with a manifest that accounts for every document.
+Reads text, XML (PubMed, JATS, plain), JSON lines, CSV, TSV and Parquet, also compressed; folders, globs,
+`installed-python` and datasets of the Hub. Writes CORPUS/train and CORPUS/validation, each with a manifest that
+accounts for every document.
 """
 
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from clozebert.scripts._program import parse, run
 from clozebert.utils.errors import UserError
 
 DESCRIPTION = "Tokenize text into memory-mapped shards, ready for pretraining."
+_SHOWN_DOCUMENTS, _SHOWN_CHARACTERS = 3, 160
 
 
 @dataclass
@@ -25,8 +28,16 @@ class Arguments:
     input: list[str] = field(
         metadata={"help": "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub"}
     )
-    tokenizer_name: str = field(metadata={"help": "a folder that train_tokenizer wrote, or a tokenizer of the Hub"})
     output_dir: str = field(metadata={"help": "where the corpus goes"})
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "a folder that train_tokenizer wrote, or a tokenizer of the Hub"}
+    )
+    id_column: str | None = field(
+        default=None, metadata={"help": "without a tokenizer: the column of a table that holds token ids already"}
+    )
+    vocab_size: int | None = field(
+        default=None, metadata={"help": "with --id_column: the ids are below this number; special tokens come behind"}
+    )
     validation_input: list[str] | None = field(
         default=None, metadata={"help": "inputs to validate on; without them, some of --input is held out"}
     )
@@ -66,16 +77,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read, tokenize, write, and say what came of it."""
     arguments = parse(Arguments, argv, prog="prepare_corpus", description=DESCRIPTION)
 
-    from tqdm import tqdm
-
     from clozebert.corpus.stage import Preparation
+    from clozebert.utils.progress_bar import progress_bar
 
     part, num_parts = arguments.part, arguments.num_parts
     if part is not None and num_parts is None:
         raise UserError(f"--part {part} needs --num_parts: of how many?")
     preparation = Preparation(**{item.name: getattr(arguments, item.name) for item in fields(Preparation)})
     preparation.check()
-    with tqdm(unit="B", unit_scale=True, desc="reading", disable=arguments.disable_tqdm) as bar:
+    with progress_bar(description="reading", unit="B", unit_scale=True, disable=arguments.disable_tqdm) as bar:
 
         def report(tokens: int, bytes_read: int, total_bytes: int | None) -> None:
             bar.total = total_bytes
@@ -101,7 +111,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown, tokens = manifests["train"]["unknown_tokens"], manifests["train"]["tokens"]
     if unknown > 0.01 * tokens:
         print(f"warning: {unknown / tokens:.1%} of the tokens are unknown to the tokenizer; train one on this text")
+    print("\n".join(sample_documents(arguments.output_dir, preparation.tokenizer_folder)))
     print(f"written to {arguments.output_dir}")
+
+
+def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:
+    """Lines that show the beginnings of some random training documents as the model will see them: by their tokens."""
+    import random
+
+    from clozebert.corpus import Corpus
+    from clozebert.corpus.tokenizer import load_tokenizer
+
+    corpus, tokenizer = Corpus(corpus_folder, "train"), load_tokenizer(tokenizer_name)
+    count = min(_SHOWN_DOCUMENTS, corpus.num_documents)
+    # The same ones each time.
+    chosen = sorted(random.Random(0).sample(range(corpus.num_documents), count))
+    lines = [f"{count} random documents, shortened, as the tokenizer gives them back:"] if count else []
+    for number in chosen:
+        text = " ".join(str(tokenizer.decode(corpus.document(number)[:_SHOWN_CHARACTERS].tolist())).split())
+        shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+        lines.append(f"  {number + 1:>10,}  {shown}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -11,15 +11,18 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .errors import ExistingFileError, UserError, UserFileError
 
 INCOMPLETE = ".incomplete-"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LOCK_NAME = ".lock"
+# Writes a folder's README.md from what is known about the run.
+WriteCard = Callable[[str | os.PathLike, dict[str, Any]], None]
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -241,7 +244,7 @@ def check_output_dir(
     if not folder.is_dir():
         return
     if not overwrite:
-        if any(folder.iterdir()):
+        if any(path.name != LOCK_NAME for path in folder.iterdir()):
             raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
         return
     doomed = [path.resolve() for path in written_in(folder, written)]

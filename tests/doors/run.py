@@ -193,6 +193,8 @@ def find_surprises(tried: list[dict[str, Any]]) -> list[str]:
 
 
 def cell(tried: list[dict[str, Any]]) -> str:
+    if not tried:
+        return "not tried"
     last = tried[-1]
     if "error" in last:
         return "no"
@@ -201,7 +203,7 @@ def cell(tried: list[dict[str, Any]]) -> str:
 
 
 def row(name: str, result: dict[str, Any]) -> str:
-    versions = result["native"][-1].get("versions", {})
+    versions = (result["native"] or result["bundle"])[-1].get("versions", {})
     others = [version for key, version in versions.items() if key not in ("transformers", "torch")]
     own = others[0] if others else versions.get("transformers", "")
     cells = [f"{result['program']} {own}", versions.get("transformers", ""), result["job"]]
@@ -214,7 +216,10 @@ def table(results: dict[str, Any]) -> str:
     dates = sorted({result["date"] for result in results.values()})
     every = [tried for result in results.values() for form in FORMS for tried in result[form]]
     torches = sorted({tried["versions"]["torch"] for tried in every if tried.get("versions", {}).get("torch")})
-    count = {form: sum("error" not in result[form][-1] for result in results.values()) for form in FORMS}
+    count = {
+        form: sum(bool(result[form]) and "error" not in result[form][-1] for result in results.values())
+        for form in FORMS
+    }
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     lines = [
