@@ -216,16 +216,15 @@ def table(results: dict[str, Any]) -> str:
     dates = sorted({result["date"] for result in results.values()})
     every = [tried for result in results.values() for form in FORMS for tried in result[form]]
     torches = sorted({tried["versions"]["torch"] for tried in every if tried.get("versions", {}).get("torch")})
-    count = {
-        form: sum(bool(result[form]) and "error" not in result[form][-1] for result in results.values())
-        for form in FORMS
-    }
+    said = []
+    for form in FORMS:
+        tried = [result[form][-1] for result in results.values() if result[form]]
+        said.append(f"{form}: {sum('error' not in last for last in tried)} of {len(tried)} work")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     lines = [
         f"Tried {when} with torch {', '.join(torches)} and Python {python}: "
-        f"{len(results)} programs, of which {count['native']} work with the native form and {count['bundle']} with a "
-        f"bundle.",
+        f"{len(results)} programs; {'; '.join(said)}.",
         "",
         "| program | transformers | what it did | bundle | native |",
         "| --- | --- | --- | --- | --- |",

@@ -43,10 +43,12 @@ def test_the_table_and_what_failed():
     text = doors.table({"some": result([FAILED, imported], [PASSED])})
     assert "| Some 1 | 5 | does it | after import | as is, 2e-07 |" in text
     assert "| Some | bundle | as is | `KeyError: 'a/b' in …/x.py` | theirs: no flag |" in text
-    assert "1 programs, of which 1 work with the native form and 1 with a bundle" in text
+    assert "1 programs; bundle: 1 of 1 work; native: 1 of 1 work." in text
     none = doors.table({"some": result([FAILED], [FAILED])})
     assert "| does it | no | no |" in none
-    assert "0 work with the native form and 0 with a bundle" in none
+    assert "bundle: 0 of 1 work; native: 0 of 1 work" in none
+    assert "| does it | not tried | as is, 2e-07 |" in doors.table({"some": result([], [PASSED])})
+    assert "bundle: 0 of 0 work" in doors.table({"some": result([], [PASSED])})
 
 
 def test_what_was_not_known_is_told():
