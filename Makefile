@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Set up anew when a requirement changes.
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow docs lint types bench clean
+.PHONY: demo test test-slow docs doors lint types bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
@@ -24,6 +24,10 @@ test: lint types
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+# Other people's programs on our models, their current versions from the package index: about half an hour and 10 GB.
+doors: $(READY)
+	$(BIN)/python tests/doors/run.py --into docs/serving.md
 
 # NO_MKDOCS_2_WARNING: the theme's note on its successor is no news of this project.
 docs: $(READY)
