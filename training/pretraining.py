@@ -30,6 +30,7 @@ from ..modeling import ClozeBertForMaskedLM
 from ..utils.device import measure_matmul_flops, wait_for
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import check_output_dir, disk_errors, remove_written, whole_files, write_text
+from ..utils.untrusted import check_model_folder
 from . import doctor
 from .arguments import LENGTHS, Phase, PretrainingArguments
 from .checkpoints import (
@@ -779,7 +780,7 @@ def make_model(config: ClozeBertConfig, weights: str | os.PathLike | None) -> Cl
     if weights is None:
         return ClozeBertForMaskedLM(config)
     with _without_progress_bars():
-        return ClozeBertForMaskedLM.from_pretrained(weights, config=config, dtype=torch.float32)
+        return ClozeBertForMaskedLM.from_pretrained(weights, config=config, dtype=torch.float32, use_safetensors=True)
 
 
 def load_configuration(name_or_path: str) -> ClozeBertConfig:
@@ -788,8 +789,9 @@ def load_configuration(name_or_path: str) -> ClozeBertConfig:
     Raises:
         ValueError: it is a model of another kind.
     """
-    with as_user_errors(ValueError, OSError, about=f"model_name_or_path={name_or_path!r}"):
-        config = AutoConfig.from_pretrained(name_or_path)
+    check_model_folder(name_or_path)
+    with as_user_errors(Exception, about=f"model_name_or_path={name_or_path!r}"):
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
     if config.model_type != "clozebert":
         raise UserError(
             f"model_name_or_path={name_or_path!r} is a {config.model_type} model: convert it first (clozebert convert)"

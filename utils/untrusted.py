@@ -113,7 +113,7 @@ def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False)
         if path.suffix == ".json" and path.is_file():
             values = _read_settings(path)
             if path.name.endswith(".index.json"):
-                _check_index(path, values)
+                shards_of(path, values)
     names = [path.name for path in paths]
     if allow_pickle or any(name.endswith(".safetensors") for name in names):
         return
@@ -136,13 +136,24 @@ def _read_settings(path: Path) -> Any:
     return read_json_object(path) if path.name.endswith(("config.json", ".index.json")) else None
 
 
-def _check_index(path: Path, values: dict[str, Any]) -> None:
-    shards = values.get("weight_map")
-    if not isinstance(shards, dict):
-        raise UserError(f"{path} must hold an object under 'weight_map'")
-    for name in sorted({_shown(value): value for value in shards.values()}.values(), key=_shown):
-        if not file_beside(path.parent, name, where=path).is_file():
-            raise UserError(f"{path} names the shard {_shown(name)}, which is not a file of its folder")
+def shards_of(index: Path, values: dict[str, Any] | None = None) -> list[Path]:
+    """The files of weights that an index names, each once, by name.
+
+    Args:
+        values: what the index holds, if it has been read.
+
+    Raises:
+        UserError: it names none, or one that is not a file of its folder.
+    """
+    weights = (read_json_object(index) if values is None else values).get("weight_map")
+    if not isinstance(weights, dict) or not weights:
+        raise UserError(f"{index} must hold an object under 'weight_map': which tensor is in which file")
+    names = {_shown(name): name for name in weights.values()}
+    shards = [file_beside(index.parent, names[key], where=index) for key in sorted(names)]
+    for shard in shards:
+        if not shard.is_file():
+            raise UserError(f"{index} names the shard {shard.name!r}, which is not a file of its folder")
+    return shards
 
 
 def _shown(value: object) -> str:
@@ -151,4 +162,5 @@ def _shown(value: object) -> str:
 
 __all__ = [
     "LARGEST_JSON", "check_model_folder", "file_beside", "is_plain_name", "is_within", "parse_json", "read_json_object",
+    "shards_of",
 ]  # fmt: skip
