@@ -10,6 +10,7 @@ PROGRAMS = {
     "train-tokenizer": ("train_tokenizer", "train a WordPiece, BPE or Unigram tokenizer on text"),
     "prepare-corpus": ("prepare_corpus", "tokenize text into memory-mapped shards"),
     "pretrain": ("pretrain_mlm", "pretrain an encoder by masked-language modelling"),
+    "check": ("check", "hash every file of a corpus, a checkpoint or a run, and name what is damaged"),
     "plan": ("plan", "foretell a run's FLOPs, memory, hours and cost, before it begins"),
     "evaluate": ("evaluate_mlm", "score a masked-LM model on held-out text and on BLiMP's minimal pairs"),
     "demo": ("demo", "run all of it on the docstrings of this machine's Python packages"),

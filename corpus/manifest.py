@@ -1,9 +1,11 @@
 """The manifest of one split of a corpus: what it must hold, and the size and hash of each file that it accounts for.
 
 The names of a corpus' files follow from the number of its shards. A manifest that names others is refused, so nothing
-that it says can lead out of its folder.
+that it says can lead out of its folder. From version 2 on it holds a hash of all else in it.
 """
 
+import hashlib
+import json
 import re
 from typing import Any, NamedTuple
 
@@ -12,7 +14,9 @@ import numpy as np
 from ..utils.errors import UserError
 from ..utils.untrusted import is_plain_name, parse_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READ = (1, 2)
+_OWN_HASH = "manifest_sha256"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST = 1 << 48  # tokens or documents; beyond, a number is damage
 _TOKENIZER_IDS = ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
@@ -47,12 +51,16 @@ def parse_manifest(content: bytes, *, where: object) -> dict[str, Any]:
     manifest = parse_json(content, where=where)
     if not isinstance(manifest, dict):
         raise UserError(f"{where} must hold an object, not {type(manifest).__name__}: prepare the corpus again")
-    if manifest.get("format_version") != FORMAT_VERSION:
+    version = manifest.get("format_version")
+    if type(version) is not int or version not in _READ:
         raise UserError(
-            f"{where}: format_version={_shown(manifest.get('format_version'))}, but this version reads "
-            f"{FORMAT_VERSION}; prepare the corpus again"
+            f"{where}: format_version={_shown(version)}, but this version reads {_READ[0]} to {_READ[-1]}; prepare the "
+            "corpus again"
         )
     check = _Check(where)
+    if version > 1:
+        found = manifest.get(_OWN_HASH)
+        check.that(_OWN_HASH, found, found == _own_hash(manifest))
     for name in ("documents", "tokens"):
         check.number(name, manifest.get(name), _LARGEST)
     _check_tokenizer(check, manifest.get("tokenizer"))
@@ -71,6 +79,18 @@ def parse_manifest(content: bytes, *, where: object) -> dict[str, Any]:
         check.names(f"{key}.files", check.mapping(f"{key}.files", shard.get("files")), shard_names(number))
     check.that("tokens", manifest["tokens"], manifest["tokens"] == sum(shard["tokens"] for shard in shards))
     return manifest
+
+
+def format_manifest(facts: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """A manifest of these facts, with its own hash, and the bytes to write."""
+    manifest = {"format_version": FORMAT_VERSION, **facts}
+    manifest[_OWN_HASH] = _own_hash(manifest)
+    return manifest, (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode("utf-8")
+
+
+def _own_hash(manifest: dict[str, Any]) -> str:
+    values = {key: value for key, value in manifest.items() if key != _OWN_HASH}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode("ascii")).hexdigest()
 
 
 def files_of(manifest: dict[str, Any]) -> dict[str, FileFacts]:
@@ -129,4 +149,4 @@ def _shown(value: object) -> str:
     return ascii(value)[:80]
 
 
-__all__ = ["FORMAT_VERSION", "FileFacts", "files_of", "parse_manifest", "shard_names", "token_dtype"]
+__all__ = ["FORMAT_VERSION", "FileFacts", "files_of", "format_manifest", "parse_manifest", "shard_names", "token_dtype"]

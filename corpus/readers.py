@@ -208,20 +208,25 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
         files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
         if not files:
             raise UserError(f"the corpus is empty: the folder {entry} holds no file")
-        return [(file.relative_to(path).as_posix(), file) for file in files]
+        return [(_printable(file.relative_to(path).as_posix()), file) for file in files]
     if path.exists():
-        return [(path.name, path)]
+        return [(_printable(path.name), path)]
     if glob.has_magic(entry):
         files = sorted(Path(found) for found in glob.glob(entry, recursive=True) if Path(found).is_file())
         if not files:
             raise MissingFileError(f"no file matches {entry}")
-        return [(file.name, file) for file in files]
+        return [(_printable(file.name), file) for file in files]
     if _DATASET_NAME.fullmatch(entry) and not _FILE_SUFFIX.search(entry) and not path.parent.is_dir():
         try:
             return open_dataset(entry, dataset_config_name, split="train")["train"]
         except UserError as error:
             raise MissingFileError(f"{entry} is neither a file or folder here nor a dataset: {error}") from None
     raise MissingFileError(f"{entry} does not exist")
+
+
+def _printable(name: str) -> str:
+    """A file's name for the manifest: bytes in it that are not UTF-8 are written out."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _is_hidden(path: Path) -> bool:

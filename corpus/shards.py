@@ -11,7 +11,6 @@ A document lies in one shard, whole. All numbers are little-endian.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from ..utils.errors import MissingFileError, UserError, UserFileError
+from ..utils.errors import MissingFileError, UserError, UserFileError, as_user_errors
 from ..utils.files import sha256_of_file
 from ..utils.untrusted import LARGEST_JSON, file_beside
-from .manifest import FORMAT_VERSION, FileFacts, files_of, parse_manifest, shard_names, token_dtype
+from .manifest import FileFacts, files_of, format_manifest, parse_manifest, shard_names, token_dtype
 from .randomness import ragged_arange
 from .remote import local_folder
 
@@ -35,7 +34,7 @@ CORPUS_FILES = tuple(
 SHARD_TOKENS = 1 << 28
 _FLUSH_TOKENS = 1 << 22
 # A split of at most so many bytes is hashed when it is opened, which takes about a tenth of a second.
-_HASHED_AT_ONCE = 1 << 26
+HASHED_AT_ONCE = 1 << 26
 _WAY_OUT = "the corpus is damaged; prepare it again"
 _hashed: set[tuple[str, str, int, int]] = set()  # files that this process has hashed, and found right
 
@@ -83,18 +82,16 @@ class ShardWriter:
         self._flush()
         self._close_shard()
         self._offsets.close()
-        manifest = {
-            "format_version": FORMAT_VERSION,
+        facts_of_files = {
             "documents": self.num_documents,
             "tokens": self.num_tokens,
             "words": self.num_words,
             "dtype": self.dtype,
             "shards": self.shards,
             "files": {"documents.bin": self._offsets_digest.hexdigest()},
-            **facts,
         }
-        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-        (self.directory / "manifest.json").write_bytes(text.encode("utf-8"))
+        manifest, content = format_manifest({**facts_of_files, **facts})
+        (self.directory / "manifest.json").write_bytes(content)
         return manifest
 
     def _flush(self) -> None:
@@ -162,11 +159,14 @@ class Corpus:
     """One split of a prepared corpus, memory-mapped.
 
     Opening it reads the manifest and compares the sizes of all files. A split of at most 64 MiB is hashed, too, once in
-    a process; `find_damage` hashes any.
+    a process; `integrity.find_damage` hashes any.
 
     Args:
         directory: what `prepare_corpus --output_dir` wrote; or a URL, see `remote`.
         split: `train` or `validation`.
+
+    Attributes:
+        files: size and SHA-256 of each file beside the manifest, by name.
 
     Raises:
         FileNotFoundError: no prepared corpus lies there.
@@ -183,9 +183,7 @@ class Corpus:
             if splits:
                 raise UserError(f"split={split!r} is not in the corpus {directory}; it has {', '.join(splits)}")
             raise MissingFileError(f"{directory} holds no prepared corpus; write one with scripts/prepare_corpus.py")
-        content = _read_manifest(path)
-        self.manifest: dict[str, Any] = parse_manifest(content, where=path)
-        self.fingerprint = hashlib.sha256(content).hexdigest()
+        self.manifest, self.fingerprint = read_manifest(path)
         self.num_documents: int = self.manifest["documents"]
         self.num_tokens: int = self.manifest["tokens"]
         tokenizer = self.manifest["tokenizer"]
@@ -195,10 +193,10 @@ class Corpus:
         self.pad_token_id: int = tokenizer["pad_token_id"]
         self.mask_token_id: int = tokenizer["mask_token_id"]
         self.special_token_ids: list[int] = tokenizer["special_token_ids"]
-        self._files = files_of(self.manifest)
-        check_sizes(self.folder, self._files)
-        if sum(facts.size for facts in self._files.values()) <= _HASHED_AT_ONCE:
-            for name, facts in self._files.items():
+        self.files = files_of(self.manifest)
+        check_sizes(self.folder, self.files)
+        if sum(facts.size for facts in self.files.values()) <= HASHED_AT_ONCE:
+            for name, facts in self.files.items():
                 check_hash(self.folder / name, facts)
         self.offsets = self._map("documents.bin", "<i8", self.num_documents + 1)
         if (int(self.offsets[0]), int(self.offsets[-1])) != (0, self.num_tokens):
@@ -312,12 +310,14 @@ def _check_size(path: Path, expected: int) -> None:
         raise UserError(f"{path} {state}: {_WAY_OUT}")
 
 
-def _read_manifest(path: Path) -> bytes:
-    if path.stat().st_size > LARGEST_JSON:
-        raise UserError(f"{path} has more than {LARGEST_JSON >> 20} MiB: {_WAY_OUT}")
-    try:
-        return file_beside(path.parent, path.name, where=path).read_bytes()
-    except OSError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserFileError(f"{path} cannot be read: {error.strerror}") from None
+def read_manifest(path: Path) -> tuple[dict[str, Any], str]:
+    """A split's manifest, checked, and the SHA-256 of the file, by which corpora are told apart.
+
+    Raises:
+        UserError: it cannot be read, is damaged, or is a link out of its folder.
+    """
+    with as_user_errors(OSError, about=f"{path} cannot be read"):
+        if path.stat().st_size > LARGEST_JSON:
+            raise UserError(f"{path} has more than {LARGEST_JSON >> 20} MiB: {_WAY_OUT}")
+        content = file_beside(path.parent, path.name, where=path).read_bytes()
+    return parse_manifest(content, where=path), hashlib.sha256(content).hexdigest()

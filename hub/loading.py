@@ -155,9 +155,9 @@ def tensor_names_in(folder: Path, *, allow_pickle: bool = False) -> list[str]:
     names: list[str] = []
     for path in files:
         if path.suffix == ".safetensors":
-            from safetensors import safe_open
+            from safetensors import SafetensorError, safe_open
 
-            with safe_open(path, framework="pt") as tensors:
+            with as_user_errors(SafetensorError, OSError, about=str(path)), safe_open(path, "pt") as tensors:
                 names += tensors.keys()
         else:
             import torch
@@ -178,7 +178,9 @@ def _class_name(folder: Path, values: dict[str, Any]) -> str:
 def _load(model_class: Any, folder: Path, config: Any, *, allow_pickle: bool, **options: Any) -> Any:
     """`from_pretrained` that reads this folder alone and runs none of its code."""
     is_pickle = weight_files(folder, allow_pickle=allow_pickle)[0].suffix == ".bin"
-    with quiet():
+    from safetensors import SafetensorError
+
+    with quiet(), as_user_errors(SafetensorError, OSError, about=f"the weights of {folder}"):
         model, found = model_class.from_pretrained(
             folder,
             config=config,
