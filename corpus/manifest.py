@@ -69,11 +69,11 @@ def parse_manifest(content: bytes, *, where: object) -> dict[str, Any]:
     )
     files = check.mapping("files", manifest.get("files"))
     check.names("files", files, ("documents.bin",))
-    shards = manifest.get("shards")
+    shards: Any = manifest.get("shards")
     check.that("shards", shards, isinstance(shards, list))
     for number, shard in enumerate(shards):
         key = f"shards[{number}]"
-        tokens = check.mapping(key, shard).get("tokens")
+        tokens: Any = check.mapping(key, shard).get("tokens")
         check.number(f"{key}.tokens", tokens, _LARGEST)
         check.that(f"{key}.tokens", tokens, tokens > 0)
         check.names(f"{key}.files", check.mapping(f"{key}.files", shard.get("files")), shard_names(number))
@@ -105,7 +105,7 @@ def files_of(manifest: dict[str, Any]) -> dict[str, FileFacts]:
 
 
 def _check_tokenizer(check: "_Check", tokenizer: Any) -> None:
-    size = check.mapping("tokenizer", tokenizer).get("vocab_size")
+    size: Any = check.mapping("tokenizer", tokenizer).get("vocab_size")
     check.number("tokenizer.vocab_size", size, 1 << 31)
     for name in _TOKENIZER_IDS:
         check.number(f"tokenizer.{name}", tokenizer.get(name), size - 1)

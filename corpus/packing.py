@@ -132,7 +132,7 @@ def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
             return parent / name
     parent = corpus.folder if os.access(corpus.folder, os.W_OK) else cache
     try:
-        with whole_folder(parent / name, replace=True) as building:
+        with whole_folder(parent / name, replace=(parent / name).is_dir()) as building:
             _build(corpus, building, max_seq_length=max_seq_length)
             _write_hashes(building)
     except OSError:  # another process finished the same index first

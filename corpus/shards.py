@@ -320,4 +320,7 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], str]:
         if path.stat().st_size > LARGEST_JSON:
             raise UserError(f"{path} has more than {LARGEST_JSON >> 20} MiB: {_WAY_OUT}")
         content = file_beside(path.parent, path.name, where=path).read_bytes()
-    return parse_manifest(content, where=path), hashlib.sha256(content).hexdigest()
+    manifest = parse_manifest(content, where=path)
+    if manifest.get("split", path.parent.name) != path.parent.name:
+        raise UserError(f"{path} is the manifest of another split, {manifest['split']!r}: {_WAY_OUT}")
+    return manifest, hashlib.sha256(content).hexdigest()
