@@ -169,9 +169,9 @@ MANIFESTS = [
 @pytest.mark.parametrize("content", MANIFESTS, ids=lambda text: text[:20])
 def test_a_manifest_of_another_kind_is_one_line(corpus: Path, content: str) -> None:
     (corpus / "train" / "manifest.json").write_text(content)
-    with pytest.raises(UserError, match="manifest.json"):
+    with pytest.raises(UserError, match=r"manifest\.json"):
         Corpus(corpus)
-    with pytest.raises(UserError, match="manifest.json"):
+    with pytest.raises(UserError, match=r"manifest\.json"):
         check.main([str(corpus)])
 
 
