@@ -10,7 +10,7 @@ from .tables import TABLE_SUFFIXES, BadText, TableFile, open_table
 
 SEPARATORS = ("blank_line", "line", "file")
 # What one document of a text file may hold; a longer run is cut at a line's end, or at a space, into several.
-LARGEST_DOCUMENT = 1 << 24
+LARGEST_DOCUMENT = 1 << 22
 
 
 def check_file(path: Path, text_column: str | None) -> None:

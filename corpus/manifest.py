@@ -60,7 +60,7 @@ def parse_manifest(content: bytes, *, where: object) -> dict[str, Any]:
     check = _Check(where)
     if version > 1:
         found = manifest.get(_OWN_HASH)
-        check.that(_OWN_HASH, found, found == _own_hash(manifest))
+        check.that(_OWN_HASH, found, found == hash_of(manifest))
     for name in ("documents", "tokens"):
         check.number(name, manifest.get(name), _LARGEST)
     _check_tokenizer(check, manifest.get("tokenizer"))
@@ -84,11 +84,12 @@ def parse_manifest(content: bytes, *, where: object) -> dict[str, Any]:
 def format_manifest(facts: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """A manifest of these facts, with its own hash, and the bytes to write."""
     manifest = {"format_version": FORMAT_VERSION, **facts}
-    manifest[_OWN_HASH] = _own_hash(manifest)
+    manifest[_OWN_HASH] = hash_of(manifest)
     return manifest, (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode("utf-8")
 
 
-def _own_hash(manifest: dict[str, Any]) -> str:
+def hash_of(manifest: dict[str, Any]) -> str:
+    """The hash of all that a manifest holds beside it."""
     values = {key: value for key, value in manifest.items() if key != _OWN_HASH}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode("ascii")).hexdigest()
 
@@ -149,4 +150,13 @@ def _shown(value: object) -> str:
     return ascii(value)[:80]
 
 
-__all__ = ["FORMAT_VERSION", "FileFacts", "files_of", "format_manifest", "parse_manifest", "shard_names", "token_dtype"]
+__all__ = [
+    "FORMAT_VERSION",
+    "FileFacts",
+    "files_of",
+    "format_manifest",
+    "hash_of",
+    "parse_manifest",
+    "shard_names",
+    "token_dtype",
+]

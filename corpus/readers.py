@@ -5,14 +5,16 @@ the Hub. What can be known to be wrong before reading is said before reading.
 import copy
 import glob
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..utils.errors import MissingFileError, UserError, as_user_errors, reject_unknown_keys
+from ..utils.errors import MissingFileError, UserError, UserFileError, as_user_errors, reject_unknown_keys
 from ..utils.files import sha256_of_file
+from ..utils.untrusted import is_within
 from .formats import SEPARATORS, check_file, texts_of_file, texts_of_table
 from .tables import BadText, TableFile, open_dataset
 
@@ -143,13 +145,18 @@ class Reader:
         return (document.text for document in self)
 
     def _file(self, name: str, path: Path) -> Iterator[Document]:
-        with as_user_errors(OSError):
-            source = Source(name, bytes=path.stat().st_size, sha256=sha256_of_file(path))
+        with as_user_errors(OSError, about=f"{path} cannot be read"):
+            state = path.stat()
+            source = Source(name, bytes=state.st_size, sha256=sha256_of_file(path))
         before = self.bytes_read
         texts = texts_of_file(path, separator=self.document_separator, text_column=self.text_column)
         for text, position in self._of_source(source, texts, path):
             self.bytes_read = before + position
             yield text
+        with as_user_errors(OSError, about=f"{path} cannot be read"):
+            now = path.stat()
+        if (now.st_size, now.st_mtime_ns, now.st_ino) != (state.st_size, state.st_mtime_ns, state.st_ino):
+            raise UserError(f"{path} was changed while it was read: run this again when nobody writes to it")
         self.bytes_read = before + source.bytes
 
     def _dataset(self, dataset: TableFile) -> Iterator[Document]:
@@ -205,14 +212,14 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
         return entry
     path = Path(entry)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
+        files = _files_below(path)
         if not files:
             raise UserError(f"the corpus is empty: the folder {entry} holds no file")
         return [(_printable(file.relative_to(path).as_posix()), file) for file in files]
     if path.exists():
         return [(_printable(path.name), path)]
     if glob.has_magic(entry):
-        files = sorted(Path(found) for found in glob.glob(entry, recursive=True) if Path(found).is_file())
+        files = _once(sorted(Path(found) for found in glob.glob(entry, recursive=True) if Path(found).is_file()))
         if not files:
             raise MissingFileError(f"no file matches {entry}")
         return [(_printable(file.name), file) for file in files]
@@ -224,10 +231,35 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
     raise MissingFileError(f"{entry} does not exist")
 
 
+def _files_below(folder: Path) -> list[Path]:
+    """All files in a folder and its sub-folders but hidden ones, sorted; one that several links lead to comes once.
+
+    Raises:
+        UserError: a sub-folder cannot be read, or a link leads nowhere or out of the folder.
+    """
+    found: list[Path] = []
+
+    def refuse(error: OSError) -> None:
+        raise UserFileError(f"{error.filename} cannot be read: {error.strerror}")
+
+    for here, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = [Path(here) / name for name in (*folders, *names) if not name.startswith(".")]
+        for path in paths:
+            if path.is_symlink() and not (path.exists() and is_within(path, folder)):
+                raise UserFileError(
+                    f"{path} is a link that leads nowhere or out of {folder}: name what it leads to as an input of its "
+                    "own, or give a glob pattern, which follows links"
+                )
+        found += [path for path in paths if path.is_file()]
+    return _once(sorted(found))
+
+
+def _once(paths: Iterable[Path]) -> list[Path]:
+    """Each file once, under its first name, whatever links lead to it."""
+    return list({os.path.realpath(path): path for path in reversed(list(paths))}.values())[::-1]
+
+
 def _printable(name: str) -> str:
     """A file's name for the manifest: bytes in it that are not UTF-8 are written out."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)

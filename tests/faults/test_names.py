@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file, save_file
 
 from clozebert.corpus import Corpus
-from clozebert.corpus.manifest import format_manifest
+from clozebert.corpus.manifest import hash_of
 from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.finetuning.models import load_auto_tokenizer, load_config
 from clozebert.hub.loading import find_folder, load_clozebert
@@ -48,7 +48,7 @@ def put_name(manifest: dict[str, Any], place: str, name: Any) -> None:
 
 def hashed(manifest: dict[str, Any]) -> bytes:
     """The manifest as its writer would write it: a stranger's own hash fits."""
-    return format_manifest({key: value for key, value in manifest.items() if key != "manifest_sha256"})[1]
+    return json.dumps({**manifest, "manifest_sha256": hash_of(manifest)}).encode("ascii")
 
 
 def upload(corpus: Path, manifest: dict[str, Any]) -> list[str]:
