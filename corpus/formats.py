@@ -87,7 +87,7 @@ def _runs(file: BinaryIO, separator: str) -> Iterator[tuple[int, bytes]]:
                 first_line, size = number, 0
             run.append(line)
             size += len(line)
-            ends_here = separator == "line" or size >= LARGEST_DOCUMENT
+            ends_here = separator == "line" or size >= LARGEST_DOCUMENT or not line.endswith(b"\n")
         if ends_here and run:
             if separator != "line" or b"".join(run).strip():
                 yield first_line, b"".join(run)

@@ -117,8 +117,9 @@ class _Text:
             try:
                 value, end = _DECODER.raw_decode(self._buffer, self._place)
             except json.JSONDecodeError as error:
+                behind = error.pos - self._place
                 if not self._read_on():
-                    self._go_to(error.pos)
+                    self._go_to(self._place + behind)
                     self.fail(_reason(error))
                 continue
             except RecordError as error:

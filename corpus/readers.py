@@ -5,17 +5,16 @@ the Hub. What can be known to be wrong before reading is said before reading.
 import copy
 import glob
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..utils.errors import MissingFileError, UserError, UserFileError, as_user_errors, reject_unknown_keys
+from ..utils.errors import MissingFileError, UserError, as_user_errors, reject_unknown_keys
 from ..utils.files import sha256_of_file
-from ..utils.untrusted import is_within
 from .formats import SEPARATORS, check_file, texts_of_file, texts_of_table
+from .input_files import files_below, files_matching
 from .tables import BadText, TableFile, open_dataset
 
 INSTALLED_PYTHON = "installed-python"
@@ -212,14 +211,14 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
         return entry
     path = Path(entry)
     if path.is_dir():
-        files = _files_below(path)
+        files = files_below(path)
         if not files:
             raise UserError(f"the corpus is empty: the folder {entry} holds no file")
         return [(_printable(file.relative_to(path).as_posix()), file) for file in files]
     if path.exists():
         return [(_printable(path.name), path)]
     if glob.has_magic(entry):
-        files = _once(sorted(Path(found) for found in glob.glob(entry, recursive=True) if Path(found).is_file()))
+        files = files_matching(entry)
         if not files:
             raise MissingFileError(f"no file matches {entry}")
         return [(_printable(file.name), file) for file in files]
@@ -229,35 +228,6 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
         except UserError as error:
             raise MissingFileError(f"{entry} is neither a file or folder here nor a dataset: {error}") from None
     raise MissingFileError(f"{entry} does not exist")
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """All files in a folder and its sub-folders but hidden ones, sorted; one that several links lead to comes once.
-
-    Raises:
-        UserError: a sub-folder cannot be read, or a link leads nowhere or out of the folder.
-    """
-    found: list[Path] = []
-
-    def refuse(error: OSError) -> None:
-        raise UserFileError(f"{error.filename} cannot be read: {error.strerror}")
-
-    for here, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = [Path(here) / name for name in (*folders, *names) if not name.startswith(".")]
-        for path in paths:
-            if path.is_symlink() and not (path.exists() and is_within(path, folder)):
-                raise UserFileError(
-                    f"{path} is a link that leads nowhere or out of {folder}: name what it leads to as an input of its "
-                    "own, or give a glob pattern, which follows links"
-                )
-        found += [path for path in paths if path.is_file()]
-    return _once(sorted(found))
-
-
-def _once(paths: Iterable[Path]) -> list[Path]:
-    """Each file once, under its first name, whatever links lead to it."""
-    return list({os.path.realpath(path): path for path in reversed(list(paths))}.values())[::-1]
 
 
 def _printable(name: str) -> str:
