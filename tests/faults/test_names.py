@@ -16,11 +16,12 @@ from clozebert.corpus import Corpus
 from clozebert.corpus.manifest import hash_of
 from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.finetuning.models import load_auto_tokenizer, load_config
+from clozebert.hub.demo_page import load_subject
 from clozebert.hub.loading import find_folder, load_clozebert
 from clozebert.hub.publishing import publish
 from clozebert.training.pretraining import load_configuration
 from clozebert.training.scoring import load_masked_lm
-from clozebert.utils.errors import UserError
+from clozebert.utils.errors import UserError, as_user_errors
 from clozebert.utils.untrusted import is_plain_name, is_within
 
 URL = "memory://bucket/corpus"
@@ -182,6 +183,7 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
     "find_folder (convert, grow, demo-app)": find_folder,
     "publish": lambda folder: publish(folder, "org/name", dry_run=True),
     "load_clozebert": load_clozebert,
+    "demo-app": as_user_errors(Exception)(lambda folder: load_subject(str(find_folder(folder)))),
     "evaluate": lambda folder: load_masked_lm(str(folder), device="cpu"),
     "pretrain --model_name_or_path": lambda folder: load_configuration(str(folder)),
     "fine-tune": lambda folder: load_config(str(folder)),
