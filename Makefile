@@ -1,12 +1,13 @@
 # make demo    from raw text to a pretrained, fine-tuned, loadable encoder (under 8 minutes on 2 cores)
 # make test    lint, types and the tests (under 12 minutes on 2 cores); make test-slow: the deeper ones
+# make docs    the documentation as a site, in build/site
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Set up anew when a requirement changes.
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint types bench clean
+.PHONY: demo test test-slow docs lint types bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
@@ -23,6 +24,10 @@ test: lint types
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+# NO_MKDOCS_2_WARNING: the theme's note on its successor is no news of this project.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Alone on the machine, about half an hour.
 bench: $(READY)

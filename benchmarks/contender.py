@@ -172,7 +172,7 @@ def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> 
     from clozebert.training import PretrainingArguments
     from clozebert.training.machine import compile_model, make_accelerator
     from clozebert.training.optimizers import make_optimizer
-    from clozebert.training.pretraining import accumulate_gradient
+    from clozebert.training.step import accumulate_gradient
 
     on_cpu = specification["device"] == "cpu"
     precision = specification["precision"]

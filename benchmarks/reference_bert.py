@@ -99,19 +99,22 @@ def bert_steps(
 def our_steps(corpus: str, tokenizer_name: str, folder: str) -> Iterator[None]:
     """The steps of our own loop, without its logging and evaluation."""
     from clozebert.training.arguments import PretrainingArguments
+    from clozebert.training.loop import Pretraining
     from clozebert.training.machine import seed_step
-    from clozebert.training.pretraining import Pretraining, accumulate_gradient
     from clozebert.training.run_settings import make_config, split_settings
+    from clozebert.training.step import accumulate_gradient, clip_gradient, update_weights
 
     flags = {"corpus": corpus, "tokenizer_name": tokenizer_name, "output_dir": folder, "disable_tqdm": True}
     settings, model = split_settings(RECIPE, flags)
     run = Pretraining(PretrainingArguments(**settings), make_config(model))
-    for step in range(run.last_step):
-        batches, num_predicted = next(run.loader)
-        run.optimizer.optimizer.set_learning_rate(run.arguments.learning_rate_factor(step))
-        seed_step(run.arguments.seed, step, 0)
-        accumulate_gradient(run.model, batches, num_predicted=num_predicted, accelerator=run.accelerator)
-        run._update_weights()
+    setup = run.setup
+    for step in range(run.run.last_step):
+        batches, num_predicted = next(setup.loader)
+        setup.optimizer.optimizer.set_learning_rate(setup.arguments.learning_rate_factor(step))
+        seed_step(setup.arguments.seed, step, 0)
+        accumulate_gradient(setup.model, batches, num_predicted=num_predicted, accelerator=run.accelerator)
+        clip_gradient(setup.model, max_grad_norm=setup.arguments.max_grad_norm, accelerator=run.accelerator)
+        update_weights(setup.optimizer, num_broken=0, accelerator=run.accelerator)
         yield
 
 

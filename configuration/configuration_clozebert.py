@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""The knobs of the encoder. This file travels inside every checkpoint and imports nothing of ours but its neighbour."""
+"""The configuration of the encoder. This file travels inside every checkpoint and imports its neighbour only."""
 
 import copy
 import difflib
@@ -65,50 +65,69 @@ _ROPE_KEYS = [
 class ClozeBertConfig(PreTrainedConfig):
     r"""Everything that determines the encoder.
 
-    The defaults are a current base-size block: pre-norm, rotary positions, gated feed-forward, no biases, no dropout.
+    The defaults are a current base-size model: pre-norm, rotary positions, gated feed-forward, no biases, no dropout.
     `from_name` gives the published architectures.
 
-    Sizes:
-        vocab_size, hidden_size (d), num_hidden_layers, num_attention_heads (h), num_key_value_heads (None: h),
-        intermediate_size (d_ff), max_position_embeddings (the longest sequence, in tokens), type_vocab_size (0: no
-        token types), embedding_size (None: d; otherwise embeddings of that size are projected to d, as in ELECTRA).
-    Blocks:
+    Attributes:
+        vocab_size: entries of the vocabulary.
+        hidden_size: width of the model, d.
+        num_hidden_layers: layers.
+        num_attention_heads: heads of attention, h; each has the size d / h.
+        num_key_value_heads: heads of keys and values, shared by neighbouring query heads; None: h.
+        intermediate_size: width of the feed-forward, f.
+        hidden_act: activation of the feed-forward, any of transformers' ACT2FN.
+        max_position_embeddings: the longest sequence, in tokens. Only learned and sinusoidal positions end there.
+        type_vocab_size: token types; 0: none.
+        embedding_size: size of the embeddings, projected to d, as in ELECTRA; None: d.
         norm_position: `post`, x = norm(x + f(x)) (Vaswani et al. 2017), or `pre`, x = x + f(norm(x)) (Xiong et al.
-        2020).
-        norm_type: `layernorm` or `rmsnorm` (Zhang & Sennrich 2019); norm_eps; norm_bias (layernorm only).
-        embedding_norm: a norm after the embeddings. final_norm: one after the last layer (None: for pre-norm only).
+            2020).
+        norm_type: `layernorm` or `rmsnorm` (Zhang & Sennrich 2019).
+        norm_eps: added to the variance in a norm.
+        norm_bias: biases in norms; `layernorm` only.
+        embedding_norm: a norm after the embeddings.
+        final_norm: a norm after the last layer; None: for pre-norm only.
         first_attention_norm: False leaves out the norm before the first attention (ModernBERT; pre-norm only).
-        mlp_type: `mlp`, W_down act(W_up x), or `glu`, W_down (act(W_gate x) * W_up x) (Shazeer 2020); hidden_act: any
-        activation of transformers' ACT2FN; attention_bias, mlp_bias: biases of the linear maps.
+        mlp_type: `mlp`, W_down act(W_up x), or `glu`, W_down (act(W_gate x) * W_up x) (Shazeer 2020).
+        mlp_bias: biases in the feed-forward.
+        attention_bias: biases in the four projections of attention.
         qk_norm: an RMS norm of each head's queries and keys (Henry et al. 2020).
-        layer_types: per layer, `full_attention` or `sliding_attention` (None: all full); in the latter a token sees
-        those at most sliding_window positions away on either side.
-    Positions:
-        position_embedding_type: `absolute` (learned), `sinusoidal` (Vaswani et al. 2017), `rope` (Su et al. 2021) with
-        rope_parameters in transformers' form (one dict, or one for each layer type where layer_types is given), or
-        `none`. Only learned and sinusoidal positions end at max_position_embeddings.
-        position_rule: `row` counts from the start of the row, `non_pad` counts the non-padding tokens (RoBERTa);
-        position_offset: the first position's row in the learned table (RoBERTa: pad_token_id + 1).
-    Dropout:
-        hidden_dropout_prob (on a sub-layer's output, before the addition), attention_probs_dropout_prob,
-        embedding_dropout and classifier_dropout (None: hidden_dropout_prob), mlp_dropout (inside the feed-forward).
-    Heads:
-        classifier_pooling: how a sequence becomes one vector: `cls` (first token), `mean`, `max`, `attention`.
-        classifier_dense: which classifiers put a dense layer, an activation and (classifier_norm) a norm before their
-        linear map: `none`, `pooled` (those over a pooled vector: BERT, RoBERTa), `all` (ModernBERT).
-        classifier_activation; prediction_activation (None: hidden_act) for the masked-LM head, which has its dense
-        layer and norm too unless prediction_dense is False; head_bias (of these dense layers), classifier_bias,
-        decoder_bias; tie_word_embeddings. base_pooler: the model without a head ends with the classifiers' pooling and
-        dense layer.
+        layer_types: `full_attention` or `sliding_attention` for each layer; None: all full.
+        sliding_window: in a `sliding_attention` layer, a token sees those at most so many positions away, on either
+            side.
+        position_embedding_type: `absolute` (learned), `sinusoidal` (Vaswani et al. 2017), `rope` (Su et al. 2021), or
+            `none`.
+        position_rule: `row` counts from the start of the row, `non_pad` counts tokens that are not padding (RoBERTa).
+        position_offset: row of the learned table that belongs to the first position (RoBERTa: pad_token_id + 1).
+        rope_parameters: rotary positions, in transformers' form: one dict, or one for each layer type where
+            `layer_types` is given.
+        hidden_dropout_prob: dropout on the output of attention and feed-forward, before the addition.
+        attention_probs_dropout_prob: dropout on attention weights.
+        embedding_dropout: dropout on embeddings; None: `hidden_dropout_prob`.
+        mlp_dropout: dropout inside the feed-forward.
+        classifier_dropout: dropout before a classifier; None: `hidden_dropout_prob`.
+        classifier_pooling: how a sequence becomes one vector: `cls` (first token), `mean`, `max` or `attention`.
+        classifier_dense: which classifiers have a dense layer, an activation and (`classifier_norm`) a norm before the
+            last linear layer: `none`, `pooled` (those over a pooled vector: BERT, RoBERTa) or `all` (ModernBERT).
+        classifier_activation: activation of that dense layer.
+        classifier_norm: whether a norm follows it.
+        prediction_activation: activation of the masked-LM head's dense layer; None: `hidden_act`.
+        prediction_dense: False leaves out that dense layer and its norm.
+        head_bias: biases of the heads' dense layers.
+        classifier_bias: bias of the last layer of a classifier.
+        decoder_bias: bias of the masked-LM decoder.
+        tie_word_embeddings: the decoder is the embedding table.
         sparse_prediction: given labels, the masked-LM head computes logits at labelled positions only.
-    Images (image_size set; no token embeddings then):
-        image_size and patch_size in pixels, num_channels: the patch front end of ViT (Dosovitskiy et al. 2020).
-    Origin:
-        native_config: what hub.from_native found in a native configuration beside the fields above; hub.to_native
-        puts it back, and nothing else reads it.
-    Initialisation:
-        initializer_range: standard deviation; output_projection_init: of the two projections that write into the
-        residual stream: `normal` (as the rest), `scaled` (divided by sqrt(2 * num_hidden_layers)) or `zero`.
+        base_pooler: the model without a head ends with the classifiers' pooling and dense layer.
+        image_size: pixels of a side; set, the model reads images and has no token embeddings.
+        patch_size: pixels of a patch's side (ViT, Dosovitskiy et al. 2020).
+        num_channels: channels of an image.
+        initializer_range: standard deviation of initial weights.
+        output_projection_init: initial weights of the two projections that write into the residual stream: `normal` as
+            the others, `scaled` divided by sqrt(2 * num_hidden_layers), or `zero`.
+        native_config: fields of a native configuration that have no counterpart above. `hub.from_native` stores them,
+            `hub.to_native` writes them back, and nothing else reads them.
+        pad_token_id: id of the padding token; likewise bos_token_id, eos_token_id, cls_token_id, sep_token_id and
+            mask_token_id.
 
     Raises:
         ValueError: an unknown key (with the nearest known one), or a value that contradicts another.

@@ -1,8 +1,10 @@
 """A file's content as bytes, whatever it is compressed by, with `\\n` at the ends of its lines or before them `\\r`.
 
-A file that is cut short, damaged, or in UTF-16 is refused: none of it is read as if it were whole.
+A file that is cut short, damaged, in UTF-16, or no text at all (PDF, images, archives) is refused: none of it is read
+as if it were whole.
 """
 
+import bz2
 import gzip
 import io
 import lzma
@@ -13,8 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..utils.errors import MissingFileError, MissingPackageError, UserError, UserFileError, as_user_errors
+from .binary_files import what_it_is
 
-COMPRESSIONS = (".gz", ".xz", ".zst", ".zstd")
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _BLOCK = 1 << 16
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -36,7 +39,7 @@ def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[],
     Raises:
         MissingFileError: there is no such file.
         MissingPackageError: what reads this compression is not installed.
-        UserError: it is a folder, or damaged, or in UTF-16.
+        UserError: it is a folder, or damaged, or in UTF-16, or holds no plain text, such as a PDF.
     """
     path = Path(path)
     if path.is_dir():
@@ -50,6 +53,8 @@ def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[],
         first = _fill(read)
         if first.startswith(_UTF_16):
             raise UserError(f"{path} is in UTF-16: convert it to UTF-8")
+        if path.suffix.lower() != ".parquet" and (found := what_it_is(first)):
+            raise UserError(f"{path} is {found[0]}: {found[1]}")
         is_old = b"\r" in first and b"\n" not in first
         yield io.BufferedReader(_Content(first, read, is_old), _BLOCK), raw.tell
 
@@ -99,6 +104,8 @@ def _reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
     suffix = path.suffix.lower()
     if suffix == ".gz":
         read: Callable[[int], bytes] = gzip.GzipFile(fileobj=raw).read
+    elif suffix == ".bz2":
+        read = bz2.BZ2File(raw).read
     elif suffix == ".xz":
         read = lzma.LZMAFile(raw).read  # noqa: SIM115 - of a file that is closed by whoever opened it
     elif suffix in COMPRESSIONS:

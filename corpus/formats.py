@@ -1,12 +1,13 @@
-"""The texts in one file: plain text, or a column of a table; also compressed."""
+"""The texts in one file: plain text, XML, or a column of a table; also compressed."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from .columns import find_text_column
-from .compression import COMPRESSIONS, bare_suffix, open_decompressed
+from .compression import bare_suffix, open_decompressed
 from .tables import TABLE_SUFFIXES, BadText, TableFile, open_table
+from .xml_texts import XML_SUFFIXES, texts_of_xml
 
 SEPARATORS = ("blank_line", "line", "file")
 # What one document of a text file may hold; a longer run is cut at a line's end, or at a space, into several.
@@ -17,10 +18,9 @@ def check_file(path: Path, text_column: str | None) -> None:
     """Look at a file's beginning.
 
     Raises:
-        UserError: there is no column of text, or the file is not what its suffix says.
+        UserError: there is no column of text, or the file is not what its suffix says, or no text.
     """
-    if bare_suffix(path) in TABLE_SUFFIXES or path.suffix.lower() in COMPRESSIONS:
-        next(texts_of_file(path, separator="line", text_column=text_column), None)
+    next(texts_of_file(path, separator="line", text_column=text_column), None)
 
 
 def texts_of_file(path: Path, *, separator: str, text_column: str | None) -> Iterator[tuple[str | BadText, int]]:
@@ -33,8 +33,9 @@ def texts_of_file(path: Path, *, separator: str, text_column: str | None) -> Ite
         for text in texts_of_table(table, text_column):
             yield text, table.bytes_read
     else:
+        is_xml = bare_suffix(path) in XML_SUFFIXES
         with open_decompressed(path) as (file, position):
-            for text in _plain_texts(file, separator):
+            for text in texts_of_xml(file, path) if is_xml else _plain_texts(file, separator):
                 yield text, position()
 
 

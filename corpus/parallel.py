@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, TypeVar
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 _TASKS_PER_PROCESS = 4
 
@@ -21,13 +21,13 @@ def available_cpus() -> int:
 
 
 def ordered_map(
-    function: Callable[[Task], Result],
-    tasks: Iterable[Task],
+    function: Callable[[_Task], _Result],
+    tasks: Iterable[_Task],
     *,
     num_processes: int,
     initializer: Callable[..., Any],
     initargs: tuple[Any, ...] = (),
-) -> Iterator[Result]:
+) -> Iterator[_Result]:
     """`map(function, tasks)` in `num_processes` processes; in this one if that is 1.
 
     Tasks are taken from their iterator as results are consumed, so memory stays bounded.
@@ -39,7 +39,7 @@ def ordered_map(
     # spawn: forking a process that runs threads (tokenizers, arrow) can deadlock the child.
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(num_processes, mp_context=context, initializer=initializer, initargs=initargs)
-    waiting: deque[Future[Result]] = deque()
+    waiting: deque[Future[_Result]] = deque()
     try:
         for task in tasks:
             waiting.append(executor.submit(function, task))

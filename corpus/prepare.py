@@ -29,7 +29,7 @@ from .tokenizer import tokenizer_facts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Report = Callable[[int, int, int | None], None]
+ReportProgress = Callable[[int, int, int | None], None]
 
 DEDUPLICATION = ("none", "exact", "near")
 _CHUNK_BYTES = 1 << 19
@@ -48,7 +48,7 @@ def prepare(
     num_processes: int | None = None,
     overwrite: bool = False,
     shard_tokens: int = SHARD_TOKENS,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Write `output_dir`/train and `output_dir`/validation: whole, or not at all.
 
@@ -99,7 +99,7 @@ def prepare_part(
     deduplicate: str = "none",
     num_processes: int | None = None,
     overwrite: bool = False,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
 ) -> Path:
     """Tokenize one of `num_parts` parts of the files, on any machine; `merge_parts` makes the corpus of them all.
 
@@ -138,7 +138,7 @@ def merge_parts(
     deduplicate: str = "none",
     overwrite: bool = False,
     shard_tokens: int = SHARD_TOKENS,
-    report: Report | None = None,
+    report: ReportProgress | None = None,
 ) -> dict[str, dict[str, Any]]:
     """As `prepare`, to the byte, from parts that `prepare_part` has tokenized; they are left where they are.
 
@@ -205,7 +205,7 @@ class _Run:
         deduplicate: str,
         num_processes: int | None = None,
         shard_tokens: int = SHARD_TOKENS,
-        report: Report | None = None,
+        report: ReportProgress | None = None,
     ) -> None:
         reject_unknown_keys([deduplicate], DEDUPLICATION, where="the choices of deduplicate")
         if num_processes is not None and num_processes < 1:

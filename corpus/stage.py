@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.files import check_output_dir
-from .prepare import Report, merge_parts, prepare, prepare_part
+from .prepare import ReportProgress, merge_parts, prepare, prepare_part
 from .readers import INSTALLED_PYTHON, Reader
 from .shards import CORPUS_FILES
 
@@ -44,7 +44,7 @@ class Preparation:
         check_output_dir(self.output_dir, overwrite=self.overwrite_output_dir, written=CORPUS_FILES, inputs=inputs)
         _ = self._common
 
-    def run(self, report: Report | None = None) -> dict[str, dict[str, Any]]:
+    def run(self, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Read, tokenize and write everything; the manifests by split. See `prepare`."""
         self.check()
         return prepare(
@@ -55,7 +55,7 @@ class Preparation:
             report=report,
         )
 
-    def run_part(self, part: int, num_parts: int, report: Report | None = None) -> Path:
+    def run_part(self, part: int, num_parts: int, report: ReportProgress | None = None) -> Path:
         """Read and tokenize one part; its folder. See `prepare_part`."""
         return prepare_part(
             **self._common,
@@ -66,7 +66,7 @@ class Preparation:
             report=report,
         )
 
-    def merge(self, num_parts: int, report: Report | None = None) -> dict[str, dict[str, Any]]:
+    def merge(self, num_parts: int, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Write the corpus of all parts; the manifests by split. See `merge_parts`."""
         return merge_parts(
             **self._common,

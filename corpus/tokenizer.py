@@ -40,7 +40,7 @@ def train_tokenizer(
     model_max_length: int = 512,
     progress: bool = False,
 ) -> "PreTrainedTokenizerFast":
-    """Train a tokenizer whose ids 0…4 are [PAD] [UNK] [CLS] [SEP] [MASK] and that writes `[CLS] a [SEP] b [SEP]`.
+    """Train a tokenizer with ids 0 to 4 for `[PAD] [UNK] [CLS] [SEP] [MASK]`; a pair becomes `[CLS] a [SEP] b [SEP]`.
 
     `wordpiece` splits as BERT does, at spaces, punctuation and Chinese characters. `bpe` (on bytes) and `unigram` (with
     bytes to fall back on) split as GPT-2 does; they have no unknown token in practice, and decoding gives the text

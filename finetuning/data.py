@@ -9,7 +9,7 @@ from ..corpus.tables import TableFile, open_dataset
 from ..utils.errors import UserError
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
 from .columns import find_columns
-from .sequence_task import SequenceTask, find_problem_type, make_sequence_task
+from .sequence_task import SequenceTask, make_sequence_task, problem_type_of_values
 from .sequence_task import read_examples as read_sequence_examples
 from .tables import Table, collect, read_table
 from .tagged_files import read_tagged_file, sentences_of_table
@@ -47,7 +47,7 @@ def read_sequence_data(arguments: SequenceArguments, known: list[str] | None) ->
         label_column=arguments.label_column,
     )
     assert columns.label is not None
-    problem_type = arguments.problem_type or find_problem_type(tables["train"].columns[columns.label])
+    problem_type = arguments.problem_type or problem_type_of_values(tables["train"].columns[columns.label])
     splits = {
         split: read_sequence_examples(table, columns, problem_type=problem_type) for split, table in tables.items()
     }

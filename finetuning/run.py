@@ -3,7 +3,6 @@
 import math
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 
 from ..utils.device import choose_precision
 from ..utils.errors import UserError
+from ..utils.files import WriteCard
 from .arguments import (
     FinetuningArguments,
     default_batch_size,
@@ -43,8 +43,6 @@ from .search import search_hyperparameters
 from .tasks import Task
 from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, QuietProgress, make_collator
 from .windows import PackedCollator, WindowMaker
-
-WriteCard = Callable[[str, dict[str, Any]], None]
 
 
 def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = None) -> dict[str, Any]:

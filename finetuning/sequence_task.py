@@ -109,7 +109,7 @@ def _label_name(value: Any, where: str, column: str) -> str:
     return str(value).strip()
 
 
-def find_problem_type(values: Sequence[Any]) -> str:
+def problem_type_of_values(values: Sequence[Any]) -> str:
     """Lists are multi-label, fractions are regression, everything else is one class of several.
 
     A few values that are no numbers among fractions are slips, which reading them as numbers will name.

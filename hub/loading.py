@@ -22,12 +22,12 @@ from ..utils.files import disk_errors
 from ..utils.untrusted import check_model_folder, read_json_object, shards_of
 from .hub_errors import explain
 from .natives import architecture_of
-from .processors import IMAGE_FILES, TOKENIZER_FILES
+from .processors import IMAGE_FILES, TOKENIZER_FILE_NAMES
 
 # The files that hold weights, as a regular expression of their names.
 WEIGHTS = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES,
+_DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILE_NAMES,
              *IMAGE_FILES)  # fmt: skip
 # Published checkpoints hold tensors that the head they name does not have: the head of the other pretraining task, the
 # pooler under it, and buffers that only count. These are left out with a warning.

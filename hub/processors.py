@@ -13,7 +13,7 @@ from ..utils.tokenizer_files import read_tokenizer_settings, save_tokenizer, wri
 # Any of these means that the folder has a tokenizer.
 _HAS_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
                   "sentencepiece.bpe.model", "tokenizer.model")  # fmt: skip
-TOKENIZER_FILES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER_FILE_NAMES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json", "added_tokens.json")
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -67,4 +67,4 @@ def _how_it_encodes(tokenizer: Any) -> dict[str, Any]:
     return {**{name: parts[name] for name in names}, **inputs}
 
 
-__all__ = ["IMAGE_FILES", "TOKENIZER_FILES", "copy_processors", "save_beside_model"]
+__all__ = ["IMAGE_FILES", "TOKENIZER_FILE_NAMES", "copy_processors", "save_beside_model"]

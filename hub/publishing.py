@@ -30,7 +30,7 @@ from .loading import load_clozebert, load_native, read_config
 from .natives import NATIVE
 from .processors import copy_processors
 from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
-from .verification import Report, verify_folder
+from .verification import Verification, verify_folder
 
 FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
@@ -71,7 +71,7 @@ class Publication:
 
     form: str
     files: dict[str, int]
-    report: Report
+    report: Verification
     push: Push | None
     notes: list[str]
 

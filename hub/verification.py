@@ -20,7 +20,7 @@ _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 
 
 @dataclass(frozen=True)
-class Report:
+class Verification:
     """What a verified folder can do.
 
     Attributes:
@@ -34,7 +34,7 @@ class Report:
     pipelines: list[str]
 
 
-def verify_folder(directory: str | os.PathLike) -> Report:
+def verify_folder(directory: str | os.PathLike) -> Verification:
     """Load `directory` in a clean process without clozebert and without a network; its code is run there.
 
     Raises:
@@ -64,7 +64,7 @@ def verify_folder(directory: str | os.PathLike) -> Report:
         report = json.loads(answer.read_text(encoding="utf-8"))
     if report["problems"]:
         raise UserError(f"{directory} does not open without clozebert as it should: {'; '.join(report['problems'])}")
-    return Report(report["auto_classes"], report["new_heads"], report["pipelines"])
+    return Verification(report["auto_classes"], report["new_heads"], report["pipelines"])
 
 
-__all__ = ["Report", "verify_folder"]
+__all__ = ["Verification", "verify_folder"]

@@ -70,7 +70,7 @@ def write_code(directory: str | os.PathLike) -> list[str]:
     return list(CODE_FILES)
 
 
-def push_folder(directory: str | os.PathLike, code_files: list[str], options: dict[str, Any]) -> None:
+def push_saved_folder(directory: str | os.PathLike, code_files: list[str], options: dict[str, Any]) -> None:
     """Upload what `save_pretrained` wrote and the code, which is not there yet when the stock upload runs."""
     from huggingface_hub import HfApi
 
@@ -87,4 +87,4 @@ def push_folder(directory: str | os.PathLike, code_files: list[str], options: di
     )
 
 
-__all__ = ["CODE_FILES", "auto_map", "class_of_auto_class", "push_folder", "write_code"]
+__all__ = ["CODE_FILES", "auto_map", "class_of_auto_class", "push_saved_folder", "write_code"]

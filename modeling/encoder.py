@@ -25,7 +25,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
 from .blocks import EncoderLayer, make_norm
-from .bundle import auto_map, push_folder, write_code
+from .bundle import auto_map, push_saved_folder, write_code
 from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings, check_ids
 from .heads import (
     DenseHead,
@@ -92,7 +92,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
         if is_main_process and os.path.isdir(save_directory):
             code_files = write_code(save_directory)
             if push_to_hub:
-                push_folder(save_directory, code_files, kwargs)
+                push_saved_folder(save_directory, code_files, kwargs)
 
     def _encode(self, *inputs: Any, **kwargs: Any) -> Any:
         """The encoder's output, under a head: of ids, mask, token types, positions and embeddings."""

@@ -139,7 +139,9 @@ def _tiles_that_read(
     return known[1], known[2]
 
 
-def prepare(packed: Packed, config: ClozeBertConfig, *, training: bool, read_positions: torch.Tensor | None) -> None:
+def prepare_attention(
+    packed: Packed, config: ClozeBertConfig, *, training: bool, read_positions: torch.Tensor | None
+) -> None:
     """Make the plans that a forward pass on a CPU would make, ahead of it: where the batch is made, in its thread."""
     if is_plain() or config._attn_implementation != "sdpa":
         return
@@ -246,4 +248,11 @@ def padded_attention(
     return out_NHK.unflatten(0, (query.shape[0], query.shape[2])), None
 
 
-__all__ = ["PackedPlan", "make_masks", "padded_attention", "prepare", "read_in_last_layer", "varlen_attention"]
+__all__ = [
+    "PackedPlan",
+    "make_masks",
+    "padded_attention",
+    "prepare_attention",
+    "read_in_last_layer",
+    "varlen_attention",
+]

@@ -10,15 +10,15 @@ from typing import Any, NoReturn, TypeVar
 
 from clozebert.utils.errors import UserError, nearest_name
 
-Arguments = TypeVar("Arguments")
+_Arguments = TypeVar("_Arguments")
 
 # Before torch is imported: threads that spin while they wait make a busy machine several times slower (docs/LOG.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def parse(
-    arguments_class: type[Arguments], argv: Sequence[str] | None = None, *, prog: str, description: str
-) -> Arguments:
+    arguments_class: type[_Arguments], argv: Sequence[str] | None = None, *, prog: str, description: str
+) -> _Arguments:
     """Read `argv` (default: the command line) into a dataclass whose fields are the flags.
 
     An unknown flag ends the program with status 2 and names the nearest known one.

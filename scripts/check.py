@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _check_model(folder: Path) -> tuple[str, list[str], int]:
     """Checkpoints by their own manifests; beside them, or alone, a model by what can be read of it."""
     from clozebert.hub.loading import read_config, tensor_names_in
-    from clozebert.training.checkpoints import STATE_FOLDER, find_damage, list_checkpoints
+    from clozebert.training.checkpoints import list_checkpoints
+    from clozebert.training.damage import find_damage
+    from clozebert.training.training_state import STATE_FOLDER
 
     checkpoints = [folder] if (folder / STATE_FOLDER).is_dir() else list_checkpoints(folder)
     problems, count = [], 0

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.dtype not in BYTES_OF:
         raise UserError(f"--dtype={arguments.dtype!r} must be one of {', '.join(BYTES_OF)}")
     if arguments.text is not None:
-        draw_attention(arguments.config, arguments.text, arguments.output_file)
+        draw_attention_map(arguments.config, arguments.text, arguments.output_file)
         print(f"attention maps in {arguments.output_file}")
         return
     with as_user_errors(ValueError, OSError, StrictDataclassError):
@@ -161,7 +161,7 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     ]
 
 
-def draw_attention(folder: str, text: str, output_file: str) -> None:
+def draw_attention_map(folder: str, text: str, output_file: str) -> None:
     """A picture of the weights softmax(QK^T / sqrt(K)): a row for each layer, a column for each head.
 
     Raises:

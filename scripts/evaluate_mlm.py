@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv.insert(0, "--model_name_or_path")
     arguments = parse(EvaluationArguments, argv, prog="evaluate_mlm", description=DESCRIPTION)
     results = evaluate(arguments)
-    print("\n".join(table(results)))
+    print("\n".join(score_table(results)))
     if arguments.output_file is not None:
         with as_user_errors(OSError, about="--output_file"):
             write_text(Path(arguments.output_file), json.dumps(results, indent=2) + "\n")
@@ -149,7 +149,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
 
 def _open(folder: str, split: str, tokenizer: Any) -> "Corpus":
     from clozebert.corpus import Corpus
-    from clozebert.training.pretraining import check_tokenizer
+    from clozebert.training.checks import check_tokenizer
 
     corpus = Corpus(folder, split)
     check_tokenizer(corpus, tokenizer)
@@ -167,7 +167,7 @@ def _prepare(inputs: list[str], tokenizer: Any, folder: str) -> "Corpus":
     return Corpus(Path(folder) / "text")
 
 
-def table(results: dict[str, Any]) -> list[str]:
+def score_table(results: dict[str, Any]) -> list[str]:
     """The figures for a person, one a line."""
     rows = []
     for name, value in results.items():

@@ -65,8 +65,8 @@ def plan(
     import dataclasses
 
     from clozebert.training.arguments import PretrainingArguments
-    from clozebert.training.planning import calibrate as measure
-    from clozebert.training.planning import make_plan, mean_attention_length, table
+    from clozebert.training.calibration import calibrate as measure
+    from clozebert.training.planning import make_plan, mean_attention_length, plan_table
     from clozebert.training.run_settings import phase_configuration
 
     # A plan needs none of the paths that a run needs.
@@ -102,7 +102,7 @@ def plan(
         )
         if len(phases) > 1:
             print(f"phase {phase.index + 1} of {len(phases)}: {phase.num_steps:,} steps")
-        for line in table(result, device=kind, num_devices=num_devices):
+        for line in plan_table(result, device=kind, num_devices=num_devices):
             print(line)
         if calibration is not None and calibration.peak_bytes is not None:
             print(f"memory measured       {calibration.peak_bytes / 2**30:>14.2f} GiB, one micro-batch to an update")

@@ -5,8 +5,9 @@
     prepare_corpus.py … --num_parts 16 --part 3      one part of the files, on any of several machines; and when all
     prepare_corpus.py … --num_parts 16               are there, the corpus: the same bytes as without parts
 
-Reads text, JSON lines, CSV, TSV and Parquet, also compressed, folders, globs, `installed-python` and datasets of the
-Hub. Writes CORPUS/train and CORPUS/validation, each with a manifest that accounts for every document.
+Reads text, XML (PubMed, JATS, plain), JSON lines, CSV, TSV and Parquet, also compressed; folders, globs,
+`installed-python` and datasets of the Hub. Writes CORPUS/train and CORPUS/validation, each with a manifest that
+accounts for every document.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from clozebert.scripts._program import parse, run
 from clozebert.utils.errors import UserError
 
 DESCRIPTION = "Tokenize text into memory-mapped shards, ready for pretraining."
+_SHOWN_DOCUMENTS, _SHOWN_CHARACTERS = 3, 160
 
 
 @dataclass
@@ -66,16 +68,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read, tokenize, write, and say what came of it."""
     arguments = parse(Arguments, argv, prog="prepare_corpus", description=DESCRIPTION)
 
-    from tqdm import tqdm
-
     from clozebert.corpus.stage import Preparation
+    from clozebert.utils.progress_bar import progress_bar
 
     part, num_parts = arguments.part, arguments.num_parts
     if part is not None and num_parts is None:
         raise UserError(f"--part {part} needs --num_parts: of how many?")
     preparation = Preparation(**{item.name: getattr(arguments, item.name) for item in fields(Preparation)})
     preparation.check()
-    with tqdm(unit="B", unit_scale=True, desc="reading", disable=arguments.disable_tqdm) as bar:
+    with progress_bar(description="reading", unit="B", unit_scale=True, disable=arguments.disable_tqdm) as bar:
 
         def report(tokens: int, bytes_read: int, total_bytes: int | None) -> None:
             bar.total = total_bytes
@@ -101,7 +102,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown, tokens = manifests["train"]["unknown_tokens"], manifests["train"]["tokens"]
     if unknown > 0.01 * tokens:
         print(f"warning: {unknown / tokens:.1%} of the tokens are unknown to the tokenizer; train one on this text")
+    print("\n".join(sample_documents(arguments.output_dir, arguments.tokenizer_name)))
     print(f"written to {arguments.output_dir}")
+
+
+def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:
+    """Lines that show the beginnings of some random training documents as the model will see them: by their tokens."""
+    import random
+
+    from clozebert.corpus import Corpus
+    from clozebert.corpus.tokenizer import load_tokenizer
+
+    corpus, tokenizer = Corpus(corpus_folder, "train"), load_tokenizer(tokenizer_name)
+    count = min(_SHOWN_DOCUMENTS, corpus.num_documents)
+    # The same ones each time.
+    chosen = sorted(random.Random(0).sample(range(corpus.num_documents), count))
+    lines = [f"{count} random documents, shortened, as the tokenizer gives them back:"] if count else []
+    for number in chosen:
+        text = " ".join(str(tokenizer.decode(corpus.document(number)[:_SHOWN_CHARACTERS].tolist())).split())
+        shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+        lines.append(f"  {number + 1:>10,}  {shown}")
+    return lines
 
 
 if __name__ == "__main__":

@@ -108,7 +108,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _checkpoints(arguments: PublishArguments, source: Path) -> list[Path]:
     """The training checkpoints to publish beside the folder itself; all that is to go up is checked to be whole."""
-    from clozebert.training.checkpoints import find_damage, list_checkpoints
+    from clozebert.training.checkpoints import list_checkpoints
+    from clozebert.training.damage import find_damage
 
     found = list_checkpoints(source) if arguments.all_checkpoints else []
     if arguments.all_checkpoints:

@@ -1,4 +1,4 @@
-"""The layout: which room may import which, what the wheel holds, and that importing the package is cheap."""
+"""The layout: which room may import which, what a file may be, what the wheel holds, and that importing is cheap."""
 
 import ast
 import os
@@ -66,6 +66,177 @@ def test_the_import_rule_can_fail(tmp_path: Path) -> None:
     assert rooms_imported(bad) == {"training", "hub", "corpus"}
     bad.write_text("from ...training import loop\nfrom ..corpus import own_module_of_that_name\n")
     assert rooms_imported(bad, depth=2) == {"training"}
+
+
+# Circles -------------------------------------------------------------------------------------------------------------
+
+
+def modules_below(root: Path) -> dict[str, Path]:
+    """Every module of a package by its dotted name, seen from the package."""
+    found = {}
+    for path in [*root.glob("*.py"), *(path for room in ALLOWED for path in root.joinpath(room).rglob("*.py"))]:
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def modules_imported(name: str, modules: dict[str, Path]) -> set[str]:
+    """Which of `modules` one of them imports, inside functions too; what is imported for types alone does not count."""
+    path, found = modules[name], set()
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                continue
+            if isinstance(child, ast.ImportFrom):
+                parts = (child.module or "").split(".") if child.module else []
+                if child.level:
+                    base = [*package[: len(package) - child.level + 1], *parts]
+                elif parts and parts[0] == "clozebert":
+                    base = parts[1:]
+                else:
+                    continue
+                for alias in child.names:
+                    own = ".".join([*base, alias.name])
+                    found.add(own if own in modules else ".".join(base))
+            visit(child)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")))
+    return (found & modules.keys()) - {name}
+
+
+def find_circle(imports: dict[str, set[str]]) -> list[str]:
+    """Modules that import one another in a circle; none: an empty list."""
+    done: set[str] = set()
+
+    def search(name: str, trail: list[str]) -> list[str]:
+        if name in trail:
+            return trail[trail.index(name) :]
+        if name in done:
+            return []
+        for imported in sorted(imports[name]):
+            if circle := search(imported, [*trail, name]):
+                return circle
+        done.add(name)
+        return []
+
+    return next((circle for name in sorted(imports) if (circle := search(name, []))), [])
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    modules = modules_below(ROOT)
+    imports = {name: modules_imported(name, modules) for name in modules}
+    assert sum(map(len, imports.values())) > 200
+    assert find_circle(imports) == []
+
+
+def test_the_circle_rule_can_fail(tmp_path: Path) -> None:
+    for name, text in {
+        "utils/a.py": "from .b import x",
+        "utils/b.py": "def f():\n    from clozebert.corpus import c",
+        "corpus/c.py": "from ..utils.a import y",
+        "corpus/d.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..utils.b import f",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    modules = modules_below(tmp_path)
+    imports = {name: modules_imported(name, modules) for name in modules}
+    assert imports["corpus.d"] == set()
+    assert find_circle(imports) == ["corpus.c", "utils.a", "utils.b"]
+
+
+# Files and names -----------------------------------------------------------------------------------------------------
+
+
+def test_no_python_file_is_longer_than_500_lines() -> None:
+    folders = [*ALLOWED, "tests", "benchmarks", "docs"]
+    paths = [*ROOT.glob("*.py"), *(path for folder in folders for path in ROOT.joinpath(folder).rglob("*.py"))]
+    lengths = {path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").splitlines()) for path in paths}
+    assert len(lengths) > 200
+    assert {name: length for name, length in lengths.items() if length > 500} == {}
+
+
+# What every program has, and what every module that logs has.
+OF_EACH = {"main", "DESCRIPTION", "Arguments", "logger"}
+
+
+def public_names(path: Path) -> set[str]:
+    """The classes, functions and constants that a module defines, but for private ones."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return {name for name in found if not name.startswith("_")} - OF_EACH
+
+
+def test_each_public_name_is_defined_once() -> None:
+    places: dict[str, list[str]] = {}
+    for path in PACKAGE_FILES:
+        for name in public_names(path):
+            places.setdefault(name, []).append(path.relative_to(ROOT).as_posix())
+    assert len(places) > 500
+    assert {name: sorted(found) for name, found in places.items() if len(found) > 1} == {}
+
+
+# Private operators ---------------------------------------------------------------------------------------------------
+
+
+def unguarded_operators(text: str) -> list[str]:
+    """Private names of PyTorch and transformers that a file reads, unless it has asked before whether they are there.
+
+    A guard is `getattr(torch.ops.mkldnn, "_name", None)` or `hasattr(torch.ops.mkldnn, "_name")` in the same file.
+    """
+    tree = ast.parse(text)
+    guarded = {
+        node.args[1].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and (node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3))
+        and isinstance(node.args[1], ast.Constant)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            parts = ast.unparse(node).split(".")
+            is_private = node.attr.startswith("_") and not node.attr.startswith("__")
+            if parts[0] in ("torch", "transformers") and is_private and node.attr not in (*guarded, "_C"):
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("torch", "transformers"):
+            path = f"{node.module}." + ",".join(alias.name for alias in node.names)
+            if any(part.startswith("_") and not part.startswith("__") for part in re.split(r"[.,]", path)):
+                found.append(path)
+    return found
+
+
+def test_shipped_files_read_no_private_operator_unguarded() -> None:
+    from clozebert.modeling.bundle import CODE_FILES
+
+    shipped = [
+        path for path in PACKAGE_FILES if path.name in CODE_FILES and room_of(path) in ("configuration", "modeling")
+    ]
+    assert len(shipped) == len(CODE_FILES)
+    found = {path.name: unguarded_operators(path.read_text(encoding="utf-8")) for path in shipped}
+    assert {name: operators for name, operators in found.items() if operators} == {}
+
+
+def test_the_rule_of_private_operators_can_fail() -> None:
+    assert unguarded_operators("y = torch.ops.mkldnn._linear(x)") == ["torch.ops.mkldnn._linear"]
+    assert unguarded_operators("from torch._dynamo import disable") == ["torch._dynamo.disable"]
+    assert unguarded_operators("f = getattr(torch.ops.mkldnn, '_linear')\ny = torch._foreach_add(x)") == [
+        "torch._foreach_add"
+    ]
+    guarded = "if hasattr(torch.ops.mkldnn, '_linear'):\n    y = torch.ops.mkldnn._linear(x)"
+    assert unguarded_operators(guarded) == []
+
+
+# Shipped files -------------------------------------------------------------------------------------------------------
 
 
 def test_shipped_files_are_flat_unique_and_loadable_by_transformers(repository: Path) -> None:

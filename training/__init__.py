@@ -1,4 +1,4 @@
-"""Pretraining and fine-tuning. Names load on first use: `PretrainingArguments` needs no torch."""
+"""Pretraining. Names load on first use: `PretrainingArguments` needs no torch."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

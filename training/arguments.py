@@ -104,6 +104,7 @@ class PretrainingArguments:
     torch_compile: bool = _field(False, "compile the model with torch.compile")
     use_cpu: bool = _field(False, "stay on the CPU although there is an accelerator")
     full_determinism: bool = _field(False, "only deterministic kernels (slower on GPUs)")
+    ddp_timeout: int = _field(300, "seconds after which a process, or a worker that makes batches, counts as hung")
     dataloader_num_workers: int = _field(0, "processes that make batches; 0: a background thread")
 
     logging_steps: int = _field(10, "log the mean loss of this many steps")
@@ -259,7 +260,7 @@ class PretrainingArguments:
             "max_seq_length": 8, "seed": 0, "learning_rate": 0, "muon_learning_rate": 0, "weight_decay": 0,
             "max_grad_norm": 0, "warmup_steps": 0, "decay_steps": 0, "dataloader_num_workers": 0, "logging_steps": 1,
             "eval_steps": 0, "save_steps": 0, "max_eval_batches": 1, "save_total_limit": 1, "adam_epsilon": 0,
-            "initial_global_batch_size": 1, "batch_warmup_steps": 0,
+            "initial_global_batch_size": 1, "batch_warmup_steps": 0, "ddp_timeout": 1,
         }  # fmt: skip
         for name, bound in least.items():
             value = getattr(self, name)

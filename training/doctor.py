@@ -1,11 +1,16 @@
-"""What is likely wrong with a run, from figures that the loop has anyway. Each function gives a sentence, or None."""
+"""What is likely wrong with a run, from figures that the loop has anyway.
+
+Each function gives a sentence, or None; `Doctor` asks them all.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..corpus import Corpus
+from ..corpus import Corpus, Mixture
+from .arguments import PretrainingArguments
+from .training_state import TrainingState
 
 # A loss above this share of the unigram entropy knows frequencies and little else.
 _PLATEAU = 0.96
@@ -26,6 +31,70 @@ class Survey:
     unigram_entropy: float
     unknown_share: float
     repeated_share: float
+
+
+class Doctor:
+    """Looks at a run after each evaluation, and says what is likely wrong with it, each finding once.
+
+    Args:
+        max_steps, warmup_steps: of the whole run.
+        precision: in which the run computes.
+        unk_token_id: the tokenizer's.
+    """
+
+    def __init__(self, *, max_steps: int, warmup_steps: int, precision: str, unk_token_id: int | None):
+        self.max_steps, self.warmup_steps = max_steps, warmup_steps
+        self.precision, self.unk_token_id = precision, unk_token_id
+        self._said: set[str] = set()
+        self._surveyed: Mixture | None = None
+
+    def examine(
+        self,
+        state: TrainingState,
+        *,
+        arguments: PretrainingArguments,
+        corpora: Mixture,
+        epochs: float,
+        gradient_norm: float,
+    ) -> list[str]:
+        """What is new.
+
+        Args:
+            arguments, corpora: of the phase.
+            epochs: how often its documents were seen.
+            gradient_norm: of the last step.
+        """
+        if corpora is not self._surveyed:
+            self._survey = survey(corpora.corpora, shares=corpora.shares, unk_token_id=self.unk_token_id)
+            self._surveyed = corpora
+        eval_loss = state.evaluation["eval_loss"]
+        findings = {
+            "plateau": plateau(
+                loss=eval_loss,
+                entropy=self._survey.unigram_entropy,
+                step=state.step,
+                max_steps=self.max_steps,
+                warmup_steps=self.warmup_steps,
+                gradient_norm=gradient_norm,
+                most_norm=arguments.max_grad_norm,
+            ),
+            "repetition": repetition(
+                epochs=epochs,
+                train_loss=state.train_loss,
+                eval_loss=eval_loss,
+                repeated_share=self._survey.repeated_share,
+            ),
+            "gradients": gradients(
+                skipped_steps=state.skipped_steps,
+                step=state.step,
+                warmup_steps=self.warmup_steps,
+                precision=self.precision,
+            ),
+            "unknowns": unknowns(unknown_share=self._survey.unknown_share),
+        }
+        new = {name: finding for name, finding in findings.items() if finding is not None and name not in self._said}
+        self._said.update(new)
+        return list(new.values())
 
 
 def survey(corpora: Sequence[Corpus], *, shares: Sequence[float], unk_token_id: int | None) -> Survey:

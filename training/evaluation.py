@@ -1,14 +1,26 @@
-"""Masked-LM loss and accuracy on frozen masks, over any number of processes."""
+"""Masked-LM loss and accuracy on frozen masks, over any number of processes and corpora."""
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
+from ..corpus import Corpus, Mixture, validation_batches
 from ..utils.errors import UserError
+from .arguments import PretrainingArguments
+from .batches import make_masking
 from .prefetch import model_inputs, to_device
+from .processes import sum_over_processes
+
+
+class EvaluationStoppedError(Exception):
+    """A signal came during an evaluation."""
+
+
+def _go_on() -> bool:
+    return False
 
 
 @torch.no_grad()
@@ -18,31 +30,28 @@ def evaluate_masked_lm(
     *,
     accelerator: Any,
     max_batches: int | None = None,
+    should_stop: Callable[[], bool] = _go_on,
 ) -> dict[str, float]:
     """The mean of -log p(token) over all predicted tokens, and how many of them the model's first guess gets right.
 
     Of each run of as many batches as there are processes, every process takes one.
 
+    Args:
+        should_stop: asked before each batch; True in one process ends the evaluation in all.
+
     Returns:
         eval_loss (nats per predicted token), eval_perplexity (its exponential), eval_accuracy, eval_predicted_tokens.
 
     Raises:
-        ValueError: the batches hold no token to predict.
+        UserError: the batches hold no token to predict.
+        EvaluationStoppedError: a process should stop.
     """
-    totals = torch.zeros(3, dtype=torch.float64, device="cpu")
     was_training = model.training
     model.eval()
-    batches, rank = itertools.islice(batches, max_batches), accelerator.process_index
-    while together := list(itertools.islice(batches, accelerator.num_processes)):
-        # The last run may be short. All processes go through the model all the same: a sharded one needs them.
-        counts = rank < len(together)
-        batch = together[rank if counts else 0]
-        inputs = to_device(model_inputs(batch), accelerator.device)
-        outputs = model(**inputs, num_items_in_batch=1)
-        hits = (outputs.logits.argmax(dim=-1) == inputs["labels"]).sum()
-        if counts:
-            totals += torch.tensor([outputs.loss.item(), hits.item(), len(batch.labels)], dtype=torch.float64)
-    model.train(was_training)
+    try:
+        totals = _sum_batches(model, itertools.islice(batches, max_batches), accelerator, should_stop)
+    finally:
+        model.train(was_training)
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()
     if not predicted:
         raise UserError("the validation batches hold no token to predict: prepare a larger validation split")
@@ -54,11 +63,102 @@ def evaluate_masked_lm(
     }
 
 
-def sum_over_processes(values: torch.Tensor, accelerator: Any) -> torch.Tensor:
-    """The sum of a small tensor over all processes, on the CPU, in the same bits everywhere."""
-    if accelerator.num_processes == 1:
-        return values.cpu()
-    # MPS has no float64, but no second process either.
-    total = values.to(accelerator.device)
-    torch.distributed.all_reduce(total)
-    return total.cpu()
+def _sum_batches(
+    model: torch.nn.Module, batches: Iterator[Any], accelerator: Any, should_stop: Callable[[], bool]
+) -> torch.Tensor:
+    """Of this process' batches: the loss, the right guesses and the predicted tokens, float64 [3]."""
+    totals = torch.zeros(3, dtype=torch.float64, device="cpu")
+    failure: Exception | None = None
+    while True:
+        together: list[Any] = []
+        try:
+            together = list(itertools.islice(batches, accelerator.num_processes)) if failure is None else []
+        except Exception as error:
+            failure = error
+        _agree_to_go_on(failure, should_stop(), accelerator)
+        if not together:
+            return totals
+        try:
+            totals += _score(model, together, accelerator)
+        except Exception as error:  # said in the next round, so that no process waits for this one
+            failure = error
+
+
+def _agree_to_go_on(failure: Exception | None, stop: bool, accelerator: Any) -> None:
+    """Raise in all processes what happened in one."""
+    failures, stops = sum_over_processes(torch.tensor([failure is not None, stop]).double(), accelerator).tolist()
+    if failure is not None:
+        raise failure
+    if failures:
+        raise RuntimeError("it failed in another process")
+    if stops:
+        raise EvaluationStoppedError
+
+
+def _score(model: torch.nn.Module, together: list[Any], accelerator: Any) -> torch.Tensor:
+    rank = accelerator.process_index
+    # The last run may be short. All processes go through the model all the same: a sharded one needs them.
+    counts = rank < len(together)
+    batch = together[rank if counts else 0]
+    inputs = to_device(model_inputs(batch), accelerator.device)
+    outputs = model(**inputs, num_items_in_batch=1)
+    hits = (outputs.logits.argmax(dim=-1) == inputs["labels"]).sum()
+    return torch.tensor([outputs.loss.item(), hits.item(), len(batch.labels)], dtype=torch.float64) * counts
+
+
+def evaluate_mixture(
+    model: torch.nn.Module,
+    mixture: Mixture,
+    arguments: PretrainingArguments,
+    *,
+    accelerator: Any,
+    should_stop: Callable[[], bool] = _go_on,
+) -> dict[str, Any]:
+    """The figures of `evaluate_masked_lm` on the validation splits of a mixture, with the same masks each time.
+
+    Of several corpora, they are the means of each one's own, weighted by their shares in training. Without a
+    validation split there are none.
+    """
+    figures = {
+        name: _evaluate_split(model, split, arguments, accelerator=accelerator, should_stop=should_stop)
+        for name, split in mixture.validation.items()
+    }
+    if not figures:
+        return {}
+    if len(mixture.names) == 1:
+        return next(iter(figures.values()))
+    return mix_figures(figures, {name: mixture.share_of(name) for name in figures})
+
+
+def _evaluate_split(
+    model: torch.nn.Module,
+    split: Corpus,
+    arguments: PretrainingArguments,
+    *,
+    accelerator: Any,
+    should_stop: Callable[[], bool],
+) -> dict[str, float]:
+    batches = validation_batches(
+        split,
+        max_seq_length=arguments.max_seq_length,
+        batch_size=arguments.per_device_eval_batch_size,
+        masking=make_masking(arguments, rate=arguments.eval_mlm_probability),
+        seed=arguments.seed,
+    )
+    return evaluate_masked_lm(model, batches, accelerator=accelerator, max_batches=arguments.max_eval_batches)
+
+
+def mix_figures(figures: dict[str, dict[str, float]], shares: dict[str, float]) -> dict[str, float]:
+    """The validation figures of a mixture: each corpus' own loss, and the means weighted by the shares."""
+    total = sum(shares.values())
+
+    def mean(name: str) -> float:
+        return sum(shares[corpus] / total * values[name] for corpus, values in figures.items())
+
+    return {
+        "eval_loss": mean("eval_loss"),
+        "eval_perplexity": math.exp(min(700.0, mean("eval_loss"))),
+        "eval_accuracy": mean("eval_accuracy"),
+        "eval_predicted_tokens": sum(int(values["eval_predicted_tokens"]) for values in figures.values()),
+        **{f"eval_loss_{corpus}": values["eval_loss"] for corpus, values in figures.items()},
+    }

@@ -1,13 +1,9 @@
-"""How a run is laid over a machine: processes, compilation, determinism, signals."""
+"""How a run is laid over a machine: processes, precision, compilation, determinism."""
 
-import contextlib
+import datetime
 import logging
 import os
 import shutil
-import signal
-import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,13 +19,18 @@ def choose_muon_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" and has_fast_bf16(device) else torch.float32
 
 
-def make_accelerator(*, mixed_precision: str, use_cpu: bool, report_to: list[str], output_dir: str) -> Any:
+def make_accelerator(
+    *, mixed_precision: str, use_cpu: bool, report_to: list[str], output_dir: str, timeout: float = 300.0
+) -> Any:
     """An Accelerator with as many processes as the launcher was asked for.
+
+    Args:
+        timeout: seconds that a process waits for the others.
 
     Raises:
         ValueError: the launch configuration would silently run something else than it says.
     """
-    from accelerate import Accelerator, DistributedDataParallelKwargs
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState
 
     use_cpu = use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available())
@@ -44,7 +45,11 @@ def make_accelerator(*, mixed_precision: str, use_cpu: bool, report_to: list[str
         mixed_precision=precision,
         log_with=report_to or None,
         project_dir=output_dir or None,
-        kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
+            # Later than the watchdog, which shows where each process waits.
+            InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=timeout + 30)),
+        ],
     )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != launched:
@@ -81,35 +86,3 @@ def make_deterministic() -> None:
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Make dropout a function of (seed, step, process): there is no generator state to save."""
     torch.manual_seed((seed * 1_000_003 + step) * 65_537 + rank)
-
-
-class StopRequest:
-    """Whether SIGTERM or SIGINT came. A second SIGINT, two seconds or more later, interrupts at once."""
-
-    def __init__(self) -> None:
-        self.signal_number: int | None = None
-        self._since = 0.0
-
-    def __bool__(self) -> bool:
-        return self.signal_number is not None
-
-    def _note(self, number: int, frame: Any) -> None:
-        # A launcher passes the terminal's SIGINT on once more, hence the two seconds.
-        if number == signal.SIGINT and self.signal_number is not None and time.monotonic() - self._since > 2:
-            raise KeyboardInterrupt
-        if self.signal_number is None:
-            self.signal_number, self._since = number, time.monotonic()
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator["StopRequest"]:
-        """Take over both signals for a while; in a thread other than the main one, where Python cannot, do nothing."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(number, self._note) for number in numbers]
-        try:
-            yield self
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)

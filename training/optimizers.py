@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ..utils.errors import UserError
 from .arguments import PretrainingArguments
 from .muon import Muon
 
@@ -161,14 +162,14 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, to
     for full_name, value in tensors.items():
         key, _, name = full_name.partition("/")
         if name not in place:
-            raise ValueError(f"the optimizer state holds {name!r}, which the model has not")
+            raise UserError(f"the optimizer state holds {name!r}, which the model has not")
         parameter, group = place[name]
         if value.dim() == 0:
             # AdamW counts steps in a scalar, on the device only where its fused or capturable kernel reads it.
             on_device = group.get("fused") or group.get("capturable")
             placed = value.to(parameter.device) if on_device else value.clone()
         elif value.shape != parameter.shape:
-            raise ValueError(
+            raise UserError(
                 f"the optimizer state of {name!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}"
             )
         elif isinstance(parameter, DTensor):
@@ -176,6 +177,17 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, to
         else:
             placed = value.to(parameter.device, copy=True)
         optimizer.state[parameter][key] = placed
+    _check_complete(optimizer)
+
+
+def _check_complete(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a parameter that has a part of the state that others of its group have."""
+    for group in optimizer.param_groups:
+        keys = {key for parameter in group["params"] for key in optimizer.state.get(parameter, {})}
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            found = optimizer.state.get(parameter, {}).keys()
+            if found and (missing := sorted(keys - found)):
+                raise UserError(f"the optimizer state has no {missing[0]} of {name!r}")
 
 
 def whole_tensor(value: Any) -> torch.Tensor:

@@ -20,11 +20,9 @@ third (`MALLOC_MMAP_THRESHOLD_=262144` in the environment makes it give everythi
 """
 
 import dataclasses
-import itertools
 import math
-import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -350,127 +348,7 @@ def activation_bytes(
     return ends + (4 * d * layers + layer if recompute else layer * layers - unread)
 
 
-def calibrate(
-    arguments: PretrainingArguments,
-    config: ClozeBertConfig,
-    *,
-    device: Any,
-    precision: str,
-    seconds: float = 20.0,
-    corpora: "Mixture | None" = None,
-) -> Calibration:
-    """Train for some seconds, one micro-batch to an update, and time both; the medians without the first two are taken.
-
-    The batches are those of the run itself where its corpora are given; else random tokens, a document to each row.
-    """
-    import torch
-
-    from ..modeling import ClozeBertForMaskedLM
-    from .machine import choose_muon_dtype, compile_model
-    from .optimizers import make_optimizer
-
-    rows = min(arguments.per_device_train_batch_size, arguments.global_batch_size)
-    before = _peak_bytes(device, reset=True)
-    torch.manual_seed(arguments.seed)
-    model = ClozeBertForMaskedLM(config).to(device).train()
-    if arguments.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-    if arguments.torch_compile:
-        compile_model(model, device)
-    optimizer = make_optimizer(model, arguments, muon_dtype=choose_muon_dtype(precision, device))
-    batches = _batches(arguments, config, corpora, rows=rows, device=device)
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    times: list[tuple[float, float]] = []
-    begun = time.perf_counter()
-    while len(times) < 5 or time.perf_counter() - begun < seconds:
-        batch = next(batches)
-        start = _now(device)
-        with torch.autocast(device.type, dtype=half, enabled=half is not None):
-            loss = model(**batch).loss
-        loss.backward()
-        middle = _now(device)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), arguments.max_grad_norm or math.inf)
-        optimizer.step()
-        optimizer.zero_grad()
-        times.append((middle - start, _now(device) - middle))
-    after = _peak_bytes(device, reset=False)
-    warm = times[2:]
-    return Calibration(
-        micro_batch_seconds=sorted(pair[0] for pair in warm)[len(warm) // 2],
-        update_seconds=sorted(pair[1] for pair in warm)[len(warm) // 2],
-        peak_bytes=None if before is None or after is None else after - before,
-    )
-
-
-def _batches(
-    arguments: PretrainingArguments, config: ClozeBertConfig, corpora: "Mixture | None", *, rows: int, device: Any
-) -> Iterator[dict[str, Any]]:
-    """Micro-batches of the run, or the same random one again and again."""
-    if corpora is None:
-        yield from itertools.repeat(_random_batch(arguments, config, rows=rows, length=None, device=device))
-        return
-    from ..corpus import BatchStream, Masking
-    from .prefetch import model_inputs, to_device
-
-    stream = BatchStream(
-        corpora.corpora,
-        max_seq_length=arguments.max_seq_length,
-        global_batch_size=rows,
-        masking=Masking(rate=arguments.mean_mlm_probability, unit=arguments.masking_unit),
-        seed=arguments.seed,
-        weights=corpora.shares,
-    )
-    for step in itertools.count():
-        yield to_device(model_inputs(stream.batch(step)), device)
-
-
-def _random_batch(
-    arguments: PretrainingArguments, config: ClozeBertConfig, *, rows: int, length: float | None, device: Any
-) -> dict[str, Any]:
-    import torch
-
-    from ..modeling.packed import Packed
-
-    row = arguments.max_seq_length
-    size = max(8, min(row, round(length or row)))
-    bounds = [place for first in range(0, rows * row, row) for place in range(first, first + row, size)] + [rows * row]
-    lengths = [end - start for start, end in itertools.pairwise(bounds)]
-    predicted = math.ceil(rows * row * arguments.mlm_probability)
-    positions = torch.randperm(rows * row)[:predicted].sort().values.to(device)
-    return {
-        "input_ids": torch.randint(config.vocab_size, (1, rows * row), device=device),
-        "packed": Packed.from_lengths(lengths, device),
-        "masked_positions": positions,
-        "labels": torch.randint(config.vocab_size, (predicted,), device=device),
-    }
-
-
-def _now(device: Any) -> float:
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def _peak_bytes(device: Any, *, reset: bool) -> float | None:
-    """The most memory used so far: of the GPU's since `reset`, of this process on a CPU; None where nobody says."""
-    if device.type == "cuda":
-        import torch
-
-        if reset:
-            torch.cuda.reset_peak_memory_stats(device)
-        return float(torch.cuda.max_memory_allocated(device))
-    try:
-        import resource
-        import sys
-    except ImportError:  # Windows
-        return None
-    # Kilobytes, but bytes on macOS.
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
-
-
-def table(plan: Plan, *, device: Device, num_devices: int) -> Iterator[str]:
+def plan_table(plan: Plan, *, device: Device, num_devices: int) -> Iterator[str]:
     """The plan for a person, a line for each figure."""
     yield f"parameters            {plan.parameters:>18,}"
     yield f"FLOPs of a step       {plan.flops_per_step:>18.4g}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import signal
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..configuration import ClozeBertConfig
 from ..modeling.packed import Packed
-from ..modeling.packed_attention import prepare
+from ..modeling.packed_attention import prepare_attention
+from .signals import STOP_SIGNALS
 
 ModelInputs = dict[str, Any]
 _AHEAD = 2
@@ -67,7 +69,7 @@ def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, trainin
     )
     masked_positions = torch.from_numpy(batch.masked_positions)
     if plan_for is not None:
-        prepare(packed, plan_for, training=training, read_positions=masked_positions)
+        prepare_attention(packed, plan_for, training=training, read_positions=masked_positions)
     return {
         "input_ids": torch.from_numpy(batch.input_ids),
         "packed": packed,
@@ -88,12 +90,17 @@ def to_device(inputs: ModelInputs, device: torch.device) -> ModelInputs:
     }
 
 
-def prefetch(load: Callable[[int], Any], start: int, stop: int, *, workers: int = 0) -> Generator[Any, None, None]:
+def prefetch(
+    load: Callable[[int], Any], start: int, stop: int, *, workers: int = 0, timeout: float = 0.0
+) -> Generator[Any, None, None]:
     """`load(start), …, load(stop - 1)` in this order, each made before it is asked for.
 
     An error while loading is raised where its step would have come.
+
+    Args:
+        timeout: seconds after which a worker process that makes no batch is an error; 0: never.
     """
-    return _from_thread(load, start, stop) if workers == 0 else _from_processes(load, start, stop, workers)
+    return _from_thread(load, start, stop) if workers == 0 else _from_processes(load, start, stop, workers, timeout)
 
 
 def _from_thread(load: Callable[[int], Any], start: int, stop: int) -> Generator[Any, None, None]:
@@ -142,16 +149,27 @@ class _Steps(Dataset):
         return self.load(self.start + index)
 
 
-def _from_processes(load: Callable[[int], Any], start: int, stop: int, workers: int) -> Generator[Any, None, None]:
+def _from_processes(
+    load: Callable[[int], Any], start: int, stop: int, workers: int, timeout: float
+) -> Generator[Any, None, None]:
     # Its own generator: a loader draws a base seed, which must not come out of the model's random numbers.
     yield from DataLoader(
         _Steps(load, start, stop),
         batch_size=None,
         num_workers=workers,
         prefetch_factor=_AHEAD,
+        timeout=timeout,
+        worker_init_fn=_ignore_signals,
         generator=torch.Generator().manual_seed(0),
         collate_fn=_as_it_is,
     )
+
+
+def _ignore_signals(worker: int) -> None:
+    """A signal to the whole group asks the main process to save and end, which needs no new workers for that."""
+    signal.set_wakeup_fd(-1)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_it_is(item: Any) -> Any:

@@ -11,6 +11,7 @@ from ..utils.files import write_text
 from .curves import read_log
 
 LOG_NAME = "training_log.jsonl"
+EVALUATION_FAILED = "the evaluation failed"
 _STARVED, _STARVED_SECONDS = 0.05, 5.0
 
 
@@ -19,17 +20,31 @@ class RunLog:
 
     Args:
         path: the log; entries later than `step`, of a run that was killed, are cut off.
+        evaluated: the step of the last evaluation that counts; one at `step` that does not is cut off too.
         step, max_steps: where the run begins and ends.
         visible: show the progress bar, or, with `bar=False`, a line for each entry.
     """
 
     def __init__(
-        self, path: Path | None, *, accelerator: Any, step: int, max_steps: int, visible: bool, bar: bool = True
+        self,
+        path: Path | None,
+        *,
+        accelerator: Any,
+        step: int,
+        max_steps: int,
+        visible: bool,
+        bar: bool = True,
+        evaluated: int | None = None,
     ):
         self.path, self.accelerator, self.visible = path, accelerator, visible
         self._warned = False
         if path is not None:
-            kept = [entry for entry in read_log(path) if entry["step"] <= step]
+            again = evaluated != step
+            kept = [
+                entry
+                for entry in read_log(path)
+                if entry["step"] < step or (entry["step"] == step and not (again and _is_evaluation(entry)))
+            ]
             write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
         self.bar = tqdm(
             total=max_steps,
@@ -101,6 +116,10 @@ class Stopwatch:
         self.total_waited += self.waited
         self.tokens, self.seconds, self.waited = 0, 0.0, 0.0
         return reading
+
+
+def _is_evaluation(entry: dict[str, Any]) -> bool:
+    return "eval_loss" in entry or str(entry.get("event")).startswith(EVALUATION_FAILED)
 
 
 def _one_line(entry: dict[str, Any]) -> str:

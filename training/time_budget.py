@@ -28,27 +28,34 @@ class StepTime:
     update: float
 
 
-def time_steps(step: Callable[[], StepTime], *, seconds: float, agree: Callable[[float], float]) -> StepTime:
+def time_steps(
+    step: Callable[[], StepTime], *, seconds: float, agree: Callable[[float], float], longest: float = math.inf
+) -> StepTime:
     """Time training steps: the medians after a warm-up.
 
     Args:
         step: takes one and says how long each part took.
-        seconds: that the whole run has.
+        seconds: to do so for; some steps are taken in any case, and no more than `MOST_TIMED`.
         agree: the mean of a number over all processes, the same in each, so that all take as many steps.
+        longest: seconds after which what is known must do, for a single step may be a large part of all the time.
     """
     times: list[StepTime] = []
     begun = time.perf_counter()
     while len(times) < MOST_TIMED:
         times.append(step())
         gone = agree(time.perf_counter() - begun)
-        enough = len(times) >= _WARM_UP + _LEAST_TIMED and gone >= min(_SHARE_FOR_TIMING * seconds, _MOST_SECONDS)
-        # Where a single step is a large part of all the time, what is known must do.
-        if enough or gone >= seconds / 10:
+        enough = len(times) >= _WARM_UP + _LEAST_TIMED and gone >= seconds
+        if enough or gone >= longest:
             break
     warm = times[min(_WARM_UP, len(times) - 1) :]
     return StepTime(
         agree(statistics.median(one.micro_batch for one in warm)), agree(statistics.median(one.update for one in warm))
     )
+
+
+def time_run(step: Callable[[], StepTime], *, seconds: float, agree: Callable[[float], float]) -> StepTime:
+    """`time_steps` of a run that has so many seconds, for a small part of them."""
+    return time_steps(step, seconds=min(_SHARE_FOR_TIMING * seconds, _MOST_SECONDS), agree=agree, longest=seconds / 10)
 
 
 def steps_in(

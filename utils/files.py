@@ -12,11 +12,11 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .errors import ExistingFileError, UserError, UserFileError
 
@@ -28,7 +28,10 @@ except ImportError:  # Windows has no such locks
 
 INCOMPLETE = ".incomplete-"
 _OLD = ".old"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LOCK_NAME = ".lock"
+# Writes a folder's README.md from what is known about the run.
+WriteCard = Callable[[str | os.PathLike, dict[str, Any]], None]
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -320,7 +323,7 @@ def check_output_dir(
     if fcntl is not None and any(_is_locked(path) for path in left if path.is_dir()):
         raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
     if not overwrite:
-        if len(left) < len(list(folder.iterdir())):
+        if any(path.name != LOCK_NAME and path not in left for path in folder.iterdir()):
             raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
         return
     doomed = [path.resolve() for path in written_in(folder, written)]

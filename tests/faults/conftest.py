@@ -17,7 +17,7 @@ for folder in (TESTS / "faults", TESTS / "hub", TESTS):
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
-from pretraining_helpers import make_tokenizer  # noqa: E402
+from pretraining_helpers import make_corpus, make_tokenizer  # noqa: E402
 from saved_models import save  # noqa: E402
 
 from clozebert.corpus import ShardWriter  # noqa: E402
@@ -73,3 +73,9 @@ def figure() -> Callable[[str, Any], None]:
                 file.write(json.dumps({name: str(value)}) + "\n")
 
     return keep
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer and a corpus prepared with it."""
+    return make_corpus(tmp_path_factory.mktemp("prepared"))

@@ -15,7 +15,7 @@ from clozebert.corpus import Corpus, RowIndex
 from clozebert.corpus.integrity import find_damage
 from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.scripts import check
-from clozebert.training.pretraining import check_tokenizer
+from clozebert.training.checks import check_tokenizer
 from clozebert.utils.errors import UserError
 
 KINDS = ("flip", "flip", "flip", "truncate", "extend", "zero", "missing", "empty", "swap")

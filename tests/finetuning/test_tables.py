@@ -10,8 +10,8 @@ from clozebert.finetuning.sequence_task import (
     MULTI_LABEL,
     REGRESSION,
     SINGLE_LABEL,
-    find_problem_type,
     label_names_of,
+    problem_type_of_values,
     read_examples,
 )
 from clozebert.finetuning.tables import Table, read_table
@@ -53,7 +53,7 @@ def test_a_file_without_header_gets_numbered_columns(tmp_path: Path) -> None:
     assert len(table) == 20
     columns = find_columns(table)
     assert (columns.text, columns.pair, columns.label) == ("6", "7", "5")
-    assert find_problem_type(table.columns["5"]) == REGRESSION
+    assert problem_type_of_values(table.columns["5"]) == REGRESSION
 
 
 def test_repeated_label_in_first_row_means_no_header(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_undecidable_columns_are_an_error_that_lists_them() -> None:
     ],
 )
 def test_problem_type_by_the_labels(values: list, kind: str) -> None:
-    assert find_problem_type(values) == kind
+    assert problem_type_of_values(values) == kind
 
 
 def test_label_names_do_not_depend_on_the_order_of_rows() -> None:
@@ -220,5 +220,5 @@ def test_real_files_have_the_published_number_of_rows(shared_data: Path, path: s
     table = read_table(str(shared_data / path))
     found = find_columns(table)
     assert (len(table), (found.text, found.pair, found.label)) == (rows, columns)
-    kind = find_problem_type(table.columns[columns[2]])
+    kind = problem_type_of_values(table.columns[columns[2]])
     assert len(read_examples(table, found, problem_type=kind)) == rows

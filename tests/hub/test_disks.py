@@ -14,7 +14,7 @@ from clozebert.hub import publishing
 from clozebert.hub.convert import convert_folder
 from clozebert.hub.publishing import publish
 from clozebert.hub.space import write_space
-from clozebert.hub.verification import Report
+from clozebert.hub.verification import Verification
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def sources(tmp_path_factory):
 @pytest.fixture
 def calls(sources, monkeypatch):
     """Everything here that writes a folder, as a function of that folder."""
-    monkeypatch.setattr(publishing, "verify_folder", lambda folder: Report(["AutoModel"], {}, []))
+    monkeypatch.setattr(publishing, "verify_folder", lambda folder: Verification(["AutoModel"], {}, []))
     return {
         "publish": lambda folder: publish(sources["run"], "org/name", dry_run=True, output_dir=folder),
         "convert": lambda folder: convert_folder(sources["native"], folder, to="clozebert"),

@@ -17,7 +17,7 @@ from clozebert.hub.card import write_card
 from clozebert.hub.convert import to_native
 from clozebert.hub.publishing import complete_folder
 from clozebert.hub.pushing import push_folder
-from clozebert.hub.verification import Report
+from clozebert.hub.verification import Verification
 from clozebert.modeling.bundle import class_of_auto_class
 from clozebert.scripts.publish import main
 
@@ -160,7 +160,7 @@ def test_checkpoints_are_revisions_in_a_clean_environment(hub, tmp_path):
 def test_checkpoints_go_up_with_the_runs_licence_and_without_its_evaluation(hub, tmp_path, monkeypatch):
     """What stands beside the final model only is no obstacle to its checkpoints, and no mistake is met half-way."""
     point_client_at(hub, monkeypatch)
-    monkeypatch.setattr(publishing, "verify_folder", lambda folder: Report(["AutoModel"], {}, []))
+    monkeypatch.setattr(publishing, "verify_folder", lambda folder: Verification(["AutoModel"], {}, []))
     folder = run_folder(tmp_path / "run")
     write_card(folder, {"license": "mit"})
     (folder / "all_results.json").write_text(json.dumps({"eval_loss": 2.0}))

@@ -18,7 +18,7 @@ from clozebert.hub.convert import convert_folder
 from clozebert.hub.fingerprint import read_fingerprint
 from clozebert.hub.publishing import Completion, complete_folder, publish
 from clozebert.hub.pushing import push_folder
-from clozebert.hub.verification import Report
+from clozebert.hub.verification import Verification
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def hub(monkeypatch):
 @pytest.fixture
 def unverified(monkeypatch):
     """The clean process costs seconds; it has tests of its own."""
-    monkeypatch.setattr(publishing, "verify_folder", lambda folder: Report(["AutoModel"], {}, []))
+    monkeypatch.setattr(publishing, "verify_folder", lambda folder: Verification(["AutoModel"], {}, []))
 
 
 @pytest.fixture

@@ -5,14 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-import transformers
 from encoder_cases import PAD, build, random_ids, relative_error, tiny_config
 from torch import nn
 from torch.nn import functional as F
 
 from clozebert import (
     ClozeBertConfig,
-    ClozeBertForImageClassification,
     ClozeBertForMaskedLM,
     ClozeBertModel,
 )
@@ -356,68 +354,6 @@ def test_mean_pooling_divides_by_the_number_of_tokens_or_one():
 
 
 # ---------------------------------------------------------------------------------------------- sizes and beginnings
-
-
-@pytest.mark.parametrize("d", [16, 24, 512])
-@pytest.mark.parametrize("norm_position", ["post", "pre"])
-def test_a_block_has_12_d_squared_plus_13_d_parameters(d, norm_position):
-    """4 d² + 4 d of attention, 8 d² + 5 d of feed-forward at d_ff = 4 d, 4 d of two norms."""
-    sizes = {"hidden_size": d, "intermediate_size": 4 * d, "norm_position": norm_position}
-    assert parameters_of(EncoderLayer(config_of(**sizes), 0)) == 12 * d**2 + 13 * d
-    assert parameters_of(EncoderLayer(config_of(**sizes, attention_bias=False), 0)) == 12 * d**2 + 9 * d
-
-
-def count(model_class, name, **overrides):
-    with torch.device("meta"):
-        return parameters_of(model_class(ClozeBertConfig.from_name(name, **overrides)))
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("bert-base", 109_514_298),
-        ("bert-large", 335_174_458),
-        ("roberta-base", 124_697_433),
-        ("modernbert-base", 149_655_232),
-        ("modernbert-large", 395_881_664),
-    ],
-)
-def test_published_parameter_counts_with_the_masked_lm_head(name, parameters):
-    assert count(ClozeBertForMaskedLM, name) == parameters
-
-
-def test_published_parameter_count_of_vit_base():
-    assert count(ClozeBertForImageClassification, "vit-base", num_labels=1000) == 86_567_656
-
-
-@pytest.mark.parametrize(("name", "d", "layers"), [("transformer-base", 512, 6), ("small", 256, 6)])
-def test_parameter_counts_by_formula(name, d, layers):
-    config = ClozeBertConfig.from_name(name)
-    blocks = layers * (12 * d**2 + 13 * d)
-    embeddings = config.vocab_size * d
-    if name == "small":  # as BERT: learned positions, token types, embedding norm
-        embeddings += (512 + 2) * d + 2 * d
-    assert count(ClozeBertModel, name) == blocks + embeddings
-
-
-def test_parameter_count_of_tiny_by_formula():
-    d, f, vocabulary = 256, 512, 8192
-    norms = 2 * 4 - 1 + 2  # two a block but for the first attention, one of the embeddings, one at the end
-    assert count(ClozeBertModel, "tiny") == vocabulary * d + 4 * (4 * d * d + 3 * d * f) + norms * d
-
-
-@pytest.mark.parametrize(
-    ("name", "native"),
-    [
-        ("bert-base", transformers.BertConfig()),
-        ("roberta-base", transformers.RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1)),
-        ("modernbert-base", transformers.ModernBertConfig()),
-    ],
-)
-def test_parameter_counts_of_transformers_own(name, native):
-    with torch.device("meta"):
-        wanted = parameters_of(transformers.AutoModelForMaskedLM.from_config(native))
-    assert count(ClozeBertForMaskedLM, name) == wanted
 
 
 def test_initial_weights_are_normal_biases_and_the_padding_row_zero():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from clozebert.corpus import BatchStream, Corpus, Masking, installed_python
 from clozebert.corpus.tokenizer import train_tokenizer
@@ -46,7 +47,15 @@ def test_by_path_from_text_to_batches(text: Path, tokenizer: str, tmp_path: Path
     assert f"{train.num_tokens:,} tokens" in done.stdout
     assert train.num_documents + validation.num_documents == 240
     assert validation.num_documents > 5
-    assert "reading: 100%" in done.stderr
+    assert done.stderr == "", "a short run leaves no bar in a log"
+    assert "3 random documents, shortened, as the tokenizer gives them back:" in done.stdout
+    shown = done.stdout.partition("gives them back:\n")[2].splitlines()[:3]
+    for line in shown:
+        number, _, beginning = line.strip().partition("  ")
+        tokens = train.document(int(number.replace(",", "")) - 1).tolist()
+        decoded = " ".join(AutoTokenizer.from_pretrained(tokenizer).decode(tokens).split())
+        assert decoded.startswith(beginning.rstrip("…"))
+        assert len(beginning) > 10
     assert [source["path"] for source in train.manifest["sources"]] == ["a.txt", "b.jsonl.gz"]
     stream = BatchStream(train, max_seq_length=64, global_batch_size=4, masking=Masking(), seed=0)
     assert stream.batch(10**9).input_ids.size > 200

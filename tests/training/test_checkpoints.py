@@ -6,27 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from clozebert.training.checkpoints import (
-    TrainingState,
-    clear_way,
-    commit_checkpoint,
-    find_damage,
-    list_checkpoints,
-    newest_valid,
-    read_training_state,
-    write_training_state,
-)
+from clozebert import ClozeBertConfig
+from clozebert.training.checkpoints import clear_way, commit_checkpoint, list_checkpoints, newest_valid
+from clozebert.training.damage import find_damage
+from clozebert.training.training_state import TrainingState, read_training_state
 
 
 def commit(output_dir: Path, step: int, *, keep: int | None = None) -> Path:
     def write(directory: Path) -> None:
-        (directory / "config.json").write_text(f"{step}")
+        ClozeBertConfig(pad_token_id=step).save_pretrained(directory)
+        save_file({"x": torch.arange(3.0) - step}, directory / "model.safetensors")
         (directory / "README.md").write_text("card")
-        state = TrainingState(step=step, losses=[0.1 + 0.2, 1e-45], tokens_seen=3**40)
-        write_training_state(directory, state, {"exp_avg/x": torch.arange(3.0) + step})
 
-    return commit_checkpoint(output_dir, step, write, keep=keep)
+    state = TrainingState(step=step, losses=[0.1 + 0.2, 1e-45], tokens_seen=3**40)
+    return commit_checkpoint(output_dir, state, {"exp_avg/x": torch.arange(3.0) + step}, write, keep=keep)
 
 
 def names(output_dir: Path) -> list[str]:
@@ -60,7 +55,7 @@ def test_nothing_is_deleted_before_the_new_one_is_there(tmp_path: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        commit_checkpoint(tmp_path, 2, fail, keep=1)
+        commit_checkpoint(tmp_path, TrainingState(step=2), {}, fail, keep=1)
     assert newest_valid(tmp_path) == tmp_path / "checkpoint-1"
     assert (tmp_path / "latest").read_text() == "checkpoint-1\n"
     clear_way(tmp_path, step=1)
@@ -79,13 +74,14 @@ def damage_length(checkpoint: Path) -> str:
 
 
 def damage_content(checkpoint: Path) -> str:
-    (checkpoint / "config.json").write_text("7")
+    path = checkpoint / "config.json"
+    path.write_text(path.read_text().replace("{", "[", 1))
     return "the content of config.json has changed"
 
 
 def damage_manifest(checkpoint: Path) -> str:
     (checkpoint / "training_state" / "manifest.json").write_text("{")
-    return "its manifest cannot be read"
+    return "manifest.json cannot be read"
 
 
 @pytest.mark.parametrize("damage", [damage_missing, damage_length, damage_content, damage_manifest])
@@ -136,6 +132,6 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 def test_a_state_of_a_later_format_is_refused(tmp_path: Path) -> None:
     checkpoint = commit(tmp_path, 3)
     path = checkpoint / "training_state" / "state.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
     with pytest.raises(ValueError, match="another format"):
         read_training_state(checkpoint)

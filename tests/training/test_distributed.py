@@ -31,7 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import BatchStream, Corpus, Masking, validation_batches
 from clozebert.training.arguments import PretrainingArguments
-from clozebert.training.evaluation import evaluate_masked_lm, sum_over_processes
+from clozebert.training.batches import make_masking
+from clozebert.training.evaluation import evaluate_masked_lm
 from clozebert.training.machine import make_accelerator
 from clozebert.training.optimizers import (
     load_optimizer_state,
@@ -41,7 +42,8 @@ from clozebert.training.optimizers import (
     whole_weights,
 )
 from clozebert.training.prefetch import StepLoader
-from clozebert.training.pretraining import accumulate_gradient, make_masking
+from clozebert.training.processes import sum_over_processes
+from clozebert.training.step import accumulate_gradient
 
 STEPS = 40
 RUN = {"max_steps": STEPS, "save_steps": 20, "eval_steps": 20, "save_total_limit": 5, "per_device_train_batch_size": 2}

@@ -8,7 +8,7 @@ import pytest
 from pretraining_helpers import model_config, settings
 
 from clozebert.training import PretrainingArguments
-from clozebert.training.pretraining import Pretraining
+from clozebert.training.loop import Pretraining
 
 
 def test_the_rate_falls_linearly_over_the_run(prepared: Path, tmp_path: Path) -> None:
@@ -17,9 +17,10 @@ def test_the_rate_falls_linearly_over_the_run(prepared: Path, tmp_path: Path) ->
                    mlm_probability=0.5, final_mlm_probability=0.1)
     )  # fmt: skip
     with contextlib.closing(Pretraining(arguments, model_config())) as run:
-        assert [run.stream.rate(step) for step in (0, 10, 20)] == pytest.approx([0.5, 0.3, 0.1])
-        assert run.stream.num_predicted(0) > 3 * run.stream.num_predicted(20)
-        constant = dataclasses.replace(run.stream.masking, final_rate=None)
+        stream = run.setup.stream
+        assert [stream.rate(step) for step in (0, 10, 20)] == pytest.approx([0.5, 0.3, 0.1])
+        assert stream.num_predicted(0) > 3 * stream.num_predicted(20)
+        constant = dataclasses.replace(stream.masking, final_rate=None)
         assert constant.rate == 0.5
     assert arguments.mean_mlm_probability == pytest.approx(0.3)
     with pytest.raises(ValueError, match=r"final_mlm_probability=1\.0 must lie between 0 and 1"):

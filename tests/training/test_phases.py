@@ -24,9 +24,10 @@ from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.corpus import BatchStream, Corpus, Masking
 from clozebert.corpus.randomness import derive
 from clozebert.training import PretrainingArguments, pretrain
+from clozebert.training.evaluation import mix_figures
 from clozebert.training.optimizers import make_optimizer
 from clozebert.training.prefetch import StepLoader
-from clozebert.training.pretraining import accumulate_gradient, mix_figures
+from clozebert.training.step import accumulate_gradient
 
 
 @pytest.fixture(scope="module")

@@ -17,16 +17,15 @@ from clozebert.corpus import Corpus, Mixture, RowIndex
 from clozebert.modeling import kernels
 from clozebert.scripts.plan import main
 from clozebert.training import PretrainingArguments
+from clozebert.training.calibration import _batches, calibrate
 from clozebert.training.optimizers import make_optimizer
 from clozebert.training.planning import (
     DEVICES,
     GIB,
     Calibration,
-    _batches,
     _update_flops,
     activation_bytes,
     attention_length,
-    calibrate,
     forward_flops,
     make_plan,
     matrix_parameters,
@@ -195,7 +194,7 @@ def test_calibration_trains() -> None:
 
 def test_calibration_is_on_the_batches_of_the_run(tmp_path: Path) -> None:
     mixture = Mixture([str(make_corpus(tmp_path, documents=40) / "corpus")])
-    batches = _batches(run_of(), ClozeBertConfig(**SIZES), mixture, rows=6, device=torch.device("cpu"))
+    batches = _batches(run_of(), ClozeBertConfig(**SIZES), mixture, rows=6)
     first, second = next(batches), next(batches)
     for batch in (first, second):
         assert 0.9 * 6 * 32 < batch["input_ids"].numel() <= 6 * 32

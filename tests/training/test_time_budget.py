@@ -10,9 +10,10 @@ import yaml
 from pretraining_helpers import assert_same_bits, run_forked, run_here, settings
 
 from clozebert.training.arguments import PretrainingArguments
-from clozebert.training.checkpoints import list_checkpoints, read_training_state
+from clozebert.training.checkpoints import list_checkpoints
 from clozebert.training.run_settings import split_settings
-from clozebert.training.time_budget import StepTime, steps_in, time_steps
+from clozebert.training.time_budget import StepTime, steps_in, time_run
+from clozebert.training.training_state import read_training_state
 
 RUN: dict[str, Any] = {
     "max_steps": 100, "warmup_steps": 10, "lr_scheduler_type": "wsd", "decay_steps": 40, "logging_steps": 1,
@@ -76,13 +77,13 @@ def test_timing_takes_medians_after_a_warm_up_and_ends() -> None:
         taken.append(next(durations))
         return StepTime(taken[-1], 2 * taken[-1])
 
-    found = time_steps(step, seconds=1e9, agree=lambda value: value)
+    found = time_run(step, seconds=1e9, agree=lambda value: value)
     assert found == StepTime(1.0, 2.0)
     assert len(taken) == 200
     # Where one step takes a tenth of all the time there is, it is the only one.
     taken.clear()
     durations = iter([7.0])
-    assert time_steps(step, seconds=0, agree=lambda value: value) == StepTime(7.0, 14.0)
+    assert time_run(step, seconds=0, agree=lambda value: value) == StepTime(7.0, 14.0)
     assert len(taken) == 1
 
 

@@ -1,0 +1,46 @@
+"""Files that hold no plain text, told by their first bytes, and what to do about each."""
+
+import re
+
+_KINDS: tuple[tuple[bytes, str, str], ...] = (
+    (b"%PDF", "a PDF", "take the text out first, for example with pdftotext"),
+    (b"%!PS", "a PostScript file", "take the text out first, for example with ps2ascii"),
+    (b"{\\rtf", "an RTF document", "save it as plain text"),
+    (b"\xd0\xcf\x11\xe0", "an old Office document", "save it as plain text"),
+    (b"PK\x03\x04", "a ZIP archive (.docx, .xlsx, .odt and .epub are such)",
+     "unpack it, or save the document as plain text"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),
+    (b"Rar!", "a RAR archive", "unpack it first"),
+    (b"\x1f\x8b", "a gzip file", "give its name the suffix .gz"),
+    (b"BZh", "a bzip2 file", "give its name the suffix .bz2"),
+    (b"\xfd7zXZ", "an xz file", "give its name the suffix .xz"),
+    (b"\x28\xb5\x2f\xfd", "a Zstandard file", "give its name the suffix .zst"),
+    (b"PAR1", "a Parquet file", "give its name the suffix .parquet"),
+    (b"ARROW1", "an Arrow file", "save it as Parquet"),
+    (b"SQLite format 3", "an SQLite database", "export the text as CSV or JSON lines"),
+    (b"\x89PNG", "a PNG image", "leave it out"),
+    (b"\xff\xd8\xff", "a JPEG image", "leave it out"),
+    (b"GIF8", "a GIF image", "leave it out"),
+    (b"\x7fELF", "a program", "leave it out"),
+    (b"\x89HDF", "an HDF5 file", "export the text as CSV or JSON lines"),
+)  # fmt: skip
+_HTML = re.compile(rb"\s*(<!--.*?-->\s*)*(<!doctype html|<html)", re.IGNORECASE | re.DOTALL)
+
+
+def what_it_is(first: bytes) -> tuple[str, str] | None:
+    """What a file is that holds no plain text, and the way out; None for text.
+
+    Args:
+        first: its first bytes, decompressed.
+    """
+    for beginning, name, way_out in _KINDS:
+        if first.startswith(beginning):
+            return name, way_out
+    if first[257:262] == b"ustar":
+        return "a tar archive", "unpack it first"
+    if _HTML.match(first.removeprefix(b"\xef\xbb\xbf")[:4096]):
+        return "an HTML page", "take the text out first, for example with trafilatura or pandoc"
+    # A stray one in a long text is a fault of the text.
+    if first.count(0) > len(first) / 1000:
+        return "a binary file", "leave it out, or export its text"
+    return None

@@ -1,0 +1,76 @@
+"""Files that hold no plain text are named and refused before anything is read; text is never taken for one."""
+
+import gzip
+import io
+import sqlite3
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clozebert.corpus.binary_files import what_it_is
+from clozebert.corpus.readers import Reader
+from clozebert.utils.errors import UserError
+
+
+def a_zip() -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("word/document.xml", "<w/>")
+    return content.getvalue()
+
+
+def a_tar() -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a.txt"))
+    return content.getvalue()
+
+
+def a_database(folder: Path) -> bytes:
+    path = folder / "made.db"
+    with sqlite3.connect(path) as database:
+        database.execute("create table t (text)")
+    database.close()
+    content = path.read_bytes()
+    path.unlink()
+    return content
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a.pdf", "is a PDF: take the text out first, for example with pdftotext"),
+        ("a.docx", "is a ZIP archive .*save the document as plain text"),
+        ("a.txt", r"is a gzip file: give its name the suffix \.gz"),
+        ("a.tar", "is a tar archive: unpack it first"),
+        ("a.db", "is an SQLite database: export the text"),
+        ("a.html", "is an HTML page: take the text out"),
+        ("a.npy", "is a binary file"),
+        ("a.csv", "is a ZIP archive"),
+    ],
+)
+def test_a_folder_with_such_a_file_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    contents = {
+        "a.pdf": b"%PDF-1.7\n%\xe2\xe3\n", "a.docx": a_zip(), "a.txt": gzip.compress(b"text"), "a.tar": a_tar(),
+        "a.db": a_database(tmp_path), "a.html": b"\n<!-- x -->\n<!DOCTYPE html>\n<html></html>",
+        "a.npy": b"\x93NUMPY" + bytes(range(256)) * 4, "a.csv": a_zip(),
+    }  # fmt: skip
+    (tmp_path / "good.txt").write_text("some text\n")
+    (tmp_path / name).write_bytes(contents[name])
+    with pytest.raises(UserError, match=rf"{name} {message}"):
+        Reader([tmp_path])
+
+
+def test_a_stray_zero_in_a_long_text_is_no_binary_file() -> None:
+    assert what_it_is(b"word " * 1000 + b"\0") is None
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), max_size=600))
+def test_text_is_text(text: str) -> None:
+    content = text.encode()
+    found = what_it_is(content)
+    assert found is None or found[0] != "a binary file"

@@ -1,0 +1,55 @@
+"""The batches of a run: the stream of its global batches, and the share of them that a process takes."""
+
+import dataclasses
+from collections.abc import Generator
+from typing import Any
+
+from ..configuration import ClozeBertConfig
+from ..corpus import BatchStream, Masking, Mixture
+from ..corpus.randomness import derive
+from .arguments import Phase, PretrainingArguments
+from .prefetch import StepLoader, prefetch
+
+
+def make_masking(arguments: PretrainingArguments, *, rate: float) -> Masking:
+    """The masking that the arguments describe, with a `rate` for training or for validation."""
+    return Masking(
+        rate=rate, mask_share=arguments.mask_share, random_share=arguments.random_share, unit=arguments.masking_unit
+    )
+
+
+def make_stream(phase: Phase, mixture: Mixture) -> BatchStream:
+    """The global batches of a phase."""
+    arguments = phase.arguments
+    masking = make_masking(arguments, rate=arguments.mlm_probability)
+    return BatchStream(
+        mixture.corpora,
+        max_seq_length=arguments.max_seq_length,
+        global_batch_size=arguments.batch_size,
+        masking=dataclasses.replace(masking, final_rate=arguments.final_mlm_probability),
+        # A later phase over the same corpus sees it in another order.
+        seed=arguments.seed if phase.index == 0 else derive(arguments.seed, phase.index),
+        weights=mixture.shares,
+        total_steps=arguments.max_steps,
+    )
+
+
+def load_batches(
+    stream: BatchStream, phase: Phase, *, step: int, accelerator: Any, plan_for: ClozeBertConfig | None
+) -> Generator[Any, None, None]:
+    """This process' micro-batches of each step of the phase from `step` on, made ahead; see `StepLoader`."""
+    processes = accelerator.num_processes
+    loader = StepLoader(
+        stream,
+        accelerator.process_index,
+        processes,
+        phase.arguments.micro_batches(processes),
+        config=plan_for,
+    )
+    return prefetch(
+        loader,
+        step - phase.first_step,
+        phase.num_steps,
+        workers=phase.arguments.dataloader_num_workers,
+        timeout=phase.arguments.ddp_timeout,
+    )

@@ -1,0 +1,140 @@
+"""What must fit before a run starts: corpus, tokenizer, model, phases and trackers.
+
+Everything that a person can get wrong is refused here, that of the last phase too, before any work is done.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from ..configuration import ClozeBertConfig
+from ..corpus import Corpus, Mixture
+from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
+from ..modeling import ClozeBertForMaskedLM
+from ..utils.errors import UserError, as_user_errors
+from .arguments import Phase, PretrainingArguments
+from .initial_model import load_configuration, set_token_ids
+from .run_settings import phase_configuration
+
+
+@dataclass
+class CheckedRun:
+    """The parts of a run, which fit together: the tokenizer and, by phase, arguments, corpora and model."""
+
+    tokenizer: PreTrainedTokenizerFast
+    phases: list[Phase]
+    mixtures: list[Mixture]
+    configs: list[ClozeBertConfig]
+
+    @property
+    def last_step(self) -> int:
+        """How many steps the run has."""
+        return self.phases[-1].last_step
+
+
+def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> CheckedRun:
+    """Open what a run reads, and refuse what does not fit.
+
+    Args:
+        config: of the model; with `model_name_or_path` that model's own takes its place.
+
+    Raises:
+        UserError: names what does not fit, and the way out.
+    """
+    check_trackers(arguments.report_to)
+    tokenizer = load_tokenizer(arguments.tokenizer_name)
+    phases = arguments.split_phases()
+    mixtures = [Mixture(phase.arguments.corpus, phase.arguments.corpus_weights) for phase in phases]
+    if arguments.model_name_or_path is not None:
+        config = load_configuration(arguments.model_name_or_path)
+        check_same_tokens(config, tokenizer, name_or_path=arguments.model_name_or_path)
+    set_token_ids(config, tokenizer)
+    configs = [phase_configuration(config, phase) for phase in phases]
+    for phase, of_phase, mixture in zip(phases, configs, mixtures, strict=True):
+        check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)
+    check_same_weights(configs)
+    return CheckedRun(tokenizer, phases, mixtures, configs)
+
+
+def check_trackers(names: list[str]) -> None:
+    """Refuse trackers whose package is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"report_to={name!r} needs a package that is not installed: pip install {name}")
+
+
+def check_fit(
+    arguments: PretrainingArguments,
+    config: ClozeBertConfig,
+    corpora: Sequence[Corpus],
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """Refuse corpora, a tokenizer and a model that do not belong together.
+
+    Raises:
+        ValueError: names what does not fit, and the way out.
+    """
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, more than the model's vocab_size={config.vocab_size}: give "
+            f"--vocab_size {-(-len(tokenizer) // 64) * 64}"
+        )
+    for corpus in corpora:
+        check_tokenizer(corpus, tokenizer)
+    if config.image_size is not None:
+        raise UserError(f"image_size={config.image_size}: masked-language modelling needs a text model")
+    if arguments.max_seq_length > config.max_position_embeddings:
+        raise UserError(
+            f"max_seq_length={arguments.max_seq_length} exceeds the model's "
+            f"max_position_embeddings={config.max_position_embeddings}"
+        )
+    # Sizes that do not divide one another show when the model is built; here it costs nothing.
+    with torch.device("meta"), as_user_errors():
+        ClozeBertForMaskedLM(config)
+
+
+def check_same_weights(configs: list[ClozeBertConfig]) -> None:
+    """Refuse phases whose models have other weights than the first one's.
+
+    Raises:
+        ValueError: names the weight.
+    """
+
+    def shapes(config: ClozeBertConfig) -> dict[str, tuple[int, ...]]:
+        with torch.device("meta"), as_user_errors():
+            return {name: tuple(value.shape) for name, value in ClozeBertForMaskedLM(config).named_parameters()}
+
+    expected = shapes(configs[0])
+    for number, config in enumerate(configs[1:]):
+        found = shapes(config)
+        differing = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+        if differing:
+            raise UserError(
+                f"phases[{number}] changes the shape of {differing[0]}: a phase goes on with the weights that there "
+                f"are; under model it may change rope_parameters, max_position_embeddings where there is rope, dropout"
+            )
+
+
+def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Refuse a tokenizer other than the one that the corpus was prepared with."""
+    theirs, ours = corpus.manifest["tokenizer"], tokenizer_facts(tokenizer)
+    differing = [name for name, value in ours.items() if theirs.get(name) != value]
+    if differing:
+        raise UserError(
+            f"the corpus {corpus.directory} was tokenized with another tokenizer ({', '.join(differing)} differ): "
+            f"prepare it again with this one, or name the one it was prepared with"
+        )
+
+
+def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast, *, name_or_path: str) -> None:
+    """Refuse to go on from a model whose special tokens show that it learned with another tokenizer."""
+    for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
+        theirs, ours = getattr(config, name), getattr(tokenizer, name)
+        if theirs is not None and theirs != ours:
+            raise UserError(
+                f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings "
+                f"belong to another one; name its own as tokenizer_name, and prepare the corpus with it"
+            )

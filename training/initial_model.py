@@ -1,0 +1,80 @@
+"""The model that a run begins from: its configuration, its special tokens and its weights."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from ..configuration import ClozeBertConfig
+from ..modeling import ClozeBertForMaskedLM
+from ..utils.errors import UserError, as_user_errors
+from ..utils.untrusted import check_model_folder
+
+# What `from_pretrained` says of weights that it did not load as they are.
+_REPORTED = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+
+
+def load_configuration(name_or_path: str) -> ClozeBertConfig:
+    """The configuration of a ClozeBERT model.
+
+    Raises:
+        ValueError: it is a model of another kind.
+    """
+    check_model_folder(name_or_path)
+    # Whatever a library meets in files that others made.
+    with as_user_errors(Exception, about=f"model_name_or_path={name_or_path!r}"):
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
+    if config.model_type != "clozebert":
+        raise UserError(
+            f"model_name_or_path={name_or_path!r} is a {config.model_type} model: convert it first (clozebert convert)"
+        )
+    return config
+
+
+def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+    """The special tokens of the configuration are the tokenizer's, whatever the architecture said before."""
+    had_ends = config.bos_token_id is not None
+    # RoBERTa's positions begin in the row after the padding id's, and only so does it export as one.
+    follows_padding = config.position_offset == (config.pad_token_id or 0) + 1
+    for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "bos_token_id", "eos_token_id"):
+        setattr(config, name, getattr(tokenizer, name))
+    if had_ends and config.bos_token_id is None:
+        config.bos_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
+    if config.position_rule == "non_pad" and follows_padding:
+        config.position_offset = tokenizer.pad_token_id + 1
+
+
+def make_model(
+    config: ClozeBertConfig, weights: str | os.PathLike | None, *, strict: bool = False
+) -> ClozeBertForMaskedLM:
+    """A model with random weights, or with those of a folder or Hub repository, in float32.
+
+    Args:
+        strict: every weight has to be there, and no other.
+    """
+    if weights is None:
+        return ClozeBertForMaskedLM(config)
+    with without_progress_bars():
+        loaded: Any = ClozeBertForMaskedLM.from_pretrained(
+            weights, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+        )
+    model, report = loaded
+    if strict and (wrong := [str(name) for kind in _REPORTED for name in report.get(kind) or ()]):
+        raise UserError(f"{weights} does not hold the weights of this model: {wrong[0]} is missing, or does not fit")
+    return model
+
+
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keep transformers' bars for reading and writing shards out of the run's own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,390 @@
+"""Pretraining by masked-language modelling: the loop."""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..configuration import ClozeBertConfig
+from ..utils.device import measure_matmul_flops
+from ..utils.errors import UserError
+from ..utils.files import WriteCard
+from .arguments import PretrainingArguments
+from .calibration import choose_length
+from .checks import check_run
+from .doctor import Doctor
+from .evaluation import EvaluationStoppedError, evaluate_mixture
+from .machine import make_accelerator, make_deterministic, seed_step
+from .optimizers import optimizer_state, whole_weights
+from .phase_setup import PhaseSetup, dry_phase, set_up_phase
+from .prefetch import ModelInputs
+from .processes import on_main_process, sum_over_processes
+from .progress import EVALUATION_FAILED, LOG_NAME, RunLog, Stopwatch
+from .reporting import facts_of_run, plan_lines, results_of, speed, tracker_settings
+from .resume import check_resume, find_checkpoint
+from .saving import OutputFolder
+from .signals import StopRequest
+from .step import accumulate_gradient, clip_gradient, update_weights
+from .training_state import TrainingState, read_training_state
+from .watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+# One gradient that is not finite may be an accident of the data or the hardware; so many in a row are a diverged run.
+MOST_SKIPS_IN_A_ROW = 10
+
+
+class Pretraining:
+    """A run that is set up, at the step where it begins or goes on.
+
+    Attributes:
+        run: its parts by phase.
+        setup: the current phase with its model, optimizer and batches.
+        state: what a checkpoint keeps beside weights and optimizer.
+        gradient_norm: of the last step.
+        peak_flops: FLOP/s of products of plain matrices, of all processes.
+    """
+
+    def __init__(
+        self,
+        arguments: PretrainingArguments,
+        config: ClozeBertConfig,
+        *,
+        write_card: WriteCard | None = None,
+        recipe: str | None = None,
+    ):
+        begun = time.monotonic()
+        self.run, self.recipe, self.dry_run = check_run(arguments, config), recipe, arguments.dry_run
+        self.output = OutputFolder(Path(arguments.output_dir), tokenizer=self.run.tokenizer, write_card=write_card)
+        self.accelerator = make_accelerator(
+            mixed_precision=arguments.mixed_precision,
+            use_cpu=arguments.use_cpu,
+            report_to=[] if arguments.dry_run else arguments.report_to,
+            output_dir=arguments.output_dir,
+            timeout=arguments.ddp_timeout,
+        )
+        if arguments.full_determinism:
+            make_deterministic()
+        processes = self.accelerator.num_processes
+        for phase in self.run.phases:
+            phase.arguments.micro_batches(processes)  # raises where they do not fit
+        matmul_flops = measure_matmul_flops(self.accelerator.device, self.accelerator.mixed_precision)
+        self.peak_flops = matmul_flops * processes
+        self.gradient_norm = 0.0
+        try:
+            self._begin(arguments, begun=begun)
+        except BaseException:
+            self.output.release()
+            raise
+
+    def _begin(self, arguments: PretrainingArguments, *, begun: float) -> None:
+        """Find the step to begin at and how long the run is, then set up its phase."""
+        checkpoint, tensors, index = None, None, 0
+        self.state = TrainingState(step=0)
+        if not self.dry_run:
+            checkpoint = on_main_process(self.accelerator, lambda: find_checkpoint(arguments, take=self.output.take))
+        if checkpoint is not None:
+            self.state, tensors = read_training_state(checkpoint)
+        self._evaluated_at = self.state.evaluation.get("step")  # the last evaluation that was tried
+        self._saved_at = self.state.step if checkpoint is not None else None
+        said = ""
+        if arguments.max_minutes is not None:
+            fitting, said = choose_length(
+                arguments,
+                self.run.configs[0],
+                self.run.mixtures[0],
+                accelerator=self.accelerator,
+                begun=begun,
+                state=self.state,
+            )
+            self.run.phases = fitting.split_phases()
+        if checkpoint is not None:
+            index = check_resume(checkpoint, self.state, self.run, accelerator=self.accelerator)
+        if self.dry_run:
+            self.run.phases = [dry_phase(phase, self.accelerator) for phase in self.run.phases]
+        self.log = self._open_log(arguments)
+        self.doctor = Doctor(
+            max_steps=self.run.last_step,
+            warmup_steps=self.run.phases[0].arguments.warmup_steps,
+            precision=self.accelerator.mixed_precision,
+            unk_token_id=self.run.tokenizer.unk_token_id,
+        )
+        self._enter(index, checkpoint or arguments.model_name_or_path, tensors)
+        if said:
+            self.log.say(said)
+
+    def _open_log(self, arguments: PretrainingArguments) -> RunLog:
+        if arguments.report_to and not self.dry_run:
+            self.accelerator.init_trackers("clozebert", config=tracker_settings(arguments))
+        is_main = self.accelerator.is_main_process
+        return RunLog(
+            self.output.path / LOG_NAME if is_main and not self.dry_run else None,
+            accelerator=self.accelerator,
+            step=self.state.step,
+            max_steps=self.run.last_step,
+            visible=is_main,
+            bar=not arguments.disable_tqdm,
+            evaluated=self._evaluated_at,
+        )
+
+    def _enter(self, index: int, weights: Any, tensors: dict[str, torch.Tensor] | None) -> None:
+        """Set up a phase with the weights and the optimizer's state that came before, and say what it will do."""
+        self.setup: PhaseSetup = set_up_phase(
+            self.run.phases[index],
+            self.run.mixtures[index],
+            self.run.configs[index],
+            accelerator=self.accelerator,
+            state=self.state,
+            weights=weights,
+            tensors=tensors,
+        )
+        for line in plan_lines(self.setup, self.run, step=self.state.step, accelerator=self.accelerator):
+            self.log.say(line)
+
+    def train(self, stop: StopRequest) -> dict[str, Any]:
+        """All steps that are left, with their logging, checkpoints and evaluation; then the finished model."""
+        several = self.accelerator.num_processes > 1
+        self.stop = stop
+        self.watchdog = Watchdog(timeout=self.setup.arguments.ddp_timeout, stop=stop)
+        with self.watchdog.watching() if several else contextlib.nullcontext():
+            while not self._train_phase():
+                if self.setup.phase is self.run.phases[-1]:
+                    return self._dry_results() if self.dry_run else self._finish()
+                self._next_phase()
+            return self._stop()
+
+    def _dry_results(self) -> dict[str, Any]:
+        return {"dry_run": True, "parameters": self.setup.num_parameters}
+
+    def _train_phase(self) -> bool:
+        """The steps that are left of the phase, and what it ends with; whether a signal ended it early."""
+        setup, state, accelerator, watch = self.setup, self.state, self.accelerator, Stopwatch()
+        phase, arguments = setup.phase, setup.arguments
+        if self._was_killed_before_evaluating() and self.evaluate():
+            return True
+        while state.step < phase.last_step:
+            self.watchdog.progress()
+            watch.begin()
+            batches, num_predicted = next(setup.loader)
+            watch.got_batch()
+
+            setup.optimizer.optimizer.set_learning_rate(arguments.learning_rate_factor(state.step - phase.first_step))
+            seed_step(arguments.seed, state.step, accelerator.process_index)
+            part = accumulate_gradient(setup.model, batches, num_predicted=num_predicted, accelerator=accelerator)
+            self.gradient_norm = clip_gradient(
+                setup.model, max_grad_norm=arguments.max_grad_norm, accelerator=accelerator
+            )
+            loss, tokens, num_broken, stopping = self._agree(part, batches)
+            update_weights(setup.optimizer, num_broken=num_broken, accelerator=accelerator)
+            self._count_skips(num_broken)
+
+            state.step += 1
+            state.tokens_seen += tokens
+            state.model_flops += tokens * setup.flops_per_token
+            state.losses.append(loss)
+            watch.end(tokens)
+            self.log.advance()
+            if self._is_due(arguments.logging_steps) or state.step == phase.last_step:
+                self._log_training(watch)
+            if not self.dry_run and (stopping or self._save_and_evaluate()):
+                return True
+        return False if self.dry_run else self._close_phase()
+
+    def _save_and_evaluate(self) -> bool:
+        """What is due after a step; saved first, so that nothing is lost to an evaluation. Whether a signal came."""
+        if self._is_due(self.setup.arguments.save_steps):
+            self.save_checkpoint()
+        return self._is_due(self.setup.arguments.eval_steps) and self.evaluate()
+
+    def _was_killed_before_evaluating(self) -> bool:
+        """Whether the checkpoint that the run goes on from was saved, but the evaluation of its step not done."""
+        is_due = self._is_due(self.setup.arguments.eval_steps) and self.state.step > self.setup.phase.first_step
+        return is_due and self._evaluated_at != self.state.step and not self.dry_run
+
+    def _count_skips(self, num_broken: int) -> None:
+        """Note whether the step was left out because its gradient is not finite; so many in a row end the run."""
+        state, norm = self.state, self.gradient_norm
+        if num_broken == 0:
+            state.consecutive_skips = 0
+            return
+        state.skipped_steps += 1
+        state.consecutive_skips += 1
+        processes = self.accelerator.num_processes
+        where = "" if num_broken == processes else f" in {num_broken} of {processes} processes"
+        event = f"skipped: the gradient is not finite{where}"
+        self.log.record(state.step + 1, {"event": event, "grad_norm": str(norm)})
+        if state.consecutive_skips == MOST_SKIPS_IN_A_ROW:
+            raise UserError(
+                f"the gradient was not finite in {MOST_SKIPS_IN_A_ROW} steps in a row, up to step {state.step + 1}: "
+                f"the run has diverged; resume from the last checkpoint with a lower learning_rate "
+                f"(now {self.setup.arguments.learning_rate}) or a longer warm-up"
+            )
+
+    def _agree(self, part: torch.Tensor, batches: list[ModelInputs]) -> tuple[float, int, int, bool]:
+        """What all processes know of a step: the loss and the tokens of the global batch, how many gradients are not
+        finite, and whether any process was asked to stop."""
+        tokens = sum(batch["input_ids"].numel() for batch in batches)
+        is_broken = not math.isfinite(self.gradient_norm)
+        mine = torch.tensor([part.item(), tokens, is_broken, bool(self.stop)], dtype=torch.float64)
+        loss, all_tokens, num_broken, stopping = sum_over_processes(mine, self.accelerator).tolist()
+        return loss, int(all_tokens), int(num_broken), stopping > 0
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self.state.step % every == 0
+
+    def _log_training(self, watch: Stopwatch) -> None:
+        state, norm = self.state, self.gradient_norm
+        state.seconds += watch.seconds
+        state.train_loss = sum(state.losses) / len(state.losses)
+        state.losses.clear()
+        reading = watch.read()
+        values = {
+            "loss": state.train_loss,
+            "learning_rate": self.setup.optimizer.param_groups[-1]["lr"],
+            "grad_norm": norm if math.isfinite(norm) else str(norm),
+            "tokens_seen": state.tokens_seen,
+            **reading,
+            **speed(reading["tokens_per_second"] * self.setup.flops_per_token, peak=self.peak_flops),
+        }
+        self.log.record(state.step, values)
+        self.log.warn_of_starvation(watch)
+
+    def evaluate(self) -> bool:
+        """Log the loss and accuracy on the validation splits, and what is likely wrong with the run.
+
+        An evaluation that fails is said and logged, and the run goes on.
+
+        Returns:
+            Whether a signal ended it early.
+        """
+        step = self.state.step
+        try:
+            self._evaluate()
+        except EvaluationStoppedError:
+            return True
+        except Exception as error:
+            reason = f"{EVALUATION_FAILED}: {type(error).__name__}: {error}"
+            logger.warning(reason, exc_info=not isinstance(error, UserError))
+            self.log.record(step, {"event": reason})
+        self._evaluated_at = step
+        return False
+
+    def _evaluate(self) -> None:
+        state, setup = self.state, self.setup
+        metrics = evaluate_mixture(
+            setup.model,
+            setup.corpora,
+            setup.arguments,
+            accelerator=self.accelerator,
+            should_stop=self._should_stop,
+        )
+        if not metrics:
+            return
+        state.evaluation = {"step": state.step, **metrics}
+        self.log.record(state.step, metrics)
+        if self.accelerator.is_main_process:
+            if self._saved_at == state.step:
+                self.output.describe_checkpoint(state.step, self._facts())
+            self._examine()
+
+    def _should_stop(self) -> bool:
+        self.watchdog.progress()
+        return bool(self.stop)
+
+    def _examine(self) -> None:
+        setup, state = self.setup, self.state
+        findings = self.doctor.examine(
+            state,
+            arguments=setup.arguments,
+            corpora=setup.corpora,
+            epochs=setup.stream.epochs(state.step - setup.phase.first_step),
+            gradient_norm=self.gradient_norm,
+        )
+        for finding in findings:
+            self.log.say(f"warning: {finding}")
+
+    def save_checkpoint(self) -> None:
+        """Commit the model with what resuming needs, as OUTPUT_DIR/checkpoint-STEP."""
+        setup, accelerator = self.setup, self.accelerator
+        weights, tensors = whole_weights(setup.core), optimizer_state(setup.optimizer.optimizer)
+        state = dataclasses.replace(
+            self.state,
+            arguments=setup.arguments.decisive(),
+            corpus_fingerprint=setup.corpora.fingerprint,
+            phase=setup.phase.index,
+            first_step=setup.phase.first_step,
+            threads=torch.get_num_threads(),
+            world_size=accelerator.num_processes,
+            precision=accelerator.mixed_precision,
+            scaler=None if accelerator.scaler is None else accelerator.scaler.state_dict(),
+        )
+        keep = setup.arguments.save_total_limit
+
+        def save() -> None:
+            self.output.save_checkpoint(
+                setup.core, weights, state=state, tensors=tensors, facts=self._facts(), keep=keep
+            )
+
+        self.watchdog.progress()
+        on_main_process(accelerator, save)
+        self._saved_at = state.step
+
+    def _next_phase(self) -> None:
+        """Begin the next phase from the checkpoint that closed the last one, as a run that is resumed there does."""
+        checkpoint: Path | None = None
+        tensors: dict[str, torch.Tensor] | None = None
+        if not self.dry_run:
+            checkpoint = self.output.path / f"checkpoint-{self.state.step}"
+            _, tensors = read_training_state(checkpoint)
+        index = self.setup.phase.index + 1
+        self.setup.loader.close()
+        del self.setup  # its model and optimizer, before the next ones take their memory
+        self.accelerator.free_memory()
+        self._enter(index, checkpoint, tensors)
+
+    def _close_phase(self) -> bool:
+        """The checkpoint and the evaluation that every phase ends with; whether a signal ended it early."""
+        if self._saved_at != self.state.step:
+            self.save_checkpoint()
+        return self._evaluated_at != self.state.step and self.evaluate()
+
+    def _stop(self) -> dict[str, Any]:
+        if self._saved_at != self.state.step:
+            self.save_checkpoint()
+        self.log.say(f"stopped at step {self.state.step}; --resume_from_checkpoint latest goes on from there")
+        # A process that heard nothing itself stops because another did.
+        return {"stopped_by": self.stop.signal_number or 15, "step": self.state.step}
+
+    def _finish(self) -> dict[str, Any]:
+        """The model itself, its curve, card and results."""
+        setup = self.setup
+        weights = whole_weights(setup.core)
+        results = results_of(self.state, num_parameters=setup.num_parameters, peak_flops=self.peak_flops)
+
+        def save() -> None:
+            self.output.save_model(setup.core, weights, facts=self._facts(), results=results, say=self.log.say)
+
+        self.watchdog.progress()
+        on_main_process(self.accelerator, save)
+        return results
+
+    def _facts(self) -> dict[str, Any]:
+        return facts_of_run(
+            self.state,
+            self.run,
+            phase=self.setup.phase.index,
+            output_dir=self.output.path,
+            recipe=self.recipe,
+        )
+
+    def close(self) -> None:
+        """Stop the loader, the bar and the trackers."""
+        self.setup.loader.close()
+        self.log.close()
+        self.accelerator.end_training()
+        self.output.release()

@@ -1,0 +1,145 @@
+"""A phase of a run in memory: its batches, and model and optimizer at the step where it begins."""
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..configuration import ClozeBertConfig
+from ..corpus import BatchStream, Mixture
+from ..modeling import ClozeBertForMaskedLM
+from .arguments import Phase, PretrainingArguments
+from .batches import load_batches, make_stream
+from .initial_model import make_model
+from .machine import choose_muon_dtype, compile_model
+from .optimizers import load_optimizer_state, make_optimizer
+from .planning import forward_flops, mean_attention_length
+from .training_state import TrainingState
+
+_DRY_STEPS = 2
+
+
+@dataclass
+class PhaseSetup:
+    """What a phase trains with.
+
+    Attributes:
+        core, model: the model itself, and as the machine runs it (DDP, autocast).
+        optimizer: as the machine runs it; `optimizer.optimizer` is our own.
+        loader: yields each step's micro-batches and how many tokens all processes predict.
+        flops_per_token: FLOPs of a training step for each token.
+    """
+
+    phase: Phase
+    corpora: Mixture
+    stream: BatchStream
+    core: ClozeBertForMaskedLM
+    model: torch.nn.Module
+    optimizer: Any
+    loader: Generator[Any, None, None]
+    flops_per_token: float
+
+    @property
+    def arguments(self) -> PretrainingArguments:
+        """Those of the phase."""
+        return self.phase.arguments
+
+    @property
+    def num_parameters(self) -> int:
+        """All weights, each counted once."""
+        return sum(parameter.numel() for parameter in self.core.parameters())
+
+
+def set_up_phase(
+    phase: Phase,
+    corpora: Mixture,
+    config: ClozeBertConfig,
+    *,
+    accelerator: Any,
+    state: TrainingState,
+    weights: str | os.PathLike | None,
+    tensors: dict[str, torch.Tensor] | None = None,
+) -> PhaseSetup:
+    """Make the batches, model and optimizer of a phase.
+
+    Args:
+        state: the step to go on from, and the fp16 loss scale.
+        weights: the folder or Hub name of the weights that came before; None: random ones.
+        tensors: the optimizer's state that came before.
+    """
+    on_cpu = accelerator.device.type == "cpu"
+    stream = make_stream(phase, corpora)
+    core, model, optimizer = set_up_model(
+        phase.arguments, config, accelerator=accelerator, weights=weights, strict=tensors is not None
+    )
+    if tensors is not None:
+        load_optimizer_state(optimizer.optimizer, tensors)
+    if accelerator.scaler is not None and state.scaler is not None:
+        accelerator.scaler.load_state_dict(state.scaler)
+    loader = load_batches(
+        stream, phase, step=state.step, accelerator=accelerator, plan_for=core.config if on_cpu else None
+    )
+    flops = flops_per_token(config, phase.arguments, corpora, on_cpu=on_cpu)
+    return PhaseSetup(phase, corpora, stream, core, model, optimizer, loader, flops)
+
+
+def set_up_model(
+    arguments: PretrainingArguments,
+    config: ClozeBertConfig,
+    *,
+    accelerator: Any,
+    weights: str | os.PathLike | None = None,
+    strict: bool = False,
+) -> tuple[ClozeBertForMaskedLM, torch.nn.Module, Any]:
+    """The model, the model as the machine runs it, and its optimizer.
+
+    Args:
+        strict: the weights are those of this very model.
+    """
+    torch.manual_seed(arguments.seed)
+    core = make_model(config, weights, strict=strict)
+    if arguments.gradient_checkpointing:
+        core.gradient_checkpointing_enable()
+    core.train()
+    device = accelerator.device
+    if arguments.torch_compile:
+        compile_model(core, device)
+    muon_dtype = choose_muon_dtype(accelerator.mixed_precision, device)
+    optimizer = make_optimizer(core, arguments, muon_dtype=muon_dtype)
+    with warnings.catch_warnings():
+        # torch announces another name for the `broadcast_buffers` that Accelerate passes.
+        warnings.simplefilter("ignore", FutureWarning)
+        model, optimizer = accelerator.prepare(core, optimizer)
+    return core, model, optimizer
+
+
+def flops_per_token(
+    config: ClozeBertConfig, arguments: PretrainingArguments, corpora: Mixture, *, on_cpu: bool
+) -> float:
+    """FLOPs of a training step for each token, forward and backward; what is recomputed is not counted."""
+    length, tokens = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length), 1_000_000
+    predicted = arguments.mean_mlm_probability
+    return 3 * forward_flops(config, tokens=tokens, length=length, predicted=predicted, on_cpu=on_cpu) / tokens
+
+
+def dry_phase(phase: Phase, accelerator: Any) -> Phase:
+    """A phase in a dry run: two steps, in each of which a process takes a single micro-batch, on a CPU of one row."""
+    arguments = phase.arguments
+    rows = 1 if accelerator.device.type == "cpu" else arguments.per_device_train_batch_size
+    rows = min(rows, arguments.global_batch_size)
+    return dataclasses.replace(
+        phase,
+        first_step=_DRY_STEPS * phase.index,
+        num_steps=_DRY_STEPS,
+        arguments=dataclasses.replace(
+            arguments,
+            global_batch_size=rows * accelerator.num_processes,
+            initial_global_batch_size=None,
+            batch_warmup_steps=0,
+            per_device_train_batch_size=rows,
+        ),
+    )

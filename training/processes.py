@@ -1,0 +1,67 @@
+"""What the processes of a run tell one another."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from accelerate.utils import broadcast_object_list
+
+from ..utils.errors import UserError
+
+_Result = TypeVar("_Result")
+# How the errors of collective operations begin, or what they name.
+_OF_COLLECTIVES = re.compile(r"gloo[/\\]|NCCL|nccl|TCPStore|recvValue|Connection closed by peer")
+
+
+def sum_over_processes(values: torch.Tensor, accelerator: Any) -> torch.Tensor:
+    """The sum of a small tensor over all processes, on the CPU, in the same bits everywhere."""
+    if accelerator.num_processes == 1:
+        return values.cpu()
+    # MPS has no float64, but no second process either.
+    total = values.to(accelerator.device)
+    torch.distributed.all_reduce(total)
+    return total.cpu()
+
+
+def mean_over_processes(value: float, accelerator: Any) -> float:
+    """The mean of a number over all processes, the same in each."""
+    mine = torch.tensor([value], dtype=torch.float64)
+    return sum_over_processes(mine, accelerator).item() / accelerator.num_processes
+
+
+def on_main_process(accelerator: Any, action: Callable[[], _Result]) -> _Result:
+    """The result of `action` on the main process, in all processes; its error ends them all."""
+    result: list[Any] = [None, None]
+    failure: Exception | None = None  # with its traceback, which a broadcast loses
+    if accelerator.is_main_process:
+        try:
+            result[0] = action()
+        except Exception as caught:  # whatever it is, the other processes must not wait for a result
+            failure = caught
+            known = isinstance(caught, UserError)
+            result[1] = caught if known else RuntimeError(f"the main process failed: {caught}")
+    if accelerator.num_processes > 1:
+        result = broadcast_object_list(result)
+    if (error := failure or result[1]) is not None:
+        raise error
+    return result[0]
+
+
+@contextlib.contextmanager
+def lost_processes(accelerator: Any) -> Iterator[None]:
+    """The error of a collective operation, in a run of several processes, in one line: another process has ended.
+
+    Raises:
+        UserError: in place of that error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if accelerator.num_processes == 1 or not _OF_COLLECTIVES.search(str(error)):
+            raise
+        raise UserError(
+            f"process {accelerator.process_index}: another process of the run has ended or does not answer; what it "
+            f"said stands above, and --resume_from_checkpoint latest goes on from the last checkpoint"
+        ) from error

@@ -1,0 +1,124 @@
+"""What a run says of itself: its plan, its results, and the facts of its model card."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .arguments import PretrainingArguments
+from .checks import CheckedRun
+from .curves import CURVE_NAME
+from .phase_setup import PhaseSetup
+from .training_state import TrainingState
+
+
+def tracker_settings(arguments: PretrainingArguments) -> dict[str, Any]:
+    """The arguments in types that every tracker takes."""
+    return {
+        key: value if isinstance(value, (int, float, str)) else str(value)
+        for key, value in dataclasses.asdict(arguments).items()
+    }
+
+
+def plan_lines(setup: PhaseSetup, run: CheckedRun, *, step: int, accelerator: Any) -> list[str]:
+    """What a phase is going to do, in a few lines for a person."""
+    arguments, processes = setup.arguments, accelerator.num_processes
+    micro_batches = arguments.micro_batches(processes)
+    phase, corpora, config = setup.phase, setup.corpora, setup.core.config
+    rows = arguments.global_batch_size // (processes * micro_batches)
+    smallest = arguments.batch_size.smallest * arguments.max_seq_length
+    rising = f", rising from {smallest:,} over {arguments.batch_warmup_steps:,}"
+    of_all = f" of {run.last_step:,}" if len(run.phases) > 1 else ""
+    lines = [
+        f"model: {setup.num_parameters:,} parameters, {config.num_hidden_layers} layers of {config.hidden_size}, "
+        f"vocabulary {config.vocab_size:,}",
+        f"corpus: {corpora.num_tokens:,} tokens in {corpora.num_documents:,} documents, "
+        f"{setup.stream.rows_per_epoch:,} rows of {arguments.max_seq_length}",
+        f"steps: {phase.num_steps:,}{of_all} of {arguments.tokens_per_step:,} tokens"
+        f"{rising if arguments.batch_warmup_steps else ''}, {setup.stream.epochs(phase.num_steps):.2f} epochs; "
+        f"{processes} process(es) x {micro_batches} micro-batch(es) x {rows} row(s)",
+        f"{arguments.optimizer}, {arguments.warmup_steps:,} steps of warm-up, {arguments.lr_scheduler_type}; "
+        f"precision {accelerator.mixed_precision} on {accelerator.device.type}",
+    ]
+    if len(corpora.names) > 1:
+        shares = zip(corpora.names, corpora.shares, strict=True)
+        lines[2:2] = ["rows from " + ", ".join(f"{name} {share:.1%}" for name, share in shares)]
+    if len(run.phases) > 1:
+        lines[:0] = [f"phase {phase.index + 1} of {len(run.phases)}"]
+    return [*lines, f"resumed at step {step}"] if step > phase.first_step else lines
+
+
+def speed(flops: float, *, peak: float) -> dict[str, float]:
+    """Model FLOP/s of all processes together, and what share it is of their products of plain matrices.
+
+    Args:
+        peak: FLOP/s of those products, of all processes.
+    """
+    return {"model_flops_per_second": flops, "model_flops_share": flops / peak}
+
+
+def results_of(state: TrainingState, *, num_parameters: int, peak_flops: float) -> dict[str, Any]:
+    """The content of all_results.json."""
+    evaluation = {key: value for key, value in state.evaluation.items() if key != "step"}
+    seconds = max(state.seconds, 1e-9)
+    return {
+        "step": state.step,
+        "train_loss": state.train_loss,
+        **evaluation,
+        "tokens_seen": state.tokens_seen,
+        "train_runtime": state.seconds,
+        "tokens_per_second": state.tokens_seen / seconds,
+        **speed(state.model_flops / seconds, peak=peak_flops),
+        "skipped_steps": state.skipped_steps,
+        "parameters": num_parameters,
+    }
+
+
+def facts_of_run(
+    state: TrainingState, run: CheckedRun, *, phase: int, output_dir: Path, recipe: str | None
+) -> dict[str, Any]:
+    """What the model card can say about a run that has come to the phase of that index."""
+    import accelerate
+    import transformers
+
+    evaluation, upto = state.evaluation, phase + 1
+    return {
+        "name": output_dir.resolve().name,
+        "corpus": _by_phase([mixture.facts() for mixture in run.mixtures[:upto]]),
+        "hyperparameters": _by_phase([_card_values(phase.arguments) for phase in run.phases[:upto]]),
+        "recipe": recipe,
+        "base_model": _hub_name(run.phases[0].arguments.model_name_or_path),
+        "steps": state.step,
+        "tokens": state.tokens_seen,
+        "seconds": state.seconds,
+        "validation_loss": evaluation.get("eval_loss"),
+        "metrics": {"masked-LM accuracy": evaluation["eval_accuracy"]} if evaluation else {},
+        "curve": CURVE_NAME,
+        "versions": {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "accelerate": accelerate.__version__,
+        },
+    }
+
+
+def _by_phase(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first phase's facts, and what is different in each later one."""
+    shown = dict(facts[0])
+    for number in range(1, len(facts)):
+        before, here = facts[number - 1], facts[number]
+        changed = {key: value for key, value in here.items() if before.get(key) != value}
+        if changed:
+            shown[f"phase {number + 1}"] = changed
+    return shown
+
+
+def _card_values(arguments: PretrainingArguments) -> dict[str, Any]:
+    return {name: value for name, value in arguments.decisive().items() if value != []}
+
+
+def _hub_name(name_or_path: str | None) -> str | None:
+    """The repository that a continued pretraining began from; a local folder is nobody else's business."""
+    return None if name_or_path is None or Path(name_or_path).exists() else name_or_path

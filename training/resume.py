@@ -1,0 +1,127 @@
+"""Going on with a run: which checkpoint, and whether it belongs to this run."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..configuration import ClozeBertConfig
+from ..utils.errors import UserError
+from ..utils.files import check_output_dir, remove_written
+from .arguments import Phase, PretrainingArguments
+from .checkpoints import RUN_FILES, clear_way, newest_valid
+from .checks import CheckedRun
+from .damage import find_damage
+from .initial_model import load_configuration
+from .training_state import TrainingState, read_state
+
+logger = logging.getLogger(__name__)
+
+
+def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]) -> Path | None:
+    """Where to resume, after a look at the output folder; for the main process only.
+
+    Args:
+        take: takes the output folder for this run, before anything in it is changed.
+
+    Raises:
+        UserError: the folder holds a run that is neither to be resumed nor to be deleted, or no whole checkpoint.
+    """
+    output_dir, wanted = Path(arguments.output_dir), arguments.resume_from_checkpoint
+    check_output_dir(
+        output_dir,
+        overwrite=arguments.overwrite_output_dir or wanted is not None,
+        written=RUN_FILES if arguments.overwrite_output_dir else (),
+        inputs=_inputs(arguments),
+        way_out="continue with --resume_from_checkpoint latest, or delete that run with --overwrite_output_dir",
+    )
+    checkpoint = None if wanted in (None, "latest") else Path(str(wanted))
+    if checkpoint is not None and (damage := find_damage(checkpoint)):
+        raise UserError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
+    take()
+    if arguments.overwrite_output_dir:
+        remove_written(output_dir, RUN_FILES)
+    if wanted == "latest":
+        checkpoint = newest_valid(output_dir)
+    step = 0 if checkpoint is None else read_state(checkpoint)[0].step
+    clear_way(output_dir, step=step)
+    return checkpoint
+
+
+def _inputs(arguments: PretrainingArguments) -> list[tuple[str, str | None]]:
+    """What the run reads, each after the flag that names it."""
+    found = [(name, getattr(arguments, name)) for name in ("resume_from_checkpoint", "model_name_or_path")]
+    corpora = [*arguments.corpus, *(place for phase in arguments.phases for place in _as_list(phase.get("corpus")))]
+    found += [("corpus", place) for place in corpora]
+    # The tokenizer's own files are never deleted, so it may lie in output_dir itself.
+    if Path(arguments.tokenizer_name).resolve() != Path(arguments.output_dir).resolve():
+        found.append(("tokenizer_name", arguments.tokenizer_name))
+    return found
+
+
+def _as_list(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
+def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, accelerator: Any) -> int:
+    """Refuse to go on with another corpus, stream or model; say aloud what else has changed.
+
+    Returns:
+        The phase to go on in: that of the checkpoint, at its end too, for its last evaluation may be missing.
+    """
+    step, last = state.step, run.phases[-1]
+    if step > last.last_step:
+        raise UserError(f"{checkpoint} is at step {step}, beyond max_steps={last.last_step}")
+    phase = next(phase for phase in run.phases if step <= phase.last_step)
+    forbidden, said = phase.arguments.changes_since(state.arguments)
+    forbidden += _other_phase(state, phase)
+    forbidden += _other_corpus(state, run.mixtures[phase.index].fingerprint)
+    forbidden += _other_model(load_configuration(str(checkpoint)), run.configs[phase.index])
+    if forbidden:
+        raise UserError(
+            f"cannot resume from {checkpoint}, which belongs to another run: {'; '.join(forbidden)}; restore these "
+            f"values, or begin a new run from these weights with --model_name_or_path {checkpoint}"
+        )
+    said += _other_machine(state, accelerator)
+    if said and accelerator.is_main_process:
+        logger.warning("resuming with changed settings: %s", "; ".join(said))
+    return phase.index
+
+
+def _other_phase(state: TrainingState, phase: Phase) -> list[str]:
+    if (state.phase, state.first_step) == (phase.index, phase.first_step):
+        return []
+    return [
+        f"step {state.step} in phase {state.phase + 1} from step {state.first_step} there, in phase "
+        f"{phase.index + 1} from step {phase.first_step} here"
+    ]
+
+
+def _other_corpus(state: TrainingState, fingerprint: str) -> list[str]:
+    if state.corpus_fingerprint == fingerprint:
+        return []
+    there, here = (
+        " + ".join(f"{one[:12]}…" for one in several.split("+")) for several in (state.corpus_fingerprint, fingerprint)
+    )
+    return [f"corpus fingerprint {there} there, {here} here"]
+
+
+def _other_model(saved: ClozeBertConfig, config: ClozeBertConfig) -> list[str]:
+    values = {name: (getattr(saved, name), getattr(config, name)) for name in ClozeBertConfig.__annotations__}
+    return [f"{name}={before!r} there, {name}={now!r} here" for name, (before, now) in values.items() if before != now]
+
+
+def _other_machine(state: TrainingState, accelerator: Any) -> list[str]:
+    """What keeps a resumed run from having the same bits."""
+    now = {
+        "threads": torch.get_num_threads(),
+        "world_size": accelerator.num_processes,
+        "precision": accelerator.mixed_precision,
+    }
+    return [
+        f"{name}={was} there, {value} here (close, but not the same bits)"
+        for name, value in now.items()
+        if (was := getattr(state, name)) != value
+    ]

@@ -1,0 +1,119 @@
+"""What a run leaves in its output folder: checkpoints, then the finished model with its card, curve and results."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from ..utils.errors import UserError
+from ..utils.files import WriteCard, whole_files, write_text
+from ..utils.locks import lock_folder
+from .checkpoints import commit_checkpoint
+from .curves import CURVE_NAME, draw_loss_curve
+from .damage import first_not_finite
+from .initial_model import without_progress_bars
+from .progress import LOG_NAME
+from .training_state import TrainingState
+
+RESULTS_NAME = "all_results.json"
+
+Weights = dict[str, torch.Tensor]
+
+
+class OutputFolder:
+    """Writes what a run leaves; for the main process only.
+
+    Args:
+        write_card: writes a folder's README.md from what is known about the run.
+    """
+
+    def __init__(self, path: Path, *, tokenizer: PreTrainedTokenizerFast, write_card: WriteCard | None):
+        self.path, self.tokenizer, self.write_card = path, tokenizer, write_card
+        self._lock: FileLock | None = None
+
+    def take(self) -> None:
+        """Take the folder for this run; see `lock_folder`."""
+        self._lock = lock_folder(self.path)
+
+    def release(self) -> None:
+        """Leave the folder to others."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def save_checkpoint(
+        self,
+        model: PreTrainedModel,
+        weights: Weights | None,
+        *,
+        state: TrainingState,
+        tensors: dict[str, torch.Tensor],
+        facts: dict[str, Any],
+        keep: int | None,
+    ) -> None:
+        """Commit the model with what resuming needs, as checkpoint-STEP.
+
+        Args:
+            weights: the model's, where they do not lie whole in it.
+            tensors: the optimizer's state.
+            facts: for the card.
+            keep: how many of the newest checkpoints stay; None: all.
+        """
+
+        _check_finite(model, weights, step=state.step)
+        if (name := first_not_finite(tensors)) is not None:
+            raise _not_finite(f"the optimizer's {name}", step=state.step)
+
+        def write(directory: Path) -> None:
+            self._write_model(directory, model, weights)
+            if self.write_card is not None:
+                self.write_card(directory, facts)
+
+        commit_checkpoint(self.path, state, tensors, write, keep=keep)
+
+    def describe_checkpoint(self, step: int, facts: dict[str, Any]) -> None:
+        """Write the card of a checkpoint anew, with what an evaluation has found since."""
+        folder = self.path / f"checkpoint-{step}"
+        if self.write_card is not None and folder.is_dir():
+            self.write_card(folder, facts)
+
+    def save_model(
+        self,
+        model: PreTrainedModel,
+        weights: Weights | None,
+        *,
+        facts: dict[str, Any],
+        results: dict[str, Any],
+        say: Callable[[str], None],
+    ) -> None:
+        """Write the finished model, the curve of its losses, its card and its results."""
+        _check_finite(model, weights, step=results["step"])
+        with whole_files(self.path) as directory:
+            self._write_model(directory, model, weights)
+        try:
+            draw_loss_curve(self.path / LOG_NAME, self.path / CURVE_NAME)
+        except ImportError as error:
+            say(str(error))
+        if self.write_card is not None:
+            self.write_card(self.path, facts)
+        write_text(self.path / RESULTS_NAME, json.dumps(results, indent=2) + "\n")
+
+    def _write_model(self, directory: Path, model: PreTrainedModel, weights: Weights | None) -> None:
+        with without_progress_bars():
+            model.save_pretrained(directory, state_dict=weights)
+        self.tokenizer.save_pretrained(directory)
+
+
+def _check_finite(model: PreTrainedModel, weights: Weights | None, *, step: int) -> None:
+    if (name := first_not_finite(model.state_dict() if weights is None else weights)) is not None:
+        raise _not_finite(name, step=step)
+
+
+def _not_finite(name: str, *, step: int) -> UserError:
+    return UserError(
+        f"{name} is not finite at step {step}: nothing is saved of it; resume from the last checkpoint, with a lower "
+        f"learning_rate where it happens again"
+    )

@@ -1,0 +1,78 @@
+"""Signals that ask a run to stop: it saves a checkpoint first."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+# SIGHUP comes when a terminal is closed; Windows has none.
+STOP_SIGNALS = tuple(number for name in ("SIGTERM", "SIGINT", "SIGHUP") if (number := getattr(signal, name, None)))
+
+
+class StopRequest:
+    """Whether a signal came. A second SIGINT, two seconds or more later, interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self.reason = ""
+        self._since = self._noted = 0.0
+
+    def __bool__(self) -> bool:
+        return self.signal_number is not None
+
+    @property
+    def status(self) -> int:
+        """The exit status of a process that stops for this, as a shell reports a signal."""
+        return 128 + (self.signal_number or signal.SIGTERM)
+
+    def request(self, reason: str, number: int = signal.SIGTERM) -> None:
+        """Ask for a stop, as a signal does."""
+        if self.signal_number is None:
+            self.reason, self._since = reason, time.monotonic()
+            self.signal_number = number
+
+    def seconds_since(self) -> float | None:
+        """How long ago the stop was asked for; None: it was not."""
+        return time.monotonic() - self._since if self else None
+
+    def _note(self, number: int, frame: Any) -> None:
+        # A launcher passes the terminal's SIGINT on once more, hence the two seconds.
+        now = time.monotonic()
+        if number == signal.SIGINT and self._noted and now - self._noted > 2:
+            raise KeyboardInterrupt
+        self._noted = self._noted or now
+        self.request(signal.Signals(number).name, number)
+
+    def _read(self, descriptor: int) -> None:
+        """Note signals as they come, though the main thread waits in another process' stead and runs no Python."""
+        while number := os.read(descriptor, 1):
+            if number[0] in STOP_SIGNALS:
+                self.request(signal.Signals(number[0]).name, number[0])
+        os.close(descriptor)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator["StopRequest"]:
+        """Take over the signals for a while; in a thread other than the main one, where Python cannot, do nothing.
+
+        A signal that is ignored, as SIGHUP under nohup, stays so.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        taken = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._note) for number in taken}
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        thread = threading.Thread(target=self._read, args=(reading,), name="signals", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            signal.set_wakeup_fd(previous)
+            os.close(writing)  # which ends the thread, unless a forked child holds it too
+            for number, handler in before.items():
+                signal.signal(number, handler)

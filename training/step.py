@@ -1,0 +1,81 @@
+"""One training step: forward and backward of its micro-batches, then the update of the weights.
+
+The loss of a step is the sum of -log p(token) over the predicted tokens of the whole global batch, divided by their
+number. However the batch is split into micro-batches and processes, the gradient is the same.
+"""
+
+import contextlib
+import math
+import time
+from typing import Any
+
+import torch
+
+from ..utils.device import wait_for
+from .optimizers import whole_tensor
+from .prefetch import ModelInputs, to_device
+from .time_budget import StepTime
+
+
+def accumulate_gradient(
+    model: torch.nn.Module, batches: list[ModelInputs], *, num_predicted: int, accelerator: Any
+) -> torch.Tensor:
+    """Forward and backward of one process' micro-batches.
+
+    Returns:
+        This process' part of the loss, a scalar: the sum over its predicted tokens / `num_predicted`. The parts of all
+        processes add up to the loss of the step.
+    """
+    device = accelerator.device
+    # A tensor, not a number: it differs from step to step, and compiled code would be specialised on it.
+    items = torch.tensor(float(num_predicted), device=device)
+    total = torch.zeros((), device=device)
+    for index, batch in enumerate(batches):
+        is_last = index == len(batches) - 1
+        with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
+            loss = model(**to_device(batch, device), num_items_in_batch=items).loss
+            # DDP and FSDP take the mean of the processes' gradients; the loss is their sum.
+            accelerator.backward(loss * accelerator.num_processes)
+        total = total + loss.detach()
+    return total
+
+
+def clip_gradient(model: torch.nn.Module, *, max_grad_norm: float, accelerator: Any) -> float:
+    """Clip the gradient to a norm (0: do not clip), and return the norm that it had before."""
+    # The one moment in a step where the host waits for the device.
+    return whole_tensor(accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)).item()
+
+
+def update_weights(optimizer: Any, *, num_broken: int, accelerator: Any) -> None:
+    """Update the weights, unless a gradient is not finite; then nothing changes, in any process.
+
+    Args:
+        num_broken: in how many processes the gradient is not finite; the same number in each.
+    """
+    scaler = accelerator.scaler
+    if num_broken == 0 or (scaler is not None and num_broken == accelerator.num_processes):
+        # The fp16 scaler has to see an overflow, so as to lower its scale; it leaves the weights alone then.
+        optimizer.step()
+    elif scaler is not None:
+        scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
+    optimizer.zero_grad()
+
+
+def timed_step(
+    model: torch.nn.Module,
+    optimizer: Any,
+    batch: ModelInputs,
+    *,
+    num_predicted: int,
+    max_grad_norm: float,
+    accelerator: Any,
+) -> StepTime:
+    """A step of one micro-batch, and how long its two parts took."""
+    begun = time.perf_counter()
+    accumulate_gradient(model, [batch], num_predicted=num_predicted, accelerator=accelerator)
+    wait_for(accelerator.device)
+    middle = time.perf_counter()
+    norm = clip_gradient(model, max_grad_norm=max_grad_norm, accelerator=accelerator)
+    update_weights(optimizer, num_broken=not math.isfinite(norm), accelerator=accelerator)
+    wait_for(accelerator.device)
+    return StepTime(middle - begun, time.perf_counter() - middle)

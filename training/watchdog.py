@@ -1,0 +1,64 @@
+"""Ends a process of a run that waits in vain: for another process, for its launcher, or for its own last step."""
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from .signals import StopRequest
+
+# After a signal, or when the launcher is gone, a process has so many seconds to save and end.
+SECONDS_TO_STOP = 50.0
+_INTERVAL = 1.0
+
+
+class Watchdog:
+    """Looks every second at a process of several; where it hangs, says where, and ends it.
+
+    Args:
+        timeout: seconds without progress after which a process hangs.
+        stop: is made to stop the run when the launcher is gone.
+    """
+
+    def __init__(self, *, timeout: float, stop: StopRequest):
+        self.timeout, self.stop = timeout, stop
+        self._progress = time.monotonic()
+        self._parent = os.getppid()
+        self._ended = threading.Event()
+
+    def progress(self) -> None:
+        """The run goes on."""
+        self._progress = time.monotonic()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator["Watchdog"]:
+        """Watch in a thread for a while."""
+        self.progress()
+        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_INTERVAL):
+            if os.getppid() != self._parent:
+                self.stop.request("the launcher is gone")
+            waited = time.monotonic() - self._progress
+            stopping = self.stop.seconds_since()
+            if stopping is not None and min(stopping, waited) > SECONDS_TO_STOP:
+                self._end(f"asked to stop, but for {waited:.0f} seconds nothing has moved", self.stop.status)
+            if waited > self.timeout:
+                self._end(f"for {waited:.0f} seconds (ddp_timeout) nothing has moved", 1)
+
+    def _end(self, reason: str, status: int) -> None:
+        faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+        rank = os.environ.get("RANK", "0")
+        line = f"error: process {rank}: {reason}: another process hangs, or this one; the stacks are above\n"
+        os.write(2, line.encode())
+        os._exit(status)
