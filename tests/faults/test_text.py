@@ -137,22 +137,22 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> Non
     [
         (b"\xef\xbb\xbfone\r\n\r\ntwo", ["one", "two"]),
         (b"one\n\n\n\n\n\ntwo\n", ["one", "two"]),
-        (b"one\0\n\ntwo", ["one\0", "two"]),
+        (b"one\0\n\n" + b"two " * 500, ["one\0", "two " * 500]),
+        (b"one\0\n\ntwo", "holds no text|is a binary file"),
         (b"\n\n \n\t\n", None),
         (b"\xff\xfeo\0n\0e\0", "UTF-16"),
         (b"one\n\n\xed\xa0\x80\n", "0xed is not UTF-8"),  # a lone surrogate in the bytes of UTF-8
         (b"one\n\ncaf\xe9\n", "line 3: byte 0xe9"),
     ],
-    ids=["bom", "blank", "nul", "nothing", "utf16", "surrogate", "latin1"],
+    ids=["bom", "blank", "nul", "binary", "nothing", "utf16", "surrogate", "latin1"],
 )
 def test_bytes_of_text(tmp_path: Path, content: bytes, expected: Any, separator: str) -> None:
     (tmp_path / "a.txt").write_bytes(content)
-    reader = Reader([tmp_path / "a.txt"], document_separator=separator)
     if isinstance(expected, str):
-        with pytest.raises(UserError, match=rf"a.txt.*{expected}"):
-            list(reader)
+        with pytest.raises(UserError, match=rf"a.txt.*({expected})"):
+            texts(tmp_path / "a.txt", document_separator=separator)
         return
-    found = list(reader.texts())
+    found = texts(tmp_path / "a.txt", document_separator=separator)
     if expected is None:
         assert found == []
     elif separator == "file":
