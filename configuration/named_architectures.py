@@ -47,6 +47,20 @@ def every_third_full(num_hidden_layers: int) -> list[str]:
     return ["sliding_attention" if layer % 3 else "full_attention" for layer in range(num_hidden_layers)]
 
 
+_FOUR_SMALL_LAYERS: dict[str, Any] = {
+    **_MODERNBERT,
+    "vocab_size": 8192,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 512,
+    "layer_types": every_third_full(4),
+    "sliding_window": 256,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "cls_token_id": None,
+    "sep_token_id": None,
+}
+
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     # Vaswani et al. 2017, the encoder of the base model.
     "transformer-base": {
@@ -61,22 +75,18 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "embedding_norm": False,
         "norm_eps": 1e-5,
     },
-    # A modern block at demonstration size; equal to a ModernBERT, so it can be exported as one.
+    # Modern blocks at sizes for minutes on a CPU; equal to a ModernBERT, so they can be exported as one.
+    "nano": {
+        **_FOUR_SMALL_LAYERS,
+        "hidden_size": 96,
+        "num_attention_heads": 3,
+        "intermediate_size": 256,
+    },
     "tiny": {
-        **_MODERNBERT,
-        "vocab_size": 8192,
+        **_FOUR_SMALL_LAYERS,
         "hidden_size": 256,
-        "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "intermediate_size": 512,
-        "max_position_embeddings": 512,
-        "layer_types": every_third_full(4),
-        "sliding_window": 256,
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "cls_token_id": None,
-        "sep_token_id": None,
     },
     "small": {
         **_BERT,

@@ -1,37 +1,50 @@
 """The texts in one file: plain text, XML, or a column of a table; also compressed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..utils.errors import UserError
 from .columns import find_text_column
 from .compression import bare_suffix, open_decompressed
 from .tables import TABLE_SUFFIXES, BadText, TableFile, open_table
 from .xml_texts import XML_SUFFIXES, texts_of_xml
 
+# A cell, its line and what lines are called there -> a text, or what is wrong with it.
+ReadCell = Callable[[Any, int, str], str | BadText]
 SEPARATORS = ("blank_line", "line", "file")
 # What one document of a text file may hold; a longer run is cut at a line's end, or at a space, into several.
 LARGEST_DOCUMENT = 1 << 22
 
 
-def check_file(path: Path, text_column: str | None) -> None:
+def check_file(path: Path, text_column: str | None, *, read_cell: ReadCell | None = None) -> None:
     """Look at a file's beginning.
 
     Raises:
         UserError: there is no column of text, or the file is not what its suffix says, or no text.
     """
-    next(texts_of_file(path, separator="line", text_column=text_column), None)
+    next(texts_of_file(path, separator="line", text_column=text_column, read_cell=read_cell), None)
 
 
-def texts_of_file(path: Path, *, separator: str, text_column: str | None) -> Iterator[tuple[str | BadText, int]]:
+def texts_of_file(
+    path: Path, *, separator: str, text_column: str | None, read_cell: ReadCell | None = None
+) -> Iterator[tuple[str | BadText, int]]:
     """Each document, and how many bytes of the file have been read by then.
 
     A record without text gives the empty text. A byte order mark is dropped, and CR LF is a line end.
+
+    Args:
+        read_cell: what makes a text of a table's cell; None: `checked_text`.
+
+    Raises:
+        UserError: with `read_cell`, a file that is no table.
     """
     if bare_suffix(path) in TABLE_SUFFIXES:
         table = open_table(path, wanted=[] if text_column is None else [text_column])
-        for text in texts_of_table(table, text_column):
+        for text in texts_of_table(table, text_column, read_cell=read_cell):
             yield text, table.bytes_read
+    elif read_cell is not None:
+        raise UserError(f"{path}: ids are read from a column of a table: {', '.join(TABLE_SUFFIXES)}")
     else:
         is_xml = bare_suffix(path) in XML_SUFFIXES
         with open_decompressed(path) as (file, position):
@@ -39,7 +52,9 @@ def texts_of_file(path: Path, *, separator: str, text_column: str | None) -> Ite
                 yield text, position()
 
 
-def texts_of_table(table: TableFile, text_column: str | None) -> Iterator[str | BadText]:
+def texts_of_table(
+    table: TableFile, text_column: str | None, *, read_cell: ReadCell | None = None
+) -> Iterator[str | BadText]:
     """The text of each row."""
     if not table.columns:  # no row, or no good one
         yield from (row for row in table.rows() if isinstance(row, BadText))
@@ -49,7 +64,7 @@ def texts_of_table(table: TableFile, text_column: str | None) -> Iterator[str | 
         if isinstance(row, BadText):
             yield row
         elif column in row.values:
-            yield checked_text(row.values[column], row.line, table.unit)
+            yield (read_cell or checked_text)(row.values[column], row.line, table.unit)
         else:
             yield BadText(row.line, f"the record has no {column!r}", table.unit)
 

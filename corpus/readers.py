@@ -13,7 +13,7 @@ from typing import Any
 
 from ..utils.errors import MissingFileError, UserError, as_user_errors, reject_unknown_keys
 from ..utils.files import sha256_of_file
-from .formats import SEPARATORS, check_file, texts_of_file, texts_of_table
+from .formats import SEPARATORS, ReadCell, check_file, texts_of_file, texts_of_table
 from .input_files import files_below, files_matching
 from .tables import BadText, TableFile, open_dataset
 
@@ -66,6 +66,7 @@ class Reader:
         on_bad_text: `error`, or `skip` documents that are not valid text and count them.
         dataset_config_name: which configuration of a dataset of the Hub.
         held_out_fraction: the share of `installed-python` to mark as held out, in whole packages.
+        read_cell: what makes a text of a table's cell, where it holds none; see `ids`.
 
     Attributes:
         sources: what has been read so far.
@@ -86,12 +87,13 @@ class Reader:
         on_bad_text: str = "error",
         dataset_config_name: str | None = None,
         held_out_fraction: float = 0.0,
+        read_cell: ReadCell | None = None,
     ) -> None:
         reject_unknown_keys([document_separator], SEPARATORS, where="the choices of document_separator")
         reject_unknown_keys([on_bad_text], ("error", "skip"), where="the choices of on_bad_text")
         if not inputs:
             raise UserError("input is empty; name at least one file, folder or glob pattern")
-        self.text_column = text_column
+        self.text_column, self.read_cell = text_column, read_cell
         self.document_separator = document_separator
         self.on_bad_text = on_bad_text
         self.held_out_fraction = held_out_fraction
@@ -102,7 +104,7 @@ class Reader:
         ]
         self.files = [path for files in self._inputs if isinstance(files, list) for _, path in files]
         for path in self.files:
-            check_file(path, text_column)
+            check_file(path, text_column, read_cell=read_cell)
         only_files = all(isinstance(entry, list) for entry in self._inputs)
         self.total_bytes = sum(path.stat().st_size for path in self.files) if only_files else None
         if self.total_bytes == 0:
@@ -148,7 +150,9 @@ class Reader:
             state = path.stat()
             source = Source(name, bytes=state.st_size, sha256=sha256_of_file(path))
         before = self.bytes_read
-        texts = texts_of_file(path, separator=self.document_separator, text_column=self.text_column)
+        texts = texts_of_file(
+            path, separator=self.document_separator, text_column=self.text_column, read_cell=self.read_cell
+        )
         for text, position in self._of_source(source, texts, path):
             self.bytes_read = before + position
             yield text
@@ -160,7 +164,7 @@ class Reader:
 
     def _dataset(self, dataset: TableFile) -> Iterator[Document]:
         source, digest = Source(f"hub:{dataset.source}"), hashlib.sha256()
-        texts = ((text, 0) for text in texts_of_table(dataset, self.text_column))
+        texts = ((text, 0) for text in texts_of_table(dataset, self.text_column, read_cell=self.read_cell))
         for document, _ in self._of_source(source, texts, dataset.source):
             _hash_text(source, digest, document.text)
             yield document

@@ -231,7 +231,7 @@ class Corpus:
             lengths: int64 [S].
 
         Returns:
-            the runs one after another: ids int64 [sum(lengths)] and word starts bool [sum(lengths)].
+            one after another, ids int64 [sum(lengths)] and word starts bool [sum(lengths)].
         """
         positions = ragged_arange(begins, lengths)
         ids, starts = np.empty(len(positions), dtype=np.int64), np.empty(len(positions), dtype=bool)

@@ -13,12 +13,18 @@ the step of 16 tasks, and `Merge(preparation, 16)` as the step of one task that 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..utils.errors import UserError
 from ..utils.files import check_output_dir
+from ..utils.tokenizer_files import save_tokenizer
+from .ids import TOKENIZER_FOLDER, check_id_column, id_reader, make_id_tokenizer
 from .prepare import ReportProgress, merge_parts, prepare, prepare_part
 from .readers import INSTALLED_PYTHON, Reader
 from .shards import CORPUS_FILES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass
@@ -26,7 +32,7 @@ class Preparation:
     """What a corpus is prepared from, and how; the fields are the flags of `prepare_corpus`."""
 
     input: list[str]
-    tokenizer_name: str
+    tokenizer_name: str | None
     output_dir: str
     validation_input: list[str] | None = None
     validation_fraction: float | None = None
@@ -37,23 +43,31 @@ class Preparation:
     dataset_config_name: str | None = None
     num_processes: int | None = None
     overwrite_output_dir: bool = False
+    id_column: str | None = None
+    vocab_size: int | None = None
 
     def check(self) -> None:
         """Raise what can be known to be wrong before anything is read."""
         inputs = [("input", place) for place in [*self.input, *(self.validation_input or [])]]
         check_output_dir(self.output_dir, overwrite=self.overwrite_output_dir, written=CORPUS_FILES, inputs=inputs)
         _ = self._common
+        if self.id_column is not None:
+            for name in ("reader", "validation_reader"):
+                if self._common[name] is not None and self.on_bad_text == "error":
+                    check_id_column(self._common[name])
 
     def run(self, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Read, tokenize and write everything; the manifests by split. See `prepare`."""
         self.check()
-        return prepare(
+        manifests = prepare(
             **self._common,
             validation_fraction=self._fraction(),
             num_processes=self.num_processes,
             overwrite=self.overwrite_output_dir,
             report=report,
         )
+        self._save_id_tokenizer()
+        return manifests
 
     def run_part(self, part: int, num_parts: int, report: ReportProgress | None = None) -> Path:
         """Read and tokenize one part; its folder. See `prepare_part`."""
@@ -68,13 +82,15 @@ class Preparation:
 
     def merge(self, num_parts: int, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Write the corpus of all parts; the manifests by split. See `merge_parts`."""
-        return merge_parts(
+        manifests = merge_parts(
             **self._common,
             num_parts=num_parts,
             validation_fraction=self._fraction(),
             overwrite=self.overwrite_output_dir,
             report=report,
         )
+        self._save_id_tokenizer()
+        return manifests
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """As a step of an engine: task `rank` of `world_size` prepares that part."""
@@ -82,21 +98,47 @@ class Preparation:
 
     @cached_property
     def _common(self) -> dict[str, Any]:
-        from .tokenizer import load_tokenizer
-
+        tokenizer = self._tokenizer()
         validation = self._reader(self.validation_input, 0.0) if self.validation_input else None
         return {
             "reader": self._reader(self.input, 0.0 if validation else self._fraction()),
             "validation_reader": validation,
-            "tokenizer": load_tokenizer(self.tokenizer_name),
+            "tokenizer": tokenizer,
             "output_dir": self.output_dir,
             "deduplicate": self.deduplicate,
         }
 
+    @property
+    def tokenizer_folder(self) -> str:
+        """Where the tokenizer lies; of ids, it is made here."""
+        return self.tokenizer_name or str(Path(self.output_dir) / TOKENIZER_FOLDER)
+
+    def _tokenizer(self) -> "PreTrainedTokenizerFast":
+        from .tokenizer import load_tokenizer
+
+        if self.id_column is None:
+            if self.vocab_size is not None:
+                raise UserError(f"vocab_size={self.vocab_size} goes with --id_column; a tokenizer has its own")
+            if self.tokenizer_name is None:
+                raise UserError("give --tokenizer_name DIR, or --id_column and --vocab_size where the text is ids")
+            return load_tokenizer(self.tokenizer_name)
+        if self.tokenizer_name is not None:
+            raise UserError(f"id_column={self.id_column!r} needs no tokenizer_name={self.tokenizer_name!r}")
+        if self.text_column is not None:
+            raise UserError(f"id_column={self.id_column!r} and text_column={self.text_column!r}: give one of them")
+        if self.vocab_size is None:
+            raise UserError(f"id_column={self.id_column!r} needs --vocab_size: how many ids there are")
+        return make_id_tokenizer(self.vocab_size)
+
+    def _save_id_tokenizer(self) -> None:
+        if self.id_column is not None:
+            save_tokenizer(self._common["tokenizer"], self.tokenizer_folder)
+
     def _reader(self, inputs: list[str], held_out_fraction: float) -> Reader:
         return Reader(
             inputs,
-            text_column=self.text_column,
+            text_column=self.text_column if self.id_column is None else self.id_column,
+            read_cell=None if self.id_column is None else id_reader(self.vocab_size or 1),
             document_separator=self.document_separator,
             on_bad_text=self.on_bad_text,
             dataset_config_name=self.dataset_config_name,

@@ -48,8 +48,9 @@ class DemoArguments:
         metadata={"help": "write into a folder that is not empty; replace what a demonstration wrote"},
     )
     input: str = field(default="installed-python", metadata={"help": "text to learn from"})
-    config: str = field(default="tiny", metadata={"help": "recipe of the pretraining run"})
-    max_steps: int | None = field(default=None, metadata={"help": "steps of pretraining, if not the recipe's"})
+    config: str = field(default="nano", metadata={"help": "recipe of the pretraining run"})
+    max_minutes: float = field(default=3.0, metadata={"help": "minutes of pretraining"})
+    max_steps: int | None = field(default=None, metadata={"help": "steps of pretraining, in place of minutes"})
     task_examples: int = field(default=1500, metadata={"help": "training examples of each fine-tuning task, at most"})
 
 
@@ -72,7 +73,8 @@ def main(argv: list[str] | None = None) -> None:
          "--output_dir", tokenizer, *again)  # fmt: skip
     step("2. The corpus, tokenized; whole packages are held out", "prepare-corpus", "--input", arguments.input,
          "--tokenizer_name", tokenizer, "--output_dir", corpus, *again)  # fmt: skip
-    limit = [] if arguments.max_steps is None else ["--max_steps", str(arguments.max_steps)]
+    steps, minutes = arguments.max_steps, arguments.max_minutes
+    limit = ["--max_minutes", f"{minutes:g}"] if steps is None else ["--max_steps", str(steps)]
     step("3. Pretraining", "pretrain", "--config", arguments.config, "--corpus", corpus, "--tokenizer_name", tokenizer,
          "--output_dir", encoder, *limit, *again)  # fmt: skip
     show_fill_mask(encoder)

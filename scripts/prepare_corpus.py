@@ -2,6 +2,7 @@
 """Tokenize text into memory-mapped shards, ready for pretraining.
 
     prepare_corpus.py --input text/ --tokenizer_name TOKENIZER --output_dir CORPUS
+    prepare_corpus.py --input ids.jsonl --id_column ids --vocab_size 1000 --output_dir CORPUS     no tokenizer
     prepare_corpus.py … --num_parts 16 --part 3      one part of the files, on any of several machines; and when all
     prepare_corpus.py … --num_parts 16               are there, the corpus: the same bytes as without parts
 
@@ -27,8 +28,16 @@ class Arguments:
     input: list[str] = field(
         metadata={"help": "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub"}
     )
-    tokenizer_name: str = field(metadata={"help": "a folder that train_tokenizer wrote, or a tokenizer of the Hub"})
     output_dir: str = field(metadata={"help": "where the corpus goes"})
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "a folder that train_tokenizer wrote, or a tokenizer of the Hub"}
+    )
+    id_column: str | None = field(
+        default=None, metadata={"help": "without a tokenizer: the column of a table that holds token ids already"}
+    )
+    vocab_size: int | None = field(
+        default=None, metadata={"help": "with --id_column: the ids are below this number; special tokens come behind"}
+    )
     validation_input: list[str] | None = field(
         default=None, metadata={"help": "inputs to validate on; without them, some of --input is held out"}
     )
@@ -102,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown, tokens = manifests["train"]["unknown_tokens"], manifests["train"]["tokens"]
     if unknown > 0.01 * tokens:
         print(f"warning: {unknown / tokens:.1%} of the tokens are unknown to the tokenizer; train one on this text")
-    print("\n".join(sample_documents(arguments.output_dir, arguments.tokenizer_name)))
+    print("\n".join(sample_documents(arguments.output_dir, preparation.tokenizer_folder)))
     print(f"written to {arguments.output_dir}")
 
 

@@ -60,11 +60,14 @@ def test_the_reference_shows_every_public_name(site: Path) -> None:
 
 
 def test_the_reference_explains_every_field_of_a_run(site: Path) -> None:
+    from clozebert.adaptation.arguments import AdaptationArguments
     from clozebert.finetuning.arguments import SequenceArguments, TokenArguments
     from clozebert.training import PretrainingArguments
 
-    shown = "".join((site / "api" / f"{name}.html").read_text("utf-8") for name in ("training", "finetuning"))
-    for kind in (PretrainingArguments, SequenceArguments, TokenArguments):
+    shown = "".join(
+        (site / "api" / f"{name}.html").read_text("utf-8") for name in ("training", "finetuning", "adaptation")
+    )
+    for kind in (PretrainingArguments, SequenceArguments, TokenArguments, AdaptationArguments):
         for field in dataclasses.fields(kind):
             row = rf"<td><code>{field.name}</code></td>\s*<td>.*?</td>\s*<td>(.*?)</td>"
             meaning = re.search(row, shown, flags=re.DOTALL)
@@ -120,7 +123,7 @@ def test_the_errors_that_the_page_explains_are_those_of_the_code() -> None:
     """A heading of errors.md in lower case quotes a message."""
     sources = "".join(
         path.read_text("utf-8")
-        for room in ("configuration", "corpus", "training", "finetuning", "hub", "utils", "scripts")
+        for room in ("configuration", "corpus", "training", "finetuning", "adaptation", "hub", "utils", "scripts")
         for path in (ROOT / room).rglob("*.py")
     )
     sources = re.sub(r'"\s*\n\s*f?"', "", sources)  # a message that goes over several lines

@@ -18,7 +18,8 @@ ALLOWED = {
     "training": {"modeling", "corpus", "configuration", "utils"},
     "finetuning": {"modeling", "corpus", "configuration", "utils"},
     "hub": {"modeling", "configuration", "utils"},
-    "scripts": {"configuration", "modeling", "corpus", "training", "finetuning", "hub", "utils"},
+    "adaptation": {"modeling", "corpus", "training", "hub", "configuration", "utils"},
+    "scripts": {"configuration", "modeling", "corpus", "training", "finetuning", "adaptation", "hub", "utils"},
 }
 ROOT = Path(__file__).parents[1]
 PACKAGE_FILES = [path for room in ALLOWED for path in ROOT.joinpath(room).rglob("*.py")]

@@ -21,6 +21,7 @@ from ..modeling.modeling_clozebert import ClozeBertForMaskedLM
 from ..modeling.pseudo_likelihood import Documents, masked_log_likelihoods
 from ..utils.errors import UserError
 from ..utils.weights import fill, make_empty
+from .vocabulary_rows import take_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,18 +113,11 @@ def extend_vocabulary(
     larger = copy.deepcopy(tokenizer)
     larger.add_tokens(list(pieces))
     # A model may have more rows than its tokenizer has tokens; those are used up first.
-    config = _changed(model.config, vocab_size=max(model.config.vocab_size, len(larger)))
-    tensors = dict(model.state_dict())
-    for name in ("model.embeddings.word_embeddings.weight", "decoder.weight", "decoder.bias"):
-        if name not in tensors:
-            continue
-        old = tensors[name]
-        rows = old.new_zeros(config.vocab_size, *old.shape[1:])
-        rows[: len(old)] = old
-        for token, ids in pieces.items():
-            rows[larger.convert_tokens_to_ids(token)] = old[ids].float().mean(dim=0).to(old.dtype)
-        tensors[name] = rows
-    new = _rebuild(config, tensors)
+    sources: list[list[int]] = [[row] for row in range(model.config.vocab_size)]
+    sources += [[] for _ in range(len(larger) - len(sources))]
+    for token, ids in pieces.items():
+        sources[larger.convert_tokens_to_ids(token)] = ids
+    new = take_rows(model, sources)
     length = model.config.max_position_embeddings
     old_documents, new_documents = (
         [cut(text, truncation=True, max_length=length)["input_ids"] for text in texts] for cut in (tokenizer, larger)

@@ -62,7 +62,7 @@ def _check_launch(*, use_cpu: bool) -> None:
     if by_accelerate and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
         raise UserError(
             "accelerate launch was asked for several processes but started one: on CPUs it needs a configuration file "
-            "with `distributed_type: MULTI_GPU` and `use_cpu: true` (see docs/pretraining.md)"
+            "with `distributed_type: MULTI_GPU` and `use_cpu: true` (see docs/many_gpus.md)"
         )
     if use_cpu and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         raise UserError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")

@@ -28,7 +28,7 @@ def pretrain(
         recipe: the recipe's name, for the card.
 
     Returns:
-        What `all_results.json` holds: the losses, the validation figures, tokens and seconds. After a signal that
+        The figures of `all_results.json`, the losses, the validation figures, tokens and seconds. After a signal that
         stopped the run early, `stopped_by` is the signal's number, and only a checkpoint was written.
 
     Raises:

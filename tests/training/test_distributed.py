@@ -47,9 +47,8 @@ from clozebert.training.step import accumulate_gradient
 
 STEPS = 40
 RUN = {"max_steps": STEPS, "save_steps": 20, "eval_steps": 20, "save_total_limit": 5, "per_device_train_batch_size": 2}
-# Measured over 40 steps of this model, between one process and two: AdamW 5e-7, Muon 1e-4, for Muon orthogonalises in
-# bf16, which amplifies the rounding of another order of sums.
-DRIFT = {"adamw": 1e-5, "muon": 2e-4}
+# Of a loss, between one process and two. Measured over 40 steps of this model: AdamW 6e-7, Muon 5e-7.
+DRIFT = 1e-5
 
 
 @pytest.fixture(scope="module", params=["adamw", "muon"])
@@ -67,18 +66,18 @@ def world_size(checkpoint: Path) -> int:
 
 
 def test_two_processes_lose_as_one(runs: tuple[str, dict[int, Path]]) -> None:
-    optimizer, folders = runs
+    _, folders = runs
     assert [world_size(folders[processes] / "checkpoint-40") for processes in (1, 2)] == [1, 2]
     one, two = losses_of(folders[1]), losses_of(folders[2])
     assert len(one) == STEPS
     # A wrong scale of the gradient shows in the third decimal after a few steps.
     print("largest difference of a loss:", max(abs(a - b) for a, b in zip(one, two, strict=True)))
-    assert two == pytest.approx(one, abs=DRIFT[optimizer])
+    assert two == pytest.approx(one, abs=DRIFT)
     assert one[-1] < one[0] - 0.1
     assert rows_of(folders[1]) == rows_of(folders[2])
     assert len(rows_of(folders[1])) == STEPS
     results = [json.loads((folders[processes] / "all_results.json").read_text()) for processes in (1, 2)]
-    assert results[1]["eval_loss"] == pytest.approx(results[0]["eval_loss"], abs=DRIFT[optimizer])
+    assert results[1]["eval_loss"] == pytest.approx(results[0]["eval_loss"], abs=DRIFT)
     for name in ("eval_predicted_tokens", "tokens_seen", "step", "skipped_steps", "parameters"):
         assert results[1][name] == results[0][name]
 
@@ -95,7 +94,7 @@ def test_resuming_on_another_number_of_processes(
     run = {**RUN, "optimizer": optimizer, "resume_from_checkpoint": "latest"}
     assert run_forked(prepared, output_dir, processes=after, **run) == [0] * after
     assert [world_size(output_dir / f"checkpoint-{step}") for step in (20, 40)] == [before, after]
-    assert losses_of(output_dir) == pytest.approx(losses_of(folders[before]), abs=DRIFT[optimizer])
+    assert losses_of(output_dir) == pytest.approx(losses_of(folders[before]), abs=DRIFT)
     assert losses_of(output_dir)[:20] == losses_of(folders[before])[:20]
     rows = rows_of(output_dir)
     assert rows == {step: ids for step, ids in rows_of(folders[before]).items() if step >= 20}
@@ -296,20 +295,19 @@ def test_sharded_training_is_the_same(tmp_path: Path) -> None:
     """FSDP2 by torch's `fully_shard` over gloo: Accelerate refuses FSDP without an accelerator."""
     make_corpus(tmp_path, documents=60)
     assert in_forks(lambda rank: train_sharded(tmp_path, rank), [{}, {}]) == [0, 0]
-    # Muon orthogonalises in bf16, which amplifies the rounding of another order of sums.
-    for name, drift in (("adamw", 1e-5), ("muon", 1e-3)):
+    for name in ("adamw", "muon"):
         losses, weights, state, metrics = torch.load(tmp_path / f"{name}.pt")
         model, stream, arguments = make_parts(tmp_path, name)
         optimizer = make_optimizer(model, arguments)
         expected = train(model, optimizer, stream, arguments, ByHand(), range(4))
-        assert losses == pytest.approx(expected, abs=drift)
+        assert losses == pytest.approx(expected, abs=DRIFT)
         assert expected[-1] < expected[0]
         expected_metrics = evaluate(model, tmp_path, ByHand())
         assert metrics["eval_predicted_tokens"] == expected_metrics["eval_predicted_tokens"] > 0
-        assert metrics["eval_loss"] == pytest.approx(expected_metrics["eval_loss"], abs=10 * drift)
+        assert metrics["eval_loss"] == pytest.approx(expected_metrics["eval_loss"], abs=10 * DRIFT)
         expected_state = optimizer_state(optimizer)
         assert state.keys() == expected_state.keys()
         for key, value in expected_state.items():
-            assert (state[key] - value).abs().max() <= 10 * drift, key
+            assert (state[key] - value).abs().max() <= 10 * DRIFT, key
         for key, value in weights.items():
-            assert (model.state_dict()[key] - value).abs().max() <= 10 * drift, key
+            assert (model.state_dict()[key] - value).abs().max() <= 10 * DRIFT, key

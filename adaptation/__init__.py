@@ -1,0 +1,1 @@
+"""Adapting a trained encoder to other text: its vocabulary, its weights, and a report on what changed."""

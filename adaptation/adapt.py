@@ -1,0 +1,386 @@
+"""A trained encoder, adapted to other text: vocabulary, corpora, continued training, and what came of it.
+
+The stages, each of which leaves its result in OUTPUT_DIR/adaptation or nothing:
+
+    start/          the model in our form, with its new vocabulary        start.py, vocabulary.py, swap.py
+    corpus/ …       the texts, tokenized                                  corpus/prepare.py
+    before.json     the losses before training
+    run/            the continued run, with its checkpoints               training/pretraining.py
+
+Then the model, in the architecture that came in, takes its place in OUTPUT_DIR beside report.md and README.md. The same
+command goes on where it was stopped, and ends with the same weights.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..configuration import ClozeBertConfig
+from ..corpus import Corpus, Masking
+from ..corpus.encoding import Encoder
+from ..corpus.prepare import prepare
+from ..corpus.readers import Reader
+from ..corpus.shards import open_split
+from ..corpus.tokenizer import load_tokenizer
+from ..hub.card import read_card, write_card
+from ..hub.convert import save_native
+from ..hub.loading import WEIGHTS, quiet
+from ..modeling import ClozeBertForMaskedLM
+from ..training.checks import check_tokenizer
+from ..training.pretraining import pretrain
+from ..training.scoring import precision_of, score_frozen_masks
+from ..utils.device import choose_precision
+from ..utils.errors import UserError
+from ..utils.files import disk_errors, whole_files, whole_folder, write_text
+from ..utils.tokenizer_files import save_tokenizer
+from .arguments import ADAPTATION_RESULTS, REPORT_NAME, AdaptationArguments, claim_output_dir, write_settings
+from .overlap import documents_of, encoded_documents, measure_overlap
+from .report import adaptation_facts, render_report
+from .start import check_known_tokens, check_vocabulary_flags, make_start, open_source_model
+
+Say = Callable[[str], None]
+
+_EVAL_RATE, _EVAL_ROWS = 0.15, 32
+_FORWARD_SHARE = 1 / 3  # a forward pass alone, in shares of a training step
+_LONGEST_ROW = 256
+
+
+def adapt(arguments: AdaptationArguments, say: Say = print) -> dict[str, Any]:
+    """Adapt a model, or go on with an adaptation that was stopped.
+
+    Returns:
+        what OUTPUT_DIR/adaptation_results.json holds. After a signal that stopped training, `stopped_by` is its
+        number; after `prepare_only`, nothing.
+
+    Raises:
+        UserError: before any work: a model, a text or a flag that does not fit.
+    """
+    return Adaptation(arguments, say).run()
+
+
+class Adaptation:
+    """One adaptation; see the module."""
+
+    def __init__(self, arguments: AdaptationArguments, say: Say) -> None:
+        self.begun = time.monotonic()
+        self.arguments, self.say, self.work = arguments, say, arguments.work
+        self.source = open_source_model(arguments.model_name_or_path)
+        first_tokenizer = check_vocabulary_flags(arguments, self.source)
+        self.readers = {name: self._reader(name) for name in _TEXTS if getattr(arguments, name)}
+        for name in ("input", "replay_input"):
+            if name in self.readers:
+                check_known_tokens(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")
+        if arguments.corpus is not None:
+            check_tokenizer(Corpus(arguments.corpus), self.source.tokenizer)
+            if not open_split(arguments.corpus, "validation"):
+                raise UserError(f"corpus={arguments.corpus} has no validation split: prepare it with one")
+        if arguments.max_seq_length is not None and arguments.max_seq_length > self.source.longest:
+            raise UserError(
+                f"max_seq_length={arguments.max_seq_length} exceeds the {self.source.longest} tokens that the model "
+                f"takes"
+            )
+        if not arguments.general_input and not arguments.replay_input:
+            self.say("no --general_input and no --replay_input: what is forgotten is not measured")
+        claim_output_dir(arguments)
+        self.changes_vocabulary = bool(
+            arguments.extend_vocabulary or arguments.trim_vocabulary or arguments.tokenizer_name
+        )
+
+    def run(self) -> dict[str, Any]:
+        done = Path(self.arguments.output_dir) / ADAPTATION_RESULTS
+        if done.is_file() and (self.work / "before.json").is_file():
+            self.say(f"{self.arguments.output_dir} is finished already")
+            return json.loads(done.read_text(encoding="utf-8"))
+        is_main = os.environ.get("RANK", "0") == "0"
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            if not (self.work / "before.json").is_file():
+                raise UserError("several processes train, but one prepares: run the command once with --prepare_only")
+        else:
+            with disk_errors(self.work):
+                self._prepare()
+        if self.arguments.prepare_only:
+            self.say("prepared; the same command without --prepare_only trains")
+            return {}
+        results = self._train()
+        if "stopped_by" in results or not is_main:
+            return results
+        return self._finish(results)
+
+    # Before training
+
+    def _reader(self, name: str) -> Reader:
+        arguments = self.arguments
+        return Reader(
+            getattr(arguments, name),
+            text_column=arguments.text_column,
+            document_separator=arguments.document_separator,
+            on_bad_text=arguments.on_bad_text,
+        )
+
+    def _prepare(self) -> None:
+        """All stages before training, as far as they are not done."""
+        write_settings(self.arguments)
+        if not (self.work / "start").is_dir():
+            self._make_start()
+        tokenizer = load_tokenizer(str(self.work / "start"))
+        self._make_corpora(tokenizer, "")
+        if self.changes_vocabulary:
+            self._make_corpora(self.source.tokenizer, "-before")
+        if not (self.work / "before.json").is_file():
+            self._measure_before()
+
+    def _measure_before(self) -> None:
+        """The losses before training; and how many rows a step takes, which may depend on how fast that was."""
+        source = self.source.load()
+        sizes = {"vocabulary": len(self.source.tokenizer), "parameters": _parameters(source)}
+        figures = {}
+        if self.changes_vocabulary:
+            figures["before"] = self._evaluate(source, "-before")
+        begun = time.monotonic()
+        figures["start" if self.changes_vocabulary else "before"] = self._evaluate(_load(self.work / "start"), "")
+        seconds = time.monotonic() - begun
+        overlaps = self._overlaps(load_tokenizer(str(self.work / "start")))
+        if self.arguments.max_minutes is not None:
+            evaluated = sum(self._evaluated(split) for split in self._splits().values())
+            left = 60 * self.arguments.max_minutes - (time.monotonic() - self.begun) - seconds
+            tokens = _FORWARD_SHARE * evaluated / seconds * max(0.0, left)
+        else:
+            tokens = self._new_tokens()
+        rows = self.arguments.rows_for(tokens, max_seq_length=self._row_length())
+        found = {
+            "evaluation": figures, **sizes, "overlap": overlaps, "global_batch_size": rows,
+            "seconds_afterwards": seconds,
+        }  # fmt: skip
+        write_text(self.work / "before.json", json.dumps(found, indent=2) + "\n")
+
+    def _make_start(self) -> None:
+        texts = [self.readers[name] for name in _TEXTS if name in self.readers and name != "protect"]
+        start = make_start(
+            self.arguments,
+            self.source,
+            texts=self.readers["input"].texts() if "input" in self.readers else [],
+            kept_texts=chain.from_iterable(reader.texts() for reader in texts),
+        )
+        for name, value in start.facts.items():
+            self.say(f"{name}: {value}")
+        with whole_folder(self.work / "start") as folder:
+            start.model.save_pretrained(folder)
+            save_tokenizer(start.tokenizer, folder)
+            write_text(folder / "vocabulary.json", json.dumps(start.facts, indent=2) + "\n")
+
+    def _make_corpora(self, tokenizer: Any, suffix: str) -> None:
+        """The texts, tokenized; general text has no validation split, as all of it is for measuring."""
+        arguments = self.arguments
+        for name, folder in _FOLDERS.items():
+            place = self.work / f"{folder}{suffix}"
+            if name not in self.readers or place.is_dir():
+                continue
+            own_split = name == "input" and "validation_input" in self.readers
+            manifests = prepare(
+                self.readers[name],
+                tokenizer=tokenizer,
+                output_dir=place,
+                validation_reader=self.readers["validation_input"] if own_split else None,
+                validation_fraction=0.0 if name == "general_input" else arguments.validation_fraction,
+                deduplicate=arguments.deduplicate,
+                num_processes=arguments.num_processes,
+            )
+            self.say(
+                f"{name}: {manifests['train']['tokens']:,} tokens in {manifests['train']['documents']:,} documents"
+            )
+            if name != "general_input" and not manifests["validation"]["documents"]:
+                raise UserError(
+                    f"{name}={getattr(arguments, name)} is a single document, and none can be held out: give "
+                    f"--validation_input, or --document_separator line"
+                )
+
+    def _splits(self, suffix: str = "") -> dict[str, Corpus]:
+        """The held-out texts, by their names in the report."""
+        place = self.arguments.corpus or str(self.work / f"corpus{suffix}")
+        splits = {"new": Corpus(place, "validation")}
+        if "general_input" in self.readers:
+            splits["general"] = Corpus(self.work / f"general{suffix}")
+        elif "replay_input" in self.readers:
+            splits["general"] = Corpus(self.work / f"replay{suffix}", "validation")
+        return splits
+
+    def _evaluate(self, model: ClozeBertForMaskedLM, suffix: str) -> dict[str, dict[str, float]]:
+        """Loss on frozen masks, and how finely words are cut, of each held-out text."""
+        arguments = self.arguments
+        device = torch.device("cuda" if torch.cuda.is_available() and not arguments.use_cpu else "cpu")
+        torch.nn.Module.to(model, device).eval()
+        figures = {}
+        for name, split in self._splits(suffix).items():
+            with precision_of(device, choose_precision(arguments.mixed_precision, device)):
+                found: dict[str, float] = score_frozen_masks(
+                    model,
+                    split,
+                    max_seq_length=self._row_length(),
+                    batch_size=_EVAL_ROWS,
+                    masking=Masking(rate=_EVAL_RATE),
+                    seed=arguments.seed,
+                    max_batches=arguments.max_eval_batches,
+                )
+            found["tokens_per_word"] = split.num_tokens / max(1, split.manifest["words"])
+            found["loss_per_word"] = found["eval_loss"] * found["tokens_per_word"]
+            figures[name] = found
+        return figures
+
+    def _evaluated(self, split: Corpus) -> float:
+        return min(split.num_tokens, self.arguments.max_eval_batches * _EVAL_ROWS * self._row_length())
+
+    def _row_length(self) -> int:
+        return self.arguments.max_seq_length or min(_LONGEST_ROW, self.source.longest)
+
+    # Training, and after
+
+    def _train(self) -> dict[str, Any]:
+        arguments = self.arguments
+        before = self._before()
+        settings = self._run_settings()
+        if arguments.max_minutes is None:
+            run = arguments.for_pretraining(max_steps=self._steps(), **settings)
+        else:
+            # A run that goes on keeps its number of steps, whatever is left of the time.
+            spent = (time.monotonic() - self.begun + before["seconds_afterwards"]) / 60
+            left = arguments.max_minutes - spent
+            if left <= 0 and not (self.work / "run").is_dir():
+                raise UserError(
+                    f"max_minutes={arguments.max_minutes:g} was used up before training ({spent:.1f} minutes): "
+                    f"give more, or less text"
+                )
+            run = arguments.for_pretraining(max_minutes=max(left, 0.1), **settings)
+        return pretrain(run, ClozeBertConfig())
+
+    def _before(self) -> dict[str, Any]:
+        return json.loads((self.work / "before.json").read_text(encoding="utf-8"))
+
+    def _run_settings(self) -> dict[str, Any]:
+        values = json.loads((self.work / "start" / "config.json").read_text(encoding="utf-8"))
+        return {
+            "hidden_size": values["hidden_size"], "rows": self._before()["global_batch_size"],
+            "max_seq_length": self._row_length(), "work": self.work,
+        }  # fmt: skip
+
+    def _new_tokens(self) -> float:
+        """How many tokens are trained on where neither steps nor minutes are given; replayed ones included."""
+        tokens = Corpus(self.arguments.corpus or self.work / "corpus").num_tokens * self.arguments.num_train_epochs
+        return tokens / (1 - self.arguments.replay_share) if "replay_input" in self.readers else tokens
+
+    def _steps(self) -> int:
+        if self.arguments.max_steps is not None:
+            return self.arguments.max_steps
+        return max(1, math.ceil(self._new_tokens() / (self._before()["global_batch_size"] * self._row_length())))
+
+    def _finish(self, trained: dict[str, Any]) -> dict[str, Any]:
+        """Measure, write the model in the form that came in, its report and its card."""
+        arguments, target = self.arguments, Path(self.arguments.output_dir)
+        before = self._before()
+        model = _load(self.work / "run")
+        tokenizer = load_tokenizer(str(self.work / "start"))
+        figures = {**before["evaluation"], "after": self._evaluate(model, "")}
+        results = {
+            "model": _name_of(arguments.model_name_or_path),
+            "model_type": self.source.model_type,
+            "evaluation": figures,
+            "vocabulary": {"before": before["vocabulary"], "after": len(tokenizer)},
+            "parameters": {"before": before["parameters"], "after": _parameters(model)},
+            "vocabulary_changes": json.loads((self.work / "start" / "vocabulary.json").read_text(encoding="utf-8")),
+            "overlap": before["overlap"],
+            "steps": trained["step"],
+            "tokens": trained["tokens_seen"],
+            "train_seconds": trained["train_runtime"],
+            "corpora": self._corpora(),
+            "settings": self._settings(trained["step"]),
+            "versions": _versions(),
+        }
+        results["seconds"] = time.monotonic() - self.begun
+        torch.nn.Module.to(model, "cpu")
+        with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as partial:
+            if self.source.model_type == "clozebert":
+                model.save_pretrained(partial)
+                save_tokenizer(tokenizer, partial)
+            else:
+                save_native(model, partial, tokenizer, architecture=self.source.model_type)
+            curve = self.work / "run" / "loss_curve.png"
+            if curve.is_file():
+                (partial / curve.name).write_bytes(curve.read_bytes())
+            write_text(partial / REPORT_NAME, render_report(results))
+        old = read_card(self.source.folder)
+        kept = {} if old is None else {k: v for k, v in old.facts().items() if k in ("license", "language", "datasets")}
+        hub_name = None if Path(arguments.model_name_or_path).exists() else arguments.model_name_or_path
+        write_card(target, {**kept, **adaptation_facts(results, name=target.resolve().name, base_model=hub_name)})
+        write_text(target / ADAPTATION_RESULTS, json.dumps(results, indent=2) + "\n")
+        self.say(render_report(results))
+        return results
+
+    def _overlaps(self, tokenizer: Any) -> dict[str, str]:
+        trained_on = [Corpus(self.arguments.corpus or self.work / "corpus")]
+        if "replay_input" in self.readers:
+            trained_on.append(Corpus(self.work / "replay"))
+        names = {"new": "held-out new text", "general": "general text"}
+        found = {
+            names[name]: str(measure_overlap(documents_of(split), trained_on)) for name, split in self._splits().items()
+        }
+        encoder = Encoder(tokenizer.backend_tokenizer.to_str())
+        for place in self.arguments.protect or []:
+            reader = Reader([place], text_column=self.arguments.text_column, document_separator="line")
+            encoded = (document for text in reader.texts() for document in encoder.encode([text]))
+            found[Path(place).name] = str(measure_overlap(encoded_documents(encoded), trained_on))
+        return found
+
+    def _corpora(self) -> dict[str, Any]:
+        place = self.arguments.corpus or self.work / "corpus"
+        corpora = {"new text": Corpus(place)}
+        if "replay_input" in self.readers:
+            corpora["replay"] = Corpus(self.work / "replay")
+        return {
+            name: {"documents": one.num_documents, "tokens": one.num_tokens, "fingerprint": one.fingerprint}
+            for name, one in corpora.items()
+        }
+
+    def _settings(self, steps: int) -> dict[str, Any]:
+        run = self.arguments.for_pretraining(max_steps=steps, **self._run_settings())
+        names = ("learning_rate", "lr_scheduler_type", "warmup_steps", "decay_steps", "global_batch_size",
+                 "max_seq_length", "mlm_probability", "masking_unit", "seed")  # fmt: skip
+        shown = {name: getattr(run, name) for name in names}
+        if "replay_input" in self.readers:
+            shown["replay_share"] = self.arguments.replay_share
+        return shown
+
+
+# The flags that name text, and the folders of those that are prepared.
+_TEXTS = ("input", "validation_input", "replay_input", "general_input", "keep_input", "protect")
+_FOLDERS = {"input": "corpus", "replay_input": "replay", "general_input": "general"}
+
+
+def _load(folder: Path) -> ClozeBertForMaskedLM:
+    """A model of ours as it is trained, with its fast attention."""
+    with quiet():
+        return ClozeBertForMaskedLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def _parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _name_of(name_or_path: str) -> str:
+    """A name on the Hub as it is, and of a folder its own name: where it lies is nobody else's business."""
+    path = Path(name_or_path)
+    return path.resolve().name if path.exists() else name_or_path
+
+
+def _versions() -> dict[str, str]:
+    import transformers
+
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+__all__ = ["Adaptation", "adapt"]

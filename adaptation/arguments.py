@@ -1,0 +1,216 @@
+"""The flags of an adaptation, their checks, and the settings of continued training. Needs no torch."""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..training.arguments import PretrainingArguments
+from ..utils.errors import UserError
+from ..utils.files import check_output_dir, remove_written, write_text
+
+WORK_FOLDER = "adaptation"
+ADAPTATION_RESULTS = "adaptation_results.json"
+REPORT_NAME = "report.md"
+_SETTINGS = "settings.json"
+# What --overwrite_output_dir deletes; see `files.written_in`.
+ADAPTATION_FILES = (
+    WORK_FOLDER, ADAPTATION_RESULTS.replace(".", r"\."), REPORT_NAME.replace(".", r"\."), r"config\.json",
+    r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json", r"loss_curve\.png",
+)  # fmt: skip
+# What may differ when the same command goes on: how the work is laid over the machine.
+_FREE = (
+    "overwrite_output_dir", "prepare_only", "num_processes", "per_device_train_batch_size", "disable_tqdm", "use_cpu",
+    "save_steps",
+)  # fmt: skip
+_SCHEDULE_STEPS = 1000
+_WARM_UP, _DECAY = 0.05, 0.3
+_USUAL_STEPS, _LEAST_ROWS, _MOST_ROWS = 1000, 8, 64
+# The rate that a model of this width continues with; others in inverse proportion to their width.
+_LEARNING_RATE, _WIDTH = 1e-4, 768
+
+
+def _flag(help: str, default: Any = None) -> Any:
+    """A field with its help text."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class AdaptationArguments:
+    """The flags. Only a model, text and an output folder are needed."""
+
+    model_name_or_path: str = field(metadata={"help": "the encoder: any that convert knows, or ours, with its head"})
+    output_dir: str = field(metadata={"help": "where the adapted model and its report go"})
+    input: list[str] | None = field(default=None, metadata={"help": "the new text, as prepare_corpus takes it"})
+    corpus: str | None = _flag("instead of --input: what prepare_corpus wrote with the model's own tokenizer")
+    validation_input: list[str] | None = field(
+        default=None, metadata={"help": "new text to validate on; without it, some of --input is held out"}
+    )
+    validation_fraction: float = _flag("the share of --input's documents to hold out", 0.01)
+    text_column: str | None = _flag("the column of the text")
+    document_separator: str = _flag("what ends a document in text files: blank_line, line or file", "blank_line")
+    on_bad_text: str = _flag("error, or skip documents that are not valid UTF-8", "error")
+    deduplicate: str = _flag("none, exact (each text once) or near", "exact")
+    num_processes: int | None = _flag("processes that tokenize; default: one for each processor")
+    replay_input: list[str] | None = field(
+        default=None, metadata={"help": "text of the kind that the model was trained on, mixed in against forgetting"}
+    )
+    replay_share: float = _flag("the share of the rows that comes from --replay_input", 0.1)
+    general_input: list[str] | None = field(
+        default=None, metadata={"help": "text to measure forgetting on (default: some held out of --replay_input)"}
+    )
+    protect: list[str] | None = field(
+        default=None, metadata={"help": "test sets: how much of each stands in the training text is reported"}
+    )
+
+    extend_vocabulary: int | None = _flag("learn so many new entries from --input, and add them to the vocabulary")
+    trim_vocabulary: bool = _flag("drop the entries that no text given here uses", False)
+    keep_input: list[str] | None = field(
+        default=None, metadata={"help": "with --trim_vocabulary: text whose entries stay too"}
+    )
+    tokenizer_name: str | None = _flag("another tokenizer: rows are carried over by what its entries stand for")
+
+    max_minutes: float | None = _flag("how long the whole command may take; the steps follow from it")
+    max_steps: int | None = _flag("updates of the weights (default: by --num_train_epochs)")
+    num_train_epochs: float = _flag("passes over the new text", 1.0)
+    learning_rate: float | None = _flag("peak learning rate (default: 1e-4 x 768 / hidden size)")
+    global_batch_size: int | None = _flag("rows of max_seq_length tokens in a step (default: 8 to 64, by the tokens)")
+    per_device_train_batch_size: int = _flag("rows in one micro-batch, at most", 32)
+    max_seq_length: int | None = _flag("tokens in a packed row (default: at most 256)")
+    mlm_probability: float = _flag("share of the tokens that is predicted", 0.3)
+    masking_unit: Literal["token", "word", "span"] = _flag("what is masked as a whole", "token")
+    seed: int = _flag("decides order, masks and dropout", 42)
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _flag("auto: bf16 where it is fast", "auto")
+    use_cpu: bool = _flag("stay on the CPU although there is an accelerator", False)
+    max_eval_batches: int = _flag("validate on so many batches of 32 rows, at most", 25)
+    save_steps: int = _flag("commit a checkpoint every so many steps", 500)
+    overwrite_output_dir: bool = _flag("delete the adaptation that output_dir holds and begin afresh", False)
+    prepare_only: bool = _flag("stop before training, which several processes can then begin", False)
+    disable_tqdm: bool = _flag("show no progress bar", False)
+
+    def __post_init__(self) -> None:
+        if (self.input is None) == (self.corpus is None):
+            raise UserError("give the new text: --input FILES, or --corpus DIR that prepare_corpus wrote")
+        changed = [name for name in ("extend_vocabulary", "trim_vocabulary", "tokenizer_name") if getattr(self, name)]
+        if self.corpus is not None and changed:
+            raise UserError(f"{changed[0]} needs the text itself: give --input instead of --corpus")
+        if self.corpus is not None and self.validation_input:
+            raise UserError("validation_input goes with --input: a prepared corpus has its own validation split")
+        if self.keep_input and not self.trim_vocabulary:
+            raise UserError("keep_input goes with --trim_vocabulary")
+        if not 0 < self.replay_share < 1:
+            raise UserError(f"replay_share={self.replay_share} must lie between 0 and 1, both excluded")
+        if self.max_steps is not None and self.max_minutes is not None:
+            raise UserError(f"max_steps={self.max_steps} and max_minutes={self.max_minutes}: give one of them")
+        if self.num_train_epochs <= 0:
+            raise UserError(f"num_train_epochs={self.num_train_epochs} must be above 0")
+        if self.extend_vocabulary is not None and self.extend_vocabulary < 1:
+            raise UserError(f"extend_vocabulary={self.extend_vocabulary} must be at least 1")
+        # The ranges of what pretraining is going to be given.
+        self.for_pretraining(
+            hidden_size=_WIDTH,
+            rows=self.global_batch_size or 8,
+            max_seq_length=self.max_seq_length or 256,
+            work=Path("work"),
+        )
+
+    def rows_for(self, tokens: float, *, max_seq_length: int) -> int:
+        """The rows of a step: a power of two that makes about 1,000 steps of so many tokens."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        wanted = max(1.0, tokens / max_seq_length / _USUAL_STEPS)
+        return min(_MOST_ROWS, max(_LEAST_ROWS, 1 << round(math.log2(wanted))))
+
+    @property
+    def work(self) -> Path:
+        """Where what the stages leave is kept."""
+        return Path(self.output_dir) / WORK_FOLDER
+
+    def for_pretraining(
+        self, *, hidden_size: int, rows: int, max_seq_length: int, work: Path, max_steps: int | None = None,
+        max_minutes: float | None = None,
+    ) -> PretrainingArguments:  # fmt: skip
+        """The continued run: a rate that rises to its peak anew, stays there, and decays over the last third."""
+        corpora, weights = [self.corpus or str(work / "corpus")], []
+        if self.replay_input:
+            corpora.append(str(work / "replay"))
+            weights = [1 - self.replay_share, self.replay_share]
+        rate = _LEARNING_RATE * _WIDTH / hidden_size if self.learning_rate is None else self.learning_rate
+        arguments = PretrainingArguments(
+            corpus=corpora,
+            corpus_weights=weights,
+            tokenizer_name=str(work / "start"),
+            model_name_or_path=str(work / "start"),
+            output_dir=str(work / "run"),
+            resume_from_checkpoint="latest",
+            max_steps=_SCHEDULE_STEPS,
+            max_minutes=max_minutes,
+            warmup_steps=int(_WARM_UP * _SCHEDULE_STEPS),
+            decay_steps=int(_DECAY * _SCHEDULE_STEPS),
+            lr_scheduler_type="wsd",
+            learning_rate=rate,
+            global_batch_size=rows,
+            per_device_train_batch_size=self.per_device_train_batch_size,
+            max_seq_length=max_seq_length,
+            mlm_probability=self.mlm_probability,
+            masking_unit=self.masking_unit,
+            seed=self.seed,
+            mixed_precision=self.mixed_precision,
+            use_cpu=self.use_cpu,
+            max_eval_batches=self.max_eval_batches,
+            eval_steps=0,
+            save_steps=self.save_steps,
+            disable_tqdm=self.disable_tqdm,
+        )
+        return arguments if max_steps is None else arguments.of_length(max_steps)
+
+
+def claim_output_dir(arguments: AdaptationArguments) -> None:
+    """Take the output folder for this adaptation, or go on with the same one that it holds.
+
+    Raises:
+        UserError: it holds another adaptation, or something else.
+    """
+    path = arguments.work / _SETTINGS
+    settings = {name: value for name, value in dataclasses.asdict(arguments).items() if name not in _FREE}
+    if path.is_file() and not arguments.overwrite_output_dir:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        differing = [name for name in settings if saved.get(name) != settings[name]]
+        if differing:
+            name = differing[0]
+            raise UserError(
+                f"output_dir={arguments.output_dir} holds an adaptation with {name}={saved.get(name)!r}, and here it "
+                f"is {settings[name]!r}: give the same flags to go on, another output_dir, or --overwrite_output_dir"
+            )
+        return
+    texts = ("input", "validation_input", "replay_input", "general_input", "keep_input", "protect")
+    check_output_dir(
+        arguments.output_dir,
+        overwrite=arguments.overwrite_output_dir,
+        written=ADAPTATION_FILES,
+        inputs=[
+            ("model_name_or_path", arguments.model_name_or_path), ("corpus", arguments.corpus),
+            ("tokenizer_name", arguments.tokenizer_name),
+            *((name, place) for name in texts for place in getattr(arguments, name) or []),
+        ],
+    )  # fmt: skip
+    if arguments.overwrite_output_dir:
+        remove_written(Path(arguments.output_dir), ADAPTATION_FILES)
+
+
+def write_settings(arguments: AdaptationArguments) -> None:
+    """Remember with which flags the folder was taken."""
+    settings = {name: value for name, value in dataclasses.asdict(arguments).items() if name not in _FREE}
+    write_text(arguments.work / _SETTINGS, json.dumps(settings, indent=2) + "\n")
+
+
+__all__ = [
+    "ADAPTATION_FILES",
+    "ADAPTATION_RESULTS",
+    "REPORT_NAME",
+    "AdaptationArguments",
+    "claim_output_dir",
+    "write_settings",
+]  # fmt: skip

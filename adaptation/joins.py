@@ -1,0 +1,177 @@
+"""New vocabulary entries learned from text: neighbouring pieces of a word that often stand together are joined.
+
+The words are first cut by the old tokenizer. Then the most frequent pair of neighbours is joined, again and again, as
+byte-pair encoding does (Sennrich et al. 2016), but over the old pieces instead of characters.
+"""
+
+import heapq
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from tokenizers import Encoding, Tokenizer
+
+Word = tuple[int, ...]
+Pair = tuple[int, int]
+
+# A pair that occurs less often is not joined.
+LEAST_COUNT = 2
+# From how much text entries are learned, at most.
+_MOST_CHARACTERS = 1 << 28
+_BATCH = 4096
+_PIECES_WITH_THEIR_SPACES = re.compile(r"\s*\S+")
+_WORD_MARK = "\u2581"  # what SentencePiece writes for a space
+
+
+class Join(NamedTuple):
+    """An entry made from two neighbours.
+
+    Attributes:
+        left, right, joined: their ids. text: the entry.
+        pieces: the old ids that it stands for.
+        uses: how often it stands in the text, when all joins are made.
+    """
+
+    left: int
+    right: int
+    joined: int
+    text: str
+    pieces: Word
+    uses: int
+
+
+def count_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[Word]:
+    """How often each word occurs, cut into old ids; of words cut into several pieces only.
+
+    A word is what the tokenizer's pre-tokenizer says.
+    """
+    pieces: Counter[str] = Counter()
+    characters = 0
+    for text in texts:
+        pieces.update(_PIECES_WITH_THEIR_SPACES.findall(text))
+        characters += len(text)
+        if characters > _MOST_CHARACTERS:
+            break
+    marked = {i for token, i in tokenizer.get_vocab(with_added_tokens=False).items() if token.startswith(_WORD_MARK)}
+    words: Counter[Word] = Counter()
+    distinct = list(pieces)
+    for first in range(0, len(distinct), _BATCH):
+        batch = distinct[first : first + _BATCH]
+        for piece, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
+            for word in _words(encoding, marked):
+                if len(word) > 1:
+                    words[word] += pieces[piece]
+    return words
+
+
+def _words(encoding: Encoding, marked: set[int]) -> list[Word]:
+    words: list[list[int]] = []
+    before = None
+    for token, number in zip(encoding.ids, encoding.word_ids, strict=True):
+        if not words or number != before or token in marked:
+            words.append([])
+        words[-1].append(token)
+        before = number
+    return [tuple(word) for word in words]
+
+
+def learn_joins(
+    words: Mapping[Word, int],
+    count: int,
+    *,
+    texts: Mapping[int, str],
+    concatenate: Callable[[str, str], str],
+    first_id: int,
+    never_joined: frozenset[int] = frozenset(),
+) -> list[Join]:
+    """Join the most frequent pair of neighbours `count` times, or until none occurs `LEAST_COUNT` times.
+
+    Of pairs that are equally frequent, the one of the smaller ids comes first. No entry is made whose text the
+    vocabulary holds already.
+
+    Args:
+        words: how often each word occurs, by its old ids.
+        texts: the old entries by id.
+        concatenate: the entry of two neighbours.
+        first_id: of the first new entry.
+        never_joined: ids that stay as they are, such as special tokens.
+    """
+    cut = [list(word) for word in words]
+    counts = list(words.values())
+    text_of = dict(texts)
+    taken = set(text_of.values())
+    pieces_of: dict[int, Word] = {}
+    pairs: Counter[Pair] = Counter()
+    where: dict[Pair, set[int]] = defaultdict(set)
+    for number, word in enumerate(cut):
+        for pair in pairwise(word):
+            pairs[pair] += counts[number]
+            where[pair].add(number)
+    heap = [(-found, pair) for pair, found in pairs.items()]
+    heapq.heapify(heap)
+    joins: list[tuple[Pair, int]] = []
+    while heap and len(joins) < count:
+        negative, pair = heapq.heappop(heap)
+        if -negative != pairs[pair]:  # outdated: it stands in the heap again, with its count of now
+            continue
+        if -negative < LEAST_COUNT:
+            break
+        text = concatenate(text_of[pair[0]], text_of[pair[1]])
+        if text in taken or never_joined.intersection(pair):
+            continue
+        joined = first_id + len(joins)
+        taken.add(text)
+        text_of[joined] = text
+        pieces_of[joined] = (*pieces_of.get(pair[0], pair[:1]), *pieces_of.get(pair[1], pair[1:]))
+        joins.append((pair, joined))
+        changed = _replace(pair, joined, cut, counts, pairs, where)
+        for other in changed:
+            heapq.heappush(heap, (-pairs[other], other))
+    usage: Counter[int] = Counter()
+    for word, found in zip(cut, counts, strict=True):
+        for token in word:
+            usage[token] += found
+    return [Join(*pair, joined, text_of[joined], pieces_of[joined], usage[joined]) for pair, joined in joins]
+
+
+def _replace(
+    pair: Pair, joined: int, cut: list[list[int]], counts: list[int], pairs: Counter[Pair],
+    where: dict[Pair, set[int]],
+) -> set[Pair]:  # fmt: skip
+    """Join a pair in all words that hold it, from left to right; the pairs whose count has changed."""
+    changed: set[Pair] = set()
+    for number in where.pop(pair):
+        word = cut[number]
+        for old in pairwise(word):
+            pairs[old] -= counts[number]
+            changed.add(old)
+        new: list[int] = []
+        place = 0
+        while place < len(word):
+            if tuple(word[place : place + 2]) == pair:
+                new.append(joined)
+                place += 2
+            else:
+                new.append(word[place])
+                place += 1
+        cut[number] = new
+        for fresh in pairwise(new):
+            pairs[fresh] += counts[number]
+            where[fresh].add(number)
+            changed.add(fresh)
+    changed.discard(pair)
+    return changed
+
+
+def best_joins(joins: list[Join], count: int) -> list[Join]:
+    """The `count` joins that save the most tokens, in the order in which they were learned.
+
+    For tokenizers that find a long entry without the shorter ones that it was joined from.
+    """
+    saved = sorted(joins, key=lambda join: (-join.uses * (len(join.pieces) - 1), join.joined))[:count]
+    return sorted(saved, key=lambda join: join.joined)
+
+
+__all__ = ["LEAST_COUNT", "Join", "best_joins", "count_words", "learn_joins"]

@@ -1,0 +1,120 @@
+"""How much of one text stands in another, by runs of 13 words: what has leaked from training into validation.
+
+Words are compared as the tokenizer cuts them. A run of 13 words that both hold is a sign that one was copied from the
+other (Brown et al. 2020).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..corpus import Corpus
+from ..corpus.randomness import fold
+
+RUN_WORDS = 13
+_TOKENS_AT_ONCE = 1 << 22
+
+# Token ids without special tokens, and whether a word begins at each.
+TokenizedDocument = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What of some documents stands in others.
+
+    Attributes:
+        documents: how many were compared, and how many of them hold a run that the others hold too.
+        runs: the runs of 13 words in them, and how many of these the others hold too.
+        too_short: documents of fewer words, of which nothing is known.
+    """
+
+    documents: int
+    found_documents: int
+    runs: int
+    found_runs: int
+    too_short: int
+
+    def __str__(self) -> str:
+        share = self.found_documents / max(1, self.documents)
+        return (
+            f"{self.found_documents:,} of {self.documents:,} documents ({share:.1%}), {self.found_runs:,} of "
+            f"{self.runs:,} runs; {self.too_short:,} documents are shorter than {RUN_WORDS} words"
+        )
+
+
+def measure_overlap(documents: Iterable[TokenizedDocument], others: Iterable[Corpus]) -> Overlap:
+    """The overlap of documents with corpora, by runs of 13 words."""
+    found = list(documents)
+    lengths = np.array([len(ids) for ids, _ in found], dtype=np.int64)
+    nothing: TokenizedDocument = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
+    ids, starts = (np.concatenate(parts) for parts in zip(nothing, *found, strict=True))
+    runs, owners = run_hashes(ids, starts, lengths)
+    wanted = np.unique(runs)
+    seen = np.zeros(len(wanted), dtype=bool)
+    for other in others:
+        for theirs in _runs_in(other):
+            seen |= np.isin(wanted, theirs)
+    hits = np.isin(runs, wanted[seen])
+    return Overlap(
+        documents=len(np.unique(owners)),
+        found_documents=len(np.unique(owners[hits])),
+        runs=len(runs),
+        found_runs=int(hits.sum()),
+        too_short=len(found) - len(np.unique(owners)),
+    )
+
+
+def documents_of(corpus: Corpus) -> Iterator[TokenizedDocument]:
+    """The documents of a prepared split."""
+    for begin, end in zip(corpus.offsets[:-1], corpus.offsets[1:], strict=True):
+        yield corpus.gather(np.array([begin]), np.array([end - begin]))
+
+
+def encoded_documents(encoded: Iterable[bytes]) -> Iterator[TokenizedDocument]:
+    """The documents that a `corpus.encoding.Encoder` gave."""
+    for document in encoded:
+        numbers = np.frombuffer(document, dtype=np.uint32)
+        yield (numbers >> 1).astype(np.int64), (numbers & 1).astype(bool)
+
+
+def run_hashes(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A hash of each run of 13 words that lies in one document, and which document that is.
+
+    Args:
+        ids, starts: the tokens of all documents [tokens], and whether a word begins at each.
+        lengths: of the documents, in tokens; a word begins with each of them.
+
+    Returns:
+        uint64 [runs], int64 [runs].
+    """
+    first = (np.cumsum(lengths) - lengths)[lengths > 0]
+    begins_word = starts.copy()
+    begins_word[first] = True
+    begins = np.flatnonzero(begins_word)
+    if len(begins) < RUN_WORDS:
+        return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
+    # A token's hash depends on its place in the word, and a word's is the sum of them: order counts.
+    place = np.arange(len(ids)) - np.repeat(begins, np.diff(np.append(begins, len(ids))))
+    words = np.add.reduceat(fold(ids, place), begins)
+    owners = np.repeat(np.arange(len(lengths)), lengths)[begins]
+    count = len(words) - RUN_WORDS + 1
+    runs = np.zeros(count, dtype=np.uint64)
+    for step in range(RUN_WORDS):
+        runs = fold(runs, words[step : step + count])
+    in_one = owners[:count] == owners[RUN_WORDS - 1 :]
+    return runs[in_one], owners[:count][in_one]
+
+
+def _runs_in(corpus: Corpus) -> Iterator[np.ndarray]:
+    """The runs of a corpus, in batches of whole documents."""
+    ends = np.asarray(corpus.offsets)
+    first = 0
+    while first < corpus.num_documents:
+        last = max(first + 1, int(np.searchsorted(ends, ends[first] + _TOKENS_AT_ONCE, side="right")) - 1)
+        lengths = np.diff(ends[first : last + 1])
+        yield run_hashes(*corpus.gather(ends[first:last], lengths), lengths)[0]
+        first = last
+
+
+__all__ = ["RUN_WORDS", "Overlap", "documents_of", "encoded_documents", "measure_overlap", "run_hashes"]

@@ -1,0 +1,91 @@
+"""What an adaptation reports: `report.md`, and the facts for the model card."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_STAGES = {"before": "before", "start": "with the new vocabulary, untrained", "after": "after"}
+_TEXTS = {"new": "held-out new text", "general": "general text"}
+
+
+def render_report(results: Mapping[str, Any]) -> str:
+    """The report in Markdown.
+
+    Args:
+        results: what `adaptation_results.json` holds; see `adapt.adapt`.
+    """
+    stages = [stage for stage in _STAGES if stage in results["evaluation"]]
+    parts = [
+        f"# Adaptation of {results['model']}",
+        f"The model is a `{results['model_type']}` with {results['parameters']['after']:,} parameters. Training took "
+        f"{results['steps']:,} steps, {results['tokens']:,} tokens and {results['train_seconds']:,.0f} seconds; the "
+        f"whole command {results['seconds']:,.0f} seconds.",
+        "## Masked-LM loss",
+        "The mean of -log p over masked tokens, in nats. The masks are frozen: 15 % of the tokens, the same before and "
+        "after." + (" The tokenizers differ, so compare the loss for each word." if "start" in stages else ""),
+        _table(["", *(_STAGES[stage] for stage in stages)], list(_loss_rows(results["evaluation"], stages))),
+        "## Vocabulary",
+        _table(["", "before", "after"], list(_vocabulary_rows(results))),
+        "## Overlap",
+        "Documents that hold a run of 13 words which the training text holds too.",
+        _table(["text", "overlap"], [[name, text] for name, text in results["overlap"].items()]),
+        "## Settings",
+        _table(["", ""], [[name, value] for name, value in results["settings"].items()]),
+    ]
+    if results.get("notes"):
+        parts += ["## Notes", *results["notes"]]
+    return "\n\n".join(parts) + "\n"
+
+
+def _loss_rows(evaluation: Mapping[str, Any], stages: list[str]) -> Any:
+    for text, name in _TEXTS.items():
+        if text not in evaluation["before"]:
+            continue
+        found = [evaluation[stage][text] for stage in stages]
+        yield [f"{name}: loss for each token", *(f"{one['eval_loss']:.4f}" for one in found)]
+        yield [f"{name}: accuracy", *(f"{one['eval_accuracy']:.4f}" for one in found)]
+        yield [f"{name}: tokens for each word", *(f"{one['tokens_per_word']:.3f}" for one in found)]
+        if len(stages) > 2:
+            yield [f"{name}: loss for each word", *(f"{one['loss_per_word']:.4f}" for one in found)]
+
+
+def _vocabulary_rows(results: Mapping[str, Any]) -> Any:
+    for name in ("vocabulary", "parameters"):
+        yield [name, *(f"{results[name][stage]:,}" for stage in ("before", "after"))]
+    for name, value in results["vocabulary_changes"].items():
+        shown = (
+            ", ".join(f"{key} {count:,}" for key, count in value.items()) if isinstance(value, dict) else f"{value:,}"
+        )
+        yield [name, "", shown]
+
+
+def _table(heads: list[str], rows: list[list[Any]]) -> str:
+    lines = [heads, ["---"] * len(heads), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def adaptation_facts(results: Mapping[str, Any], *, name: str, base_model: str | None) -> dict[str, Any]:
+    """The facts for `hub.card.write_card`."""
+    evaluation = results["evaluation"]
+    metrics: dict[str, Any] = {}
+    for text, shown in _TEXTS.items():
+        for stage in evaluation:
+            if text in evaluation[stage]:
+                metrics[f"masked-LM loss, {shown}, {_STAGES[stage]}"] = evaluation[stage][text]["eval_loss"]
+    for text, overlap in results["overlap"].items():
+        metrics[f"13-gram overlap with the training text: {text}"] = overlap
+    return {
+        "name": name,
+        "description": f"{results['model']}, adapted to other text by continued masked-language modelling.",
+        "base_model": base_model,
+        "started_from": results["model"],
+        "corpus": results["corpora"],
+        "hyperparameters": results["settings"],
+        "steps": results["steps"],
+        "tokens": results["tokens"],
+        "seconds": results["train_seconds"],
+        "metrics": metrics,
+        "versions": results["versions"],
+    }
+
+
+__all__ = ["adaptation_facts", "render_report"]

@@ -1,0 +1,193 @@
+"""The model that training begins from: any that converts, with the vocabulary that it is to have."""
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from ..corpus.encoding import Encoder
+from ..corpus.readers import Reader
+from ..corpus.tokenizer import load_tokenizer
+from ..hub.convert import load_clozebert_masked_lm
+from ..hub.convert_config import config_from_native
+from ..hub.loading import find_folder, read_config
+from ..hub.natives import architecture_of
+from ..hub.processors import TOKENIZER_FILE_NAMES
+from ..modeling import ClozeBertForMaskedLM
+from ..training.initial_model import load_configuration, set_token_ids
+from ..training.vocabulary_rows import take_rows
+from ..utils.errors import UserError
+from ..utils.tokenizer_files import save_tokenizer
+from .arguments import AdaptationArguments
+from .swap import swap
+from .vocabulary import EXTENDED, TRIMMED, NewVocabulary, check_algorithm, extend, trim
+
+_SAMPLED_DOCUMENTS, _SAMPLED_CHARACTERS = 200, 1 << 20
+_MOST_UNKNOWN = 0.2
+_AT_ONCE = 1 << 12
+
+
+@dataclass
+class SourceModel:
+    """What is adapted.
+
+    Attributes:
+        model_type: its architecture, which the result has too.
+        tokenizer: its own. longest: how many tokens it takes at once.
+    """
+
+    folder: Path
+    model_type: str
+    tokenizer: PreTrainedTokenizerFast
+    longest: int
+
+    def load(self) -> ClozeBertForMaskedLM:
+        """The model in float32, in our form."""
+        model = load_clozebert_masked_lm(self.folder).float()
+        model.set_attn_implementation("sdpa")  # conversion loads with the plain formula, which is several times slower
+        set_token_ids(model.config, self.tokenizer)
+        return model
+
+
+def open_source_model(name_or_path: str) -> SourceModel:
+    """Look at a model without loading its weights.
+
+    Raises:
+        UserError: an architecture that does not convert, another head, or no tokenizer that fits.
+    """
+    folder = find_folder(name_or_path)
+    values = read_config(folder)
+    model_type = str(values.get("model_type"))
+    if model_type != "clozebert":
+        architecture_of(values.get("model_type"), where=f" of model_name_or_path={name_or_path}")
+    names = values.get("architectures") or ["model without a head"]
+    if not names[0].endswith("ForMaskedLM"):
+        raise UserError(f"model_name_or_path={name_or_path!r} holds a {names[0]}, and a masked-LM model is needed")
+    tokenizer = _tokenizer_in(folder)
+    rows = values.get("vocab_size")
+    if isinstance(rows, int) and len(tokenizer) > rows:
+        raise UserError(
+            f"model_name_or_path={name_or_path!r} has {rows} rows, and its tokenizer {len(tokenizer)} tokens: they do "
+            f"not belong together"
+        )
+    return SourceModel(folder, model_type, tokenizer, _longest(folder, model_type))
+
+
+def _longest(folder: Path, model_type: str) -> int:
+    if model_type == "clozebert":
+        return load_configuration(str(folder)).max_position_embeddings
+    native = getattr(transformers, architecture_of(model_type).config_class).from_pretrained(folder)
+    return config_from_native(native, "ForMaskedLM").max_position_embeddings
+
+
+def _tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:
+    if (folder / "tokenizer.json").is_file() or not any((folder / name).is_file() for name in TOKENIZER_FILE_NAMES):
+        return load_tokenizer(str(folder))
+    with tempfile.TemporaryDirectory() as place:  # an older folder, with the vocabulary alone
+        save_tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False), place)
+        return load_tokenizer(place)
+
+
+def check_vocabulary_flags(arguments: AdaptationArguments, source: SourceModel) -> PreTrainedTokenizerFast:
+    """The tokenizer that the text will be read with, before it is extended or trimmed.
+
+    Raises:
+        UserError: a tokenizer that cannot be what the flags ask for.
+    """
+    tokenizer = source.tokenizer if arguments.tokenizer_name is None else load_tokenizer(arguments.tokenizer_name)
+    if arguments.extend_vocabulary:
+        check_algorithm(tokenizer, EXTENDED, flag="extend_vocabulary")
+    if arguments.trim_vocabulary:
+        check_algorithm(tokenizer, TRIMMED, flag="trim_vocabulary")
+    return tokenizer
+
+
+def check_known_tokens(reader: Reader, tokenizer: PreTrainedTokenizerFast, *, flag: str) -> None:
+    """Look at the first documents.
+
+    Raises:
+        UserError: the tokenizer knows too little of them.
+    """
+    texts, size = [], 0
+    for text in islice(reader.texts(), _SAMPLED_DOCUMENTS):
+        texts.append(text)
+        size += len(text)
+        if size > _SAMPLED_CHARACTERS:
+            break
+    ids = list(chain.from_iterable(_ids(tokenizer, texts)))
+    unknown = ids.count(tokenizer.unk_token_id) / max(1, len(ids))
+    if unknown > _MOST_UNKNOWN:
+        raise UserError(
+            f"{flag}: {unknown:.0%} of its first tokens are unknown to the model's tokenizer, so it is text for "
+            f"another one: name that as --tokenizer_name"
+        )
+
+
+def _ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Iterable[list[int]]:
+    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    return (encoding.ids for encoding in encodings)
+
+
+@dataclass
+class Start:
+    """The model and the tokenizer that training begins with, and what became of the vocabulary on the way."""
+
+    model: ClozeBertForMaskedLM
+    tokenizer: PreTrainedTokenizerFast
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def make_start(
+    arguments: AdaptationArguments, source: SourceModel, *, texts: Iterable[str], kept_texts: Iterable[str]
+) -> Start:
+    """Swap, extend and trim, in this order, as far as the flags say.
+
+    Args:
+        texts: the new text. kept_texts: all whose entries stay when the vocabulary is trimmed, the new text included.
+    """
+    start = Start(source.load(), source.tokenizer)
+    if arguments.tokenizer_name is not None:
+        new, counts = swap(start.tokenizer, load_tokenizer(arguments.tokenizer_name))
+        start.facts["rows of the new tokenizer"] = counts
+        _apply(start, new, spare=0)
+    if arguments.extend_vocabulary:
+        new = extend(start.tokenizer, texts, arguments.extend_vocabulary)
+        start.facts["new entries"] = len(new.joins)
+        # A model may have more rows than its tokenizer has tokens; those are used up first.
+        _apply(start, new, spare=start.model.config.vocab_size)
+    if arguments.trim_vocabulary:
+        used = used_ids(start.tokenizer, kept_texts)
+        new = trim(start.tokenizer, used)
+        start.facts["entries dropped"] = len(start.tokenizer) - len(new.tokenizer)
+        _apply(start, new, spare=0)
+    return start
+
+
+def _apply(start: Start, new: NewVocabulary, *, spare: int) -> None:
+    """Take the rows over; up to `spare` rows in all stay beyond those of the tokenizer."""
+    sources = new.sources + [[row] for row in range(len(new.sources), spare)]
+    start.model = take_rows(start.model, sources, pad_token_id=new.tokenizer.pad_token_id)
+    start.tokenizer = new.tokenizer
+    set_token_ids(start.model.config, new.tokenizer)
+
+
+def used_ids(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> set[int]:
+    """All ids that these texts are cut into."""
+    encoder = Encoder(tokenizer.backend_tokenizer.to_str())
+    used: set[int] = set()
+    waiting = iter(texts)
+    while batch := list(islice(waiting, _AT_ONCE)):
+        for document in encoder.encode(batch):
+            numbers = torch.frombuffer(bytearray(document), dtype=torch.int32) if document else torch.zeros(0)
+            used.update((numbers.to(torch.int64) >> 1).unique().tolist())
+    return used
+
+
+__all__ = ["SourceModel", "Start", "check_known_tokens", "check_vocabulary_flags", "make_start", "open_source_model",
+           "used_ids"]  # fmt: skip

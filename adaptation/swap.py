@@ -1,0 +1,116 @@
+"""Another tokenizer for a trained model: each of its entries takes the row of the same form, or of the pieces of it.
+
+A form is what an entry stands for, whatever the algorithm writes: its bytes, and whether a space or a word begins with
+it. `##ing` and `ing` (of bytes) are one form, `the`, `Ġthe` and `▁the` another.
+"""
+
+import json
+from functools import cache
+
+from transformers import PreTrainedTokenizerFast
+
+from ..utils.errors import UserError
+from .vocabulary import NewVocabulary, read_spec
+
+Form = tuple[bool, bytes]
+
+_ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+_WORD_MARK = "\u2581"
+
+
+def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[NewVocabulary, dict[str, int]]:
+    """Where the rows of another tokenizer come from.
+
+    Special tokens take the row of the old token of the same role. Other entries take the row of the old entry of the
+    same form. Without one, they begin as the mean of the pieces into which the old tokenizer cuts them, and without
+    those, as the mean of all.
+
+    Returns:
+        the vocabulary, and how many entries came which way: `same_form`, `pieces`, `mean`.
+
+    Raises:
+        UserError: the new tokenizer has no token for a role that masked-language modelling needs.
+    """
+    special = {
+        getattr(new, f"{role}_token_id"): getattr(old, f"{role}_token_id")
+        for role in reversed(_ROLES)
+        if getattr(new, f"{role}_token_id") is not None and getattr(old, f"{role}_token_id") is not None
+    }
+    never = set(old.all_special_ids)
+    old_forms, old_numbers = forms(old), old.get_vocab()
+    rows: dict[Form, int] = {}
+    for number in sorted(old_forms):
+        if number not in never:
+            rows.setdefault(old_forms[number], number)
+    everything = [number for number in sorted(old_forms) if number not in never]
+    if not everything:
+        raise UserError("tokenizer_name: the model's own tokenizer has no entry to take a row from")
+    sources: list[list[int]] = []
+    counts = {"same_form": 0, "pieces": 0, "mean": 0}
+    new_forms = forms(new)
+    for number in range(max(new_forms, default=-1) + 1):
+        if number in special:
+            sources.append([special[number]])
+            continue
+        begins, content = new_forms.get(number, (False, b""))
+        same = next((rows[form] for form in ((begins, content), (not begins, content)) if form in rows), None)
+        written_alike = old_numbers.get(str(new.convert_ids_to_tokens(number)))
+        if written_alike is not None and old_forms[written_alike] == (begins, content):
+            same = written_alike  # a byte and the letter that it is are one form
+        if same is not None:
+            sources.append([same])
+            counts["same_form"] += 1
+            continue
+        pieces = _pieces(old, begins, content, never)
+        counts["pieces" if pieces else "mean"] += 1
+        sources.append(pieces or everything)
+    return NewVocabulary(new, sources), counts
+
+
+def _pieces(tokenizer: PreTrainedTokenizerFast, begins: bool, content: bytes, never: set[int]) -> list[int]:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        return []
+    ids = tokenizer.backend_tokenizer.encode((" " if begins else "") + text, add_special_tokens=False).ids
+    return [number for number in ids if number not in never]
+
+
+def forms(tokenizer: PreTrainedTokenizerFast) -> dict[int, Form]:
+    """The form of each entry, by id."""
+    spec = read_spec(tokenizer)
+    written, algorithm = json.dumps(spec), spec["model"]["type"]
+    of_bytes = '"type": "ByteLevel"' in written
+    marked = _WORD_MARK in written.split('"model"')[0] or '"type": "Metaspace"' in written
+    prefix = spec["model"].get("continuing_subword_prefix") if algorithm == "WordPiece" else None
+    found = {}
+    for entry, number in tokenizer.get_vocab().items():
+        found[number] = _form(entry, of_bytes=of_bytes, marked=marked, prefix=prefix)
+    return found
+
+
+def _form(entry: str, *, of_bytes: bool, marked: bool, prefix: str | None) -> Form:
+    if of_bytes:
+        try:
+            content = bytes(_byte_of()[letter] for letter in entry)
+        except KeyError:  # an added token, which is plain text
+            return False, entry.encode("utf-8")
+        return content.startswith(b" "), content.removeprefix(b" ")
+    if len(entry) == 6 and entry.startswith("<0x") and entry.endswith(">"):
+        return False, bytes.fromhex(entry[3:5])
+    if marked:
+        return entry.startswith(_WORD_MARK), entry.removeprefix(_WORD_MARK).replace(_WORD_MARK, " ").encode("utf-8")
+    if prefix is not None:
+        return not entry.startswith(prefix), entry.removeprefix(prefix).encode("utf-8")
+    return True, entry.encode("utf-8")
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    """Which byte each letter of a byte-level vocabulary stands for."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+__all__ = ["forms", "swap"]

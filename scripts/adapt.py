@@ -1,0 +1,34 @@
+#!/usr/bin/env python
+"""Adapt a trained encoder to other text: continue masked-language modelling, with another vocabulary if wanted.
+
+    adapt.py --model_name_or_path NAME --input my_text/ --output_dir DIR --max_minutes 60
+    adapt.py … --replay_input general_text/          mixes in text of the old kind, against forgetting
+    adapt.py … --extend_vocabulary 2000              or --trim_vocabulary, or --tokenizer_name OTHER
+
+NAME is a BERT, RoBERTa, ModernBERT … with its masked-LM head, of the Hub or a folder; DIR gets a model of the same
+architecture, report.md and a model card. The same command goes on where it was stopped.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from clozebert.adaptation.arguments import AdaptationArguments
+from clozebert.scripts._program import parse, run
+
+DESCRIPTION = "Adapt a trained encoder to other text, and report what it gained and what it forgot."
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the flags and adapt."""
+    arguments = parse(AdaptationArguments, argv, prog="adapt", description=DESCRIPTION)
+
+    from clozebert.adaptation.adapt import adapt
+
+    results = adapt(arguments, say=lambda line: print(line, flush=True))
+    if "stopped_by" in results:
+        # As a shell reports a process that a signal ended: whoever started the run sees that it is not done.
+        sys.exit(128 + results["stopped_by"])
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,135 @@
+"""`adapt` from end to end: the architecture that came in, the report, going on, and what is refused before work."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_models import adapt_flags, make_tokenizer, save_native
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertForSequenceClassification
+
+from clozebert.adaptation.adapt import adapt
+from clozebert.adaptation.arguments import AdaptationArguments
+from clozebert.training import loop
+from clozebert.utils.errors import UserError
+from clozebert.utils.tokenizer_files import save_tokenizer
+
+
+def run(*places: Path, **changes: Any) -> dict[str, Any]:
+    return adapt(AdaptationArguments(**adapt_flags(*places, **changes)), say=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_native(tmp_path_factory.mktemp("models") / "bert", "bert")
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "modernbert"])
+def test_the_architecture_that_came_in_comes_out(model_type: str, texts: Path, tmp_path: Path) -> None:
+    model = save_native(tmp_path / model_type, model_type)
+    results = run(
+        model, texts / "new.txt", tmp_path / "out", max_steps=30, extend_vocabulary=15,
+        replay_input=[str(texts / "old.txt")], general_input=[str(texts / "old.txt")],
+        protect=[str(texts / "new.txt")],
+    )  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    adapted = AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    assert adapted.config.model_type == model_type
+    assert type(adapted).__module__.startswith("transformers.models.")
+    assert type(AutoModel.from_pretrained(tmp_path / "out")).__module__.startswith("transformers.models.")
+    assert len(tokenizer) == adapted.config.vocab_size == results["vocabulary"]["after"]
+    assert len(tokenizer) == results["vocabulary"]["before"] + 15
+    old = AutoTokenizer.from_pretrained(model)
+    cut = {stage: texts["new"]["tokens_per_word"] for stage, texts in results["evaluation"].items()}
+    assert cut["after"] == cut["start"] < 0.9 * cut["before"]
+    assert tokenizer("window")["input_ids"] == old("window")["input_ids"]
+    losses = {stage: texts["new"]["eval_loss"] for stage, texts in results["evaluation"].items()}
+    assert losses["after"] < losses["start"] - 0.5
+    report, card = ((tmp_path / "out" / name).read_text() for name in ("report.md", "README.md"))
+    assert f"{losses['after']:.4f}" in report
+    assert f"{losses['after']:.6g}" in card
+    assert "| new.txt |" in report
+    assert "held-out new text: tokens for each word" in report
+    assert str(tmp_path) not in report + card
+
+
+def test_an_adaptation_that_was_cut_off_goes_on_to_the_same_weights(
+    bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags: dict[str, Any] = {"max_steps": 5, "save_steps": 2}
+    whole = run(bert, texts / "new.txt", tmp_path / "whole", **flags)
+    seed_step = loop.seed_step
+
+    def cut_off(seed: int, step: int, *others: Any) -> None:
+        if step == 3:
+            raise RuntimeError("cut off")
+        seed_step(seed, step, *others)
+
+    monkeypatch.setattr(loop, "seed_step", cut_off)
+    with pytest.raises(RuntimeError, match="cut off"):
+        run(bert, texts / "new.txt", tmp_path / "parts", **flags)
+    assert not (tmp_path / "parts" / "model.safetensors").exists()
+    monkeypatch.setattr(loop, "seed_step", seed_step)
+    parts = run(bert, texts / "new.txt", tmp_path / "parts", **flags)
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert whole["evaluation"] == parts["evaluation"]
+    # Finished, it is left alone; with other flags it is refused.
+    assert run(bert, texts / "new.txt", tmp_path / "parts", **flags) == json.loads(
+        (tmp_path / "parts" / "adaptation_results.json").read_text()
+    )
+    with pytest.raises(UserError, match="holds an adaptation with max_steps=5, and here it is 6"):
+        run(bert, texts / "new.txt", tmp_path / "parts", **{**flags, "max_steps": 6})
+
+
+def test_another_tokenizer_and_a_trimmed_vocabulary(bert: Path, texts: Path, tmp_path: Path) -> None:
+    save_tokenizer(make_tokenizer("unigram"), tmp_path / "unigram")
+    results = run(
+        bert, texts / "new.txt", tmp_path / "out", tokenizer_name=str(tmp_path / "unigram"), trim_vocabulary=True
+    )
+    adapted = AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert len(tokenizer) == adapted.config.vocab_size < 400
+    assert tokenizer.decode(tokenizer("the chlorine", add_special_tokens=False)["input_ids"]) == "the chlorine"
+    assert results["parameters"]["after"] != results["parameters"]["before"]
+    assert "same_form" in results["vocabulary_changes"]["rows of the new tokenizer"]
+
+
+def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path: Path) -> None:
+    def refused(message: str, model: Path = bert, text: Path = texts / "new.txt", **changes: Any) -> None:
+        with pytest.raises(UserError, match=message) as caught:
+            run(model, text, tmp_path / "out", **changes)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "out").exists()
+
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    headless = tmp_path / "classifier"
+    BertForSequenceClassification.from_pretrained(bert).save_pretrained(headless)
+    save_tokenizer(tokenizer, headless)
+    refused("holds a BertForSequenceClassification, and a masked-LM model is needed", model=headless)
+    unknown = tmp_path / "unknown"
+    unknown.mkdir()
+    (unknown / "config.json").write_text(json.dumps({"model_type": "t5", "architectures": ["T5Model"]}))
+    refused("model_type='t5' of model_name_or_path=.*cannot be converted; these can: bert", model=unknown)
+    greek = tmp_path / "greek.txt"
+    greek.write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 9)
+    refused(r"of its first tokens are unknown to the model's tokenizer", text=greek)
+    refused("missing.txt does not exist", text=tmp_path / "missing.txt")
+    refused("extend_vocabulary=0 must be at least 1", extend_vocabulary=0)
+    refused("replay_share=1.5 must lie between 0 and 1", replay_share=1.5)
+    refused("max_seq_length=65 exceeds the 64 tokens", max_seq_length=65)
+    mixed = tmp_path / "mixed"
+    save_native(mixed, "bert")
+    save_tokenizer(make_tokenizer("bpe"), mixed)
+    refused("has 141 rows, and its tokenizer 340 tokens", model=mixed)
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(bert: Path, texts: Path, tmp_path: Path) -> None:
+    from clozebert.corpus.stage import Preparation
+
+    save_tokenizer(make_tokenizer("bpe"), tmp_path / "bpe")
+    Preparation([str(texts / "new.txt")], str(tmp_path / "bpe"), str(tmp_path / "corpus"), num_processes=1).run()
+    with pytest.raises(UserError, match="was tokenized with another tokenizer"):
+        run(bert, texts / "new.txt", tmp_path / "out", input=None, corpus=str(tmp_path / "corpus"))

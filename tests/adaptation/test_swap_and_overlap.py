@@ -1,0 +1,73 @@
+"""Rows carried to another tokenizer by the form of its entries, and overlap counted word by word."""
+
+import numpy as np
+import pytest
+from small_models import OLD_WORDS, make_tokenizer
+
+from clozebert.adaptation.overlap import RUN_WORDS, run_hashes
+from clozebert.adaptation.swap import forms, swap
+
+
+@pytest.mark.parametrize("old", ["wordpiece", "bpe", "unigram"])
+@pytest.mark.parametrize("new", ["wordpiece", "bpe", "unigram"])
+def test_entries_take_the_row_of_the_same_form(old: str, new: str) -> None:
+    theirs, ours = make_tokenizer(old), make_tokenizer(new)
+    vocabulary, counts = swap(theirs, ours)
+    assert len(vocabulary.sources) == len(ours)
+    assert sum(counts.values()) == len(ours) - len(ours.all_special_ids)
+    for name in ("pad", "unk", "cls", "sep", "mask"):
+        assert vocabulary.sources[getattr(ours, f"{name}_token_id")] == [getattr(theirs, f"{name}_token_id")]
+    marks = {"wordpiece": "", "bpe": "Ġ", "unigram": "▁"}
+    of_theirs, of_ours = theirs.get_vocab(), ours.get_vocab()
+    beginnings = {word[:length] for word in OLD_WORDS for length in range(1, 9)}
+    common = [word for word in sorted(beginnings) if marks[old] + word in of_theirs and marks[new] + word in of_ours]
+    assert common
+    for word in common:
+        assert vocabulary.sources[of_ours[marks[new] + word]] == [of_theirs[marks[old] + word]]
+    if old == new:
+        assert vocabulary.sources == [[row] for row in range(len(ours))]
+
+
+def test_forms_of_bytes_are_the_bytes() -> None:
+    tokenizer = make_tokenizer("bpe")
+    found = forms(tokenizer)
+    assert found[tokenizer.convert_tokens_to_ids("Ġ")] == (True, b"")
+    assert {content for _, content in found.values()} >= {bytes([byte]) for byte in range(256) if byte != 32}
+
+
+def naive(documents: list[list[list[int]]], others: list[list[list[int]]]) -> tuple[int, int]:
+    """Documents with a run that others hold too, and such runs; by tuples of words."""
+
+    def runs(document: list[list[int]]) -> list[tuple]:
+        words = [tuple(word) for word in document]
+        return [tuple(words[i : i + RUN_WORDS]) for i in range(len(words) - RUN_WORDS + 1)]
+
+    theirs = {run for other in others for run in runs(other)}
+    hits = [sum(run in theirs for run in runs(document)) for document in documents]
+    return sum(hit > 0 for hit in hits), sum(hits)
+
+
+def hashes(documents: list[list[list[int]]]) -> tuple[np.ndarray, np.ndarray]:
+    ids = np.array([token for document in documents for word in document for token in word])
+    starts = np.array([place == 0 for document in documents for word in document for place, _ in enumerate(word)])
+    return run_hashes(ids, starts, np.array([sum(map(len, document)) for document in documents]))
+
+
+def test_runs_are_counted_as_by_hand() -> None:
+    draws = np.random.default_rng(3)
+
+    def document(words: int) -> list[list[int]]:
+        return [draws.integers(0, 50, draws.integers(1, 4)).tolist() for _ in range(words)]
+
+    others = [document(40) for _ in range(6)]
+    documents = [document(30), others[0][5:20], others[1][:12], [*document(4), *others[2][3:19]], document(5)]
+    expected = naive(documents, others)
+    assert expected == (2, 3 + 4)
+    theirs, _ = hashes(others)
+    ours, owners = hashes(documents)
+    hits = np.isin(ours, theirs)
+    assert (len(np.unique(owners[hits])), int(hits.sum())) == expected
+    # The same tokens in other words are another run.
+    one = [[1, 2], *([[3]] * 12)]
+    other = [[1], [2], *([[3]] * 12)]
+    assert not np.isin(hashes([one])[0], hashes([other])[0]).any()
