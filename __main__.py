@@ -12,6 +12,7 @@ PROGRAMS = {
     "pretrain": ("pretrain_mlm", "pretrain an encoder by masked-language modelling"),
     "check": ("check", "hash every file of a corpus, a checkpoint or a run, and name what is damaged"),
     "adapt": ("adapt", "adapt a trained encoder to other text, and report what it gained and forgot"),
+    "launch-config": ("launch_config", "print where a launch configuration for accelerate lies"),
     "plan": ("plan", "foretell a run's FLOPs, memory, hours and cost, before it begins"),
     "evaluate": ("evaluate_mlm", "score a masked-LM model on held-out text and on BLiMP's minimal pairs"),
     "demo": ("demo", "run all of it on the docstrings of this machine's Python packages"),

@@ -32,9 +32,12 @@ _USUAL_STEPS, _LEAST_ROWS, _MOST_ROWS = 1000, 8, 64
 _LEARNING_RATE, _WIDTH = 1e-4, 768
 
 
-def _flag(help: str, default: Any = None) -> Any:
-    """A field with its help text."""
-    return field(default=default, metadata={"help": help})
+_TEXT, _VOCABULARY, _TRAINING = "text", "another vocabulary", "training and machine"
+
+
+def _flag(help: str, default: Any = None, section: str = "") -> Any:
+    """A field with its help text, and the heading that it stands under there; the first ones have none."""
+    return field(default=default, metadata={"help": help, "section": section})
 
 
 @dataclass
@@ -46,48 +49,61 @@ class AdaptationArguments:
     input: list[str] | None = field(default=None, metadata={"help": "the new text, as prepare_corpus takes it"})
     corpus: str | None = _flag("instead of --input: what prepare_corpus wrote with the model's own tokenizer")
     validation_input: list[str] | None = field(
-        default=None, metadata={"help": "new text to validate on; without it, some of --input is held out"}
+        default=None,
+        metadata={"help": "new text to validate on; without it, some of --input is held out", "section": _TEXT},
     )
-    validation_fraction: float = _flag("the share of --input's documents to hold out", 0.01)
-    text_column: str | None = _flag("the column of the text")
-    document_separator: str = _flag("what ends a document in text files: blank_line, line or file", "blank_line")
-    on_bad_text: str = _flag("error, or skip documents that are not valid UTF-8", "error")
-    deduplicate: str = _flag("none, exact (each text once) or near", "exact")
-    num_processes: int | None = _flag("processes that tokenize; default: one for each processor")
+    validation_fraction: float = _flag("the share of --input's documents to hold out", 0.01, section=_TEXT)
+    text_column: str | None = _flag("the column of the text", section=_TEXT)
+    document_separator: str = _flag(
+        "what ends a document in text files: blank_line, line or file", "blank_line", section=_TEXT
+    )
+    on_bad_text: str = _flag("error, or skip documents that are not valid UTF-8", "error", section=_TEXT)
+    deduplicate: str = _flag("none, exact (each text once) or near", "exact", section=_TEXT)
+    num_processes: int | None = _flag("processes that tokenize; default: one for each processor", section=_TEXT)
     replay_input: list[str] | None = field(
         default=None, metadata={"help": "text of the kind that the model was trained on, mixed in against forgetting"}
     )
-    replay_share: float = _flag("the share of the rows that comes from --replay_input", 0.1)
+    replay_share: float = _flag("the share of the rows that comes from --replay_input", 0.1, section=_TEXT)
     general_input: list[str] | None = field(
-        default=None, metadata={"help": "text to measure forgetting on (default: some held out of --replay_input)"}
+        default=None,
+        metadata={"help": "text to measure forgetting on (default: some held out of --replay_input)", "section": _TEXT},
     )
     protect: list[str] | None = field(
-        default=None, metadata={"help": "test sets: how much of each stands in the training text is reported"}
+        default=None,
+        metadata={"help": "test sets: how much of each stands in the training text is reported", "section": _TEXT},
     )
 
-    extend_vocabulary: int | None = _flag("learn so many new entries from --input, and add them to the vocabulary")
-    trim_vocabulary: bool = _flag("drop the entries that no text given here uses", False)
-    keep_input: list[str] | None = field(
-        default=None, metadata={"help": "with --trim_vocabulary: text whose entries stay too"}
+    extend_vocabulary: int | None = _flag(
+        "learn so many new entries from --input, and add them to the vocabulary", section=_VOCABULARY
     )
-    tokenizer_name: str | None = _flag("another tokenizer: rows are carried over by what its entries stand for")
+    trim_vocabulary: bool = _flag("drop the entries that no text given here uses", False, section=_VOCABULARY)
+    keep_input: list[str] | None = field(
+        default=None, metadata={"help": "with --trim_vocabulary: text whose entries stay too", "section": _VOCABULARY}
+    )
+    tokenizer_name: str | None = _flag(
+        "another tokenizer: rows are carried over by what its entries stand for", section=_VOCABULARY
+    )
 
     max_minutes: float | None = _flag("how long the whole command may take; the steps follow from it")
     max_steps: int | None = _flag("updates of the weights (default: by --num_train_epochs)")
     num_train_epochs: float = _flag("passes over the new text", 1.0)
-    learning_rate: float | None = _flag("peak learning rate (default: 1e-4 x 768 / hidden size)")
-    global_batch_size: int | None = _flag("rows of max_seq_length tokens in a step (default: 8 to 64, by the tokens)")
-    per_device_train_batch_size: int = _flag("rows in one micro-batch, at most", 32)
-    max_seq_length: int | None = _flag("tokens in a packed row (default: at most 256)")
-    mlm_probability: float = _flag("share of the tokens that is predicted", 0.3)
-    masking_unit: Literal["token", "word", "span"] = _flag("what is masked as a whole", "token")
-    seed: int = _flag("decides order, masks and dropout", 42)
-    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _flag("auto: bf16 where it is fast", "auto")
-    use_cpu: bool = _flag("stay on the CPU although there is an accelerator", False)
-    max_eval_batches: int = _flag("validate on so many batches of 32 rows, at most", 25)
-    save_steps: int = _flag("commit a checkpoint every so many steps", 500)
+    learning_rate: float | None = _flag("peak learning rate (default: 1e-4 x 768 / hidden size)", section=_TRAINING)
+    global_batch_size: int | None = _flag(
+        "rows of max_seq_length tokens in a step (default: 8 to 64, by the tokens)", section=_TRAINING
+    )
+    per_device_train_batch_size: int = _flag("rows in one micro-batch, at most", 32, section=_TRAINING)
+    max_seq_length: int | None = _flag("tokens in a packed row (default: at most 256)", section=_TRAINING)
+    mlm_probability: float = _flag("share of the tokens that is predicted", 0.3, section=_TRAINING)
+    masking_unit: Literal["token", "word", "span"] = _flag("what is masked as a whole", "token", section=_TRAINING)
+    seed: int = _flag("decides order, masks and dropout", 42, section=_TRAINING)
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _flag(
+        "auto: bf16 where it is fast", "auto", section=_TRAINING
+    )
+    use_cpu: bool = _flag("stay on the CPU although there is an accelerator", False, section=_TRAINING)
+    max_eval_batches: int = _flag("validate on so many batches of 32 rows, at most", 25, section=_TRAINING)
+    save_steps: int = _flag("commit a checkpoint every so many steps", 500, section=_TRAINING)
     overwrite_output_dir: bool = _flag("delete the adaptation that output_dir holds and begin afresh", False)
-    prepare_only: bool = _flag("stop before training, which several processes can then begin", False)
+    prepare_only: bool = _flag("stop before training, which several processes can then begin", False, section=_TRAINING)
     disable_tqdm: bool = _flag("show no progress bar", False)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,13 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .recipes import list_recipes, load_recipe
+from .recipes import (
+    describe_recipe,
+    launch_configuration,
+    list_launch_configurations,
+    list_recipes,
+    load_recipe,
+)
 
 if TYPE_CHECKING:
     from .configuration_clozebert import ClozeBertConfig
@@ -11,7 +17,8 @@ if TYPE_CHECKING:
 
 _MODULE_OF_NAME = {"ClozeBertConfig": "configuration_clozebert", "ARCHITECTURES": "named_architectures"}
 
-__all__ = ["ARCHITECTURES", "ClozeBertConfig", "list_recipes", "load_recipe"]
+__all__ = ["ARCHITECTURES", "ClozeBertConfig", "describe_recipe", "launch_configuration", "list_launch_configurations",
+           "list_recipes", "load_recipe"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,28 @@ def list_recipes() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.yaml") if not path.stem.startswith(_NOT_RECIPES))
 
 
+def describe_recipe(name: str) -> str:
+    """The first line of a recipe's file: what it is for."""
+    return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+
+
+def launch_configuration(name: str) -> Path:
+    """The file of a launch configuration of Accelerate: `gpus`, `fsdp`, `machines` or `cpu`.
+
+    Raises:
+        ValueError: no configuration has that name.
+    """
+    path = _FOLDER / f"{_NOT_RECIPES}{name}.yaml"
+    if not path.is_file():
+        raise ValueError(f"unknown launch configuration {name!r}; known: {', '.join(list_launch_configurations())}")
+    return path
+
+
+def list_launch_configurations() -> list[str]:
+    """The names of the launch configurations."""
+    return sorted(path.stem.removeprefix(_NOT_RECIPES) for path in _FOLDER.glob(f"{_NOT_RECIPES}*.yaml"))
+
+
 def load_recipe(name_or_path: str) -> dict[str, Any]:
     """Read a recipe by its name (`tiny`) or from a file (`my.yaml`).
 

@@ -19,9 +19,12 @@ FINETUNING_FILES = tuple(
 )  # fmt: skip
 
 
-def flag(help: str, default: Any = None) -> Any:
-    """A field with its help text."""
-    return field(default=default, metadata={"help": help})
+_DATA, _TRAINING, _RUNS = "data", "training", "runs and machine"
+
+
+def flag(help: str, default: Any = None, section: str = "") -> Any:
+    """A field with its help text, and the heading that it stands under there; the first ones have none."""
+    return field(default=default, metadata={"help": help, "section": section})
 
 
 @dataclass
@@ -35,43 +38,64 @@ class FinetuningArguments:
     validation_file: str | None = flag("Data to choose the best epoch by (default: a tenth of the training data).")
     test_file: str | None = flag("Data to score the chosen model on.")
     dataset_name: str | None = flag("A dataset of the Hub, in place of the files.")
-    dataset_config_name: str | None = flag("Its configuration.")
+    dataset_config_name: str | None = flag("Its configuration.", section=_DATA)
     overwrite_output_dir: bool = flag("Start afresh in an output folder that is not empty.", False)
     resume_from_checkpoint: str | None = flag("'latest' (begins afresh where there is none) or a checkpoint folder.")
-    trust_remote_code: bool = flag("Allow code that comes with the model.", False)
+    trust_remote_code: bool = flag("Allow code that comes with the model.", False, section=_RUNS)
     max_seq_length: int | None = flag("Tokens read at once; longer texts become windows (default: at most 512).")
     window_overlap: int | None = flag(
-        "Tokens that neighbouring windows share (default: a quarter of the window in tagging, none in classification)."
+        "Tokens that neighbouring windows share (default: a quarter of the window in tagging, none in classification).",
+        section=_DATA,
     )
     num_train_epochs: float | None = flag("Passes over the data (default: by its size).")
-    max_steps: int = flag("Stop after so many optimizer steps; -1 for whole epochs.", -1)
+    max_steps: int = flag("Stop after so many optimizer steps; -1 for whole epochs.", -1, section=_TRAINING)
     learning_rate: float | None = flag("Peak learning rate (default: by the width of the model).")
     per_device_train_batch_size: int | None = flag("Windows per step and device (default: by the size of the data).")
-    per_device_eval_batch_size: int = flag("Windows per forward pass in evaluation.", 32)
-    gradient_accumulation_steps: int = flag("Micro-batches per optimizer step; the gradient is exactly that of one.", 1)
-    warmup_steps: float = flag("Steps of linear warm-up, or their share of all steps if below 1.", 0.1)
-    lr_scheduler_type: str = flag("Schedule after warm-up, by transformers' name.", "linear")
-    weight_decay: float = flag("Decoupled weight decay of matrices.", 0.01)
-    layer_decay: float = flag("Factor on the learning rate for each layer further down.", 1.0)
-    dropout: float | None = flag("Dropout in training (default: the model's own, or 0.1 where it has none).")
-    freeze_layers: int = flag("Keep the embeddings and so many layers as they are.", 0)
-    lora_rank: int | None = flag("Train low-rank updates of this rank (needs peft), merged at the end.")
-    class_weights: str = flag("'none', or 'balanced' to weigh every class alike in the loss.", "none")
-    early_stopping_patience: int | None = flag("Stop after so many evaluations without a better score.")
-    eval_steps: int | None = flag("Evaluate and save every so many steps (default: after each epoch).")
-    metric_for_best_model: str | None = flag("Score that chooses the best evaluation (default: by the task).")
-    mixed_precision: str = flag("auto (bf16 where it is fast), no, bf16 or fp16.", "auto")
+    per_device_eval_batch_size: int = flag("Windows per forward pass in evaluation.", 32, section=_RUNS)
+    gradient_accumulation_steps: int = flag(
+        "Micro-batches per optimizer step; the gradient is exactly that of one.", 1, section=_TRAINING
+    )
+    warmup_steps: float = flag(
+        "Steps of linear warm-up, or their share of all steps if below 1.", 0.1, section=_TRAINING
+    )
+    lr_scheduler_type: str = flag("Schedule after warm-up, by transformers' name.", "linear", section=_TRAINING)
+    weight_decay: float = flag("Decoupled weight decay of matrices.", 0.01, section=_TRAINING)
+    layer_decay: float = flag("Factor on the learning rate for each layer further down.", 1.0, section=_TRAINING)
+    dropout: float | None = flag(
+        "Dropout in training (default: the model's own, or 0.1 where it has none).", section=_TRAINING
+    )
+    freeze_layers: int = flag("Keep the embeddings and so many layers as they are.", 0, section=_TRAINING)
+    lora_rank: int | None = flag(
+        "Train low-rank updates of this rank (needs peft), merged at the end.", section=_TRAINING
+    )
+    class_weights: str = flag(
+        "'none', or 'balanced' to weigh every class alike in the loss.", "none", section=_TRAINING
+    )
+    early_stopping_patience: int | None = flag(
+        "Stop after so many evaluations without a better score.", section=_TRAINING
+    )
+    eval_steps: int | None = flag(
+        "Evaluate and save every so many steps (default: after each epoch).", section=_TRAINING
+    )
+    metric_for_best_model: str | None = flag(
+        "Score that chooses the best evaluation (default: by the task).", section=_TRAINING
+    )
+    mixed_precision: str = flag("auto (bf16 where it is fast), no, bf16 or fp16.", "auto", section=_RUNS)
     packing: str = flag(
-        "'auto': no padding where the model reads packed batches, else batches of similar lengths; 'off': pad.", "auto"
+        "'auto': no padding where the model reads packed batches, else batches of similar lengths; 'off': pad.",
+        "auto",
+        section=_DATA,
     )
     seed: int = flag("Seed of the head, the order of the data and the dropout.", 42)
     seeds: list[int] | None = field(
-        default=None, metadata={"help": "Run once for each seed, into sub-folders, and report mean and deviation."}
+        default=None,
+        metadata={"help": "Run once for each seed, into sub-folders, and report mean and deviation.", "section": _RUNS},
     )
     hyperparameter_search: int | None = flag(
-        "First try so many settings of learning rate, batch size and epochs, where not given; then train the best."
+        "First try so many settings of learning rate, batch size and epochs, where not given; then train the best.",
+        section=_TRAINING,
     )
-    report_to: str = flag("Tracker for transformers' Trainer ('tensorboard', 'wandb' …).", "none")
+    report_to: str = flag("Tracker for transformers' Trainer ('tensorboard', 'wandb' …).", "none", section=_RUNS)
 
     def __post_init__(self) -> None:
         if self.dataset_name is None and self.train_file is None:
@@ -125,10 +149,10 @@ class SequenceArguments(FinetuningArguments):
 
     task_type: ClassVar[str] = "sequence"
     text_column: str | None = flag("Column of the text (default: found by name, else by content).")
-    text_pair_column: str | None = flag("Column of the second text of a pair.")
+    text_pair_column: str | None = flag("Column of the second text of a pair.", section=_DATA)
     label_column: str | None = flag("Column of the label.")
     problem_type: str | None = flag(
-        "single_label_classification, multi_label_classification or regression (default: by the labels)."
+        "single_label_classification, multi_label_classification or regression (default: by the labels).", section=_DATA
     )
 
 
@@ -138,8 +162,10 @@ class TokenArguments(FinetuningArguments):
 
     task_type: ClassVar[str] = "token"
     tag_column: str | None = flag("Column or field of the tag: a name, or a number from 1 (-1: the last).")
-    tag_scheme: str = flag("auto, iob1, iob2, bioes or plain.", "auto")
-    label_subwords: str = flag("Sub-words that carry their word's tag in training: 'first' or 'all'.", "all")
+    tag_scheme: str = flag("auto, iob1, iob2, bioes or plain.", "auto", section=_DATA)
+    label_subwords: str = flag(
+        "Sub-words that carry their word's tag in training: 'first' or 'all'.", "all", section=_DATA
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

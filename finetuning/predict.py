@@ -11,6 +11,7 @@ import torch
 from ..corpus.compression import bare_suffix, read_text
 from ..corpus.tables import TABLE_SUFFIXES
 from ..utils.errors import UserError, as_user_errors
+from ..utils.progress_bar import progress_bar
 from .arguments import PredictionArguments
 from .columns import SequenceColumns, find_columns
 from .data import TASKS
@@ -37,11 +38,18 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
     count = 0
     try:
         for path in arguments.input:
-            for examples in _chunks(predictor.examples(path, lines)):
+            found = predictor.examples(path, lines)
+            # Lines of standard input are answered as they come; of a file, it is known how many there are.
+            texts = found if path == "-" else list(found)
+            total = len(texts) if isinstance(texts, list) else None
+            bar = progress_bar(description="predicting", unit=" texts", total=total, leave=False)
+            for examples in _chunks(iter(texts)):
                 for record in predictor.records(examples):
                     output.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
                     count += 1
                 output.flush()
+                bar.update(len(examples))
+            bar.close()
     finally:
         if output is not sys.stdout:
             output.close()

@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +40,7 @@ from .reports import mean_and_deviation, table_of_results, write_json, write_rep
 from .resume import SETTINGS_FILE, checkpoint_to_resume, settings_of
 from .search import search_hyperparameters
 from .tasks import Task
-from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, QuietProgress, make_collator
+from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, TrainingProgress, make_collator
 from .windows import PackedCollator, WindowMaker
 
 
@@ -201,8 +200,7 @@ class FinetuningRun:
         )
         trainer.pop_callback(transformers.PrinterCallback)
         trainer.add_callback(EvaluationLines(self.best_metric[0]))
-        if sys.stderr.isatty():
-            trainer.add_callback(QuietProgress())
+        trainer.add_callback(TrainingProgress())
         return trainer
 
     def train(self, write_card: WriteCard | None = None) -> dict[str, Any]:

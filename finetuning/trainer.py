@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import ProgressCallback, Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from ..utils.errors import UserError
+from ..utils.progress_bar import progress_bar
 from .tasks import Task
 from .windows import Collator, PackedCollator, PaddedCollator, Window
 
@@ -42,7 +43,9 @@ def predict_logits(
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    for start in range(0, len(order), batch_size):
+    starts = range(0, len(order), batch_size)
+    # What takes less than two seconds shows no bar.
+    for start in progress_bar(starts, description="scoring", unit=" batches", leave=False, delay=2):
         indices = order[start : start + batch_size]
         batch = [windows[index] for index in indices]
         inputs = {
@@ -200,8 +203,22 @@ class EvaluationLines(TrainerCallback):
         print("  ".join(parts), flush=True)
 
 
-class QuietProgress(ProgressCallback):
-    """Trainer's progress bar without the dictionaries it prints between."""
+class TrainingProgress(TrainerCallback):
+    """A bar of the steps; in a log, a line a minute."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        return None
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self._bar = progress_bar(
+                description="fine-tuning", unit=" steps", total=state.max_steps, initial=state.global_step, leave=False
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(state.global_step - self._bar.n)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()

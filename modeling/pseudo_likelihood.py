@@ -6,7 +6,7 @@ run, in which only the masked places are projected onto the vocabulary.
 Shapes: D documents of N tokens in all; R masked sequences; B of them in one run of L tokens.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 
 import torch
@@ -28,6 +28,7 @@ def masked_log_likelihoods(
     never_masked: Collection[int],
     positions_per_document: int | None = None,
     tokens_per_batch: int | None = None,
+    report: Callable[[int, int], object] | None = None,
 ) -> list[torch.Tensor]:
     """log p(x_t | x without x_t) of each document's tokens, in float64 on the CPU.
 
@@ -37,6 +38,7 @@ def masked_log_likelihoods(
         never_masked: ids of special tokens: they are seen, but not scored.
         positions_per_document: at most so many tokens of a document, evenly spaced; None: all.
         tokens_per_batch: of the model's run; None: what suits the device.
+        report: called after each batch with the tokens scored so far, and those of all documents.
 
     Returns:
         one tensor for each document, [its scored tokens].
@@ -77,6 +79,8 @@ def masked_log_likelihoods(
         ).logits
         log_p_B = logits_BV.float().log_softmax(dim=-1).gather(1, labels_B.to(device)[:, None]).squeeze(1)
         scores_R[now_B] = log_p_B.cpu().double()
+        if report is not None:
+            report(first if first < len(order_R) else len(order_R), len(order_R))
     model.train(was_training)
     return list(scores_R.split(torch.bincount(documents_R, minlength=len(documents)).tolist()))
 

@@ -1,14 +1,16 @@
-"""What every program here shares: reading its arguments, and telling a person's mistake from a bug of ours."""
+"""What every program here shares: reading its flags, telling a person's mistake from a bug of ours, and Ctrl-C."""
 
-import dataclasses
 import os
 import select
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from clozebert.utils.errors import UserError, nearest_name
+from clozebert.utils.command_line import Flag, Parser, flags_of
+from clozebert.utils.errors import UserError
+from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 
 _Arguments = TypeVar("_Arguments")
 
@@ -17,48 +19,74 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def parse(
-    arguments_class: type[_Arguments], argv: Sequence[str] | None = None, *, prog: str, description: str
+    arguments_class: type[_Arguments],
+    argv: Sequence[str] | None = None,
+    *,
+    verb: str,
+    description: str,
+    examples: Iterable[str] = (),
+    first: str | None = None,
 ) -> _Arguments:
     """Read `argv` (default: the command line) into a dataclass whose fields are the flags.
 
     An unknown flag ends the program with status 2 and names the nearest known one.
+
+    Args:
+        verb: the program's name as a verb of `clozebert`.
+        examples: what stands after the command in examples.
+        first: the flag whose value may stand first, without its name.
     """
-    from transformers import HfArgumentParser
-
-    parser = HfArgumentParser(
-        arguments_class,  # type: ignore[arg-type]
-        prog=prog,
-        description=description,
-        usage="%(prog)s [flags]; --help lists them",
-        allow_abbrev=False,
-    )
-    namespace, unknown = parser.parse_known_args(None if argv is None else list(argv))
-    if unknown:
-        parser.error(unknown_flag_message(unknown[0], [f.name for f in dataclasses.fields(arguments_class)]))  # type: ignore[arg-type]
-    return arguments_class(**vars(namespace))
+    given = list(sys.argv[1:] if argv is None else argv)
+    if first is not None and given and not given[0].startswith("-"):
+        given.insert(0, f"--{first}")
+    return arguments_class(**parse_flags(flags_of(arguments_class), given, verb=verb, description=description,
+                                         examples=examples))  # fmt: skip
 
 
-def unknown_flag_message(flag: str, known: Sequence[str]) -> str:
-    """`unknown flag --vocab_sise; did you mean --vocab_size?`"""
-    if not flag.startswith("--"):
-        return f"unexpected argument {flag!r}; flags begin with --"
-    name = flag[2:].split("=")[0].replace("-", "_")
-    nearest = nearest_name(name, known)
-    return f"unknown flag --{name}" + (f"; did you mean --{nearest}?" if nearest else "; see --help")
+def parse_flags(
+    flags: Sequence[Flag],
+    argv: Sequence[str] | None = None,
+    *,
+    verb: str,
+    description: str,
+    examples: Iterable[str] = (),
+    notes: Iterable[str] = (),
+    hints: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The values of `flags` by name; see `parse`."""
+    parser = Parser(flags, prog=command(verb), description=description, examples=examples, notes=notes, hints=hints)
+    return parser.read(argv)
+
+
+def command(verb: str) -> str:
+    """How a person called the program: `clozebert VERB`, `python scripts/x.py`, `python -m clozebert.scripts.x`."""
+    name = Path(sys.argv[0]).name
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name.startswith("clozebert"):
+        module = spec.name.removesuffix(".__main__")
+        return f"python -m clozebert {verb}" if module == "clozebert" else f"python -m {module}"
+    if name.endswith(".py") and Path(__file__).parent.samefile(Path(sys.argv[0]).parent):
+        return f"python {sys.argv[0]}"
+    return f"clozebert {verb}"
 
 
 def run(main: Callable[[], Any]) -> NoReturn:
     """Run a program and exit: with status 0, or 2 after a person's mistake, which is one line on stderr.
 
     A mistake is a `UserError`; `CLOZEBERT_TRACEBACK=1` shows its traceback too. Every other exception is a bug, or the
-    machine's: it keeps its traceback, and the status is 1.
+    machine's: it keeps its traceback, and the status is 1. Ctrl-C ends the program within a second, with status 130.
     """
     from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()
+    if sys.stderr.isatty() and not {"-h", "--help"} & set(sys.argv):
+        # A sign of life: to import torch and transformers takes seconds.
+        print("loading …", file=sys.stderr, flush=True)
     try:
-        main()
-        sys.stdout.flush()
+        with answering_interrupts():
+            main()
+            sys.stdout.flush()
     except UserError as error:
         if os.environ.get("CLOZEBERT_TRACEBACK") == "1":
             traceback.print_exc()
@@ -69,9 +97,20 @@ def run(main: Callable[[], Any]) -> NoReturn:
             raise
         sys.exit(141)  # as a shell reports the signal SIGPIPE
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        _end_interrupted()
+    except Exception:
+        # What a library makes of Ctrl-C, such as a pool whose workers have gone, is none of its own faults.
+        if is_interrupted():
+            _end_interrupted()
+        raise
     sys.exit(0)
+
+
+def _end_interrupted() -> NoReturn:
+    """At once: what libraries do at the end, such as waiting for their workers, can take long."""
+    print("interrupted", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(130)
 
 
 def _output_is_closed() -> bool:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Adapt a trained encoder to other text: continue masked-language modelling, with another vocabulary if wanted.
 
-    adapt.py --model_name_or_path NAME --input my_text/ --output_dir DIR --max_minutes 60
-    adapt.py … --replay_input general_text/          mixes in text of the old kind, against forgetting
-    adapt.py … --extend_vocabulary 2000              or --trim_vocabulary, or --tokenizer_name OTHER
+    clozebert adapt --model_name_or_path NAME --input my_text/ --output_dir DIR --max_minutes 60
+    clozebert adapt … --replay_input general_text/          mixes in text of the old kind, against forgetting
+    clozebert adapt … --extend_vocabulary 2000              or --trim_vocabulary, or --tokenizer_name OTHER
 
 NAME is a BERT, RoBERTa, ModernBERT … with its masked-LM head, of the Hub or a folder; DIR gets a model of the same
 architecture, report.md and a model card. The same command goes on where it was stopped.
@@ -17,10 +17,12 @@ from clozebert.scripts._program import parse, run
 
 DESCRIPTION = "Adapt a trained encoder to other text, and report what it gained and what it forgot."
 
+_EXAMPLES = ("--model_name_or_path bert-base-uncased --input my_text/ --output_dir adapted --max_minutes 60",)
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the flags and adapt."""
-    arguments = parse(AdaptationArguments, argv, prog="adapt", description=DESCRIPTION)
+    arguments = parse(AdaptationArguments, argv, verb="adapt", description=DESCRIPTION, examples=_EXAMPLES)
 
     from clozebert.adaptation.adapt import adapt
 

@@ -9,6 +9,12 @@ from pathlib import Path
 from clozebert.scripts._program import parse, run
 from clozebert.utils.errors import UserError
 
+_SUMMARY = (__doc__ or "").partition("\n")[0]
+_EXAMPLES = (
+    "--input bert-base-uncased --output_dir bert --to clozebert",
+    "--input encoder --output_dir native --to native",
+)
+
 
 @dataclass
 class ConvertArguments:
@@ -33,7 +39,7 @@ class ConvertArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parse(ConvertArguments, argv, prog="convert_checkpoint", description=__doc__ or "")
+    arguments = parse(ConvertArguments, argv, verb="convert", description=_SUMMARY, examples=_EXAMPLES)
     if Path(arguments.output_dir).resolve() == Path(arguments.input).resolve():
         raise UserError("output_dir is the input: the model would be written over while it is read")
 

@@ -38,6 +38,9 @@ print(json.dumps({"class": type(model).__module__, "found": found}))
 """
 
 
+_EXAMPLES = ("--output_dir runs/demo",)
+
+
 @dataclass
 class DemoArguments:
     """Flags of the demonstration."""
@@ -59,7 +62,8 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parse(
         DemoArguments,
         argv,
-        prog="clozebert demo",
+        verb="demo",
+        examples=_EXAMPLES,
         description="From the docstrings of the Python packages here to a pretrained encoder and two classifiers.",
     )
     begun = time.monotonic()

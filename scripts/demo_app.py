@@ -3,11 +3,13 @@
 python scripts/demo_app.py DIR [--more_models DIR DIR] [--port 7860]
 """
 
-import sys
 from dataclasses import dataclass, field
 
 from clozebert.scripts._program import parse, run
 from clozebert.utils.errors import MissingPackageError, as_user_errors
+
+_SUMMARY = (__doc__ or "").partition("\n")[0]
+_EXAMPLES = ("encoder",)
 
 
 @dataclass
@@ -19,10 +21,14 @@ class DemoAppArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
-    given = sys.argv[1:] if argv is None else list(argv)
-    if given and not given[0].startswith("-"):
-        given.insert(0, "--model_name_or_path")
-    arguments = parse(DemoAppArguments, given, prog="demo_app", description=__doc__ or "")
+    arguments = parse(
+        DemoAppArguments,
+        argv,
+        verb="demo-app",
+        description=_SUMMARY,
+        examples=_EXAMPLES,
+        first="model_name_or_path",
+    )
     try:
         import gradio  # noqa: F401
     except ImportError:

@@ -11,7 +11,6 @@ The formulas are what is computed and what is printed: one string each, see `clo
 
 import dataclasses
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,12 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "Parameters, FLOPs and bytes of an encoder, part by part, as functions of batch and length."
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+_EXAMPLES = (
+    "bert-base --batch_size 16 --sequence_length 512",
+    "encoder --text 'the cat sat on the mat'",
+)
 
 
 @dataclasses.dataclass
@@ -48,10 +53,9 @@ class DescribeArguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, or draw the attention maps."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if argv and not argv[0].startswith("-"):  # `describe CONFIG`, without the flag's name
-        argv.insert(0, "--config")
-    arguments = parse(DescribeArguments, argv, prog="describe", description=DESCRIPTION)
+    arguments = parse(
+        DescribeArguments, argv, verb="describe", description=DESCRIPTION, examples=_EXAMPLES, first="config"
+    )
     for name in ("batch_size", "sequence_length"):
         value = getattr(arguments, name)
         if value is not None and value < 1:

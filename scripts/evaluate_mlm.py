@@ -9,7 +9,6 @@ Takes any `AutoModelForMaskedLM`: ours, and every other masked-LM model of trans
 
 import dataclasses
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,6 +23,12 @@ if TYPE_CHECKING:
     from clozebert.corpus import Corpus
 
 DESCRIPTION = "Score a masked-LM model on held-out text and on minimal pairs."
+
+
+_EXAMPLES = (
+    "encoder --corpus corpus",
+    "bert-base-cased --input held_out.txt",
+)
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -78,10 +83,14 @@ class EvaluationArguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Score, print a table, write JSON."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if argv and not argv[0].startswith("-"):  # `evaluate MODEL`, without the flag's name
-        argv.insert(0, "--model_name_or_path")
-    arguments = parse(EvaluationArguments, argv, prog="evaluate_mlm", description=DESCRIPTION)
+    arguments = parse(
+        EvaluationArguments,
+        argv,
+        verb="evaluate",
+        description=DESCRIPTION,
+        examples=_EXAMPLES,
+        first="model_name_or_path",
+    )
     results = evaluate(arguments)
     print("\n".join(score_table(results)))
     if arguments.output_file is not None:
@@ -106,6 +115,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     )
     from clozebert.utils.device import choose_precision
     from clozebert.utils.input_length import longest_input
+    from clozebert.utils.progress_bar import StageBars
 
     # Everything a person can get wrong comes first; the model is loaded when it is needed.
     masking = Masking(rate=arguments.eval_mlm_probability, unit=arguments.masking_unit)
@@ -123,6 +133,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
         raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model: name the model's own")
     results: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision}
     begun = time.perf_counter()
+    bars = StageBars(unit="")
     with tempfile.TemporaryDirectory() as folder, precision_of(device, precision):
         if arguments.input:
             corpus = _prepare(arguments.input, tokenizer, folder)
@@ -136,14 +147,22 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
                 masking=masking,
                 seed=arguments.seed,
                 max_batches=arguments.max_eval_batches,
+                report=bars.begin("batches of frozen masks"),
             )
             if arguments.pseudo_perplexity_documents:
                 results |= score_pseudo_perplexity(
-                    model, corpus, max_seq_length=length, max_documents=arguments.pseudo_perplexity_documents
+                    model,
+                    corpus,
+                    max_seq_length=length,
+                    max_documents=arguments.pseudo_perplexity_documents,
+                    report=bars.begin("tokens masked in turn"),
                 )
             del corpus
         if paradigms:
-            results |= score_minimal_pairs(model, tokenizer, paradigms, max_seq_length=longest)
+            results |= score_minimal_pairs(
+                model, tokenizer, paradigms, max_seq_length=longest, report=bars.begin("tokens of minimal pairs")
+            )
+        bars.close()
     return {**results, "seconds": time.perf_counter() - begun}
 
 

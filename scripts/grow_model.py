@@ -16,6 +16,9 @@ from clozebert.utils.errors import UserError
 from clozebert.utils.files import check_output_dir, disk_errors, whole_files
 from clozebert.utils.tokenizer_files import save_tokenizer
 
+_SUMMARY = (__doc__ or "").partition("\n")[0]
+_EXAMPLES = ("--model_name_or_path encoder --input sample.txt --output_dir larger --num_hidden_layers 12",)
+
 
 @dataclass
 class GrowArguments:
@@ -39,7 +42,7 @@ class GrowArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parse(GrowArguments, argv, prog="grow_model", description=__doc__ or "")
+    arguments = parse(GrowArguments, argv, verb="grow", description=_SUMMARY, examples=_EXAMPLES)
     if arguments.num_texts < 1:
         raise UserError(f"num_texts={arguments.num_texts} must be at least 1")
 

@@ -1,19 +1,21 @@
 #!/usr/bin/env python
 """What a pretraining run will take: parameters, FLOPs, memory by part, hours and cost, before it begins.
 
-    plan.py --config bert-base --device h100 --num_devices 8 --price_per_hour 2.5
-    plan.py --config small --corpus corpus --calibrate
+    clozebert plan --config bert-base --device h100 --num_devices 8 --price_per_hour 2.5
+    clozebert plan --config small --corpus corpus --calibrate
 
 All flags of pretraining are understood. Without `--device` the plan is for this machine; `--calibrate` trains for some
 seconds to measure it, on the run's own batches where there is a `--corpus`.
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clozebert.scripts._program import parse, run
+from clozebert.scripts._program import parse_flags, run
+from clozebert.utils.command_line import Flag
 from clozebert.utils.errors import UserError, as_user_errors, reject_unknown_keys
 from clozebert.utils.files import write_text
 
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
     from clozebert.training.planning import Device
 
 DESCRIPTION = "Plan a pretraining run: parameters, FLOPs, memory by part, tokens/s, hours and cost."
+_EXAMPLES = (
+    "--config bert-base --max_steps 100000 --device h100 --num_devices 8 --price_per_hour 2.5",
+    "--config small --corpus corpus --calibrate",
+)
+_STEPS_OF_AN_UNKNOWN_TEXT = 10_000
+_IDLE = ("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "report_to", "disable_tqdm")
 _OWN_FLAGS = (
     ("device", str, "a kind of GPU, such as a100-80gb, h100, rtx-4090 (default: this machine)"),
     ("num_devices", int, "how many of them (default: 1)"),
@@ -36,13 +44,32 @@ _OWN_FLAGS = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read recipe and flags, then print the plan."""
-    from clozebert.training.run_settings import flags_class, make_config, read_flag, split_settings
+    from clozebert.training.run_settings import (
+        hints,
+        make_config,
+        pretraining_flags,
+        read_flag,
+        recipe_notes,
+        split_settings,
+        values_for_help,
+    )
 
-    values = vars(parse(flags_class(*_OWN_FLAGS), argv, prog="plan", description=DESCRIPTION))
+    words = list(sys.argv[1:] if argv is None else argv)
+    values = parse_flags(
+        pretraining_flags(
+            *(Flag(*flag) for flag in _OWN_FLAGS), model_flags=["vocab_size"], shown=values_for_help(words), idle=_IDLE
+        ),
+        words,
+        verb="plan",
+        description=DESCRIPTION,
+        examples=_EXAMPLES,
+        notes=recipe_notes(),
+        hints=hints(),
+    )
     flags = {key: read_flag(key, value) for key, value in values.items() if value is not None}
     own = {name: flags.pop(name) for name, *_ in _OWN_FLAGS if name in flags}
     settings, model = split_settings(flags.pop("config", None), flags)
-    plan(settings, make_config(model), **own)
+    plan(settings, make_config(model), vocab_size=flags.get("vocab_size"), **own)
 
 
 def plan(
@@ -57,6 +84,7 @@ def plan(
     calibrate: bool = False,
     calibrate_seconds: float = 20.0,
     output_file: str | None = None,
+    vocab_size: int | None = None,
 ) -> dict[str, Any]:
     """Print the plan of a run and return it; `settings` are fields of PretrainingArguments.
 
@@ -66,13 +94,28 @@ def plan(
 
     from clozebert.training.arguments import PretrainingArguments
     from clozebert.training.calibration import calibrate as measure
+    from clozebert.training.initial_model import padded_vocabulary
     from clozebert.training.planning import make_plan, mean_attention_length, plan_table
+    from clozebert.training.run_length import length_by_text
     from clozebert.training.run_settings import phase_configuration
 
     # A plan needs none of the paths that a run needs.
     has_corpus = bool(settings.get("corpus"))
     paths = {"corpus": settings.get("corpus") or "-", "tokenizer_name": settings.get("tokenizer_name") or "-"}
-    phases = PretrainingArguments(**{**settings, **paths, "dry_run": True}).split_phases()
+    run = PretrainingArguments(**{**settings, **paths, "dry_run": True})
+    if has_corpus:
+        first = _open_corpora(run)
+        run = length_by_text(run, first)
+        # The model's vocabulary is that of the tokenizer which prepared the corpus.
+        config.vocab_size = vocab_size or padded_vocabulary(first.corpora[0].manifest["tokenizer"]["vocab_size"])
+    elif run.max_steps is None:
+        run = run.of_length(_STEPS_OF_AN_UNKNOWN_TEXT)
+        print(f"for {run.num_steps:,} steps: give --corpus, or --max_steps, for those of your run")
+    phases = run.split_phases()
+    if has_corpus:
+        tokens = sum(phase.num_steps * phase.arguments.tokens_per_step for phase in phases)
+        print(f"steps                 {phases[-1].last_step:>18,} of {tokens / phases[-1].last_step:,.0f} tokens, "
+              f"{tokens / first.num_tokens:.1f} times the {first.num_tokens:,} tokens of the text")  # fmt: skip
     if calibrate and device is not None:
         raise UserError(f"--calibrate measures this machine: leave out --device {device}")
     kind, precision, here = _find_device(device, phases[0].arguments)

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from clozebert.finetuning.arguments import PredictionArguments
 from clozebert.scripts._program import parse, run
 
+_EXAMPLES = ("--model_name_or_path classifier --input texts.csv --output_file labels.jsonl",)
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the flags and write the predictions."""
     arguments = parse(
         PredictionArguments,
         argv,
-        prog="predict",
+        verb="predict",
         description="Predict with a fine-tuned model over files or lines of standard input.",
+        examples=_EXAMPLES,
     )
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.predict import predict

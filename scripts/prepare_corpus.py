@@ -21,6 +21,9 @@ DESCRIPTION = "Tokenize text into memory-mapped shards, ready for pretraining."
 _SHOWN_DOCUMENTS, _SHOWN_CHARACTERS = 3, 160
 
 
+_EXAMPLES = ("--input my_text/ --tokenizer_name tokenizer --output_dir corpus",)
+
+
 @dataclass
 class Arguments:
     """The flags."""
@@ -75,7 +78,7 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read, tokenize, write, and say what came of it."""
-    arguments = parse(Arguments, argv, prog="prepare_corpus", description=DESCRIPTION)
+    arguments = parse(Arguments, argv, verb="prepare-corpus", description=DESCRIPTION, examples=_EXAMPLES)
 
     from clozebert.corpus.stage import Preparation
     from clozebert.utils.progress_bar import progress_bar

@@ -3,7 +3,6 @@
 python scripts/publish.py DIR --repo_id ORG/NAME [--dry_run] [--public --license apache-2.0] [--all_checkpoints]
 """
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,10 @@ from clozebert.utils.files import check_output_dir
 
 if TYPE_CHECKING:
     from clozebert.hub.publishing import Completion, Publication
+
+
+_SUMMARY = (__doc__ or "").partition("\n")[0]
+_EXAMPLES = ("tagger --repo_id my-org/my-tagger --dry_run",)
 
 
 @dataclass
@@ -69,10 +72,9 @@ class PublishArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
-    given = sys.argv[1:] if argv is None else list(argv)
-    if given and not given[0].startswith("-"):
-        given.insert(0, "--directory")
-    arguments = parse(PublishArguments, given, prog="publish", description=__doc__ or "")
+    arguments = parse(
+        PublishArguments, argv, verb="publish", description=_SUMMARY, examples=_EXAMPLES, first="directory"
+    )
     source = Path(arguments.directory)
     checkpoints = _checkpoints(arguments, source)
     completion = _completion(arguments)

@@ -4,12 +4,20 @@
 train_tokenizer.py --input text/ --algorithm wordpiece --vocab_size 30522 --output_dir TOKENIZER
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from clozebert.scripts._program import parse, run
 
+if TYPE_CHECKING:
+    from clozebert.corpus.readers import Reader
+
 DESCRIPTION = "Train a WordPiece, BPE or Unigram tokenizer on text."
+
+
+_EXAMPLES = ("--input my_text/ --algorithm bpe --vocab_size 32768 --output_dir tokenizer",)
 
 
 @dataclass
@@ -42,15 +50,14 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read, train, save, and say how large the vocabulary became."""
-    arguments = parse(Arguments, argv, prog="train_tokenizer", description=DESCRIPTION)
+    arguments = parse(Arguments, argv, verb="train-tokenizer", description=DESCRIPTION, examples=_EXAMPLES)
 
     from pathlib import Path
-
-    from tqdm import tqdm
 
     from clozebert.corpus.readers import Reader
     from clozebert.corpus.tokenizer import TOKENIZER_FILES, check_choices, train_tokenizer
     from clozebert.utils.files import check_output_dir, whole_files
+    from clozebert.utils.progress_bar import heartbeat
 
     check_choices(arguments.algorithm, arguments.vocab_size, arguments.model_max_length)
     check_output_dir(
@@ -66,13 +73,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         on_bad_text=arguments.on_bad_text,
         dataset_config_name=arguments.dataset_config_name,
     )
-    tokenizer = train_tokenizer(
-        tqdm(reader.texts(), desc="reading", unit=" documents", disable=arguments.disable_tqdm),
-        algorithm=arguments.algorithm,
-        vocab_size=arguments.vocab_size,
-        lowercase=arguments.lowercase,
-        model_max_length=arguments.model_max_length,
-    )
+    with heartbeat("training the tokenizer"):
+        tokenizer = train_tokenizer(
+            _texts(reader, disable=arguments.disable_tqdm),
+            algorithm=arguments.algorithm,
+            vocab_size=arguments.vocab_size,
+            lowercase=arguments.lowercase,
+            model_max_length=arguments.model_max_length,
+            progress=sys.stderr.isatty() and not arguments.disable_tqdm,
+        )
     with whole_files(Path(arguments.output_dir), replacing=TOKENIZER_FILES) as folder:
         tokenizer.save_pretrained(folder)
     skipped = sum(source.bad_text for source in reader.sources)
@@ -81,6 +90,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     if len(tokenizer) < arguments.vocab_size:
         print(f"the text holds enough for {len(tokenizer)} entries only, not for --vocab_size {arguments.vocab_size}")
     print(f"{arguments.algorithm} tokenizer of {len(tokenizer)} entries written to {arguments.output_dir}")
+
+
+def _texts(reader: "Reader", *, disable: bool) -> Iterator[str]:
+    """The texts, with a bar of the bytes read."""
+    from clozebert.utils.progress_bar import progress_bar
+
+    with progress_bar(
+        description="reading", unit="B", unit_scale=True, total=reader.total_bytes, disable=disable, leave=False
+    ) as bar:
+        for text in reader.texts():
+            bar.update(reader.bytes_read - bar.n)
+            yield text
 
 
 if __name__ == "__main__":

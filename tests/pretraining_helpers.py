@@ -28,9 +28,11 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCAB_SIZE = 61
 # Two layers of odd sizes, none of which coincide.
 MODEL = {
-    "vocab_size": 67, "hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 52,
+    "vocab_size": 64, "hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 52,
     "max_position_embeddings": 48,
 }  # fmt: skip
+# The vocabulary of a run is the tokenizer's.
+MODEL_FLAGS = {name: value for name, value in MODEL.items() if name != "vocab_size"}
 RUN: dict[str, Any] = {
     "max_seq_length": 40, "global_batch_size": 8, "per_device_train_batch_size": 4, "learning_rate": 5e-3,
     "warmup_steps": 3, "mixed_precision": "no", "logging_steps": 1, "disable_tqdm": True, "full_determinism": True,
@@ -97,7 +99,7 @@ def run_here(folder: Path, output_dir: Path, **changes: Any) -> None:
     """Run pretrain_mlm in this process; it must end well."""
     from clozebert.scripts.pretrain_mlm import main
 
-    main(flags({**MODEL, **settings(folder, output_dir=output_dir, **changes)}))
+    main(flags({**MODEL_FLAGS, **settings(folder, output_dir=output_dir, **changes)}))
 
 
 def run_forked(
@@ -225,7 +227,7 @@ def run_program(
     Args:
         prelude: Python code that runs in each process before the program.
     """
-    arguments = flags({**MODEL, **settings(folder, output_dir=output_dir, **changes)})
+    arguments = flags({**MODEL_FLAGS, **settings(folder, output_dir=output_dir, **changes)})
     program = output_dir.with_name(f"{output_dir.name}_program.py")
     program.write_text(f"{prelude}\nfrom clozebert.scripts._program import run\n"
                        f"from clozebert.scripts.pretrain_mlm import main\nrun(main)\n")  # fmt: skip

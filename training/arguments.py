@@ -23,16 +23,26 @@ _OF_THE_RUN = (
 )  # fmt: skip
 # What depends on the number of steps.
 LENGTHS = ("max_steps", "warmup_steps", "decay_steps", "batch_warmup_steps")
+# Below 1 these are shares of max_steps.
+_SHARES = ("warmup_steps", "decay_steps", "batch_warmup_steps")
 # What describes the course of one phase: the next one does not take it over.
 _OF_A_PHASE = ("warmup_steps", "decay_steps", "initial_global_batch_size", "batch_warmup_steps")
 
 
-def _field(default: Any, text: str, *, on_resume: str = "") -> Any:
-    return field(default=default, metadata=_about(text, on_resume=on_resume))
+def _field(default: Any, text: str, section: str = "", *, on_resume: str = "") -> Any:
+    return field(default=default, metadata=_about(text, section, on_resume=on_resume))
 
 
-def _about(text: str, *, on_resume: str = "") -> dict[str, str]:
-    return {"help": text, "on_resume": on_resume}
+def _about(text: str, section: str = "", *, on_resume: str = "") -> dict[str, str]:
+    return {"help": text, "section": section, "on_resume": on_resume}
+
+
+_BATCHES = "batches"
+_MASKING = "masking"
+_OPTIMIZER = "optimizer and schedule"
+_MACHINE = "precision and machine"
+_RECORDS = "logging, evaluation, checkpoints"
+_MORE = "several corpora, phases"
 
 
 @dataclass
@@ -43,88 +53,120 @@ class PretrainingArguments:
     fewer while the batch size warms up. They are split over the processes and, in each, into micro-batches of
     `per_device_train_batch_size` rows. The split changes speed and memory, never the gradient.
 
+    Without `max_steps` the run has as many steps as `run_length.length_by_text` gives it. Until then `warmup_steps`,
+    `decay_steps` and `batch_warmup_steps` may be shares of it, below 1.
+
     Raises:
         ValueError: a value out of its range, of the wrong kind, or in contradiction to another.
     """
 
     corpus: list[str] = field(
-        default_factory=list, metadata=_about("what prepare_corpus wrote, a folder or URL; several are mixed")
+        default_factory=list, metadata=_about("what prepare-corpus wrote: a folder or a URL; several are mixed")
     )
+    tokenizer_name: str = _field("", "the tokenizer of the corpus: a folder, or a name on the Hub")
+    output_dir: str = _field("", "folder for the model, its checkpoints and the log")
+    model_name_or_path: str | None = _field(None, "continue from the weights of this model instead of random ones")
+    num_train_epochs: float | None = _field(None, "passes over the corpus (default: 1 to 40, more for less text)")
+    max_steps: int | None = _field(None, "updates of the weights, instead of epochs", on_resume=_SAID)
+    max_minutes: float | None = _field(
+        None, "end within so many minutes: the first steps are timed, and fewer are taken if need be"
+    )
+    per_device_train_batch_size: int = _field(32, "rows in one micro-batch, at most; less takes less memory")
+    max_seq_length: int = _field(128, "tokens in a row; longer documents are split", on_resume=_SAME)
+    resume_from_checkpoint: str | None = _field(
+        None, "continue a stopped run: 'latest' (begins one where there is none), or a checkpoint's folder"
+    )
+    overwrite_output_dir: bool = _field(False, "delete the run that output_dir holds, and begin anew")
+    dry_run: bool = _field(False, "print the plan of the run, take two steps, write nothing")
+
+    global_batch_size: int = _field(256, "rows in one step, over all devices", _BATCHES, on_resume=_SAME)
+    initial_global_batch_size: int | None = _field(
+        None, "rows in the first step, rising evenly to global_batch_size", _BATCHES, on_resume=_SAME
+    )
+    batch_warmup_steps: int | float = _field(
+        0, "steps of that rise; below 1: their share of the run", _BATCHES, on_resume=_SAME
+    )
+    per_device_eval_batch_size: int = _field(32, "rows in one validation batch", _BATCHES)
+    dataloader_num_workers: int = _field(0, "processes that make batches; 0: a thread does", _BATCHES)
+    seed: int = _field(42, "seed of initial weights, order, masks and dropout", _BATCHES, on_resume=_SAME)
+
+    mlm_probability: float = _field(0.3, "share of the tokens that is predicted", _MASKING, on_resume=_SAME)
+    final_mlm_probability: float | None = _field(
+        None, "that share at the end of the run, if it changes linearly", _MASKING, on_resume=_SAME
+    )
+    masking_unit: Literal["token", "word", "span"] = _field(
+        "token", "what is masked as a whole", _MASKING, on_resume=_SAME
+    )
+    mask_share: float = _field(0.8, "share of the predicted tokens shown as [MASK]", _MASKING, on_resume=_SAME)
+    random_share: float = _field(
+        0.1, "share of the predicted tokens shown as a random token", _MASKING, on_resume=_SAME
+    )
+    eval_mlm_probability: float = _field(
+        0.15, "share of the validation tokens that is predicted; always the same ones", _MASKING
+    )
+
+    learning_rate: float = _field(5e-4, "peak learning rate of AdamW", _OPTIMIZER, on_resume=_SAID)
+    lr_scheduler_type: Literal["linear", "cosine", "wsd"] = _field(
+        "linear", "how the learning rate falls; wsd: it stays at the peak, then falls", _OPTIMIZER, on_resume=_SAID
+    )
+    warmup_steps: int | float = _field(
+        0, "steps of linear warm-up; below 1: their share of the run", _OPTIMIZER, on_resume=_SAID
+    )
+    decay_steps: int | float | None = _field(
+        None, "steps of wsd's decay; below 1: their share of the run (default: a fifth)", _OPTIMIZER, on_resume=_SAID
+    )
+    optimizer: Literal["adamw", "muon"] = _field(
+        "adamw", "adamw, or muon for the matrices and adamw for the rest", _OPTIMIZER, on_resume=_SAME
+    )
+    muon_learning_rate: float = _field(0.02, "peak learning rate of Muon", _OPTIMIZER, on_resume=_SAID)
+    muon_momentum: float = _field(0.95, "momentum of Muon", _OPTIMIZER, on_resume=_SAID)
+    weight_decay: float = _field(
+        0.01, "decoupled weight decay of the matrices; nothing else decays", _OPTIMIZER, on_resume=_SAID
+    )
+    adam_beta1: float = _field(0.9, "decay of AdamW's first moment", _OPTIMIZER, on_resume=_SAID)
+    adam_beta2: float = _field(0.98, "decay of AdamW's second moment", _OPTIMIZER, on_resume=_SAID)
+    adam_epsilon: float = _field(1e-8, "added to AdamW's denominator", _OPTIMIZER, on_resume=_SAID)
+    max_grad_norm: float = _field(1.0, "clip the gradient to this norm; 0: do not clip", _OPTIMIZER, on_resume=_SAID)
+
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _field(
+        "auto", "auto: bf16 where the hardware is fast at it, otherwise no", _MACHINE
+    )
+    gradient_checkpointing: bool = _field(
+        False, "compute activations again in the backward pass: less memory, more time", _MACHINE
+    )
+    torch_compile: bool = _field(False, "compile the model with torch.compile", _MACHINE)
+    use_cpu: bool = _field(False, "stay on the CPU even if there is a GPU", _MACHINE)
+    full_determinism: bool = _field(False, "only deterministic kernels; slower on GPUs", _MACHINE)
+    ddp_timeout: int = _field(
+        300, "seconds after which a process, or a worker that makes batches, counts as hung", _MACHINE
+    )
+
+    logging_steps: int = _field(10, "steps between two log entries", _RECORDS)
+    eval_steps: int = _field(500, "steps between two evaluations; 0: only at the end", _RECORDS)
+    max_eval_batches: int | None = _field(None, "evaluate on the first so many batches only", _RECORDS)
+    save_steps: int = _field(500, "steps between two checkpoints; 0: only at the end", _RECORDS)
+    save_total_limit: int | None = _field(2, "checkpoints to keep, the newest ones", _RECORDS)
+    report_to: list[str] = field(
+        default_factory=list, metadata=_about("trackers beside the log: tensorboard, trackio, wandb", _RECORDS)
+    )
+    disable_tqdm: bool = _field(False, "no progress bar; a line for each log entry instead", _RECORDS)
+
     corpus_weights: list[float] = field(
         default_factory=list,
-        metadata=_about("share of the rows from each corpus (default: its share of the tokens)", on_resume=_SAME),
+        metadata=_about("share of the rows from each corpus (default: by their sizes)", _MORE, on_resume=_SAME),
     )
-    tokenizer_name: str = _field("", "folder or Hub name of the tokenizer the corpus was prepared with")
-    output_dir: str = _field("", "where the model, its checkpoints and the log go")
-    overwrite_output_dir: bool = _field(False, "delete the run that output_dir holds and begin afresh")
-    resume_from_checkpoint: str | None = _field(None, "'latest' (begins afresh where there is none yet) or a folder")
-    model_name_or_path: str | None = _field(None, "continue from these weights instead of random ones")
-    dry_run: bool = _field(False, "build everything, print the plan, take two steps, write nothing")
-
-    max_steps: int = _field(10_000, "updates of the weights", on_resume=_SAID)
-    max_minutes: float | None = _field(
-        None, "instead of max_steps: as many steps as this machine takes in so many minutes, timed before the first"
-    )
-    global_batch_size: int = _field(256, "rows of max_seq_length tokens in one step", on_resume=_SAME)
-    initial_global_batch_size: int | None = _field(
-        None, "warm-up of the batch size: rows in the first step, rising evenly to global_batch_size", on_resume=_SAME
-    )
-    batch_warmup_steps: int = _field(0, "steps of that warm-up", on_resume=_SAME)
-    per_device_train_batch_size: int = _field(32, "rows in one micro-batch, at most")
-    per_device_eval_batch_size: int = _field(32, "rows in one validation batch")
-    max_seq_length: int = _field(128, "tokens in a packed row; longer documents are split", on_resume=_SAME)
-    seed: int = _field(42, "decides initial weights, order, masks and dropout", on_resume=_SAME)
-
-    mlm_probability: float = _field(0.3, "share of the tokens that is predicted", on_resume=_SAME)
-    final_mlm_probability: float | None = _field(
-        None, "where that share ends, rising or falling linearly over the run (None: it is constant)", on_resume=_SAME
-    )
-    masking_unit: Literal["token", "word", "span"] = _field("token", "what is masked as a whole", on_resume=_SAME)
-    mask_share: float = _field(0.8, "share of the predicted tokens that become [MASK]", on_resume=_SAME)
-    random_share: float = _field(0.1, "share of the predicted tokens that become a random token", on_resume=_SAME)
-    eval_mlm_probability: float = _field(0.15, "share of the validation tokens that is predicted; the masks are frozen")
-
-    optimizer: Literal["adamw", "muon"] = _field(
-        "adamw", "adamw, or muon for the matrices with adamw for the rest", on_resume=_SAME
-    )
-    learning_rate: float = _field(5e-4, "peak learning rate of AdamW", on_resume=_SAID)
-    muon_learning_rate: float = _field(0.02, "peak learning rate of Muon", on_resume=_SAID)
-    muon_momentum: float = _field(0.95, "momentum of Muon", on_resume=_SAID)
-    weight_decay: float = _field(0.01, "decoupled weight decay of matrices; nothing else decays", on_resume=_SAID)
-    adam_beta1: float = _field(0.9, "decay of AdamW's first moment", on_resume=_SAID)
-    adam_beta2: float = _field(0.98, "decay of AdamW's second moment", on_resume=_SAID)
-    adam_epsilon: float = _field(1e-8, "added to AdamW's denominator", on_resume=_SAID)
-    max_grad_norm: float = _field(1.0, "clip the gradient to this norm; 0: do not clip", on_resume=_SAID)
-    lr_scheduler_type: Literal["linear", "cosine", "wsd"] = _field("linear", "shape of the decay", on_resume=_SAID)
-    warmup_steps: int = _field(0, "steps of linear warm-up", on_resume=_SAID)
-    decay_steps: int | None = _field(None, "wsd: steps of the decay (None: a fifth of max_steps)", on_resume=_SAID)
-
-    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _field("auto", "auto: bf16 where it is fast")
-    gradient_checkpointing: bool = _field(False, "recompute activations in the backward pass: less memory, more time")
-    torch_compile: bool = _field(False, "compile the model with torch.compile")
-    use_cpu: bool = _field(False, "stay on the CPU although there is an accelerator")
-    full_determinism: bool = _field(False, "only deterministic kernels (slower on GPUs)")
-    ddp_timeout: int = _field(300, "seconds after which a process, or a worker that makes batches, counts as hung")
-    dataloader_num_workers: int = _field(0, "processes that make batches; 0: a background thread")
-
-    logging_steps: int = _field(10, "log the mean loss of this many steps")
-    eval_steps: int = _field(500, "evaluate every so many steps, and at the end; 0: only at the end")
-    max_eval_batches: int | None = _field(None, "use only the first validation batches")
-    save_steps: int = _field(500, "commit a checkpoint every so many steps, and at the end; 0: only at the end")
-    save_total_limit: int | None = _field(2, "keep this many newest checkpoints (None: all)")
-    report_to: list[str] = field(
-        default_factory=list, metadata=_about("trackers beside the log: tensorboard, trackio, wandb")
-    )
-    disable_tqdm: bool = _field(False, "no progress bar; a line for each log entry instead")
     phases: list[dict] = field(
         default_factory=list,
-        metadata=_about("what follows after max_steps, in YAML: a list of changed fields, one entry for each phase"),
+        metadata=_about("what follows after max_steps: a YAML list of changed fields, an entry a phase", _MORE),
     )
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             setattr(self, item.name, _read(item.name, getattr(self, item.name), item.type))
         self._check_ranges()
+        if self.max_steps is not None:
+            for name in _SHARES:
+                setattr(self, name, _steps_of(getattr(self, name), self.max_steps))
         self._check_together()
         if self.phases:
             self.split_phases()
@@ -143,7 +185,16 @@ class PretrainingArguments:
         """The rows of each step."""
         from ..corpus import BatchSize
 
-        return BatchSize(self.global_batch_size, self.initial_global_batch_size, self.batch_warmup_steps)
+        steps = self.batch_warmup_steps
+        # A share of a length that is not known yet: some steps, enough to check the sizes.
+        warmup = int(steps) if steps >= 1 or not steps else 1
+        return BatchSize(self.global_batch_size, self.initial_global_batch_size, warmup)
+
+    @property
+    def num_steps(self) -> int:
+        """`max_steps` of a run whose length is known."""
+        assert self.max_steps is not None, "the length of the run is chosen first: run_length"
+        return self.max_steps
 
     def split_phases(self) -> "list[Phase]":
         """The phases of the run in their order; without `phases` it is one.
@@ -154,7 +205,7 @@ class PretrainingArguments:
         Raises:
             ValueError: an entry that is no phase; it is named by its place, `phases[0]` being the second phase.
         """
-        found = [Phase(0, 0, self.max_steps, dataclasses.replace(self, phases=[]), {})]
+        found = [Phase(0, 0, self.num_steps, dataclasses.replace(self, phases=[]), {})]
         for number, entry in enumerate(self.phases):
             before = found[-1]
             changes = {"corpus_weights": [], **entry} if "corpus" in entry else dict(entry)
@@ -169,24 +220,22 @@ class PretrainingArguments:
             except UserError as error:
                 raise UserError(f"phases[{number}]: {error}") from None
             changed = {**before.model, **model}
-            found.append(Phase(len(found), before.last_step, arguments.max_steps, arguments, changed))
+            found.append(Phase(len(found), before.last_step, arguments.num_steps, arguments, changed))
         return found
 
     def of_length(self, max_steps: int) -> "PretrainingArguments":
-        """The same run in another number of steps: warm-ups and decay keep their share of it.
+        """The same run in another number of steps: warm-ups and decay keep their share of it, if it had a length.
 
         It is evaluated at least twice, and saved at least four times, unless these are switched off.
         """
-
-        def share(steps: int) -> int:
-            return steps * max_steps // self.max_steps
-
+        before = self.max_steps
+        kept = {name: getattr(self, name) for name in _SHARES}
+        if before is not None:
+            kept = {name: None if steps is None else int(steps) * max_steps // before for name, steps in kept.items()}
         return dataclasses.replace(
             self,
             max_steps=max_steps,
-            warmup_steps=share(self.warmup_steps),
-            decay_steps=None if self.decay_steps is None else share(self.decay_steps),
-            batch_warmup_steps=share(self.batch_warmup_steps),
+            **kept,
             eval_steps=min(self.eval_steps, -(-max_steps // 2)),
             save_steps=min(self.save_steps, -(-max_steps // 4)),
         )
@@ -204,9 +253,9 @@ class PretrainingArguments:
         return learning_rate_factor(
             step,
             schedule=self.lr_scheduler_type,
-            max_steps=self.max_steps,
-            warmup_steps=self.warmup_steps,
-            decay_steps=self.max_steps // 5 if self.decay_steps is None else self.decay_steps,
+            max_steps=self.num_steps,
+            warmup_steps=int(self.warmup_steps),
+            decay_steps=self.num_steps // 5 if self.decay_steps is None else int(self.decay_steps),
         )
 
     def micro_batches(self, world_size: int) -> int:
@@ -291,15 +340,21 @@ class PretrainingArguments:
                 f"mask_share={self.mask_share} and random_share={self.random_share} share the predicted tokens: "
                 f"neither may be negative, nor their sum above 1"
             )
-        if self.max_minutes is not None and self.max_minutes <= 0:
-            raise UserError(f"max_minutes={self.max_minutes} must be above 0")
+        for name in ("max_minutes", "num_train_epochs"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UserError(f"{name}={value} must be above 0")
+        if self.phases and self.max_steps is None:
+            raise UserError("phases need max_steps: say how long the first phase is, too (--max_steps)")
         if self.max_minutes is not None and self.phases:
             raise UserError("max_minutes gives the run one length, but it has phases: say max_steps of each instead")
-        decay = self.decay_steps or 0
-        if self.warmup_steps + decay > self.max_steps:
+        decay, shares = self.decay_steps or 0, [getattr(self, name) or 0 for name in ("warmup_steps", "decay_steps")]
+        if self.max_steps is not None and self.warmup_steps + decay > self.max_steps:
             raise UserError(
                 f"warmup_steps={self.warmup_steps} and decay_steps={decay} do not fit into max_steps={self.max_steps}"
             )
+        if sum(share for share in shares if share < 1) > 1:
+            raise UserError(f"warmup_steps={self.warmup_steps} and decay_steps={decay} are more than the whole run")
         if self.decay_steps is not None and self.lr_scheduler_type != "wsd":
             raise UserError(
                 f"decay_steps={self.decay_steps} needs lr_scheduler_type='wsd', not {self.lr_scheduler_type!r}"
@@ -345,6 +400,9 @@ def _read(name: str, value: Any, annotation: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None:
             return None
+        if {int, float} <= set(typing.get_args(annotation)):
+            number = _number(name, value, float)
+            return number if 0 < number < 1 else _number(name, value, int)
         annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))
         origin = typing.get_origin(annotation)
     if origin is Literal:
@@ -372,6 +430,12 @@ def _read(name: str, value: Any, annotation: Any) -> Any:
     if not isinstance(value, (str, os.PathLike)):
         raise UserError(f"{name}={value!r} must be text")
     return str(value)
+
+
+def _steps_of(steps: int | float | None, max_steps: int) -> int | None:
+    """A number of steps; below 1 it is a share of `max_steps`."""
+    # A share such as 29 / 100 is a little less than that in binary.
+    return None if steps is None else int(steps * max_steps + 1e-9 if steps < 1 else steps)
 
 
 def _number(name: str, value: Any, kind: type) -> int | float:

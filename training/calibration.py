@@ -12,16 +12,22 @@ import torch
 from ..configuration import ClozeBertConfig
 from ..corpus import BatchStream, Mixture
 from ..modeling.packed import Packed
+from ..utils.device import wait_for
+from ..utils.errors import UserError
+from ..utils.progress_bar import progress_bar
 from .arguments import LENGTHS, PretrainingArguments
 from .batches import make_masking
 from .machine import make_accelerator
-from .phase_setup import set_up_model, set_up_phase
+from .phase_setup import PhaseSetup, set_up_model, set_up_phase
 from .planning import Calibration
 from .prefetch import ModelInputs, model_inputs
 from .processes import mean_over_processes
-from .step import timed_step
+from .step import accumulate_gradient, timed_step
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
 from .training_state import TrainingState
+
+# An estimate before the run: tokens of the step that is timed, and seconds from which one is enough.
+_TIMED_TOKENS, _LONG_SECONDS = 4096, 3.0
 
 
 def calibrate(
@@ -55,7 +61,15 @@ def calibrate(
             accelerator=accelerator,
         )
 
-    timing = time_steps(step, seconds=seconds, agree=lambda value: value)
+    with progress_bar(description="timing steps", unit=" s", total=round(seconds), leave=False) as bar:
+        begun = time.monotonic()
+
+        def shown_step() -> StepTime:
+            taken = step()
+            bar.update(min(round(time.monotonic() - begun), bar.total) - bar.n)
+            return taken
+
+        timing = time_steps(shown_step, seconds=seconds, agree=lambda value: value)
     after = _peak_bytes(device, reset=False)
     accelerator.free_memory()
     peak = None if before is None or after is None else after - before
@@ -117,24 +131,24 @@ def choose_length(
     config: ClozeBertConfig,
     mixture: Mixture,
     *,
+    given: PretrainingArguments,
     accelerator: Any,
     begun: float,
-    state: TrainingState,
 ) -> tuple[PretrainingArguments, str]:
-    """The arguments of a run with as many steps as fit into `max_minutes`.
+    """The run with as many steps as fit into its `max_minutes`.
+
+    Where the text gave the run its length, there are no more steps than that. A `max_steps` that was given beside
+    `max_minutes` only says what warm-ups and decay are shares of.
 
     Args:
+        arguments: with a number of steps.
+        given: the run as a person described it, maybe without.
         begun: when the run began, by `time.monotonic`.
-        state: a run that is resumed keeps the number of steps that it began with.
 
     Returns:
         And what a person should know of it.
     """
     assert arguments.max_minutes is not None
-    if state.step:
-        saved = {name: state.arguments[name] for name in LENGTHS}
-        resumed = dataclasses.replace(arguments.of_length(saved["max_steps"]), **saved)
-        return resumed, f"max_minutes: {saved['max_steps']:,} steps, as when the run began"
     seconds = 60 * arguments.max_minutes
     timing = _time_phase(arguments, config, mixture, accelerator=accelerator, seconds=seconds)
     evaluated = sum(split.num_tokens for split in mixture.validation.values())
@@ -150,10 +164,44 @@ def choose_length(
         eval_tokens=evaluated / processes,
     )
     said = (
-        f"max_minutes={arguments.max_minutes:g}: {steps:,} steps; a micro-batch took {timing.micro_batch:.3g} s "
+        f"max_minutes={arguments.max_minutes:g}: {steps:,} steps fit; a micro-batch took {timing.micro_batch:.3g} s "
         f"and an update {timing.update:.3g} s"
     )
-    return arguments.of_length(steps), said
+    if steps >= arguments.num_steps and given.max_steps is None:
+        return arguments, f"{said}; the run needs {arguments.num_steps:,}"
+    try:
+        return (arguments if given.max_steps is not None else given).of_length(steps), said
+    except UserError as error:
+        raise UserError(f"max_minutes={arguments.max_minutes:g} is enough for {steps:,} steps: {error}") from None
+
+
+def length_as_begun(arguments: PretrainingArguments, state: TrainingState) -> PretrainingArguments:
+    """The run with the number of steps that it began with; for one that is resumed, whose length nobody gives."""
+    saved = {name: state.arguments[name] for name in LENGTHS}
+    return dataclasses.replace(arguments.of_length(saved["max_steps"]), **saved)
+
+
+def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
+    """Seconds that forward and backward of a training step take for each token of one process, on the run's own rows.
+
+    It leaves no trace: no weight changes, and each step draws its random numbers anew.
+    """
+    arguments = setup.arguments
+    rows = max(1, min(arguments.per_device_train_batch_size, _TIMED_TOKENS // arguments.max_seq_length))
+    plan_for = setup.core.config if accelerator.device.type == "cpu" else None
+    rate = arguments.mlm_probability
+    batch = model_inputs(setup.stream.rows(0, rows, rate=rate), plan_for=plan_for)
+    seconds: list[float] = []
+    # The first one compiles kernels and gets memory from the system.
+    while len(seconds) < 3 and (not seconds or mean_over_processes(seconds[-1], accelerator) < _LONG_SECONDS):
+        begun = time.perf_counter()
+        # Processes do not exchange this gradient.
+        with accelerator.no_sync(setup.model):
+            accumulate_gradient(setup.model, [batch], num_predicted=len(batch["labels"]), accelerator=accelerator)
+        wait_for(accelerator.device)
+        seconds.append(time.perf_counter() - begun)
+        setup.optimizer.zero_grad()
+    return mean_over_processes(min(seconds), accelerator) / batch["input_ids"].numel()
 
 
 def _time_phase(

@@ -16,14 +16,19 @@ from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
 from .arguments import Phase, PretrainingArguments
-from .initial_model import load_configuration, set_token_ids
+from .initial_model import load_configuration, padded_vocabulary, set_token_ids
+from .run_length import length_by_text
 from .run_settings import phase_configuration
 
 
 @dataclass
 class CheckedRun:
-    """The parts of a run, which fit together: the tokenizer and, by phase, arguments, corpora and model."""
+    """The parts of a run, which fit together: the tokenizer and, by phase, arguments, corpora and model.
 
+    `given` is the run as a person described it, maybe without a number of steps.
+    """
+
+    given: PretrainingArguments
     tokenizer: PreTrainedTokenizerFast
     phases: list[Phase]
     mixtures: list[Mixture]
@@ -46,17 +51,20 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
     """
     check_trackers(arguments.report_to)
     tokenizer = load_tokenizer(arguments.tokenizer_name)
-    phases = arguments.split_phases()
-    mixtures = [Mixture(phase.arguments.corpus, phase.arguments.corpus_weights) for phase in phases]
+    first = Mixture(arguments.corpus, arguments.corpus_weights)
+    phases = length_by_text(arguments, first).split_phases()
+    mixtures = [first, *(Mixture(phase.arguments.corpus, phase.arguments.corpus_weights) for phase in phases[1:])]
     if arguments.model_name_or_path is not None:
         config = load_configuration(arguments.model_name_or_path)
         check_same_tokens(config, tokenizer, name_or_path=arguments.model_name_or_path)
+    else:
+        config.vocab_size = padded_vocabulary(len(tokenizer))
     set_token_ids(config, tokenizer)
     configs = [phase_configuration(config, phase) for phase in phases]
     for phase, of_phase, mixture in zip(phases, configs, mixtures, strict=True):
         check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)
     check_same_weights(configs)
-    return CheckedRun(tokenizer, phases, mixtures, configs)
+    return CheckedRun(arguments, tokenizer, phases, mixtures, configs)
 
 
 def check_trackers(names: list[str]) -> None:
@@ -79,8 +87,9 @@ def check_fit(
     """
     if len(tokenizer) > config.vocab_size:
         raise UserError(
-            f"the tokenizer has {len(tokenizer)} tokens, more than the model's vocab_size={config.vocab_size}: give "
-            f"--vocab_size {-(-len(tokenizer) // 64) * 64}"
+            f"the tokenizer has {len(tokenizer)} tokens, more than the {config.vocab_size} of the model "
+            f"{arguments.model_name_or_path}: name the model's own tokenizer, or add tokens to the model first "
+            f"(clozebert grow --new_tokens)"
         )
     for corpus in corpora:
         check_tokenizer(corpus, tokenizer)

@@ -20,6 +20,7 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling.modeling_clozebert import ClozeBertForMaskedLM
 from ..modeling.pseudo_likelihood import Documents, masked_log_likelihoods
 from ..utils.errors import UserError
+from ..utils.progress_bar import StageBars
 from ..utils.weights import fill, make_empty
 from .vocabulary_rows import take_rows
 
@@ -81,6 +82,7 @@ def _masked_loss(
         never_masked=special - {None},
         positions_per_document=positions_per_document,
         tokens_per_batch=batch_size * max(map(len, documents), default=1),
+        report=StageBars(unit=" tokens").begin("measuring"),
     )
     count = sum(map(len, scores))
     if count == 0:

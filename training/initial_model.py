@@ -35,6 +35,11 @@ def load_configuration(name_or_path: str) -> ClozeBertConfig:
     return config
 
 
+def padded_vocabulary(tokens: int) -> int:
+    """The size of the model's vocabulary: that of the tokenizer, rounded up to a multiple of 64 for fast products."""
+    return -(-tokens // 64) * 64
+
+
 def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> None:
     """The special tokens of the configuration are the tokenizer's, whatever the architecture said before."""
     had_ends = config.bos_token_id is not None

@@ -15,10 +15,11 @@ from ..utils.device import measure_matmul_flops
 from ..utils.errors import UserError
 from ..utils.files import WriteCard
 from .arguments import PretrainingArguments
-from .calibration import choose_length
+from .calibration import choose_length, length_as_begun
 from .checks import check_run
 from .doctor import Doctor
 from .evaluation import EvaluationStoppedError, evaluate_mixture
+from .expectations import what_to_expect
 from .machine import make_accelerator, make_deterministic, seed_step
 from .optimizers import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase
@@ -77,13 +78,14 @@ class Pretraining:
         self.peak_flops = matmul_flops * processes
         self.gradient_norm = 0.0
         try:
-            self._begin(arguments, begun=begun)
+            self._begin(begun=begun)
         except BaseException:
             self.output.release()
             raise
 
-    def _begin(self, arguments: PretrainingArguments, *, begun: float) -> None:
+    def _begin(self, *, begun: float) -> None:
         """Find the step to begin at and how long the run is, then set up its phase."""
+        arguments = self.run.given
         checkpoint, tensors, index = None, None, 0
         self.state = TrainingState(step=0)
         if not self.dry_run:
@@ -93,30 +95,35 @@ class Pretraining:
         self._evaluated_at = self.state.evaluation.get("step")  # the last evaluation that was tried
         self._saved_at = self.state.step if checkpoint is not None else None
         said = ""
-        if arguments.max_minutes is not None:
+        by_text = arguments.max_steps is None and arguments.num_train_epochs is None
+        if self.state.step and (by_text or arguments.max_minutes is not None):
+            self.run.phases = length_as_begun(self.run.phases[0].arguments, self.state).split_phases()
+            said = f"{self.run.last_step:,} steps, as when the run began"
+        elif arguments.max_minutes is not None:
             fitting, said = choose_length(
-                arguments,
+                self.run.phases[0].arguments,
                 self.run.configs[0],
                 self.run.mixtures[0],
+                given=arguments,
                 accelerator=self.accelerator,
                 begun=begun,
-                state=self.state,
             )
             self.run.phases = fitting.split_phases()
         if checkpoint is not None:
             index = check_resume(checkpoint, self.state, self.run, accelerator=self.accelerator)
+        self.planned = self.run.phases
         if self.dry_run:
             self.run.phases = [dry_phase(phase, self.accelerator) for phase in self.run.phases]
         self.log = self._open_log(arguments)
         self.doctor = Doctor(
             max_steps=self.run.last_step,
-            warmup_steps=self.run.phases[0].arguments.warmup_steps,
+            warmup_steps=int(self.run.phases[0].arguments.warmup_steps),
             precision=self.accelerator.mixed_precision,
             unk_token_id=self.run.tokenizer.unk_token_id,
         )
-        self._enter(index, checkpoint or arguments.model_name_or_path, tensors)
         if said:
             self.log.say(said)
+        self._enter(index, checkpoint or arguments.model_name_or_path, tensors)
 
     def _open_log(self, arguments: PretrainingArguments) -> RunLog:
         if arguments.report_to and not self.dry_run:
@@ -143,8 +150,19 @@ class Pretraining:
             weights=weights,
             tensors=tensors,
         )
-        for line in plan_lines(self.setup, self.run, step=self.state.step, accelerator=self.accelerator):
+        for line in plan_lines(self.setup, self.planned, index, step=self.state.step, accelerator=self.accelerator):
             self.log.say(line)
+        if index == 0:
+            lines = what_to_expect(
+                self.setup,
+                self.planned,
+                self.run.given,
+                state=self.state,
+                accelerator=self.accelerator,
+                peak_flops=self.peak_flops,
+            )
+            for line in lines:
+                self.log.say(line)
 
     def train(self, stop: StopRequest) -> dict[str, Any]:
         """All steps that are left, with their logging, checkpoints and evaluation; then the finished model."""
@@ -175,7 +193,17 @@ class Pretraining:
 
             setup.optimizer.optimizer.set_learning_rate(arguments.learning_rate_factor(state.step - phase.first_step))
             seed_step(arguments.seed, state.step, accelerator.process_index)
-            part = accumulate_gradient(setup.model, batches, num_predicted=num_predicted, accelerator=accelerator)
+            part = accumulate_gradient(
+                setup.model,
+                batches,
+                num_predicted=num_predicted,
+                accelerator=accelerator,
+                # Several processes have to agree first, after the step.
+                stop=self.stop if accelerator.num_processes == 1 and not self.dry_run else False,
+            )
+            if part is None:
+                setup.optimizer.zero_grad()
+                return True
             self.gradient_norm = clip_gradient(
                 setup.model, max_grad_norm=arguments.max_grad_norm, accelerator=accelerator
             )
@@ -354,7 +382,8 @@ class Pretraining:
         return self._evaluated_at != self.state.step and self.evaluate()
 
     def _stop(self) -> dict[str, Any]:
-        if self._saved_at != self.state.step:
+        if self.state.step and self._saved_at != self.state.step:
+            self.log.say(f"saving a checkpoint of step {self.state.step:,} …")
             self.save_checkpoint()
         self.log.say(f"stopped at step {self.state.step}; --resume_from_checkpoint latest goes on from there")
         # A process that heard nothing itself stops because another did.

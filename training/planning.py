@@ -15,6 +15,12 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
     logits            M V 3 c under float32: the log-softmax, its gradient and that of the logits; under half precision
                       M V 2 c: the logits and their gradient, and some rows of both in float32
 
+No step on a GPU is shorter than the launches of its kernels, one for each operation, nor than the exchange of the
+gradients between the devices:
+
+    launches          80 a layer and 60 beside in a micro-batch; 20 in an update, and 80 for each matrix of Muon's
+    communication     2 (n - 1) / n 4 P bytes over the link, while the backward pass is at work
+
 On a CPU the C library keeps memory that was freed for later: a process may be larger than its tensors by a tenth to a
 third (`MALLOC_MMAP_THRESHOLD_=262144` in the environment makes it give everything back).
 """
@@ -37,33 +43,37 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 # Room that a plan leaves free: the device's own context, its libraries' workspace, and gaps between blocks.
 _FREE_SHARE, _FREE_BYTES = 0.06, GIB
+# From Python an operation reaches the device at best so fast.
+_LAUNCH_SECONDS = 5e-6
 # How many logits in half precision are widened to float32 at once, by the loss.
 _WIDENED_ON_CPU, _WIDENED = 1 << 20, 1 << 28
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """A kind of device: dense bf16 FLOP/s with float32 accumulation, as its maker states them, and memory."""
+    """A kind of device: dense bf16 FLOP/s with float32 accumulation, as its maker states them, memory in bytes, and
+    bytes per second to another one in the same machine, in each direction (PCIe where there is nothing better)."""
 
     name: str
     peak_flops: float
     memory: float
+    link: float = 25e9
 
 
 DEVICES = {
     device.name: device
     for device in (
         Device("a10", 125e12, 22.5 * GIB),
-        Device("a100-40gb", 312e12, 39.5 * GIB),
-        Device("a100-80gb", 312e12, 79.2 * GIB),
-        Device("b200", 2250e12, 178 * GIB),
-        Device("h100", 989e12, 79.6 * GIB),
-        Device("h200", 989e12, 140 * GIB),
+        Device("a100-40gb", 312e12, 39.5 * GIB, 300e9),
+        Device("a100-80gb", 312e12, 79.2 * GIB, 300e9),
+        Device("b200", 2250e12, 178 * GIB, 900e9),
+        Device("h100", 989e12, 79.6 * GIB, 450e9),
+        Device("h200", 989e12, 140 * GIB, 450e9),
         Device("l4", 121e12, 22 * GIB),
         Device("l40s", 362e12, 44.5 * GIB),
         Device("rtx-3090", 71e12, 23.6 * GIB),
         Device("rtx-4090", 165e12, 23.6 * GIB),
-        Device("rtx-5090", 209e12, 31.4 * GIB),
+        Device("rtx-5090", 209e12, 31.4 * GIB, 50e9),
     )
 }
 
@@ -166,11 +176,18 @@ def make_plan(
         speed = device.peak_flops * utilization
         micro_batch_seconds = passes * forward / num_devices / micro_batches / speed
         update_seconds = update / speed
+    if calibration is None and not on_cpu:
+        launches = launches_of(config, muon=arguments.optimizer == "muon")
+        micro_batch_seconds = max(micro_batch_seconds, _LAUNCH_SECONDS * launches[0])
+        update_seconds = max(update_seconds, _LAUNCH_SECONDS * launches[1])
     # An update is one a step; what goes before it is as much as there are rows.
     size = arguments.batch_size
-    of_whole_steps = size.before(arguments.max_steps) / size.rows
-    seconds = of_whole_steps * micro_batches * micro_batch_seconds + arguments.max_steps * update_seconds
-    all_tokens = size.before(arguments.max_steps) * arguments.max_seq_length
+    of_whole_steps = size.before(arguments.num_steps) / size.rows
+    seconds = of_whole_steps * micro_batches * micro_batch_seconds + arguments.num_steps * update_seconds
+    if num_devices > 1 and not on_cpu:
+        exchanged = 2 * (num_devices - 1) / num_devices * 4 * parameters_of(config)
+        seconds = max(seconds, arguments.num_steps * exchanged / device.link)
+    all_tokens = size.before(arguments.num_steps) * arguments.max_seq_length
     return Plan(
         parameters=parameters_of(config),
         flops_per_step=passes * forward + update,
@@ -184,6 +201,16 @@ def make_plan(
         seconds=seconds,
         cost=None if price_per_hour is None else price_per_hour * num_devices * seconds / 3600,
     )
+
+
+def launches_of(config: ClozeBertConfig, *, muon: bool = False) -> tuple[int, int]:
+    """Kernels that a micro-batch and an update launch at least, one for each operation on the device.
+
+    On the plain path under bf16 torch dispatches about 155 operations a layer, forward and backward; a kernel for
+    packed attention does the work of some tens of them.
+    """
+    matrices = (7 if config.mlp_type == "glu" else 6) * config.num_hidden_layers
+    return 80 * config.num_hidden_layers + 60, 20 + (80 * matrices if muon else 0)
 
 
 def parameters_of(config: ClozeBertConfig) -> int:
@@ -360,6 +387,7 @@ def plan_table(plan: Plan, *, device: Device, num_devices: int) -> Iterator[str]
     yield f"largest micro-batch   {fits:>18}"
     yield f"tokens/s              {plan.tokens_per_second:>18,.0f}"
     yield f"model FLOP/s          {plan.utilization:>18.0%} of the peak of {num_devices} x {device.name}"
-    yield f"hours                 {plan.seconds / 3600:>18,.2f}"
+    hours = plan.seconds / 3600
+    yield f"hours                 {hours:>18,.2f}" if hours >= 0.1 else f"minutes               {60 * hours:>18,.2f}"
     if plan.cost is not None:
         yield f"cost                  {plan.cost:>18,.2f}"

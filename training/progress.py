@@ -5,9 +5,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from ..utils.files import write_text
+from ..utils.progress_bar import progress_bar
 from .curves import read_log
 
 LOG_NAME = "training_log.jsonl"
@@ -46,12 +47,12 @@ class RunLog:
                 if entry["step"] < step or (entry["step"] == step and not (again and _is_evaluation(entry)))
             ]
             write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
-        self.bar = tqdm(
+        self.bar = progress_bar(
+            description="pretraining",
             total=max_steps,
             initial=step,
             disable=not (visible and bar),
-            unit="step",
-            dynamic_ncols=True,
+            unit=" steps",
             smoothing=0.05,
         )
 

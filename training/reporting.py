@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .arguments import PretrainingArguments
+from .arguments import Phase, PretrainingArguments
 from .checks import CheckedRun
 from .curves import CURVE_NAME
 from .phase_setup import PhaseSetup
@@ -22,22 +22,32 @@ def tracker_settings(arguments: PretrainingArguments) -> dict[str, Any]:
     }
 
 
-def plan_lines(setup: PhaseSetup, run: CheckedRun, *, step: int, accelerator: Any) -> list[str]:
-    """What a phase is going to do, in a few lines for a person."""
-    arguments, processes = setup.arguments, accelerator.num_processes
+def epochs_of(setup: PhaseSetup, phase: Phase) -> float:
+    """How often a phase sees the rows of its corpora."""
+    return phase.arguments.batch_size.before(phase.num_steps) / setup.stream.rows_per_epoch
+
+
+def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: int, accelerator: Any) -> list[str]:
+    """What a phase is going to do, in a few lines for a person.
+
+    Args:
+        phases: of the run; in a dry run those of the real one, of which `setup` is a small part.
+        index: which of them it is.
+    """
+    phase, corpora, config = phases[index], setup.corpora, setup.core.config
+    arguments, processes = phase.arguments, accelerator.num_processes
     micro_batches = arguments.micro_batches(processes)
-    phase, corpora, config = setup.phase, setup.corpora, setup.core.config
     rows = arguments.global_batch_size // (processes * micro_batches)
     smallest = arguments.batch_size.smallest * arguments.max_seq_length
     rising = f", rising from {smallest:,} over {arguments.batch_warmup_steps:,}"
-    of_all = f" of {run.last_step:,}" if len(run.phases) > 1 else ""
+    of_all = f" of {phases[-1].last_step:,}" if len(phases) > 1 else ""
     lines = [
         f"model: {setup.num_parameters:,} parameters, {config.num_hidden_layers} layers of {config.hidden_size}, "
         f"vocabulary {config.vocab_size:,}",
         f"corpus: {corpora.num_tokens:,} tokens in {corpora.num_documents:,} documents, "
         f"{setup.stream.rows_per_epoch:,} rows of {arguments.max_seq_length}",
         f"steps: {phase.num_steps:,}{of_all} of {arguments.tokens_per_step:,} tokens"
-        f"{rising if arguments.batch_warmup_steps else ''}, {setup.stream.epochs(phase.num_steps):.2f} epochs; "
+        f"{rising if arguments.batch_warmup_steps else ''}, {epochs_of(setup, phase):.2f} epochs; "
         f"{processes} process(es) x {micro_batches} micro-batch(es) x {rows} row(s)",
         f"{arguments.optimizer}, {arguments.warmup_steps:,} steps of warm-up, {arguments.lr_scheduler_type}; "
         f"precision {accelerator.mixed_precision} on {accelerator.device.type}",
@@ -45,8 +55,8 @@ def plan_lines(setup: PhaseSetup, run: CheckedRun, *, step: int, accelerator: An
     if len(corpora.names) > 1:
         shares = zip(corpora.names, corpora.shares, strict=True)
         lines[2:2] = ["rows from " + ", ".join(f"{name} {share:.1%}" for name, share in shares)]
-    if len(run.phases) > 1:
-        lines[:0] = [f"phase {phase.index + 1} of {len(run.phases)}"]
+    if len(phases) > 1:
+        lines[:0] = [f"phase {phase.index + 1} of {len(phases)}"]
     return [*lines, f"resumed at step {step}"] if step > phase.first_step else lines
 
 

@@ -78,7 +78,12 @@ def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, acc
     forbidden, said = phase.arguments.changes_since(state.arguments)
     forbidden += _other_phase(state, phase)
     forbidden += _other_corpus(state, run.mixtures[phase.index].fingerprint)
-    forbidden += _other_model(load_configuration(str(checkpoint)), run.configs[phase.index])
+    saved = load_configuration(str(checkpoint))
+    if saved.vocab_size >= len(run.tokenizer):
+        # A run that began with another number of rows keeps it.
+        for config in run.configs:
+            config.vocab_size = saved.vocab_size
+    forbidden += _other_model(saved, run.configs[phase.index])
     if forbidden:
         raise UserError(
             f"cannot resume from {checkpoint}, which belongs to another run: {'; '.join(forbidden)}; restore these "

@@ -1,15 +1,56 @@
 """A recipe and the flags over it: what a pretraining run and its model are made from. Needs no torch."""
 
 import dataclasses
+import itertools
+import typing
+from collections.abc import Sequence
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from ..configuration import ClozeBertConfig, load_recipe
+from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, list_recipes, load_recipe
+from ..utils.command_line import Flag
 from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
 from .arguments import Phase, PretrainingArguments
 
 _OWN_KEYS = ("architecture", "model")
+_TEXT_MODELS = [name for name, fields in ARCHITECTURES.items() if "image_size" not in fields]
+_METAVARS = {"corpus": "DIR", "resume_from_checkpoint": "DIR", "phases": "YAML", "report_to": "NAME"}
+_IDLE = "understood, and without effect here"
+_MODEL = "model (not with --model_name_or_path)"
+# The fields of the model that are flags. The others can be set in a recipe file.
+MODEL_FLAGS = {
+    "hidden_size": "width: numbers that stand for each token",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads of each layer",
+    "num_key_value_heads": "heads of keys and values; fewer: grouped-query attention",
+    "intermediate_size": "width inside the feed-forward",
+    "hidden_act": "activation: gelu, relu, silu …",
+    "mlp_type": "feed-forward: mlp, or gated: glu",
+    "max_position_embeddings": "longest input, in tokens",
+    "embedding_size": "width of the embeddings, where it is not hidden_size",
+    "position_embedding_type": "absolute (learned), sinusoidal, rope or none",
+    "rope_parameters": "of rotary positions, in transformers' form: {rope_theta: 1e4}",
+    "layer_types": "of each layer: full_attention or sliding_attention; null: all full",
+    "sliding_window": "tokens that sliding attention sees on each side",
+    "norm_position": "norms before (pre) or after (post) each part of a layer",
+    "norm_type": "layernorm or rmsnorm",
+    "norm_eps": "added to the variance in norms",
+    "norm_bias": "biases in norms",
+    "embedding_norm": "a norm after the embeddings",
+    "final_norm": "a norm after the last layer",
+    "qk_norm": "norms of queries and keys",
+    "attention_bias": "biases in attention",
+    "mlp_bias": "biases in the feed-forward",
+    "hidden_dropout_prob": "dropout after each part of a layer",
+    "attention_probs_dropout_prob": "dropout of attention weights",
+    "tie_word_embeddings": "the output uses the input's embeddings",
+    "initializer_range": "standard deviation of the initial weights",
+    "output_projection_init": "of projections into the residual stream: normal, scaled or zero",
+}
+MORE_MODEL_FLAGS = {"vocab_size": "entries of the vocabulary; in a run, the tokenizer's"}
+# A model that continues has settled: a fifth of the peak that begins from random weights moves it without a jump.
+_CONTINUED_RATE = 0.2
 
 
 def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -40,6 +81,11 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
             f"max_steps={flags['max_steps']} and max_minutes={flags['max_minutes']} both say how long the run is: "
             f"give one of them"
         )
+    if "max_steps" in flags and "num_train_epochs" in flags:
+        raise UserError(
+            f"max_steps={flags['max_steps']} and num_train_epochs={flags['num_train_epochs']} both say how long the "
+            f"run is: give one of them"
+        )
     keep_schedule_shape(recipe, flags)
     recipe.update({key: value for key, value in flags.items() if key in of_run})
     model.update(of_model)
@@ -47,12 +93,45 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
 
 
 def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
-    """Where `--max_steps` changes a recipe's length, its warm-ups and decay keep their share of it."""
-    if "max_steps" not in flags or "max_steps" not in recipe:
+    """Where a flag changes a recipe's length, its warm-ups and decay keep their share of it."""
+    # Beside max_minutes, max_steps says what warm-ups and decay are shares of.
+    if "max_steps" not in flags and "num_train_epochs" not in flags:
         return
+    recipe.pop("num_train_epochs", None)
+    before = recipe.pop("max_steps", None)
     for name in ("warmup_steps", "decay_steps", "batch_warmup_steps"):
-        if name in recipe and name not in flags:
-            recipe[name] = int(recipe[name]) * flags["max_steps"] // int(recipe["max_steps"])
+        steps = recipe.get(name)
+        if before is None or name in flags or not isinstance(steps, (int, float)) or steps < 1:
+            continue
+        if "max_steps" in flags:
+            recipe[name] = int(steps) * flags["max_steps"] // int(before)
+        else:
+            recipe[name] = steps / int(before)
+
+
+def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str]:
+    """Lower the peak learning rates of a run that continues from a model, where no flag sets them.
+
+    Args:
+        settings: fields of the run; changed in place.
+        flags: that were given.
+
+    Returns:
+        what a person should know of it.
+    """
+    if settings.get("model_name_or_path") is None:
+        return []
+    lines = []
+    for name in ("learning_rate", "muon_learning_rate"):
+        of_adamw = name == "learning_rate"
+        if name in flags or not (of_adamw or settings.get("optimizer") == "muon"):
+            continue
+        usual = float(settings.get(name, PretrainingArguments.__dataclass_fields__[name].default))
+        settings[name] = float(f"{usual * _CONTINUED_RATE:.4g}")
+        lines.append(f"--{name} {settings[name]:g} instead of {usual:g}")
+    if not lines:
+        return []
+    return [f"continuing from {settings['model_name_or_path']}: {', '.join(lines)}, and fewer epochs; flags change it"]
 
 
 def make_config(model: dict[str, Any]) -> ClozeBertConfig:
@@ -87,32 +166,98 @@ def merge_nested(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, A
     return merged
 
 
-def flags_class(*more: tuple[str, Any, str]) -> type:
-    """A dataclass of all flags, each None unless given: the recipe, then the run's fields, then the model's.
+def pretraining_flags(
+    *more: Flag,
+    model_flags: Sequence[str] = (),
+    shown: dict[str, Any] | None = None,
+    needed: Sequence[str] = (),
+    idle: Sequence[str] = (),
+) -> list[Flag]:
+    """All flags of a run, each None unless given: the recipe, then the run's fields, then the model's.
 
     Args:
-        more: a program's own flags: name, type, help.
+        more: a program's own flags; they come first.
+        model_flags: fields of the model beside `MODEL_FLAGS`.
+        shown: the values of a recipe, which the help shows as defaults.
+        needed: the fields of the run that the program cannot do without.
+        idle: the fields of the run that the program has no use for; they come last.
     """
-    flags: list[tuple[str, Any, Any]] = [
-        _flag("config", str, "a recipe: its name, or a YAML file"),
-        _flag("architecture", str, "a named architecture, instead of the recipe's"),
-        *(_flag(*flag) for flag in more),
+    shown = shown or {}
+    flags = [
+        Flag("config", str, "a recipe: one of those below, or a YAML file", metavar="NAME"),
+        *more,
     ]
     for item in dataclasses.fields(PretrainingArguments):
-        default = "" if item.default in ("", None, dataclasses.MISSING) else f" (default: {item.default})"
-        kind = str if item.name == "phases" else item.type
-        flags.append(_flag(item.name, kind, item.metadata["help"] + default))
-    for name in ClozeBertConfig.__annotations__:
-        flags.append(_flag(name, str, f"of the model (default: the recipe's, else {getattr(ClozeBertConfig, name)})"))
-    return dataclasses.make_dataclass("Flags", flags)
+        default = [] if item.default is dataclasses.MISSING else item.default
+        kind = str if item.name == "phases" else typing.get_type_hints(PretrainingArguments)[item.name]
+        text, section = item.metadata["help"], item.metadata["section"]
+        if item.name in idle:
+            section = _IDLE
+        flags.append(Flag(item.name, kind | None, text, section=section, shown=shown.get(item.name, default),
+                          metavar=_METAVARS.get(item.name), is_needed=item.name in needed))  # fmt: skip
+    flags.append(Flag("architecture", str, f"a named architecture, instead of the recipe's: {', '.join(_TEXT_MODELS)}",
+                      section=_MODEL, shown=shown.get("architecture")))  # fmt: skip
+    for name, text in {**MODEL_FLAGS, **{name: MORE_MODEL_FLAGS[name] for name in model_flags}}.items():
+        flags.append(Flag(name, str, text, section=_MODEL, shown=shown.get(name), metavar="VALUE"))
+    return sorted(flags, key=lambda flag: (bool(flag.section), flag.section == _IDLE))
 
 
-def _flag(name: str, kind: Any, text: str) -> tuple[str, Any, Any]:
-    # The formatter adds "(default: None)" unless the text names the default; this names it in no letters.
-    metadata: dict[str, Any] = {"help": text.replace("%", "%%") + "%(default).0s"}
-    if kind is bool:
-        metadata |= {"nargs": "?", "const": True}
-    return name, kind | None, dataclasses.field(default=None, metadata=metadata)
+def shown_values(name: str | None, architecture: str | None) -> dict[str, Any]:
+    """What a recipe and its architecture set, for the help: fields of the run and of the model."""
+    flags = {} if architecture is None else {"architecture": architecture}
+    settings, model = split_settings(name, flags)
+    config = make_config(dict(model))
+    return {**settings, "architecture": model.get("architecture"), **{key: getattr(config, key) for key in MODEL_FLAGS}}
+
+
+def values_for_help(words: Sequence[str]) -> dict[str, Any]:
+    """`shown_values` of the recipe and the architecture that a command line with `--help` names; else nothing."""
+    if not {"-h", "--help"} & set(words):
+        return {}
+    named = {}
+    for before, word in itertools.pairwise(["", *words]):
+        for name in ("config", "architecture"):
+            if before == f"--{name}" or word.startswith(f"--{name}="):
+                named[name] = word.split("=", 1)[-1]
+    return shown_values(named.get("config"), named.get("architecture")) if named else {}
+
+
+def recipe_notes() -> list[str]:
+    """A line for each recipe."""
+    width = max(map(len, list_recipes()))
+    return ["recipes:", *(f"  {name:{width}}  {describe_recipe(name)}" for name in list_recipes())]
+
+
+def hints() -> dict[str, str]:
+    """Of names that are no flags of pretraining: what to do instead."""
+    found = dict.fromkeys(
+        (name for name in ClozeBertConfig.__annotations__ if name not in MODEL_FLAGS),
+        "set it in a recipe file, under `model:`",
+    )
+    of_tokenizer = "it is the tokenizer's"
+    found |= dict.fromkeys((name for name in found if name.endswith("_token_id")), of_tokenizer)
+    found["vocab_size"] = "it is the tokenizer's size, rounded up to a multiple of 64; train another tokenizer"
+    found |= {
+        "gradient_accumulation_steps": "it follows from global_batch_size, per_device_train_batch_size and the number "
+        "of processes",
+        "per_gpu_train_batch_size": "give --per_device_train_batch_size",
+        "batch_size": "give --global_batch_size (rows in a step) or --per_device_train_batch_size (rows at once)",
+        "train_batch_size": "give --global_batch_size (rows in a step) or --per_device_train_batch_size (rows at once)",
+        "train_file": "prepare the text first (clozebert prepare-corpus), then give --corpus",
+        "train_data": "prepare the text first (clozebert prepare-corpus), then give --corpus",
+        "dataset_name": "prepare the dataset first (clozebert prepare-corpus --input NAME), then give --corpus",
+        "input": "prepare the text first (clozebert prepare-corpus), then give --corpus",
+        "line_by_line": "it is prepare-corpus' --document_separator line",
+        "validation_file": "it is prepare-corpus' --validation_input",
+        "do_train": "a run trains and evaluates: leave it out",
+        "do_eval": "a run trains and evaluates: leave it out",
+        "bf16": "give --mixed_precision bf16",
+        "fp16": "give --mixed_precision fp16",
+        "warmup_ratio": "give --warmup_steps a number below 1",
+        "optim": "give --optimizer adamw or muon",
+        "push_to_hub": "publish the folder afterwards (clozebert publish)",
+    }
+    return found
 
 
 def read_flag(name: str, value: Any) -> Any:

@@ -6,7 +6,7 @@ tokenizer predict the same tokens, and their figures can be compared.
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..corpus import Corpus, Masking, validation_batches
+from ..corpus.packing import RowIndex
 from ..corpus.tables import BadText, open_table
 from ..modeling.packed_view import packed_view
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
@@ -23,6 +24,7 @@ from .evaluation import evaluate_masked_lm
 
 # The name of a set of minimal pairs, and its pairs (acceptable, unacceptable).
 Paradigms = dict[str, list[tuple[str, str]]]
+_Report = Callable[[int, int], object]
 
 
 def score_frozen_masks(
@@ -34,8 +36,14 @@ def score_frozen_masks(
     masking: Masking | None = None,
     seed: int = 42,
     max_batches: int | None = None,
+    report: _Report | None = None,
 ) -> dict[str, float]:
-    """Masked-LM loss (nats), perplexity and accuracy over a prepared split; see `evaluate_masked_lm`."""
+    """Masked-LM loss (nats), perplexity and accuracy over a prepared split; see `evaluate_masked_lm`.
+
+    Args:
+        report: called with (batches scored, batches in all).
+    """
+    total = -(-RowIndex(corpus, max_seq_length=max_seq_length).num_rows // batch_size)
     batches = validation_batches(
         corpus,
         max_seq_length=max_seq_length,
@@ -44,7 +52,19 @@ def score_frozen_masks(
         seed=seed,
     )
     one_process = SimpleNamespace(process_index=0, num_processes=1, device=next(model.parameters()).device)
-    return evaluate_masked_lm(packed_view(model), batches, accelerator=one_process, max_batches=max_batches)
+    return evaluate_masked_lm(
+        packed_view(model),
+        _reported(batches, min(total, max_batches or total), report),
+        accelerator=one_process,
+        max_batches=max_batches,
+    )
+
+
+def _reported(batches: Iterable[Any], total: int, report: _Report | None) -> Iterator[Any]:
+    for done, batch in enumerate(batches, start=1):
+        yield batch
+        if report is not None:
+            report(done, total)
 
 
 def score_pseudo_perplexity(
@@ -54,6 +74,7 @@ def score_pseudo_perplexity(
     max_seq_length: int,
     max_documents: int | None = None,
     positions_per_document: int | None = None,
+    report: _Report | None = None,
 ) -> dict[str, float]:
     """exp(-(1/N) sum_t log p(x_t | x without x_t)) over the first documents of a split.
 
@@ -62,6 +83,7 @@ def score_pseudo_perplexity(
     Args:
         max_documents: how many documents, evenly spaced over the split; None: all.
         positions_per_document: at most so many tokens of each piece; None: all.
+        report: called with (tokens scored, tokens in all).
 
     Raises:
         ValueError: the corpus holds no token to score.
@@ -78,6 +100,7 @@ def score_pseudo_perplexity(
         mask_token_id=corpus.mask_token_id,
         never_masked=corpus.special_token_ids,
         positions_per_document=positions_per_document,
+        report=report,
     )
     count = sum(map(len, scores))
     if count == 0:
@@ -135,11 +158,19 @@ def _pair(values: dict[str, Any], *, where: str) -> tuple[str, str]:
 
 
 def score_minimal_pairs(
-    model: torch.nn.Module, tokenizer: Any, paradigms: Paradigms, *, max_seq_length: int | None = None
+    model: torch.nn.Module,
+    tokenizer: Any,
+    paradigms: Paradigms,
+    *,
+    max_seq_length: int | None = None,
+    report: _Report | None = None,
 ) -> dict[str, Any]:
     """How often PLL(good) > PLL(bad), as in Salazar et al. 2020; a tie counts as wrong.
 
     All sentences of all paradigms are scored together, sorted by length, each different sentence once.
+
+    Args:
+        report: called with (tokens scored, tokens in all).
 
     Returns:
         blimp_accuracy (the mean over paradigms, as BLiMP reports it), blimp_pairs, and blimp_paradigms: by name, the
@@ -155,7 +186,7 @@ def score_minimal_pairs(
             raise UserError(f"--blimp: a sentence has {len(ids)} tokens, more than {max_seq_length}: {sentence[:60]!r}")
     unknown = tokenizer.unk_token_id
     scores = masked_log_likelihoods(
-        model, documents, mask_token_id=tokenizer.mask_token_id, never_masked=_special_ids(tokenizer)
+        model, documents, mask_token_id=tokenizer.mask_token_id, never_masked=_special_ids(tokenizer), report=report
     )
     pll = {sentence: float(score.sum()) for sentence, score in zip(sentences, scores, strict=True)}
     ids_of = dict(zip(sentences, documents, strict=True))

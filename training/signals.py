@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from ..utils.interrupts import end_after_patience, say_now
+
 # SIGHUP comes when a terminal is closed; Windows has none.
 STOP_SIGNALS = tuple(number for name in ("SIGTERM", "SIGINT", "SIGHUP") if (number := getattr(signal, name, None)))
 
@@ -50,8 +52,17 @@ class StopRequest:
         """Note signals as they come, though the main thread waits in another process' stead and runs no Python."""
         while number := os.read(descriptor, 1):
             if number[0] in STOP_SIGNALS:
+                self._answer(number[0])
                 self.request(signal.Signals(number[0]).name, number[0])
         os.close(descriptor)
+
+    def _answer(self, number: int) -> None:
+        """Say at once what is going to happen, while a step is still at work; a second SIGINT ends the process."""
+        begun = self.seconds_since()
+        if begun is None and os.environ.get("RANK", "0") == "0":
+            say_now("stopping: a checkpoint is saved first; Ctrl-C once more, after two seconds, ends the run")
+        if begun is not None and begun > 2 and number == signal.SIGINT:
+            end_after_patience()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator["StopRequest"]:

@@ -18,9 +18,12 @@ from .time_budget import StepTime
 
 
 def accumulate_gradient(
-    model: torch.nn.Module, batches: list[ModelInputs], *, num_predicted: int, accelerator: Any
-) -> torch.Tensor:
+    model: torch.nn.Module, batches: list[ModelInputs], *, num_predicted: int, accelerator: Any, stop: object = False
+) -> torch.Tensor | None:
     """Forward and backward of one process' micro-batches.
+
+    Args:
+        stop: where it becomes true between two micro-batches, the rest is left out and the result is None.
 
     Returns:
         This process' part of the loss, a scalar: the sum over its predicted tokens / `num_predicted`. The parts of all
@@ -31,6 +34,8 @@ def accumulate_gradient(
     items = torch.tensor(float(num_predicted), device=device)
     total = torch.zeros((), device=device)
     for index, batch in enumerate(batches):
+        if stop:
+            return None
         is_last = index == len(batches) - 1
         with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
             loss = model(**to_device(batch, device), num_items_in_batch=items).loss

@@ -68,7 +68,7 @@ def steps_in(
     """
     size, micro_batches = arguments.batch_size, arguments.micro_batches(world_size)
     # Of a batch size that warms up, a part of the steps takes fewer micro-batches.
-    mean_share = size.before(arguments.max_steps) / size.rows / arguments.max_steps
+    mean_share = size.before(arguments.num_steps) / size.rows / arguments.num_steps
     tokens = arguments.tokens_per_step / world_size / micro_batches
     evaluation = step.micro_batch * _FORWARD_SHARE * eval_tokens / tokens
     of_step = mean_share * micro_batches * step.micro_batch + step.update

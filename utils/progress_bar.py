@@ -1,8 +1,10 @@
 """Progress: in a terminal a bar with a total and an estimate; elsewhere, such as in a log file, a line a minute."""
 
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
@@ -61,3 +63,46 @@ def progress_bar(
         "bar_format": "{l_bar}{n_fmt}/{total_fmt} [{elapsed}, {remaining} left, {rate_fmt}{postfix}]",
     }
     return _Lines(iterable, **{**shared, **lines})
+
+
+@contextmanager
+def heartbeat(description: str) -> Iterator[None]:
+    """Where stderr is no terminal, a line a minute while a library is at work that shows a bar in terminals only."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        begun = time.monotonic()
+        while not ended.wait(SECONDS_BETWEEN_LINES):
+            print(f"{description}: {(time.monotonic() - begun) / 60:.0f} minutes so far", file=sys.stderr, flush=True)
+
+    if not sys.stderr.isatty():
+        threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+class StageBars:
+    """A bar for each of several stages; called with (done, total) of the current one."""
+
+    def __init__(self, *, unit: str, disable: bool = False) -> None:
+        self.unit, self.disable = unit, disable
+        self._bar: Any = None
+
+    def begin(self, description: str) -> "StageBars":
+        """The next calls are about another stage."""
+        self.close()
+        self._bar = progress_bar(description=description, unit=self.unit, disable=self.disable, leave=False)
+        return self
+
+    def __call__(self, done: int, total: int | None = None) -> None:
+        if self._bar is not None:
+            self._bar.total = total if total is not None else self._bar.total
+            self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """End the current stage."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

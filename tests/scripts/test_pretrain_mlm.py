@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent.parent))
-from pretraining_helpers import MODEL, REPOSITORY, flags, make_corpus
+from pretraining_helpers import MODEL_FLAGS, REPOSITORY, flags, make_corpus
 
 from clozebert.configuration import list_recipes
 from clozebert.scripts.pretrain_mlm import _parse_flags, main
 from clozebert.training.run_settings import split_settings
 
 PROGRAM = REPOSITORY / "scripts" / "pretrain_mlm.py"
-SMALL = {**MODEL, "layer_types": "null", "max_seq_length": 40, "global_batch_size": 8, "logging_steps": 1}
+SMALL = {**MODEL_FLAGS, "layer_types": "null", "max_seq_length": 40, "global_batch_size": 8, "logging_steps": 1}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_a_recipe_by_path_with_flags_over_it(prepared: Path, tmp_path: Path) -> 
     )  # fmt: skip
     assert "2 steps of warm-up" in shown.stdout, "the warm-up keeps its share of a run made shorter by a flag"
     config = json.loads((output_dir / "config.json").read_text())
-    assert (config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]) == (24, 2, 67)
+    assert (config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]) == (24, 2, 64)
     state = json.loads((output_dir / "checkpoint-20" / "training_state" / "state.json").read_text())
     assert state["arguments"]["learning_rate"] == 1e-3
     assert state["arguments"]["max_grad_norm"] == 0.5
@@ -70,7 +70,11 @@ def test_a_recipe_by_path_with_flags_over_it(prepared: Path, tmp_path: Path) -> 
         (["--architecture", "bert-bass"], "unknown architecture 'bert-bass'; did you mean 'bert-base'?"),
         (["--config", "tiny", "--num_attention_heads", "7"], "hidden_size=256 must be a multiple of"),
         (["--config", "tiny", "--norm_type", "batchnorm"], "norm_type='batchnorm' must be one of"),
-        (["--config", "tiny", "--vocab_size", "40"], "61 tokens, more than the model's vocab_size=40: give --vocab"),
+        (["--config", "tiny", "--vocab_size", "40"], "rounded up to a multiple of 64; train another tokenizer"),
+        (["--config", "tiny", "--lr", "3"], "unknown flag --lr; did you mean --learning_rate?"),
+        (["--config", "tiny", "--warmup_ratio", "0.1"], "give --warmup_steps a number below 1"),
+        (["--config", "tiny", "--max_steps", "3", "--num_train_epochs", "2"], "both say how long the run is"),
+        (["--config", "tiny", "--max_steps", "3.5"], "'3.5' is not a whole number"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_before_any_work(

@@ -48,13 +48,13 @@ def run_steps(folder: Path, output_dir: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("recipe", list_recipes())
 def test_a_step_of_every_recipe(recipe: str, prepared: Path, tmp_path: Path, mode: RefuseHalfPrecision) -> None:
     """With its evaluation; of the recipe's shape, but two layers, a small vocabulary, and rows of the test's corpus."""
-    small = {"num_hidden_layers": 2, "vocab_size": 67, "global_batch_size": 4}
+    small = {"num_hidden_layers": 2, "global_batch_size": 4}
     run_steps(prepared, tmp_path / "run", config=recipe, **small)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_both_optimizers(optimizer: str, prepared: Path, tmp_path: Path, mode: RefuseHalfPrecision) -> None:
-    run_steps(prepared, tmp_path / "run", config="tiny", vocab_size=67, optimizer=optimizer)
+    run_steps(prepared, tmp_path / "run", config="tiny", optimizer=optimizer)
 
 
 def test_fine_tuning(tmp_path: Path, mode: RefuseHalfPrecision) -> None:
@@ -76,4 +76,4 @@ def test_the_test_sees_half_precision(prepared: Path, tmp_path: Path, monkeypatc
         muon.Muon, "dtype", property(lambda self: torch.bfloat16, lambda self, value: None), raising=False
     )
     with pytest.raises(AssertionError, match="bfloat16"), RefuseHalfPrecision():
-        run_steps(prepared, tmp_path / "run", config="tiny", vocab_size=67)
+        run_steps(prepared, tmp_path / "run", config="tiny")

@@ -176,7 +176,7 @@ def test_the_plan_of_a_change_is_refused_where_it_is_behind(prepared: Path, tmp_
 )
 def test_a_phase_that_cannot_be_is_refused(phases: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PretrainingArguments(corpus="c", tokenizer_name="t", output_dir="o", phases=phases)
+        PretrainingArguments(corpus="c", tokenizer_name="t", output_dir="o", max_steps=9, phases=phases)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,9 @@ def test_a_later_phase_that_does_not_fit_is_refused_before_any_work(
     prepared: Path, tmp_path: Path, phase: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((ValueError, OSError), match=message):
-        pretrain(arguments_of(prepared, tmp_path / "run", phases=[{"max_steps": 3, **phase}]), model_config())
+        pretrain(
+            arguments_of(prepared, tmp_path / "run", max_steps=9, phases=[{"max_steps": 3, **phase}]), model_config()
+        )
     assert not (tmp_path / "run").exists()
 
 

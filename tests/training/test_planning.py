@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from pretraining_helpers import make_corpus
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.configuration import list_recipes
 from clozebert.corpus import Corpus, Mixture, RowIndex
 from clozebert.modeling import kernels
+from clozebert.modeling.packed import Packed
 from clozebert.scripts.plan import main
 from clozebert.training import PretrainingArguments
 from clozebert.training.calibration import _batches, calibrate
@@ -23,10 +25,12 @@ from clozebert.training.planning import (
     DEVICES,
     GIB,
     Calibration,
+    Device,
     _update_flops,
     activation_bytes,
     attention_length,
     forward_flops,
+    launches_of,
     make_plan,
     matrix_parameters,
     parameters_of,
@@ -38,6 +42,9 @@ SIZES = {"vocab_size": 83, "hidden_size": 48, "num_attention_heads": 3, "num_hid
          "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
 BERT = {**SIZES, "norm_position": "post", "mlp_type": "mlp", "position_embedding_type": "absolute",
         "attention_bias": True, "mlp_bias": True}  # fmt: skip
+
+# Its products take longer than its launches.
+SLOW = Device("slow", 1e5, 22 * GIB)
 
 
 def run_of(**changes: Any) -> PretrainingArguments:
@@ -52,7 +59,7 @@ def test_parameters_of_every_recipe_are_exact(name: str) -> None:
     config = make_config(model)
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in ClozeBertForMaskedLM(config).parameters())
-    arguments = PretrainingArguments(**settings, corpus="-", tokenizer_name="-", dry_run=True)
+    arguments = PretrainingArguments(**settings, corpus="-", tokenizer_name="-", dry_run=True, max_steps=1000)
     plan = make_plan(arguments, config, device=DEVICES["h100"], num_devices=4, price_per_hour=3.0)
     assert plan.parameters == count
     assert plan.cost == pytest.approx(4 * 3.0 * plan.seconds / 3600)
@@ -174,16 +181,62 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
 
 def test_time_is_that_of_the_flops_or_of_the_calibration() -> None:
     config, arguments = ClozeBertConfig(**SIZES), run_of()
-    plan = make_plan(arguments, config, device=DEVICES["l4"], utilization=0.25)
-    assert plan.seconds == pytest.approx(100 * plan.flops_per_step / (0.25 * 121e12))
+    plan = make_plan(arguments, config, device=SLOW, utilization=0.25)
+    assert plan.seconds == pytest.approx(100 * plan.flops_per_step / (0.25 * 1e5))
     assert plan.utilization == pytest.approx(0.25)
     assert plan.tokens_per_second == pytest.approx(24 * 32 * 100 / plan.seconds)
-    measured = make_plan(arguments, config, device=DEVICES["l4"], calibration=Calibration(0.5, 0.25, None))
+    measured = make_plan(arguments, config, device=SLOW, calibration=Calibration(0.5, 0.25, None))
     assert measured.seconds == pytest.approx(100 * (4 * 0.5 + 0.25))
     with pytest.raises(ValueError, match=r"utilization=1\.5 must lie in"):
-        make_plan(arguments, config, device=DEVICES["l4"], utilization=1.5)
+        make_plan(arguments, config, device=SLOW, utilization=1.5)
     with pytest.raises(ValueError, match="num_devices=0 must be at least 1"):
-        make_plan(arguments, config, device=DEVICES["l4"], num_devices=0)
+        make_plan(arguments, config, device=SLOW, num_devices=0)
+
+
+def test_no_step_is_shorter_than_its_launches_and_its_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launches that a plan counts are fewer than torch's own operations, but not by far."""
+    monkeypatch.setenv("CLOZEBERT_PLAIN", "1")
+    for shape in (SIZES, BERT):
+        counted = [_operations(ClozeBertConfig(**{**shape, "num_hidden_layers": layers})) for layers in (2, 4)]
+        found = [launches_of(ClozeBertConfig(**{**shape, "num_hidden_layers": layers}))[0] for layers in (2, 4)]
+        print(counted, found)
+        for operations, launches in zip(counted, found, strict=True):
+            assert 0.4 * operations <= launches <= operations
+    config = make_config(split_settings("small", {})[1])
+    arguments = PretrainingArguments(**{**split_settings("small", {})[0], "max_steps": 1000}, corpus="-",
+                                     tokenizer_name="-", dry_run=True)  # fmt: skip
+    plan = make_plan(arguments, config, device=DEVICES["h100"], num_devices=8)
+    launches, update = launches_of(config)
+    assert plan.seconds == pytest.approx(1000 * 5e-6 * (launches + update))
+    assert plan.tokens_per_second < 20e6
+    # On devices that are linked by PCIe the exchange of a larger model's gradients takes longer than that.
+    large = make_config(split_settings("bert-base", {})[1])
+    plan = make_plan(dataclasses.replace(arguments, global_batch_size=8), large, device=DEVICES["l4"], num_devices=8)
+    assert plan.seconds == pytest.approx(1000 * 2 * 7 / 8 * 4 * parameters_of(large) / 25e9)
+
+
+def _operations(config: ClozeBertConfig) -> int:
+    """What torch dispatches in forward and backward under bf16, but views and what makes no kernel."""
+    views = {
+        "_reshape_alias", "_unsafe_view", "alias", "as_strided", "chunk", "detach", "empty", "empty_like",
+        "empty_strided", "expand", "lift_fresh", "narrow", "permute", "promote_types", "reshape", "select", "slice",
+        "split", "squeeze", "t", "transpose", "unbind", "unflatten", "unsqueeze", "view",
+    }  # fmt: skip
+    names: list[str] = []
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(function.name().split("::")[1].split(".")[0])
+            return function(*args, **(kwargs or {}))
+
+    model = ClozeBertForMaskedLM(config).train()
+    ids, places = torch.randint(5, 80, (1, 96)), torch.arange(0, 96, 5)
+    packed = Packed.from_lengths([13, 19] * 3, torch.device("cpu"))
+    with Count():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(input_ids=ids, packed=packed, masked_positions=places, labels=ids[0, places]).loss
+        loss.backward()
+    return sum(name not in views for name in names)
 
 
 def test_calibration_trains() -> None:
@@ -208,7 +261,7 @@ def test_time_of_a_batch_that_warms_up_is_that_of_its_rows() -> None:
     rows = sum(rising.batch_size.at(step) for step in range(100))
     assert rows < 0.9 * 24 * 100
     for calibration, update in ((None, 0.0), (Calibration(0.5, 0.25, None), 25.0)):
-        plans = [make_plan(run, config, device=DEVICES["l4"], calibration=calibration) for run in (whole, rising)]
+        plans = [make_plan(run, config, device=SLOW, calibration=calibration) for run in (whole, rising)]
         share = (plans[1].seconds - update) / (plans[0].seconds - update)
         assert share == pytest.approx(rows / 2400)
         assert plans[1].tokens_per_second == pytest.approx(rows * 32 / plans[1].seconds)

@@ -314,7 +314,7 @@ def test_what_does_not_fit_together_is_refused(prepared: Path, tmp_path: Path) -
     make_tokenizer(80).save_pretrained(other / "larger")
     refused: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"tokenizer_name": str(other / "same_size")}, {}, "tokenized with another tokenizer .vocab_sha256 differ"),
-        ({"tokenizer_name": str(other / "larger")}, {}, "85 tokens, more than the model's vocab_size=67.*128"),
+        ({"tokenizer_name": str(other / "larger")}, {}, "tokenized with another tokenizer .vocab_sha256, vocab_size"),
         ({"tokenizer_name": str(other)}, {}, "holds no tokenizer.json"),
         ({"corpus": str(other)}, {}, "holds no prepared corpus"),
         ({}, {"max_position_embeddings": 30}, "max_seq_length=40 exceeds the model's max_position_embeddings=30"),

@@ -1,0 +1,42 @@
+"""Print where a launch configuration of Accelerate lies: for several GPUs, FSDP, several machines, or CPU processes.
+
+accelerate launch --config_file "$(clozebert launch-config gpus)" --num_processes 4 -m clozebert.scripts.pretrain_mlm …
+"""
+
+from dataclasses import dataclass, field
+
+from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import as_user_errors
+
+_SUMMARY = "Print where a launch configuration of Accelerate lies, for accelerate launch --config_file."
+_EXAMPLES = ("gpus",)
+
+
+@dataclass
+class LaunchConfigArguments:
+    name: str = field(
+        metadata={
+            "help": "gpus (of one machine), fsdp (the model sharded over them), machines (several), or cpu (two "
+            "processes); may stand first, without the flag",
+            "metavar": "NAME",
+        }
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = parse(
+        LaunchConfigArguments,
+        argv,
+        verb="launch-config",
+        description=_SUMMARY,
+        examples=_EXAMPLES,
+        first="name",
+    )
+    from clozebert.configuration import launch_configuration
+
+    with as_user_errors():
+        print(launch_configuration(arguments.name))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,166 @@
+"""How long a run is by default, its vocabulary, and what is said of both."""
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pretraining_helpers import make_corpus, make_tokenizer, model_config, run_here, settings
+
+from clozebert import ClozeBertConfig
+from clozebert.configuration import list_recipes
+from clozebert.corpus import Mixture, ShardWriter
+from clozebert.corpus.tokenizer import tokenizer_facts
+from clozebert.training import checks
+from clozebert.training.arguments import PretrainingArguments
+from clozebert.training.checkpoints import list_checkpoints
+from clozebert.training.checks import check_run
+from clozebert.training.initial_model import padded_vocabulary
+from clozebert.training.run_length import epochs_by_text, hours_lines, length_by_text, length_lines, rows_of_text
+from clozebert.training.run_settings import make_config, split_settings, suit_continuing
+from clozebert.training.training_state import read_training_state
+
+
+def test_more_text_is_seen_less_often_but_gives_a_longer_run() -> None:
+    sizes = [int(size) for size in np.geomspace(1e3, 1e13, 200)]
+    epochs = [epochs_by_text(size) for size in sizes]
+    assert epochs == sorted(epochs, reverse=True)
+    assert (epochs[0], epochs[-1]) == (40, 1)
+    assert [epochs_by_text(int(size)) for size in (10e6, 100e6, 1e9, 10e9)] == [40, 19, 9, 4]
+    seen = [size * each for size, each in zip(sizes, epochs, strict=True)]
+    # Rounding to whole epochs costs at most half, from two to one.
+    assert all(after > 0.5 * before for before, after in itertools.pairwise(seen))
+    assert [epochs_by_text(int(size), continued=True) for size in (1e6, 10e6, 100e6, 1e12)] == [10, 10, 9, 1]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Corpora of about 1 M tokens (a 5 MB text) and 40 M, by a tokenizer of 70 entries, which no recipe has."""
+    folder = tmp_path_factory.mktemp("texts")
+    tokenizer = make_tokenizer(65)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    draws = np.random.default_rng(0)
+    for name, documents in (("small", 2000), ("large", 80_000)):
+        for split in ("train", "validation"):
+            writer = ShardWriter(folder / name / split, vocab_size=70)
+            for length in draws.integers(10, 1000, size=documents if split == "train" else 10):
+                writer.append(np.full(length, 6), np.ones(length, dtype=bool))
+            writer.close({"tokenizer": tokenizer_facts(tokenizer)})
+    return {"tokenizer": folder / "tokenizer", "small": folder / "small", "large": folder / "large"}
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("recipe", list_recipes())
+def test_every_recipe_with_the_commands_of_the_readme(texts: dict[str, Path], recipe: str, size: str) -> None:
+    """No run sets out on more than 40 epochs, or on a vocabulary with more rows than rounding gives."""
+    given = {"corpus": [str(texts[size])], "tokenizer_name": str(texts["tokenizer"]), "output_dir": "-"}
+    values, model = split_settings(recipe, given)
+    arguments = PretrainingArguments(**values)
+    assert arguments.max_steps is None
+    run = check_run(arguments, make_config(model))
+    epochs = (
+        run.phases[0].arguments.num_steps
+        * arguments.global_batch_size
+        / rows_of_text(run.mixtures[0], max_seq_length=arguments.max_seq_length)
+    )
+    tokens = run.mixtures[0].num_tokens
+    assert 0.8 * epochs_by_text(tokens) < epochs <= epochs_by_text(tokens) <= 40
+    assert run.configs[0].vocab_size == 128
+    assert all(0 <= getattr(run.configs[0], name) < 70 for name in ("pad_token_id", "mask_token_id", "cls_token_id"))
+    shape = run.phases[0].arguments
+    assert isinstance(shape.warmup_steps, int)
+    assert 0 <= shape.warmup_steps < 0.1 * shape.num_steps
+
+
+def test_lengths_that_are_given(texts: dict[str, Path]) -> None:
+    mixture = Mixture([str(texts["small"])])
+    rows = rows_of_text(mixture, max_seq_length=128)
+
+    def steps(**changes: Any) -> int:
+        values = {"corpus": "c", "tokenizer_name": "t", "output_dir": "o", "global_batch_size": 16, **changes}
+        return length_by_text(PretrainingArguments(**values), mixture).num_steps
+
+    assert steps() == 40 * rows // 16
+    assert steps(model_name_or_path="m") == 10 * rows // 16
+    assert steps(num_train_epochs=1.5) == int(1.5 * rows / 16)
+    assert steps(num_train_epochs=1e-9) == 1
+    assert steps(max_steps=7) == 7
+    rising = steps(num_train_epochs=2, initial_global_batch_size=4, batch_warmup_steps=0.5)
+    assert 2 * rows / 16 < rising < 1.4 * 2 * rows / 16, "while the batch rises, more steps see as much text"
+    with pytest.raises(ValueError, match=r"the run has 2,135 steps, 4.15 epochs of the text: warmup_steps=9000"):
+        steps(num_train_epochs=4.15, warmup_steps=9000)
+
+
+def test_shares_of_a_run() -> None:
+    paths = {"corpus": "c", "tokenizer_name": "t", "output_dir": "o"}
+    run = PretrainingArguments(**paths, warmup_steps=0.29, lr_scheduler_type="wsd", decay_steps=0.5)
+    assert (run.warmup_steps, run.decay_steps) == (0.29, 0.5)
+    assert (run.of_length(100).warmup_steps, run.of_length(100).decay_steps) == (29, 50)
+    assert PretrainingArguments(**paths, max_steps=200, warmup_steps=0.05).warmup_steps == 10
+    assert PretrainingArguments(**paths, max_steps=200, warmup_steps=7).warmup_steps == 7
+    with pytest.raises(ValueError, match="are more than the whole run"):
+        PretrainingArguments(**paths, warmup_steps=0.6, lr_scheduler_type="wsd", decay_steps=0.6)
+    with pytest.raises(ValueError, match=r"num_train_epochs=0\.0 must be above 0"):
+        PretrainingArguments(**paths, num_train_epochs=0)
+
+
+def test_what_is_said(texts: dict[str, Path]) -> None:
+    paths = {"corpus": "c", "tokenizer_name": "t", "output_dir": "o"}
+    given = PretrainingArguments(**paths)
+    lines = length_lines(given.of_length(5000), epochs=39.9, tokens=1_000_000, given=given)
+    assert lines[0].startswith("length: 39.9 epochs; the default for 1 M tokens is 40 (--num_train_epochs, --max_steps")
+    assert "--model_name_or_path" in lines[1]
+    assert len(lines) == 2
+    long = PretrainingArguments(**paths, max_steps=10_000)
+    (warning,) = length_lines(long, epochs=724.0, tokens=30_000_000, given=long)
+    assert warning.startswith("warning: the text is seen 724 times")
+    assert "--num_train_epochs 40" in warning
+    few = length_lines(given.of_length(61), epochs=40, tokens=30_000_000, given=given)
+    assert "61 steps are few" in few[1]
+    assert "--config tiny" in few[1]
+    assert hours_lines(0.5, on_cpu=True, how="x") == ["time: about 30 minutes (x), evaluations and checkpoints on top"]
+    assert len(hours_lines(23.9, on_cpu=True, how="x")) == len(hours_lines(144, on_cpu=False, how="x")) == 1
+    assert "--max_minutes" in hours_lines(144, on_cpu=True, how="x")[1]
+
+
+def test_a_continued_run_takes_lower_rates_unless_they_are_given() -> None:
+    flags = {"model_name_or_path": "there", "optimizer": "muon"}
+    values, _ = split_settings("tiny", flags)
+    (said,) = suit_continuing(values, flags)
+    assert (values["learning_rate"], values["muon_learning_rate"]) == (0.0006, 0.004)
+    assert "--learning_rate 0.0006 instead of 0.003" in said
+    values, _ = split_settings("tiny", {**flags, "learning_rate": 0.1, "muon_learning_rate": 0.2})
+    assert suit_continuing(values, {**flags, "learning_rate": 0.1, "muon_learning_rate": 0.2}) == []
+    assert (values["learning_rate"], values["muon_learning_rate"]) == (0.1, 0.2)
+    values, _ = split_settings("tiny", {})
+    assert suit_continuing(values, {}) == []
+
+
+def test_the_vocabulary_is_the_tokenizers(tmp_path: Path) -> None:
+    assert [padded_vocabulary(size) for size in (1, 64, 65, 30_522)] == [64, 64, 128, 30_528]
+    prepared = make_corpus(tmp_path)
+    arguments = PretrainingArguments(**settings(prepared, max_steps=3), output_dir="-")
+    for size in (30, 67, 5000):
+        assert check_run(arguments, model_config(vocab_size=size)).configs[0].vocab_size == 64
+
+
+def test_a_resumed_run_keeps_its_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps that it began with, and the rows of its vocabulary, though today it would take others."""
+    prepared, run = make_corpus(tmp_path), {"output_dir": tmp_path / "run", "save_total_limit": 9, "save_steps": 9}
+    with monkeypatch.context() as patch:
+        patch.setattr(checks, "padded_vocabulary", lambda tokens: 67)
+        run_here(prepared, **run, num_train_epochs=1)
+    begun = list_checkpoints(tmp_path / "run")
+    steps = read_training_state(begun[-1])[0].step
+    shown = capsys.readouterr().out
+    assert f"steps: {steps} of 320 tokens, 0.9" in shown or f"steps: {steps} of 320 tokens, 1.00" in shown
+    for path in begun[1:]:
+        shutil.rmtree(path)
+    run_here(prepared, **run, resume_from_checkpoint="latest")
+    assert f"{steps} steps, as when the run began" in capsys.readouterr().out
+    assert read_training_state(list_checkpoints(tmp_path / "run")[-1])[0].step == steps
+    assert ClozeBertConfig.from_pretrained(tmp_path / "run").vocab_size == 67

@@ -1,0 +1,268 @@
+"""The flags of a program: read from the command line, and shown by `--help`. Names are written with underscores; dashes
+are understood too."""
+
+import argparse
+import dataclasses
+import shutil
+import sys
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from .errors import nearest_name
+
+# What people type who come from other programs, and the flag that they mean; `transformers` has most of these names.
+_OTHER_NAMES = {
+    "lr": "learning_rate", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs", "steps": "max_steps",
+    "max_train_steps": "max_steps", "num_training_steps": "max_steps", "model": "model_name_or_path",
+    "model_name": "model_name_or_path", "model_path": "model_name_or_path", "tokenizer": "tokenizer_name",
+    "tokenizer_path": "tokenizer_name", "output": "output_dir", "out": "output_dir", "data": "input",
+    "max_length": "max_seq_length", "block_size": "max_seq_length", "seq_length": "max_seq_length",
+    "num_warmup_steps": "warmup_steps", "warmup_ratio": "warmup_steps", "warmup": "warmup_steps",
+    "optim": "optimizer", "bf16": "mixed_precision", "fp16": "mixed_precision", "precision": "mixed_precision",
+    "no_cuda": "use_cpu", "cpu": "use_cpu", "workers": "dataloader_num_workers", "num_workers": "num_processes",
+    "resume": "resume_from_checkpoint", "overwrite": "overwrite_output_dir", "layers": "num_hidden_layers",
+    "heads": "num_attention_heads", "dropout": "hidden_dropout_prob", "checkpointing_steps": "save_steps",
+    "num_labels": "label_column", "recipe": "config", "config_name": "architecture", "model_type": "architecture",
+    "eval_batch_size": "per_device_eval_batch_size", "batch_size": "per_device_train_batch_size",
+    "train_batch_size": "per_device_train_batch_size", "eval_strategy": "eval_steps", "save_strategy": "save_steps",
+    "evaluation_strategy": "eval_steps", "data_seed": "seed", "mlm_prob": "mlm_probability",
+    "text_column_name": "text_column", "label_column_name": "label_column", "val_file": "validation_file",
+    "repo": "repo_id", "hub_model_id": "repo_id", "gpus": "num_devices", "torchcompile": "torch_compile",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        kind: its type: bool, int, float, str, `list[…]`, `Literal[…]`, or one of these or None.
+        default: None also where something else decides; `shown` says what stands for it in the help.
+        section: the heading that it stands under; the first ones have none.
+        is_needed: the program cannot do without it, but it may come from elsewhere, such as a recipe.
+        metavar: what stands for its value: DIR, FILE, N.
+    """
+
+    name: str
+    kind: Any
+    help: str
+    default: Any = None
+    is_required: bool = False
+    is_needed: bool = False
+    section: str = ""
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+    shown: Any = None
+
+
+def flags_of(arguments_class: type) -> list[Flag]:
+    """The fields of a dataclass as flags; `help`, `section`, `choices` and `metavar` stand in each field's metadata."""
+    flags = []
+    hints = typing.get_type_hints(arguments_class)
+    for item in dataclasses.fields(arguments_class):
+        has_default = item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING
+        default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
+        known = {name: item.metadata[name] for name in ("section", "choices", "metavar") if name in item.metadata}
+        if "choices" in known:
+            known["choices"] = tuple(known["choices"])
+        flags.append(
+            Flag(
+                item.name,
+                hints[item.name],
+                item.metadata.get("help", ""),
+                default=default if has_default else None,
+                is_required=not has_default,
+                **known,
+            )
+        )
+    return flags
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads flags; a mistake is one line that names the way out.
+
+    Args:
+        flags: in the order in which the help shows them; those without a section come first.
+        prog: the command as a person typed it.
+        examples: whole commands without `prog`: what stands after it.
+        notes: lines at the end of the help.
+        hints: of a name that is no flag: what to do instead.
+    """
+
+    def __init__(
+        self,
+        flags: Sequence[Flag],
+        *,
+        prog: str,
+        description: str,
+        examples: Iterable[str] = (),
+        notes: Iterable[str] = (),
+        hints: Mapping[str, str] | None = None,
+    ) -> None:
+        self.flags, self.hints = {flag.name: flag for flag in flags}, hints or {}
+        required = [f"--{flag.name} {_metavar(flag)}" for flag in flags if flag.is_required or flag.is_needed]
+        shown = [f"  {prog} {example}" for example in examples]
+        if shown:
+            shown = ["", "example:" if len(shown) == 1 else "examples:", *shown]
+        super().__init__(
+            prog=prog,
+            usage=" ".join(["%(prog)s", *required, "[flags]"]),
+            description="\n".join([description, *shown]),
+            epilog="\n".join(notes),
+            formatter_class=_Formatter,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        sections: dict[str, Any] = {"": self.add_argument_group("flags")}
+        for flag in flags:
+            if flag.section not in sections:
+                sections[flag.section] = self.add_argument_group(flag.section)
+            _add(sections[flag.section], flag)
+        sections[""].add_argument("-h", "--help", action="help", help="show this")
+
+    def read(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
+        """The values of all flags, by name."""
+        given = [_with_underscores(word) for word in (sys.argv[1:] if argv is None else argv)]
+        namespace, unknown = self.parse_known_args(given)
+        if unknown:
+            self.error(self.about_unknown(unknown[0]))
+        return vars(namespace)
+
+    def about_unknown(self, word: str) -> str:
+        """`unknown flag --vocab_sise; did you mean --vocab_size?`"""
+        if not word.startswith("--"):
+            return f"unexpected argument {word!r}; flags begin with --"
+        name = word[2:].split("=")[0].replace("-", "_")
+        if name in self.hints:
+            return f"unknown flag --{name}: {self.hints[name]}"
+        meant = _OTHER_NAMES.get(name)
+        nearest = meant if meant in self.flags else nearest_name(name, self.flags)
+        return f"unknown flag --{name}" + (f"; did you mean --{nearest}?" if nearest else "; see --help")
+
+    def error(self, message: str) -> NoReturn:
+        missing = "the following arguments are required: "
+        if message.startswith(missing):
+            message = f"give {message[len(missing) :].replace('/', ' or ')}; {self.prog} --help shows all flags"
+        print(f"error: {message.removeprefix('argument ')}", file=sys.stderr)
+        sys.exit(2)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=min(110, shutil.get_terminal_size((100, 20)).columns))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0 or action.const is True:
+            return ", ".join(action.option_strings)
+        return f"{action.option_strings[0]} {action.metavar}"
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
+        super().add_usage(usage, actions, groups, prefix)
+
+
+def _with_underscores(word: str) -> str:
+    if not word.startswith("--") or word == "--":
+        return word
+    name, equals, value = word.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
+
+
+def _add(group: Any, flag: Flag) -> None:
+    kind, choices = _bare(flag.kind), list(flag.choices)
+    if typing.get_origin(kind) is Literal:
+        choices = list(typing.get_args(kind))
+        kind = str
+    options: dict[str, Any] = {"dest": flag.name, "help": _help(flag, choices), "required": flag.is_required}
+    options["default"] = flag.default
+    if kind is bool:
+        options |= {"nargs": "?", "const": True, "type": _boolean}
+    else:
+        options["metavar"] = _metavar(flag)
+        if typing.get_origin(kind) is list:
+            options["nargs"] = "+"
+            kind = typing.get_args(kind)[0]
+        options["type"] = {int: _whole_number, float: _number}.get(kind, str)
+        if choices:
+            options["choices"] = choices
+    group.add_argument(f"--{flag.name}", **options)
+
+
+def _bare(kind: Any) -> Any:
+    """The type without `| None`; of `int | float`, float."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        kinds = [one for one in typing.get_args(kind) if one is not type(None)]
+        return float if float in kinds else kinds[0]
+    return kind
+
+
+def _help(flag: Flag, choices: Sequence[str]) -> str:
+    text = flag.help
+    if choices and not all(choice in text for choice in choices):
+        text += f": {', '.join(choices)}"
+    shown = flag.default if flag.shown is None else flag.shown
+    if flag.is_required or flag.is_needed:
+        text += " (required)"
+    elif shown not in (None, "", False) and shown != [] and "(default" not in text:
+        text += f" (default: {_written(shown)})"
+    return text.replace("%", "%%")
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        words = [_written(item) for item in value]
+        return " ".join(words) if len(words) < 5 else f"{' '.join(words[:4])} …"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_written(one)}" for key, one in value.items()) + "}"
+    return str(value)
+
+
+def _metavar(flag: Flag) -> str:
+    kind = _bare(flag.kind)
+    is_list = typing.get_origin(kind) is list
+    if is_list:
+        kind = typing.get_args(kind)[0]
+    if flag.metavar is not None:
+        word = flag.metavar
+    elif kind in (int, float):
+        word = "N" if kind is int else "X"
+    elif flag.name.endswith(("_dir", "directory")):
+        word = "DIR"
+    elif flag.name.endswith("_file"):
+        word = "FILE"
+    elif flag.name.endswith("_column"):
+        word = "COLUMN"
+    elif flag.name in ("model_name_or_path", "tokenizer_name", "config", "architecture", "dataset_name"):
+        word = "NAME"
+    elif flag.choices or typing.get_origin(kind) is Literal:
+        word = "WORD"
+    else:
+        word = "TEXT"
+    return f"{word} …" if is_list else word
+
+
+def _boolean(text: str) -> bool:
+    known = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+    if text.lower() not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return known[text.lower()]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _whole_number(text: str) -> int:
+    value = _number(text)
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(value)

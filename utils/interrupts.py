@@ -1,0 +1,78 @@
+"""Ctrl-C, answered within a second whatever the program is doing.
+
+Python runs a signal's handler between two of its own instructions. A long call into a library, such as the training of
+a tokenizer, gives it none. So a thread is told of the signal too, by a pipe; when the program has not ended by itself
+within `PATIENCE` seconds, the thread ends it. What was being written then lies under a temporary name (`utils/files`).
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+PATIENCE = 0.6
+
+_interrupted = False
+
+
+def is_interrupted() -> bool:
+    """Whether Ctrl-C was pressed and is to end the program."""
+    return _interrupted
+
+
+@contextlib.contextmanager
+def answering_interrupts() -> Iterator[None]:
+    """End the program soon after SIGINT.
+
+    In a thread other than the main one, on Windows, and where somebody handles SIGINT already, nothing is changed. Who
+    handles it within, as pretraining does, takes over the pipe too.
+    """
+    global _interrupted
+    _interrupted = False
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or os.name == "nt" or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    ended = threading.Event()
+    threading.Thread(target=_watch, args=(reading, ended), name="interrupts", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+
+
+def _watch(reading: int, ended: threading.Event) -> None:
+    global _interrupted
+    while numbers := os.read(reading, 64):
+        if signal.SIGINT in numbers:
+            _interrupted = True
+            if not ended.wait(PATIENCE):
+                _end()
+    os.close(reading)
+
+
+def end_after_patience() -> None:
+    """From a thread: end the process, unless it ends by itself before."""
+    time.sleep(PATIENCE)
+    _end()
+
+
+def _end() -> None:
+    say_now("interrupted")
+    os._exit(130)
+
+
+def say_now(line: str) -> None:
+    """Write a line to stderr past Python's own files, whose locks the main thread may hold."""
+    # A bar may stand on this line.
+    start = "\r\033[K" if sys.stderr.isatty() else ""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{start}{line}\n".encode())
