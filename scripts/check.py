@@ -8,7 +8,6 @@ Prints what was compared. Where something is damaged, every damaged file is name
 """
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,10 +26,10 @@ class CheckArguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Check a folder by what it holds."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    if given and not given[0].startswith("-"):
-        given.insert(0, "--directory")
-    folder = Path(parse(CheckArguments, given, prog="check", description=DESCRIPTION).directory)
+    given = parse(
+        CheckArguments, argv, verb="check", description=DESCRIPTION, examples=("CORPUS", "RUN"), first="directory"
+    )
+    folder = Path(given.directory)
     if not folder.is_dir():
         raise MissingFileError(f"there is no folder {folder}")
 
