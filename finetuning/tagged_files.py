@@ -61,22 +61,14 @@ def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
 
 def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bool) -> Iterator[TaggedSentence]:
     lines = text.replace("\r\n", "\n").split("\n")
-    separator = "\t" if sum("\t" in line for line in lines) * 2 > sum(bool(line.strip()) for line in lines) else None
-    widths = Counter(len(_cells(line, separator)) for line in lines if line.strip())
-    width = widths.most_common(1)[0][0] if widths else 0
+    separator, width = _layout(lines)
     if with_tags and 0 < width < 2:
         raise UserError(f"{path}: expected columns (word and tag), found lines of {width}; which format is it?")
     column = _column_number(tag_column, width, path) if with_tags else 0
     for block in _blocks(lines):
-        # a comment stands before a sentence and need not look like a row; "# O" inside one is a word and its tag
-        while block and block[0][1].startswith("#") and len(_cells(block[0][1], separator)) != width:
-            block = block[1:]
-        rows = [(number, _cells(line, separator)) for number, line in block if not line.startswith("-DOCSTART-")]
+        rows = _conll_rows(block, separator, width)
         for number, cells in rows:
-            if len(cells) != width:
-                raise UserError(f"{path}, line {number}: {len(cells)} columns, where other lines have {width}")
-            if not cells[0].strip() or (with_tags and not cells[column].strip()):
-                raise UserError(f"{path}, line {number}: the {'tag' if cells[0].strip() else 'word'} is empty")
+            _check_conll_row(cells, width, column if with_tags else 0, where=f"{path}, line {number}")
         if rows:
             yield TaggedSentence(
                 words=[cells[0] for _, cells in rows],
@@ -86,6 +78,31 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
                 line=rows[0][0],
                 lines=[number for number, _ in rows],
             )
+
+
+def _layout(lines: list[str]) -> tuple[str | None, int]:
+    """The separator of most lines, and how many columns most of them have."""
+    filled = [line for line in lines if line.strip()]
+    separator = "\t" if 2 * sum("\t" in line for line in lines) > len(filled) else None
+    widths = Counter(len(_cells(line, separator)) for line in filled)
+    return separator, widths.most_common(1)[0][0] if widths else 0
+
+
+def _conll_rows(block: list[tuple[int, str]], separator: str | None, width: int) -> list[tuple[int, list[str]]]:
+    """The rows of a sentence with their line numbers, without comments and document marks."""
+    # a comment stands before a sentence and need not look like a row; "# O" inside one is a word and its tag
+    while block and block[0][1].startswith("#") and len(_cells(block[0][1], separator)) != width:
+        block = block[1:]
+    return [(number, _cells(line, separator)) for number, line in block if not line.startswith("-DOCSTART-")]
+
+
+def _check_conll_row(cells: list[str], width: int, column: int, *, where: str) -> None:
+    """Refuse a row of another width, or without a word, or without what stands in `column`."""
+    if len(cells) != width:
+        raise UserError(f"{where}: {len(cells)} columns, where other lines have {width}")
+    for name, cell in (("word", cells[0]), ("tag", cells[column])):
+        if not cell.strip():
+            raise UserError(f"{where}: the {name} is empty")
 
 
 def _cells(line: str, separator: str | None) -> list[str]:

@@ -110,6 +110,7 @@ def run_forked(
     die_at: int | None = None,
     how: int = signal.SIGKILL,
     only_rank: int | None = None,
+    prelude: Callable[[int], None] | None = None,
     **changes: Any,
 ) -> list[int]:
     """Run pretrain_mlm in forks of this process, which need no seconds to import torch, as a launcher would.
@@ -120,6 +121,7 @@ def run_forked(
         die_at: the micro-batch, counted from 1 in each process, in whose forward pass a process sends itself a signal.
         how: which signal.
         only_rank: the process that does so; None: all.
+        prelude: called in each process first, with its rank.
 
     Returns:
         Their exit statuses; -9 for SIGKILL. Where one process ends by itself another may end with an error.
@@ -131,6 +133,8 @@ def run_forked(
         from clozebert.scripts._program import run
 
         AcceleratorState._reset_state(reset_partial_state=True)
+        if prelude is not None:
+            prelude(rank)
         if die_at is not None and only_rank in (None, rank):
             _signal_in_forward(die_at, how)
         rows = output_dir.with_name(f"{output_dir.name}_rows")

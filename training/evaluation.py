@@ -103,7 +103,8 @@ def _score(model: torch.nn.Module, together: list[Any], accelerator: Any) -> tor
     inputs = to_device(model_inputs(batch), accelerator.device)
     outputs = model(**inputs, num_items_in_batch=1)
     hits = (outputs.logits.argmax(dim=-1) == inputs["labels"]).sum()
-    return torch.tensor([outputs.loss.item(), hits.item(), len(batch.labels)], dtype=torch.float64) * counts
+    found = [outputs.loss.item(), hits.item(), len(batch.labels)] if counts else [0.0, 0, 0]
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def evaluate_mixture(
@@ -145,7 +146,13 @@ def _evaluate_split(
         masking=make_masking(arguments, rate=arguments.eval_mlm_probability),
         seed=arguments.seed,
     )
-    return evaluate_masked_lm(model, batches, accelerator=accelerator, max_batches=arguments.max_eval_batches)
+    return evaluate_masked_lm(
+        model,
+        batches,
+        accelerator=accelerator,
+        max_batches=arguments.max_eval_batches,
+        should_stop=should_stop,
+    )
 
 
 def mix_figures(figures: dict[str, dict[str, float]], shares: dict[str, float]) -> dict[str, float]:

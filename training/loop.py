@@ -32,7 +32,7 @@ from .saving import OutputFolder
 from .signals import StopRequest
 from .step import accumulate_gradient, clip_gradient, update_weights
 from .training_state import TrainingState, read_training_state
-from .watchdog import Watchdog
+from .watchdog import SECONDS_TO_COMPILE, Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -185,8 +185,8 @@ class Pretraining:
         phase, arguments = setup.phase, setup.arguments
         if self._was_killed_before_evaluating() and self.evaluate():
             return True
+        self.watchdog.progress(allow=SECONDS_TO_COMPILE if arguments.torch_compile else 0.0)
         while state.step < phase.last_step:
-            self.watchdog.progress()
             watch.begin()
             batches, num_predicted = next(setup.loader)
             watch.got_batch()
@@ -216,6 +216,7 @@ class Pretraining:
             state.model_flops += tokens * setup.flops_per_token
             state.losses.append(loss)
             watch.end(tokens)
+            self.watchdog.progress()
             self.log.advance()
             if self._is_due(arguments.logging_steps) or state.step == phase.last_step:
                 self._log_training(watch)

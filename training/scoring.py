@@ -181,28 +181,33 @@ def score_minimal_pairs(
     """
     sentences = sorted({sentence for pairs in paradigms.values() for pair in pairs for sentence in pair})
     documents = tokenizer(sentences, add_special_tokens=True)["input_ids"]
-    for sentence, ids in zip(sentences, documents, strict=True):
-        if max_seq_length is not None and len(ids) > max_seq_length:
-            raise UserError(f"--blimp: a sentence has {len(ids)} tokens, more than {max_seq_length}: {sentence[:60]!r}")
-    unknown = tokenizer.unk_token_id
+    _check_lengths(sentences, documents, max_seq_length)
     scores = masked_log_likelihoods(
         model, documents, mask_token_id=tokenizer.mask_token_id, never_masked=_special_ids(tokenizer), report=report
     )
     pll = {sentence: float(score.sum()) for sentence, score in zip(sentences, scores, strict=True)}
     ids_of = dict(zip(sentences, documents, strict=True))
-    results = {}
-    for name, pairs in paradigms.items():
+
+    def score(pairs: list[tuple[str, str]]) -> dict[str, Any]:
         tokens = [token for pair in pairs for sentence in pair for token in ids_of[sentence]]
-        results[name] = {
+        return {
             "accuracy": sum(pll[good] > pll[bad] for good, bad in pairs) / len(pairs),
             "pairs": len(pairs),
-            "unknown_share": tokens.count(unknown) / len(tokens),
+            "unknown_share": tokens.count(tokenizer.unk_token_id) / len(tokens),
         }
+
+    results = {name: score(pairs) for name, pairs in paradigms.items()}
     return {
         "blimp_accuracy": sum(result["accuracy"] for result in results.values()) / len(results),
         "blimp_pairs": sum(map(len, paradigms.values())),
         "blimp_paradigms": results,
     }
+
+
+def _check_lengths(sentences: list[str], documents: list[list[int]], longest: int | None) -> None:
+    for sentence, ids in zip(sentences, documents, strict=True):
+        if longest is not None and len(ids) > longest:
+            raise UserError(f"--blimp: a sentence has {len(ids)} tokens, more than {longest}: {sentence[:60]!r}")
 
 
 def _special_ids(tokenizer: Any) -> Collection[int]:

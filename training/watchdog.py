@@ -13,6 +13,8 @@ from .signals import StopRequest
 # After a signal, or when the launcher is gone, a process has so many seconds to save and end.
 SECONDS_TO_STOP = 50.0
 _INTERVAL = 1.0
+# Compiling in the first step may take long.
+SECONDS_TO_COMPILE = 1800.0
 
 
 class Watchdog:
@@ -29,9 +31,9 @@ class Watchdog:
         self._parent = os.getppid()
         self._ended = threading.Event()
 
-    def progress(self) -> None:
-        """The run goes on."""
-        self._progress = time.monotonic()
+    def progress(self, *, allow: float = 0.0) -> None:
+        """The run goes on; what comes next may take `allow` seconds more than the timeout."""
+        self._progress = time.monotonic() + allow
 
     @contextlib.contextmanager
     def watching(self) -> Iterator["Watchdog"]:

@@ -1,0 +1,172 @@
+"""The output folder: what overwriting must not delete, one program at a time, and a disk that takes no more."""
+
+import errno
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pretraining_helpers import model_config, run_forked, run_here, settings
+from safetensors.torch import save
+
+from clozebert.training import PretrainingArguments, checkpoints, pretrain
+from clozebert.training.damage import find_damage
+from clozebert.utils.errors import UserError
+from clozebert.utils.locks import lock_folder
+
+RUN = {"max_steps": 8, "save_steps": 4, "eval_steps": 0}
+
+
+@pytest.fixture(scope="module")
+def finished(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run_here(prepared, folder, **RUN)
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    names = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in names}
+
+
+@pytest.mark.parametrize(
+    "flag", ["resume_from_checkpoint=checkpoint-4", "model_name_or_path=", "model_name_or_path=checkpoint-8"]
+)
+def test_overwriting_never_deletes_what_the_run_begins_from(
+    prepared: Path, finished: Path, tmp_path: Path, flag: str
+) -> None:
+    output_dir = tmp_path / "run"
+    shutil.copytree(finished, output_dir)
+    name, _, inside = flag.partition("=")
+    before = content(output_dir)
+    given = settings(prepared, output_dir=str(output_dir), **{name: str(output_dir / inside)}, **RUN)
+    arguments = PretrainingArguments(**given, overwrite_output_dir=True)
+    with pytest.raises(UserError, match=f"overwrite_output_dir deletes .*, but {name}="):
+        pretrain(arguments, model_config())
+    assert content(output_dir) == before
+
+
+def test_overwriting_never_deletes_the_corpus_it_reads(prepared: Path, finished: Path, tmp_path: Path) -> None:
+    output_dir = tmp_path / "run"
+    shutil.copytree(finished, output_dir)
+    shutil.copytree(prepared / "corpus", output_dir / "checkpoint-9" / "corpus")
+    before = content(output_dir)
+    with pytest.raises(UserError, match=r"overwrite_output_dir deletes .*checkpoint-9, but corpus="):
+        run_here(prepared, output_dir, overwrite_output_dir=True, corpus=output_dir / "checkpoint-9" / "corpus", **RUN)
+    assert content(output_dir) == before
+
+
+def test_overwriting_leaves_a_persons_files(prepared: Path, finished: Path, tmp_path: Path) -> None:
+    output_dir = tmp_path / "run"
+    shutil.copytree(finished, output_dir)
+    mine = {
+        "checkpoint-notes/a.txt": b"notes",
+        "other.safetensors": save({"mine": torch.ones(3)}),
+        "README.md.bak": b"card",
+    }
+    for name, text in mine.items():
+        (output_dir / name).parent.mkdir(exist_ok=True)
+        (output_dir / name).write_bytes(text)
+    run_here(prepared, output_dir, overwrite_output_dir=True, **{**RUN, "max_steps": 4})
+    assert not (output_dir / "checkpoint-8").exists()
+    assert mine.items() <= content(output_dir).items()
+
+
+def hold(folder: Path, ready: Any) -> None:
+    with lock_folder(folder):
+        ready.set()
+        time.sleep(60)
+
+
+def test_a_second_program_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    """The lock is the system's: after a kill -9 nothing of it is left."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    first = context.Process(target=hold, args=(tmp_path / "run", ready))
+    first.start()
+    try:
+        assert ready.wait(20)
+        with pytest.raises(UserError, match=rf"output_dir=.* is in use by another program \(process {first.pid}\)"):
+            lock_folder(tmp_path / "run", seconds=0.2)
+    finally:
+        os.kill(first.pid, signal.SIGKILL)
+        first.join()
+    lock_folder(tmp_path / "run", seconds=0.2).release()
+
+
+def test_a_second_run_changes_nothing(prepared: Path, finished: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    output_dir = tmp_path / "run"
+    shutil.copytree(finished, output_dir)
+    monkeypatch.setattr(lock_folder, "__kwdefaults__", {"name": "output_dir", "seconds": 0.1})
+    before = content(output_dir)
+    with lock_folder(output_dir):
+        for how in ({"overwrite_output_dir": True}, {"resume_from_checkpoint": "latest"}):
+            with pytest.raises(UserError, match="is in use by another program"):
+                run_here(prepared, output_dir, **how, **RUN)
+    assert content(output_dir) == before
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_file_that_grows_too_large_is_one_line(
+    prepared: Path, tmp_path: Path, processes: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From step 4 on the system lets no file grow beyond 64 kB: the checkpoint of step 8 does not fit."""
+
+    def prelude(rank: int) -> None:
+        commit = checkpoints.prune_checkpoints
+
+        def limited(*args: Any, **options: Any) -> None:
+            commit(*args, **options)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+
+        checkpoints.prune_checkpoints = limited
+
+    begun = time.monotonic()
+    statuses = run_forked(prepared, tmp_path / "run", processes=processes, prelude=prelude, **RUN)
+    assert time.monotonic() - begun < 60
+    assert statuses == [2] * processes
+    shown = capfd.readouterr().err
+    assert "Traceback" not in shown
+    lines = [line for line in shown.splitlines() if line.startswith("error: ")]
+    assert len(lines) == processes
+    assert all("cannot take what is to be written (File too large): give another folder" in line for line in lines)
+    assert find_damage(tmp_path / "run" / "checkpoint-4") is None
+    assert not list((tmp_path / "run").glob("checkpoint-8"))
+    assert not list((tmp_path / "run").glob(".incomplete-*"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("place", ["os.fsync", "pathlib.Path.open", "safetensors", "os.replace"])
+def test_a_disk_fault_in_a_save_is_one_line(
+    prepared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], number: int, place: str
+) -> None:
+    """Everywhere in the saving of step 8."""
+
+    def prelude(rank: int) -> None:
+        def fault(*args: Any, **options: Any) -> Any:
+            if (tmp_path / "run" / "checkpoint-4" / "README.md").is_file():
+                raise OSError(number, os.strerror(number))
+            return real(*args, **options)
+
+        real: Any
+        if place == "os.fsync":
+            real, os.fsync = os.fsync, fault
+        elif place == "os.replace":
+            real, os.replace = os.replace, fault
+        elif place == "safetensors":
+            real, checkpoints.save_file = checkpoints.save_file, fault
+        else:
+            real, Path.open = Path.open, fault  # type: ignore[method-assign,assignment]
+
+    assert run_forked(prepared, tmp_path / "run", prelude=prelude, **RUN) == [2]
+    shown = capfd.readouterr().err
+    assert "Traceback" not in shown
+    assert shown.count("error: ") == 1
+    assert os.strerror(number) in shown
+    assert find_damage(tmp_path / "run" / "checkpoint-4") is None
