@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Set up anew when a requirement changes.
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow faults docs lint types bench clean
+.PHONY: demo test test-slow faults docs doors lint types bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
@@ -31,6 +31,10 @@ faults: $(READY)
 	mkdir -p build && rm -f $(FIGURES)
 	CLOZEBERT_FAULT_FIGURES=$(FIGURES) $(BIN)/python -m pytest -n 2 --dist loadfile -m faults tests
 	$(BIN)/python tests/faults/render.py $(FIGURES) docs/reliability.md
+
+# Other people's programs on our models, their current versions from the package index: about half an hour and 10 GB.
+doors: $(READY)
+	$(BIN)/python tests/doors/run.py --into docs/serving.md
 
 # NO_MKDOCS_2_WARNING: the theme's note on its successor is no news of this project.
 docs: $(READY)

@@ -77,9 +77,13 @@ def _make_mask(
     same_document = None
     if packed is not None and not config._attn_implementation.startswith("flash"):
         same_document = _same_document(packed.document_ids(x_BTD.shape[:2].numel()).view(x_BTD.shape[:2]))
-    return _MASK_MAKERS[layer_type](
+    mask = _MASK_MAKERS[layer_type](
         config=config, inputs_embeds=x_BTD, attention_mask=attention_mask, and_mask_function=same_document
     )
+    if torch.jit.is_tracing() and isinstance(mask, torch.Tensor) and mask.dtype == torch.bool:
+        # Padding that no window joins to a token sees nothing. OpenVINO makes NaN of it, in all tokens of the row.
+        mask = mask | ~mask.any(-1, keepdim=True)
+    return mask
 
 
 def _same_document(document_BT: torch.Tensor) -> Any:
