@@ -6,11 +6,13 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from ..utils.device import find_device
 from ..utils.errors import MissingPackageError, UserError
 from ..utils.input_length import longest_input
+from ..utils.untrusted import check_model_folder
 from .tasks import Task
 
 DEFAULT_DROPOUT = 0.1
@@ -41,7 +43,7 @@ def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -
     _check_local(name_or_path)
     try:
         return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # whatever a library meets in files that others made
         raise UserError(f"--model_name_or_path {name_or_path}: no tokenizer: {_first_line(error)}") from error
 
 
@@ -56,7 +58,7 @@ def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     _check_local(name_or_path)
     try:
         return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise UserError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
 
 
@@ -64,6 +66,7 @@ def _check_local(name_or_path: str) -> None:
     looks_local = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if not os.path.isdir(name_or_path) and (looks_local or os.path.exists(name_or_path)):
         raise UserError(f"--model_name_or_path {name_or_path}: there is no such folder")
+    check_model_folder(name_or_path)
 
 
 def _first_line(error: Exception) -> str:
@@ -133,8 +136,10 @@ def _load_with_head(name_or_path: str, task: type[Task], **kwargs: Any) -> tuple
 
     auto_class = getattr(transformers, f"AutoModel{task.head}")
     try:
-        model, loading = auto_class.from_pretrained(name_or_path, output_loading_info=True, **kwargs)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        model, loading = auto_class.from_pretrained(
+            name_or_path, output_loading_info=True, use_safetensors=True, **kwargs
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
     return model, loading["missing_keys"]
 

@@ -19,6 +19,7 @@ from ..corpus.tables import BadText, open_table
 from ..modeling.packed_view import packed_view
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
 from ..utils.errors import UserError
+from ..utils.untrusted import check_model_folder
 from .evaluation import evaluate_masked_lm
 
 # The name of a set of minimal pairs, and its pairs (acceptable, unacceptable).
@@ -222,11 +223,16 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
     """
     from transformers import AutoModelForMaskedLM
 
+    check_model_folder(name_or_path)
     try:
         model, report = AutoModelForMaskedLM.from_pretrained(
-            name_or_path, dtype=torch.float32, trust_remote_code=trust_remote_code, output_loading_info=True
+            name_or_path,
+            dtype=torch.float32,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever a library meets in files that others made
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"model_name_or_path={name_or_path!r} cannot be loaded: {reason}") from None
     if missing := sorted(report["missing_keys"]):
