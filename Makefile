@@ -1,5 +1,7 @@
 # make demo    from raw text to a pretrained, fine-tuned, loadable encoder (under 8 minutes on 2 cores)
+# make gpu     kernels, speed and memory on a CUDA device, into docs/gpu.md; system Python, no network
 # make test    lint, types and the tests (under 12 minutes on 2 cores); make test-slow: the deeper ones
+# make faults  the deep fault suite, whose figures go into docs/reliability.md (about an hour on 2 cores)
 # make docs    the documentation as a site, in build/site
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +9,7 @@ BIN := $(VENV)/bin
 # Set up anew when a requirement changes.
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow docs lint types bench clean
+.PHONY: demo test test-slow faults docs doors lint types bench gpu clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
@@ -20,10 +22,20 @@ demo: $(READY)
 	$(BIN)/clozebert demo --output_dir runs/demo --overwrite_output_dir
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not faults'
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+FIGURES := $(CURDIR)/build/faults.jsonl
+faults: $(READY)
+	mkdir -p build && rm -f $(FIGURES)
+	CLOZEBERT_FAULT_FIGURES=$(FIGURES) $(BIN)/python -m pytest -n 2 --dist loadfile -m faults tests
+	$(BIN)/python tests/faults/render.py $(FIGURES) docs/reliability.md
+
+# Other people's programs on our models, their current versions from the package index: about half an hour and 10 GB.
+doors: $(READY)
+	$(BIN)/python tests/doors/run.py --into docs/serving.md
 
 # NO_MKDOCS_2_WARNING: the theme's note on its successor is no news of this project.
 docs: $(READY)
@@ -33,6 +45,10 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py --output benchmarks/results/speed-cpu.json
 	$(BIN)/python benchmarks/speed.py --render benchmarks/results/speed-cpu.json --into docs/speed.md
+
+# Without .venv: torch 2.11 or newer with CUDA comes from the system. In blocks of at most ten minutes.
+gpu:
+	$(PYTHON) benchmarks/gpu.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ PROGRAMS = {
     "train-tokenizer": ("train_tokenizer", "train a WordPiece, BPE or Unigram tokenizer on text"),
     "prepare-corpus": ("prepare_corpus", "tokenize text into memory-mapped shards"),
     "pretrain": ("pretrain_mlm", "pretrain an encoder by masked-language modelling"),
+    "check": ("check", "hash every file of a corpus, a checkpoint or a run, and name what is damaged"),
     "adapt": ("adapt", "adapt a trained encoder to other text, and report what it gained and forgot"),
     "launch-config": ("launch_config", "print where a launch configuration for accelerate lies"),
     "plan": ("plan", "foretell a run's FLOPs, memory, hours and cost, before it begins"),

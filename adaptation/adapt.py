@@ -14,6 +14,7 @@ command goes on where it was stopped, and ends with the same weights.
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable
 from itertools import chain
@@ -196,6 +197,7 @@ class Adaptation:
                 f"{name}: {manifests['train']['tokens']:,} tokens in {manifests['train']['documents']:,} documents"
             )
             if name != "general_input" and not manifests["validation"]["documents"]:
+                shutil.rmtree(place)
                 raise UserError(
                     f"{name}={getattr(arguments, name)} is a single document, and none can be held out: give "
                     f"--validation_input, or --document_separator line"

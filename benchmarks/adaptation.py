@@ -1,7 +1,8 @@
 """`adapt` beside continuing by the loop of transformers' run_mlm, for small native models, on one thread of a CPU.
 
     python benchmarks/adaptation.py continue --model bert --data DATA --output_dir OUT      about four minutes
-    python benchmarks/adaptation.py vocabulary --data DATA --output_dir OUT                 about a minute
+    python benchmarks/adaptation.py vocabulary --algorithm bpe --data DATA --output_dir OUT     some seconds
+    python benchmarks/adaptation.py trim --data DATA --output_dir OUT                           half a minute
 
 DATA holds `mlm_standardebooks/text`, `mlm_openstax/text` and `multi_ud_finnish_tdt`. Budgets are process time of one
 thread. The model is made by transformers' own class and pretrained on novels; both loops then continue on textbooks,
@@ -11,7 +12,6 @@ after preparing the text, its last evaluation included. Its rate is transformers
 
 import argparse
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -180,32 +180,45 @@ def continue_training(arguments: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def vocabulary(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokens for each word before and after 2,000 new entries; a vocabulary of 64,000 trimmed to one language."""
-    torch.set_num_threads(1)
-    data, out = Path(arguments.data), Path(arguments.output_dir)
-    finnish = [
+def finnish_sentences(data: Path) -> list[str]:
+    return [
         " ".join(cells[1] for line in sentence.splitlines() if (cells := line.split("\t"))[0].isdigit())
         for path in sorted((data / "multi_ud_finnish_tdt").glob("*.conllu"))
         for sentence in path.read_text(encoding="utf-8").split("\n\n")
     ]
-    paragraphs = (data / "mlm_openstax" / "text" / "anatomy-physiology.txt").read_text(encoding="utf-8").split("\n")
-    novels = [Path(path).read_text(encoding="utf-8")[:400_000] for path in books(data, "mlm_standardebooks", NOVELS)]
-    figures: dict[str, Any] = {}
-    for algorithm in ("wordpiece", "bpe", "unigram"):
-        old = train_tokenizer(novels, algorithm=algorithm, vocab_size=VOCABULARY)
-        for name, texts in (("Finnish", finnish), ("anatomy", paragraphs)):
-            learn, test = texts[: len(texts) * 4 // 5], texts[len(texts) * 4 // 5 :]
-            begun = time.process_time()
-            new = extend(old, learn, 2000).tokenizer
-            seconds = time.process_time() - begun
-            words = sum(len(text.split()) for text in test)
-            figures[f"{algorithm}, {name}"] = {
-                "tokens_per_word_before": _count(old, test) / words, "tokens_per_word_after": _count(new, test) / words,
-                "entries": len(new) - len(old), "seconds": seconds,
-            }  # fmt: skip
-    figures["trim"] = trim_to_finnish(out, [*novels, *paragraphs, *finnish], finnish)
+
+
+def anatomy(data: Path) -> list[str]:
+    return (data / "mlm_openstax" / "text" / "anatomy-physiology.txt").read_text(encoding="utf-8").split("\n")
+
+
+def vocabulary(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Tokens for each word of other text, before and after 2,000 new entries learned from four fifths of it."""
+    data = Path(arguments.data)
+    novels = [Path(path).read_text(encoding="utf-8")[:150_000] for path in books(data, "mlm_standardebooks", NOVELS)]
+    old = train_tokenizer(novels, algorithm=arguments.algorithm, vocab_size=VOCABULARY)
+    figures: dict[str, Any] = {"algorithm": arguments.algorithm, "vocabulary": len(old)}
+    for name, texts in (("Finnish", finnish_sentences(data)), ("anatomy", anatomy(data)[:6000])):
+        learn, test = texts[: len(texts) * 4 // 5], texts[len(texts) * 4 // 5 :]
+        begun = time.process_time()
+        new = extend(old, learn, 2000).tokenizer
+        seconds = time.process_time() - begun
+        words = sum(len(text.split()) for text in test)
+        novel_words = sum(len(text.split()) for text in novels)
+        figures[name] = {
+            "tokens_per_word_before": _count(old, test) / words, "tokens_per_word_after": _count(new, test) / words,
+            "novels_before": _count(old, novels) / novel_words, "novels_after": _count(new, novels) / novel_words,
+            "entries": len(new) - len(old), "seconds": seconds,
+        }  # fmt: skip
     return figures
+
+
+def trim(arguments: argparse.Namespace) -> dict[str, Any]:
+    """A vocabulary of 64,000 from all text at hand, trimmed to Finnish."""
+    data, finnish = Path(arguments.data), finnish_sentences(Path(arguments.data))
+    novels = [Path(path).read_text(encoding="utf-8")[:300_000] for path in books(data, "mlm_standardebooks", NOVELS)]
+    torch.set_num_threads(1)
+    return trim_to_finnish(Path(arguments.output_dir), [*novels, *anatomy(data), *finnish], finnish)
 
 
 def trim_to_finnish(out: Path, everything: list[str], finnish: list[str]) -> dict[str, Any]:
@@ -244,7 +257,8 @@ def _count(tokenizer: Any, texts: list[str]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["continue", "vocabulary"])
+    parser.add_argument("what", choices=["continue", "vocabulary", "trim"])
+    parser.add_argument("--algorithm", default="bpe", choices=["wordpiece", "bpe", "unigram"])
     parser.add_argument("--model", default="bert", choices=["bert", "roberta", "modernbert"])
     parser.add_argument("--data", required=True)
     parser.add_argument("--output_dir", required=True)
@@ -252,9 +266,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0.75)
     parser.add_argument("--replay", action="store_true")
     arguments = parser.parse_args()
-    figures = continue_training(arguments) if arguments.what == "continue" else vocabulary(arguments)
-    text = json.dumps(figures, indent=2, default=lambda value: None if math.isnan(value) else float(value))
-    name = f"{arguments.what}-{arguments.model}.json" if arguments.what == "continue" else "vocabulary.json"
+    program = {"continue": continue_training, "vocabulary": vocabulary, "trim": trim}[arguments.what]
+    Path(arguments.output_dir).mkdir(parents=True, exist_ok=True)
+    text = json.dumps(program(arguments), indent=2)
+    of = {"continue": f"-{arguments.model}", "vocabulary": f"-{arguments.algorithm}", "trim": ""}[arguments.what]
+    name = f"{arguments.what}{of}.json"
     (Path(arguments.output_dir) / name).write_text(text + "\n")
     print(text)
 

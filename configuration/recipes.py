@@ -56,7 +56,7 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
         raise FileNotFoundError(f"recipe file {path} does not exist")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also what a date or a number of YAML cannot be
         raise ValueError(f"recipe file {path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"recipe file {path} must hold `name: value` lines")

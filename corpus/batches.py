@@ -5,8 +5,9 @@ O(1), so a resume is a step number. A step's global batch is a run of rows of th
 micro-batches and ranks; nothing in a chunk depends on the cut.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -164,25 +165,40 @@ class BatchStream:
         return sources, blocks * quotas[sources] + slots - (ends - quotas)[sources]
 
 
-def validation_batches(
-    corpus: Corpus, *, max_seq_length: int, batch_size: int, masking: Masking, seed: int
-) -> Iterator[Batch]:
-    """Every document once, `batch_size` rows at a time, with masks that never change.
+class ValidationBatches(Sequence["Batch"]):
+    """Every document once, `batch_size` rows at a time, with masks that never change; each batch made when asked for.
 
     They are a function of (seed, document, position) only, at `masking.rate`. The rows come shuffled, so that the first
     few batches are a fair sample. An empty corpus gives no batch.
     """
-    if batch_size < 1:
-        raise UserError(f"batch_size={batch_size} must be at least 1 row")
-    if corpus.num_documents == 0:
-        return
-    index = RowIndex(corpus, max_seq_length=max_seq_length)
-    for first in range(0, index.num_rows, batch_size):
-        places = np.arange(first, min(first + batch_size, index.num_rows))
-        rows = permute(places, size=index.num_rows, key=derive(seed, _VALIDATION, _SHUFFLE))
-        keys = np.full(len(rows), derive(seed, _VALIDATION, _MASK), dtype=np.uint64)
-        segments = _Segments.of_rows(index, rows, row_places=np.arange(len(rows)), source=0, keys=keys)
-        yield _assemble([corpus], segments, masking, rate=masking.rate)
+
+    def __init__(self, corpus: Corpus, *, max_seq_length: int, batch_size: int, masking: Masking, seed: int):
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1 row")
+        self.corpus, self.batch_size, self.masking, self.seed = corpus, batch_size, masking, seed
+        self.rows_of_corpus = RowIndex(corpus, max_seq_length=max_seq_length) if corpus.num_documents else None
+
+    def __len__(self) -> int:
+        return 0 if self.rows_of_corpus is None else -(-self.rows_of_corpus.num_rows // self.batch_size)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        if self.rows_of_corpus is None or not 0 <= place < len(self):
+            raise IndexError(place)
+        first = place * self.batch_size
+        places = np.arange(first, min(first + self.batch_size, self.rows_of_corpus.num_rows))
+        rows = permute(places, size=self.rows_of_corpus.num_rows, key=derive(self.seed, _VALIDATION, _SHUFFLE))
+        keys = np.full(len(rows), derive(self.seed, _VALIDATION, _MASK), dtype=np.uint64)
+        segments = _Segments.of_rows(self.rows_of_corpus, rows, row_places=np.arange(len(rows)), source=0, keys=keys)
+        return _assemble([self.corpus], segments, self.masking, rate=self.masking.rate)
+
+
+def validation_batches(
+    corpus: Corpus, *, max_seq_length: int, batch_size: int, masking: Masking, seed: int
+) -> ValidationBatches:
+    """The batches of a validation split."""
+    return ValidationBatches(corpus, max_seq_length=max_seq_length, batch_size=batch_size, masking=masking, seed=seed)
 
 
 @dataclass

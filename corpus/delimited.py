@@ -21,7 +21,7 @@ from typing import NamedTuple, TextIO
 
 from ..utils.errors import UserError
 
-LARGEST_CELL = 1 << 26  # characters; beyond, a quotation mark was likely left open
+LARGEST_CELL = 1 << 24  # characters; beyond, a quotation mark was likely left open
 
 
 class Dialect(NamedTuple):

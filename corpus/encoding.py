@@ -6,6 +6,8 @@ A word is what the tokenizer's pre-tokenizer says (`word_ids`), which holds for 
 cases need more: where the pre-tokenizer does not split at spaces, words do begin at spaces; and in scripts written
 without spaces (Chinese, Japanese, Thai, …) a "word" would be a whole clause, so each of their tokens is a word.
 
+A long text is encoded in parts, cut before spaces, since an encoding takes a hundred bytes and more for each character.
+
 Most text is words seen before. Where the tokenizer provably treats the pieces between spaces apart, each different
 piece is encoded once and looked up from then on, which takes a fraction of the time.
 """
@@ -22,7 +24,9 @@ from tokenizers import Encoding, Tokenizer
 # The pre-tokenization of GPT-2: contractions; runs of letters, of digits or of others, each with one space before it.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-_CACHED_PIECES = 1 << 19
+_CACHED_PIECES, _CACHED_CHARACTERS = 1 << 19, 1 << 25
+LONGEST_PART = 1 << 18  # characters
+_CUT = re.compile(r"(?<=\w)[ \n\t]")  # between what no tokenizer takes for a space and what all do
 # Normalizers that change characters only next to their neighbours, never across a space.
 _LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
 _SPACE_DROPPING = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
@@ -51,15 +55,23 @@ class Encoder:
         self._words_known = len(set(self.tokenizer.encode("one two", add_special_tokens=False).word_ids)) > 1
         self._split = _piece_splitter(json.loads(tokenizer_json))
         self._cache: dict[str, bytes] = {}
+        self._cached_characters = 0
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """Each text as uint32 [tokens] in bytes: `id << 1 | starts_a_word`."""
+        if any(len(text) > LONGEST_PART for text in texts):
+            return [b"".join(part for cut in _parts(text) for part in self._encode_short([cut])) for text in texts]
+        return self._encode_short(texts)
+
+    def _encode_short(self, texts: Sequence[str]) -> list[bytes]:
         if self._split is None:
             return self._encode(texts)
         pieces = [[text] if _has_rare_space(text) else self._split(text) for text in texts]
-        if len(self._cache) > _CACHED_PIECES:
+        if len(self._cache) > _CACHED_PIECES or self._cached_characters > _CACHED_CHARACTERS:
             self._cache.clear()
+            self._cached_characters = 0
         new = list(set(chain.from_iterable(pieces)).difference(self._cache))
+        self._cached_characters += sum(map(len, new))
         self._cache.update(zip(new, self._encode(new), strict=True))
         return [b"".join(map(self._cache.__getitem__, found)) for found in pieces]
 
@@ -75,6 +87,17 @@ class Encoder:
         if not text.isascii() and _UNSPACED.search(text):
             starts = [one or other for one, other in zip(starts, _in_unspaced_script(text, encoding), strict=True)]
         return array("I", [token << 1 | start for token, start in zip(ids, starts, strict=True)]).tobytes()
+
+
+def _parts(text: str) -> Iterator[str]:
+    """A text in parts of at most `LONGEST_PART` characters, cut before spaces where there are any."""
+    begin = 0
+    while len(text) - begin > LONGEST_PART:
+        part = text[begin : begin + LONGEST_PART]
+        ends = [match.start() for match in _CUT.finditer(part, LONGEST_PART // 2)]
+        begin += ends[-1] if ends else LONGEST_PART
+        yield part[: ends[-1]] if ends else part
+    yield text[begin:]
 
 
 def _after_spaces(text: str, encoding: Encoding) -> Iterator[bool]:

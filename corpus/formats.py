@@ -14,7 +14,7 @@ from .xml_texts import XML_SUFFIXES, texts_of_xml
 ReadCell = Callable[[Any, int, str], str | BadText]
 SEPARATORS = ("blank_line", "line", "file")
 # What one document of a text file may hold; a longer run is cut at a line's end, or at a space, into several.
-LARGEST_DOCUMENT = 1 << 24
+LARGEST_DOCUMENT = 1 << 22
 
 
 def check_file(path: Path, text_column: str | None, *, read_cell: ReadCell | None = None) -> None:
@@ -103,7 +103,7 @@ def _runs(file: BinaryIO, separator: str) -> Iterator[tuple[int, bytes]]:
                 first_line, size = number, 0
             run.append(line)
             size += len(line)
-            ends_here = separator == "line" or size >= LARGEST_DOCUMENT
+            ends_here = separator == "line" or size >= LARGEST_DOCUMENT or not line.endswith(b"\n")
         if ends_here and run:
             if separator != "line" or b"".join(run).strip():
                 yield first_line, b"".join(run)

@@ -7,9 +7,17 @@ from typing import Any, BinaryIO, TextIO
 
 from ..utils.errors import UserError
 
-LARGEST_OBJECT = 1 << 26  # bytes or characters
+LARGEST_OBJECT = 1 << 24  # bytes or characters; as Python objects one takes up to some thirty times that
 _CHUNK = 1 << 18
 _BLANK = re.compile(r"[ \t\n\r]*")
+
+
+def _reason(error: ValueError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error.msg}"
+    return f"not JSON: {str(error).split(';')[0]}"  # an integer of thousands of digits
 
 
 class RecordError(Exception):
@@ -53,12 +61,10 @@ def read_lines(file: BinaryIO, source: str) -> Iterator[tuple[int, Any]]:
             yield number, _DECODER.decode(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
             yield number, RecordError(f"byte 0x{line[error.start]:02x} is not UTF-8")
-        except json.JSONDecodeError as error:
-            yield number, RecordError(f"not JSON: {error.msg}")
-        except RecursionError:
-            yield number, RecordError("nested too deep")
         except RecordError as error:
             yield number, error
+        except (ValueError, RecursionError) as error:
+            yield number, RecordError(_reason(error))
 
 
 def read_array(file: TextIO, source: str) -> Iterator[tuple[int, Any]]:
@@ -111,12 +117,15 @@ class _Text:
             try:
                 value, end = _DECODER.raw_decode(self._buffer, self._place)
             except json.JSONDecodeError as error:
+                behind = error.pos - self._place
                 if not self._read_on():
-                    self._go_to(error.pos)
-                    self.fail(f"not JSON: {error.msg}")
+                    self._go_to(self._place + behind)
+                    self.fail(_reason(error))
                 continue
-            except (RecordError, RecursionError) as error:
+            except RecordError as error:
                 self.fail(str(error))
+            except (ValueError, RecursionError) as error:
+                self.fail(_reason(error))
             # A number at the end of what has been read may go on.
             if end < len(self._buffer) or not self._read_on():
                 self._go_to(end)

@@ -4,23 +4,31 @@ A document of n tokens becomes ceil(n / capacity) segments `[CLS] tokens [SEP]`,
 the last are full, nothing is dropped. Best-fit decreasing (Johnson, 1974) puts the segments into rows: by falling
 length, each goes to the row with the least room that still holds it. Segments of equal length are interchangeable, so
 whole groups are placed at once (Krell et al., 2021, pack histograms in the same spirit): the time is that of sorting.
-The result, an index of a few bytes per segment, is cached beside the corpus.
+The result, an index of a few bytes per segment, is cached beside the corpus, with its hashes. One that is damaged is
+built anew.
 """
 
 import bisect
+import json
+import logging
 import os
 from pathlib import Path
 
 import numpy as np
 
 from ..utils.errors import UserError
-from ..utils.files import cache_folder, whole_folder
+from ..utils.files import cache_folder, sha256_of_file, whole_folder
+from ..utils.untrusted import file_beside, read_json_object
+from .manifest import FileFacts
 from .randomness import fold, ragged_arange
-from .shards import Corpus, map_array
+from .shards import HASHED_AT_ONCE, Corpus, check_hash, check_sizes, map_array
+
+logger = logging.getLogger(__name__)
 
 NUM_SPECIAL_TOKENS = 2  # [CLS] and [SEP] around each segment
 _BLOCK_SEGMENTS = 1 << 21
-_VERSION = 1
+_VERSION = 2
+_INDEX_FILES = ("segments.bin", "ends.bin")
 
 
 def pack_lengths(lengths: np.ndarray, *, row_length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -87,7 +95,7 @@ class RowIndex:
         self.max_seq_length = max_seq_length
         self.corpus = corpus
         folder = _cached_index(corpus, max_seq_length=max_seq_length)
-        sizes = [(folder / name).stat().st_size for name in ("segments.bin", "ends.bin")]
+        sizes = [(folder / name).stat().st_size for name in _INDEX_FILES]
         self.segments = map_array(folder / "segments.bin", "<u4", (sizes[0] // 8, 2))
         self.ends = map_array(folder / "ends.bin", "<i8", (sizes[1] // 8,))
         self.num_rows = len(self.ends)
@@ -120,16 +128,57 @@ def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
     name = f"rows-{max_seq_length}-v{_VERSION}-{corpus.fingerprint[:16]}"
     cache = cache_folder()
     for parent in (corpus.folder, cache):
-        if (parent / name / "ends.bin").is_file():
+        if _is_whole(parent / name):
             return parent / name
     parent = corpus.folder if os.access(corpus.folder, os.W_OK) else cache
     try:
-        with whole_folder(parent / name) as building:
+        with whole_folder(parent / name, replace=(parent / name).is_dir()) as building:
             _build(corpus, building, max_seq_length=max_seq_length)
+            _write_hashes(building)
     except OSError:  # another process finished the same index first
-        if not (parent / name / "ends.bin").is_file():
+        if not _is_whole(parent / name):
             raise
     return parent / name
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether an index is there and as it was written; one that is damaged is said to be."""
+    if not folder.is_dir():
+        return False
+    try:
+        check_index(folder)
+    except UserError as error:
+        logger.warning("the row index is built anew: %s", error)
+        return False
+    return True
+
+
+def check_index(folder: Path, *, all_hashes: bool = False) -> dict[str, FileFacts]:
+    """The files of a row index, compared with the sizes that were written; hashed too where they are small.
+
+    Args:
+        all_hashes: hash them whatever their size, and again.
+
+    Raises:
+        UserError: names the file that is damaged.
+    """
+    path = file_beside(folder, "manifest.json", where=folder)
+    values = read_json_object(path)
+    try:
+        files = {name: FileFacts(int(values[name]["size"]), str(values[name]["sha256"])) for name in _INDEX_FILES}
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path} must hold the size and SHA-256 of {', '.join(_INDEX_FILES)}") from None
+    check_sizes(folder, files)
+    if all_hashes or sum(facts.size for facts in files.values()) <= HASHED_AT_ONCE:
+        for name, facts in files.items():
+            check_hash(folder / name, facts, anew=all_hashes)
+    return files
+
+
+def _write_hashes(folder: Path) -> None:
+    paths = [folder / name for name in _INDEX_FILES]
+    facts = {path.name: {"size": path.stat().st_size, "sha256": sha256_of_file(path)} for path in paths}
+    (folder / "manifest.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def _build(corpus: Corpus, folder: Path, *, max_seq_length: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from ..utils.errors import MissingFileError, UserError, as_user_errors, reject_unknown_keys
 from ..utils.files import sha256_of_file
 from .formats import SEPARATORS, ReadCell, check_file, texts_of_file, texts_of_table
+from .input_files import files_below, files_matching
 from .tables import BadText, TableFile, open_dataset
 
 INSTALLED_PYTHON = "installed-python"
@@ -145,8 +146,9 @@ class Reader:
         return (document.text for document in self)
 
     def _file(self, name: str, path: Path) -> Iterator[Document]:
-        with as_user_errors(OSError):
-            source = Source(name, bytes=path.stat().st_size, sha256=sha256_of_file(path))
+        with as_user_errors(OSError, about=f"{path} cannot be read"):
+            state = path.stat()
+            source = Source(name, bytes=state.st_size, sha256=sha256_of_file(path))
         before = self.bytes_read
         texts = texts_of_file(
             path, separator=self.document_separator, text_column=self.text_column, read_cell=self.read_cell
@@ -154,6 +156,10 @@ class Reader:
         for text, position in self._of_source(source, texts, path):
             self.bytes_read = before + position
             yield text
+        with as_user_errors(OSError, about=f"{path} cannot be read"):
+            now = path.stat()
+        if (now.st_size, now.st_mtime_ns, now.st_ino) != (state.st_size, state.st_mtime_ns, state.st_ino):
+            raise UserError(f"{path} was changed while it was read: run this again when nobody writes to it")
         self.bytes_read = before + source.bytes
 
     def _dataset(self, dataset: TableFile) -> Iterator[Document]:
@@ -209,17 +215,17 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
         return entry
     path = Path(entry)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path)))
+        files = files_below(path)
         if not files:
             raise UserError(f"the corpus is empty: the folder {entry} holds no file")
-        return [(file.relative_to(path).as_posix(), file) for file in files]
+        return [(_printable(file.relative_to(path).as_posix()), file) for file in files]
     if path.exists():
-        return [(path.name, path)]
+        return [(_printable(path.name), path)]
     if glob.has_magic(entry):
-        files = sorted(Path(found) for found in glob.glob(entry, recursive=True) if Path(found).is_file())
+        files = files_matching(entry)
         if not files:
             raise MissingFileError(f"no file matches {entry}")
-        return [(file.name, file) for file in files]
+        return [(_printable(file.name), file) for file in files]
     if _DATASET_NAME.fullmatch(entry) and not _FILE_SUFFIX.search(entry) and not path.parent.is_dir():
         try:
             return open_dataset(entry, dataset_config_name, split="train")["train"]
@@ -228,5 +234,6 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
     raise MissingFileError(f"{entry} does not exist")
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def _printable(name: str) -> str:
+    """A file's name for the manifest: bytes in it that are not UTF-8 are written out."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,17 +1,20 @@
 """Corpora at URLs that fsspec reads (`s3://…`, `gs://…`, `hf://…`, `https://…`): fetched once, then local.
 
 A corpus is copied into the user's cache, under the hash of its manifests. Each file is checked against the manifest's
-SHA-256 while it comes and gets its name when it is whole; the manifest comes last. So an interrupted fetch goes on
-where it stopped, and what lies in the cache is right.
+size and SHA-256 while it comes and gets its name when it is whole; the manifest comes last. So an interrupted fetch
+goes on where it stopped, and what lies in the cache is right. A manifest decides neither what files are called nor
+where they go: see `manifest`.
 """
 
 import hashlib
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..utils.errors import MissingFileError, MissingPackageError, UserError, UserFileError
 from ..utils.files import cache_folder, whole_file
+from ..utils.untrusted import LARGEST_JSON
+from .manifest import FileFacts, files_of, parse_manifest
 
 _SPLITS = ("train", "validation")
 _BLOCK = 1 << 23
@@ -44,6 +47,11 @@ def local_folder(place: str | Path) -> Path:
     manifests = {split: content for split in _SPLITS if (content := _read(system, root, split, place)) is not None}
     if not manifests:
         raise MissingFileError(f"{place} holds no prepared corpus; write one with scripts/prepare_corpus.py")
+    # Before anything is written: what a manifest says is a stranger's.
+    files = {
+        split: files_of(parse_manifest(content, where=f"{place}/{split}/manifest.json"))
+        for split, content in manifests.items()
+    }
     digest = hashlib.sha256(b"\0".join(manifests.values())).hexdigest()
     folder = cache_folder() / "corpora" / digest[:32]
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +61,8 @@ def local_folder(place: str | Path) -> Path:
     with FileLock(folder.with_suffix(".lock")):
         for split, content in manifests.items():
             if not (folder / split / "manifest.json").is_file():
-                _fetch(system, f"{root}/{split}", folder / split, json.loads(content))
+                for name, facts in files[split].items():
+                    _fetch(system, f"{root}/{split}/{name}", folder / split / name, facts)
                 with whole_file(folder / split / "manifest.json") as file:
                     file.write(content)
     return folder
@@ -61,28 +70,42 @@ def local_folder(place: str | Path) -> Path:
 
 def _read(system: Any, root: str, split: str, place: str | Path) -> bytes | None:
     try:
-        return system.cat_file(f"{root}/{split}/manifest.json")
+        with system.open(f"{root}/{split}/manifest.json", "rb") as file:
+            content = file.read(LARGEST_JSON + 1)
     except FileNotFoundError:
         return None
     except Exception as error:  # each file system has errors of its own
         raise UserFileError(f"the corpus {place} cannot be read: {str(error) or type(error).__name__}") from None
+    if len(content) > LARGEST_JSON:
+        raise UserError(f"{place}/{split}/manifest.json has more than {LARGEST_JSON >> 20} MiB: it is none of ours")
+    return content
 
 
-def _fetch(system: Any, source: str, folder: Path, manifest: dict[str, Any]) -> None:
-    """Copy the files of a split that are not there yet."""
-    digests: dict[str, str | None] = {"documents.bin": manifest.get("files", {}).get("documents.bin")}
-    for shard in manifest["shards"]:
-        digests |= shard["files"]
-    for name, expected in digests.items():
-        if (folder / name).is_file():
-            continue
-        digest = hashlib.sha256()
-        with whole_file(folder / name) as copy, system.open(f"{source}/{name}", "rb") as original:
+def _fetch(system: Any, source: str, target: Path, facts: FileFacts) -> None:
+    """Copy a file that is not there yet."""
+    if target.is_file():
+        return
+    digest, size = hashlib.sha256(), 0
+    with whole_file(target) as copy:
+        for block in _blocks(system, source):
+            size += len(block)
+            digest.update(block)
+            copy.write(block)
+            if size > facts.size:
+                break
+        if (size, digest.hexdigest()) != facts:
+            raise UserError(
+                f"{source} is not the file that the manifest names (SHA-256 {digest.hexdigest()[:12]}… instead of "
+                f"{facts.sha256[:12]}…): put the right one there, or prepare the corpus again"
+            )
+
+
+def _blocks(system: Any, source: str) -> Iterator[bytes]:
+    try:
+        with system.open(source, "rb") as original:
             while block := original.read(_BLOCK):
-                digest.update(block)
-                copy.write(block)
-            if expected is not None and digest.hexdigest() != expected:
-                raise UserError(
-                    f"{source}/{name} is not the file that the manifest names (SHA-256 {digest.hexdigest()[:12]}… "
-                    f"instead of {expected[:12]}…): put the right one there, or prepare the corpus again"
-                )
+                yield block
+    except FileNotFoundError:
+        raise MissingFileError(f"{source} is missing, but the manifest names it: prepare the corpus again") from None
+    except Exception as error:
+        raise UserFileError(f"{source} cannot be read: {str(error) or type(error).__name__}") from None

@@ -11,7 +11,7 @@ A document lies in one shard, whole. All numbers are little-endian.
 """
 
 import hashlib
-import json
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from ..utils.errors import MissingFileError, UserError
+from ..utils.errors import MissingFileError, UserError, UserFileError, as_user_errors
+from ..utils.files import sha256_of_file
+from ..utils.untrusted import LARGEST_JSON, file_beside
+from .manifest import FileFacts, files_of, format_manifest, parse_manifest, shard_names, token_dtype
 from .randomness import ragged_arange
 from .remote import local_folder
 
@@ -28,14 +31,12 @@ CORPUS_FILES = tuple(
     rf"(train|validation)/{name}"
     for name in (r"manifest\.json", r"documents\.bin", r"(tokens|word_starts)-\d+\.bin", r"rows-\d+-v\d+-[0-9a-f]+")
 )
-FORMAT_VERSION = 1
 SHARD_TOKENS = 1 << 28
 _FLUSH_TOKENS = 1 << 22
-
-
-def token_dtype(vocab_size: int) -> str:
-    """The smallest type that holds every token id."""
-    return "<u2" if vocab_size <= 1 << 16 else "<u4"
+# A split of at most so many bytes is hashed when it is opened, which takes about a tenth of a second.
+HASHED_AT_ONCE = 1 << 26
+_WAY_OUT = "the corpus is damaged; prepare it again"
+_hashed: set[tuple[str, str, int, int]] = set()  # files that this process has hashed, and found right
 
 
 class ShardWriter:
@@ -81,18 +82,16 @@ class ShardWriter:
         self._flush()
         self._close_shard()
         self._offsets.close()
-        manifest = {
-            "format_version": FORMAT_VERSION,
+        facts_of_files = {
             "documents": self.num_documents,
             "tokens": self.num_tokens,
             "words": self.num_words,
             "dtype": self.dtype,
             "shards": self.shards,
             "files": {"documents.bin": self._offsets_digest.hexdigest()},
-            **facts,
         }
-        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-        (self.directory / "manifest.json").write_bytes(text.encode("utf-8"))
+        manifest, content = format_manifest({**facts_of_files, **facts})
+        (self.directory / "manifest.json").write_bytes(content)
         return manifest
 
     def _flush(self) -> None:
@@ -120,7 +119,7 @@ class _ShardFiles:
     """The two files of one shard, hashed while they are written."""
 
     def __init__(self, directory: Path, number: int) -> None:
-        self.names = [f"tokens-{number:05d}.bin", f"word_starts-{number:05d}.bin"]
+        self.names = list(shard_names(number))
         self.files = [open(directory / name, "wb") for name in self.names]  # noqa: SIM115 - closed in close()
         self.hashes = [hashlib.sha256() for _ in self.names]
         self.tokens = 0
@@ -157,15 +156,21 @@ class _ShardFiles:
 
 
 class Corpus:
-    """One split of a prepared corpus, memory-mapped: opening it reads the manifest only.
+    """One split of a prepared corpus, memory-mapped.
+
+    Opening it reads the manifest and compares the sizes of all files. A split of at most 64 MiB is hashed, too, once in
+    a process; `integrity.find_damage` hashes any.
 
     Args:
         directory: what `prepare_corpus --output_dir` wrote; or a URL, see `remote`.
         split: `train` or `validation`.
 
+    Attributes:
+        files: size and SHA-256 of each file beside the manifest, by name.
+
     Raises:
         FileNotFoundError: no prepared corpus lies there.
-        ValueError: the split does not exist, or a file is not as long as the manifest says.
+        ValueError: the split does not exist, or a file is not as the manifest says.
     """
 
     def __init__(self, directory: str | Path, split: str = "train") -> None:
@@ -178,14 +183,7 @@ class Corpus:
             if splits:
                 raise UserError(f"split={split!r} is not in the corpus {directory}; it has {', '.join(splits)}")
             raise MissingFileError(f"{directory} holds no prepared corpus; write one with scripts/prepare_corpus.py")
-        content = path.read_bytes()
-        self.manifest: dict[str, Any] = json.loads(content)
-        if self.manifest.get("format_version") != FORMAT_VERSION:
-            raise UserError(
-                f"{path}: format_version={self.manifest.get('format_version')!r}, but this version reads "
-                f"{FORMAT_VERSION}; prepare the corpus again"
-            )
-        self.fingerprint = hashlib.sha256(content).hexdigest()
+        self.manifest, self.fingerprint = read_manifest(path)
         self.num_documents: int = self.manifest["documents"]
         self.num_tokens: int = self.manifest["tokens"]
         tokenizer = self.manifest["tokenizer"]
@@ -195,7 +193,14 @@ class Corpus:
         self.pad_token_id: int = tokenizer["pad_token_id"]
         self.mask_token_id: int = tokenizer["mask_token_id"]
         self.special_token_ids: list[int] = tokenizer["special_token_ids"]
+        self.files = files_of(self.manifest)
+        check_sizes(self.folder, self.files)
+        if sum(facts.size for facts in self.files.values()) <= HASHED_AT_ONCE:
+            for name, facts in self.files.items():
+                check_hash(self.folder / name, facts)
         self.offsets = self._map("documents.bin", "<i8", self.num_documents + 1)
+        if (int(self.offsets[0]), int(self.offsets[-1])) != (0, self.num_tokens):
+            raise UserError(f"{self.folder / 'documents.bin'} does not end at {self.num_tokens} tokens: {_WAY_OUT}")
         self._shard_ends = np.cumsum([shard["tokens"] for shard in self.manifest["shards"]], dtype=np.int64)
         self._mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -242,9 +247,10 @@ class Corpus:
     def _shard(self, number: int) -> tuple[np.ndarray, np.ndarray, int]:
         tokens = self.manifest["shards"][number]["tokens"]
         if number not in self._mapped:
+            names = shard_names(number)
             self._mapped[number] = (
-                self._map(f"tokens-{number:05d}.bin", self.manifest["dtype"], tokens),
-                self._map(f"word_starts-{number:05d}.bin", "u1", (tokens + 7) // 8),
+                self._map(names[0], self.manifest["dtype"], tokens),
+                self._map(names[1], "u1", (tokens + 7) // 8),
             )
         return *self._mapped[number], int(self._shard_ends[number]) - tokens
 
@@ -258,6 +264,32 @@ def open_split(directory: str | Path, split: str) -> Corpus | None:
     return Corpus(directory, split) if (corpus.directory / split / "manifest.json").is_file() else None
 
 
+def check_sizes(folder: Path, files: dict[str, FileFacts]) -> None:
+    """Raise a `UserError` that names the first file which is missing, of another size, or a link out of its folder."""
+    for name, facts in files.items():
+        path = file_beside(folder, name, where=folder / "manifest.json")
+        _check_size(path, facts.size)
+
+
+def check_hash(path: Path, facts: FileFacts, *, anew: bool = False) -> None:
+    """Raise a `UserError` where a file's content is not what the manifest says.
+
+    Args:
+        anew: read it even where this process has found it right before.
+    """
+    try:
+        state = os.stat(path)
+        known = (str(path), facts.sha256, state.st_mtime_ns, state.st_ino)
+        if not anew and known in _hashed:
+            return
+        found = sha256_of_file(path)
+    except OSError as error:
+        raise UserFileError(f"{path} cannot be read: {error.strerror}") from None
+    if found != facts.sha256:
+        raise UserError(f"{path} is not what the manifest says (SHA-256 {found[:12]}…): {_WAY_OUT}")
+    _hashed.add(known)
+
+
 def map_array(path: Path, dtype: str, shape: Sequence[int]) -> np.ndarray:
     """Memory-map a file of raw numbers.
 
@@ -265,10 +297,30 @@ def map_array(path: Path, dtype: str, shape: Sequence[int]) -> np.ndarray:
         ValueError: its size is not that of `shape`.
     """
     expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    found = path.stat().st_size if path.is_file() else -1
-    if found != expected:
-        state = "is missing" if found < 0 else f"has {found} bytes instead of {expected}"
-        raise UserError(f"{path} {state}: the corpus is damaged; prepare it again")
+    _check_size(path, expected)
     if expected == 0:  # an empty file cannot be mapped
         return np.zeros(tuple(shape), dtype=dtype)
     return np.memmap(path, dtype=dtype, mode="r", shape=tuple(shape))
+
+
+def _check_size(path: Path, expected: int) -> None:
+    found = path.stat().st_size if path.is_file() else -1
+    if found != expected:
+        state = "is missing" if found < 0 else f"has {found} bytes instead of {expected}"
+        raise UserError(f"{path} {state}: {_WAY_OUT}")
+
+
+def read_manifest(path: Path) -> tuple[dict[str, Any], str]:
+    """A split's manifest, checked, and the SHA-256 of the file, by which corpora are told apart.
+
+    Raises:
+        UserError: it cannot be read, is damaged, or is a link out of its folder.
+    """
+    with as_user_errors(OSError, about=f"{path} cannot be read"):
+        if path.stat().st_size > LARGEST_JSON:
+            raise UserError(f"{path} has more than {LARGEST_JSON >> 20} MiB: {_WAY_OUT}")
+        content = file_beside(path.parent, path.name, where=path).read_bytes()
+    manifest = parse_manifest(content, where=path)
+    if manifest.get("split", path.parent.name) != path.parent.name:
+        raise UserError(f"{path} is the manifest of another split, {manifest['split']!r}: {_WAY_OUT}")
+    return manifest, hashlib.sha256(content).hexdigest()

@@ -308,11 +308,22 @@ class _Parquet(TableFile):
         wanted = self.columns if columns is None else list(columns)
         number, size = 0, self._path.stat().st_size
         with self._opened() as file:
-            for batch in file.iter_batches(columns=wanted, batch_size=1024):
-                for values in batch.to_pylist():
+            batches = iter(file.iter_batches(columns=wanted, batch_size=1024))
+            while True:
+                try:
+                    batch = next(batches, None)
+                    rows = [] if batch is None else batch.to_pylist()
+                except Exception as error:  # Arrow's own kinds, OSError, and text that is not UTF-8
+                    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                    raise UserError(f"{self.source} is damaged in or after row {number + 1}: {reason}") from None
+                if batch is None:
+                    break
+                for values in rows:
                     number += 1
-                    self.bytes_read = size * number // file.metadata.num_rows
+                    self.bytes_read = size * number // max(file.metadata.num_rows, 1)
                     yield Row(number, values)
+            if number != file.metadata.num_rows:
+                raise UserError(f"{self.source} is damaged: {number} rows instead of {file.metadata.num_rows}")
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -326,8 +337,8 @@ class _Parquet(TableFile):
         with open_decompressed(self._path):  # for its errors, which are a person's
             pass
         try:
-            file = parquet.ParquetFile(self._path)
-        except pa.ArrowInvalid as error:
+            file = parquet.ParquetFile(self._path, page_checksum_verification=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise UserError(f"{self.source} is not a Parquet file: {error}") from None
         with file:
             yield file

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ..utils.errors import UserError, reject_unknown_keys
+from ..utils.untrusted import check_model_folder
 from .encoding import GPT2_PATTERN
 
 if TYPE_CHECKING:
@@ -219,9 +220,10 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     path = Path(name_or_path)
     if path.exists() and not (path / "tokenizer.json").is_file():
         raise UserError(f"tokenizer_name={name_or_path!r} holds no tokenizer.json; train one with train_tokenizer")
+    check_model_folder(path, allow_pickle=True)  # no weights are read
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
-    except (OSError, ValueError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
+    except Exception as error:  # whatever a library meets in files that others made
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"tokenizer_name={name_or_path!r} cannot be loaded: {reason}") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):

@@ -6,10 +6,13 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
+from ..utils.device import find_device
 from ..utils.errors import MissingPackageError, UserError
 from ..utils.input_length import longest_input
+from ..utils.untrusted import check_model_folder
 from .tasks import Task
 
 DEFAULT_DROPOUT = 0.1
@@ -40,7 +43,7 @@ def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -
     _check_local(name_or_path)
     try:
         return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # whatever a library meets in files that others made
         raise UserError(f"--model_name_or_path {name_or_path}: no tokenizer: {_first_line(error)}") from error
 
 
@@ -55,7 +58,7 @@ def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     _check_local(name_or_path)
     try:
         return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise UserError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
 
 
@@ -63,6 +66,7 @@ def _check_local(name_or_path: str) -> None:
     looks_local = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if not os.path.isdir(name_or_path) and (looks_local or os.path.exists(name_or_path)):
         raise UserError(f"--model_name_or_path {name_or_path}: there is no such folder")
+    check_model_folder(name_or_path)
 
 
 def _first_line(error: Exception) -> str:
@@ -91,7 +95,7 @@ def load_classifier(
     same_labels = known_label_names(config, type(task)) == task.label_names
     config = copy.deepcopy(config)
     task.write_labels(config)
-    dropout_before = set_dropout(config, dropout)
+    dropout_before = set_dropout(config, dropout, in_attention=not _has_kernel_without_dropout(config))
     model, missing = _load_with_head(
         name_or_path,
         type(task),
@@ -132,17 +136,19 @@ def _load_with_head(name_or_path: str, task: type[Task], **kwargs: Any) -> tuple
 
     auto_class = getattr(transformers, f"AutoModel{task.head}")
     try:
-        model, loading = auto_class.from_pretrained(name_or_path, output_loading_info=True, **kwargs)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        model, loading = auto_class.from_pretrained(
+            name_or_path, output_loading_info=True, use_safetensors=True, **kwargs
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
     return model, loading["missing_keys"]
 
 
-def set_dropout(config: Any, dropout: float | None) -> dict[str, Any]:
+def set_dropout(config: Any, dropout: float | None, *, in_attention: bool = True) -> dict[str, Any]:
     """Set the dropout of a configuration, and return what it said before.
 
     None keeps the encoder's own. An encoder that was pretrained without dropout gets `DEFAULT_DROPOUT`: pretraining
-    sees its text once, fine-tuning sees its few examples many times.
+    sees its text once, fine-tuning sees its few examples many times. Without `in_attention`, None means none there.
     """
     before = {name: getattr(config, name) for name in DROPOUTS if hasattr(config, name)}
     if dropout is not None:
@@ -151,7 +157,14 @@ def set_dropout(config: Any, dropout: float | None) -> dict[str, Any]:
         # Not inside the feed-forward where its output has dropout: that takes as many random numbers as all the rest.
         skipped = {"mlp_dropout"} if "hidden_dropout_prob" in before else set()
         config.update({name: DEFAULT_DROPOUT for name in before if name not in skipped})
+    if dropout is None and not in_attention and "attention_probs_dropout_prob" in before:
+        config.update({"attention_probs_dropout_prob": 0.0})
     return before
+
+
+def _has_kernel_without_dropout(config: Any) -> bool:
+    """Whether attention dropout would keep the model from its fastest kernel: ClozeBERT's on CUDA knows none."""
+    return config.model_type == "clozebert" and find_device().type == "cuda"
 
 
 def restore_dropout(model: Any) -> None:

@@ -6,10 +6,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-import torch
-
 from ..corpus.compression import bare_suffix, read_text
 from ..corpus.tables import TABLE_SUFFIXES
+from ..utils.device import find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.progress_bar import progress_bar
 from .arguments import PredictionArguments
@@ -76,7 +75,7 @@ class Predictor:
         be_quiet()
         self.model, self.task = load_fine_tuned(name, TASKS.values(), trust_remote_code=trusted)
         tokenizer = load_auto_tokenizer(name, trust_remote_code=trusted)
-        self.model.to("cuda" if torch.cuda.is_available() else "cpu")
+        self.model.to(find_device())
         self.settings: dict[str, Any] = {}
         path = os.path.join(name, SETTINGS_FILE)
         if os.path.exists(path):

@@ -5,11 +5,10 @@ import os
 from dataclasses import replace
 from typing import Any
 
-import torch
 import transformers
 from transformers import EarlyStoppingCallback, TrainingArguments
 
-from ..utils.device import choose_precision
+from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError
 from ..utils.files import WriteCard
 from .arguments import (
@@ -100,9 +99,7 @@ class FinetuningRun:
     ) -> None:
         self.arguments, self.folder, self.seed, self.tokenizer = arguments, folder, seed, tokenizer
         self.splits, self.task, self.facts = data
-        self.device = torch.device(
-            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        )
+        self.device = find_device()
         self.precision = choose_precision(arguments.mixed_precision, self.device)
         transformers.set_seed(seed)
         self.model = self.load_model()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..utils.errors import MissingFileError, UserError
+from ..utils.errors import MissingFileError, UserError, as_user_errors
 from ..utils.files import write_text
 from .natives import NATIVE
 
@@ -122,7 +122,8 @@ def read_card(folder: Path) -> Card | None:
     path = folder / CARD_NAME
     if not path.is_file():
         return None
-    text = path.read_text(encoding="utf-8")
+    with as_user_errors(ValueError, OSError, about=str(path)):
+        text = path.read_text(encoding="utf-8")
     try:
         data = ModelCard(text).data
     except Exception as error:

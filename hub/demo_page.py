@@ -85,7 +85,11 @@ def load_subject(source: str, *, trust_remote_code: bool = False) -> Subject:
         )
     # Only eager attention can be looked at.
     model = getattr(transformers, f"AutoModel{ending}").from_pretrained(
-        source, trust_remote_code=trust_remote_code, attn_implementation="eager", dtype=torch.float32
+        source,
+        trust_remote_code=trust_remote_code,
+        use_safetensors=True,
+        attn_implementation="eager",
+        dtype=torch.float32,
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     if ending == "ForMaskedLM" and tokenizer.mask_token is None:

@@ -5,7 +5,6 @@ that names it, because a model with random parts looks like any other.
 """
 
 import contextlib
-import json
 import os
 import re
 import warnings
@@ -20,6 +19,7 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling import modeling_clozebert
 from ..utils.errors import MissingFileError, UserError, as_user_errors
 from ..utils.files import disk_errors
+from ..utils.untrusted import check_model_folder, read_json_object, shards_of
 from .hub_errors import explain
 from .natives import architecture_of
 from .processors import IMAGE_FILES, TOKENIZER_FILE_NAMES
@@ -45,6 +45,7 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
     """
     folder = Path(source)
     if folder.is_dir():
+        check_model_folder(folder, allow_pickle=allow_pickle)
         return folder
     name = os.fspath(source)
     if folder.exists() or not _HUB_NAME.fullmatch(name) or name.startswith("."):
@@ -54,12 +55,14 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
     patterns = [*_DOWNLOAD, *(("*.bin", "*.bin.index.json") if allow_pickle else ())]
     try:
         with disk_errors(Path(constants.HF_HUB_CACHE), way_out="free some space, or set HF_HOME"):
-            return Path(snapshot_download(name, allow_patterns=patterns))
+            folder = Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:
         reason = explain(error, name)
         if reason is None:
             raise
         raise UserError(f"no folder {name}, and it cannot be had from the Hub: {reason}") from None
+    check_model_folder(folder, allow_pickle=allow_pickle)
+    return folder
 
 
 def load_native(folder: Path, *, allow_pickle: bool = False) -> Any:
@@ -68,6 +71,7 @@ def load_native(folder: Path, *, allow_pickle: bool = False) -> Any:
     Raises:
         UserError: see the module.
     """
+    check_model_folder(folder, allow_pickle=allow_pickle)
     values = read_config(folder)
     model_type = values.get("model_type")
     if model_type == "clozebert":
@@ -89,6 +93,7 @@ def load_clozebert(folder: Path, *, allow_pickle: bool = False) -> Any:
     Raises:
         UserError: see the module.
     """
+    check_model_folder(folder, allow_pickle=allow_pickle)
     values = read_config(folder)
     if values.get("model_type") != "clozebert":
         raise UserError(
@@ -106,15 +111,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json.
 
     Raises:
-        MissingFileError: there is none. UserError: it is not JSON.
+        MissingFileError: there is none. UserError: it is no object of JSON.
     """
     path = folder / "config.json"
     if not path.is_file():
         raise MissingFileError(f"{folder} holds no model: there is no config.json in it")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
+    return read_json_object(path)
 
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
@@ -144,12 +146,7 @@ def _files_of(folder: Path, name: str) -> list[Path]:
         return [folder / name]
     if not index.is_file():
         return []
-    shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    for shard in shards:
-        # An index may name any path. A file outside the folder is not read.
-        if Path(shard).name != shard or not (folder / shard).is_file():
-            raise UserError(f"{index} names the shard {shard!r}, which is not a file of its folder")
-    return [folder / shard for shard in shards]
+    return shards_of(index)
 
 
 def tensor_names_in(folder: Path, *, allow_pickle: bool = False) -> list[str]:
@@ -158,9 +155,9 @@ def tensor_names_in(folder: Path, *, allow_pickle: bool = False) -> list[str]:
     names: list[str] = []
     for path in files:
         if path.suffix == ".safetensors":
-            from safetensors import safe_open
+            from safetensors import SafetensorError, safe_open
 
-            with safe_open(path, framework="pt") as tensors:
+            with as_user_errors(SafetensorError, OSError, about=str(path)), safe_open(path, "pt") as tensors:
                 names += tensors.keys()
         else:
             import torch
@@ -171,7 +168,7 @@ def tensor_names_in(folder: Path, *, allow_pickle: bool = False) -> list[str]:
 
 def _class_name(folder: Path, values: dict[str, Any]) -> str:
     names = values.get("architectures") or []
-    if len(names) != 1:
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise UserError(
             f"{folder / 'config.json'} must name one class in architectures, not {names}: that is the head to convert"
         )
@@ -181,7 +178,9 @@ def _class_name(folder: Path, values: dict[str, Any]) -> str:
 def _load(model_class: Any, folder: Path, config: Any, *, allow_pickle: bool, **options: Any) -> Any:
     """`from_pretrained` that reads this folder alone and runs none of its code."""
     is_pickle = weight_files(folder, allow_pickle=allow_pickle)[0].suffix == ".bin"
-    with quiet():
+    from safetensors import SafetensorError
+
+    with quiet(), as_user_errors(SafetensorError, OSError, about=f"the weights of {folder}"):
         model, found = model_class.from_pretrained(
             folder,
             config=config,

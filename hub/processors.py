@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from ..utils.errors import as_user_errors
 from ..utils.tokenizer_files import read_tokenizer_settings, save_tokenizer, write_tokenizer_settings
 
 # Any of these means that the folder has a tokenizer.
@@ -24,7 +25,8 @@ def copy_processors(folder: Path, directory: Path) -> None:
     """
     if any((folder / name).is_file() for name in _HAS_TOKENIZER):
         # Saved anew rather than copied: old folders leave the tokenizer's class to be guessed from `model_type`.
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with as_user_errors(Exception, about=f"the tokenizer of {folder}"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         save_beside_model(tokenizer, directory)
     for name in IMAGE_FILES:
         if (folder / name).is_file():

@@ -21,6 +21,7 @@ from .. import __version__
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
 from ..utils.tokenizer_files import read_tokenizer_settings, write_tokenizer_settings
+from ..utils.untrusted import check_model_folder, is_within
 from .card import CARD_NAME, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
@@ -127,6 +128,7 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
         raise UserError(f"format={form!r} must be one of {', '.join(FORMATS)}")
     if not source.is_dir():
         raise UserError(f"there is no folder {source}")
+    check_model_folder(source)
     read_card(source)
     if completion.license is not None and not _LICENSE.fullmatch(completion.license):
         raise UserError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
@@ -182,6 +184,8 @@ def complete_folder(
         _check_tokenizer(source, folder, None if _is_native(source) else read_config(source)["max_position_embeddings"])
     for pattern in _COPIED:
         for path in source.glob(pattern):
+            if not is_within(path, source):
+                raise UserError(f"{path} is a link that leaves its folder, and would be published: remove it")
             target = folder / path.relative_to(source)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, target)
@@ -259,7 +263,7 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
         from transformers import AutoTokenizer
 
         serving.quantize_int8(folder)
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         report = serving.compare_int8(folder, completion.int8_texts, tokenizer)
         lines.append(f"`{serving.INT8_NAME}`, for CPUs, on {len(completion.int8_texts)} texts: {report}")
     if "sentence-transformers" in completion.serving:

@@ -13,7 +13,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, tiled_attention
-from .kernels import attend, cast_once, linear, matmul_attention_pays, repeat_heads, rotate
+from .kernels import attend, cast_once, linear, linear_together, matmul_attention_pays, repeat_heads, rotate
 from .packed_attention import PackedPlan, padded_attention, varlen_attention
 
 _STOCK = AttentionInterface()
@@ -128,10 +128,11 @@ class Attention(nn.Module):
         """
         x_BTD = cast_once(hidden_states)
         queries = read_queries(x_BTD, attention_mask)
-        q_BTHK, k_BTHK, v_BTHK = (
-            linear(layer, x).view(*x.shape[:-1], -1, self.head_dim)
-            for layer, x in ((self.q_proj, queries), (self.k_proj, x_BTD), (self.v_proj, x_BTD))
-        )
+        if queries is x_BTD:
+            projected = linear_together((self.q_proj, self.k_proj, self.v_proj), x_BTD)
+        else:
+            projected = [linear(self.q_proj, queries), *linear_together((self.k_proj, self.v_proj), x_BTD)]
+        q_BTHK, k_BTHK, v_BTHK = (x.view(*x.shape[:-1], -1, self.head_dim) for x in projected)
         if self.q_norm is not None and self.k_norm is not None:
             # CUDA's autocast gives norms float32, and kernels want one type.
             q_BTHK, k_BTHK = self.q_norm(q_BTHK).to(v_BTHK.dtype), self.k_norm(k_BTHK).to(v_BTHK.dtype)

@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention, read_queries
-from .kernels import Dropout, cast_once, is_traced, linear, recompute
+from .kernels import Dropout, cast_once, is_traced, linear, linear_together, recompute
 
 
 def make_norm(config: ClozeBertConfig, size: int) -> nn.Module:
@@ -54,7 +54,7 @@ class FeedForward(nn.Module):
         if torch.is_grad_enabled() or is_traced():
             layers = [self.up_proj] if self.gate_proj is None else [self.gate_proj, self.up_proj]
             # From the inner activations on: what this keeps is most of a layer's memory, and quick to compute again.
-            return recompute(self._down, *(layer(x_BTD) for layer in layers))
+            return recompute(self._down, *linear_together(layers, x_BTD))
         first = self.up_proj if self.gate_proj is None else self.gate_proj
         h_BTF = linear(first, x_BTD, activation=self.activation, name=self.activation_name)
         h_BTF = h_BTF if self.gate_proj is None else h_BTF * linear(self.up_proj, x_BTD)

@@ -32,7 +32,7 @@ from .heads import (
     Pooling,
 )
 from .inputs import check_length, check_mask, check_text, row_mask
-from .kernels import HALF_PRECISION, is_plain, is_traced, matmul_dtype
+from .kernels import HALF_PRECISION, is_plain, is_traced, keep_wide, matmul_dtype
 from .packed import Packed, find_packed
 from .packed_attention import make_masks, read_in_last_layer
 
@@ -192,6 +192,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
         )
+        x_BTD = keep_wide(x_BTD)
         run, shows_states = packed, self._shows_states(kwargs)
         if run is not None and not shows_states and self._sizes_should_recur(x_BTD):
             x_BTD, run = run.fill_up(x_BTD, _RECURRING_SIZE)

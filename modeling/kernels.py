@@ -6,6 +6,7 @@ environment switches all of them off. The two agree within rounding, for every h
 
     shortcut                     where                                what it spares (docs/speed.md, docs/LOG.md)
     linear, with its activation  bf16 inference, CPU                  two passes over the output
+    linear_together              compiled, CUDA                       reading x, and adding its gradient, for each layer
     cast_once                    autocast                             a cast of x by each linear layer that reads it
     dropout from 16 bits         training, CPU                        three quarters of the random numbers
     rotate, with its gradient    training                             PyTorch's passes over the formula's gradient
@@ -21,7 +22,7 @@ Shapes: B rows, T tokens, N tokens of a packed run, D hidden size, H heads, K he
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -86,6 +87,12 @@ def cast_once(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.get_autocast_dtype(kind))
 
 
+def keep_wide(x: torch.Tensor) -> torch.Tensor:
+    """x in float32 where autocast is on: sums of layers are, even if the weights come in half precision (FSDP)."""
+    is_narrow = x.dtype in HALF_PRECISION and torch.is_autocast_enabled(x.device.type)
+    return x.float() if is_narrow else x
+
+
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
     """The type in which x is multiplied here: autocast's, or its own."""
     kind = x.device.type
@@ -110,6 +117,34 @@ def linear(
         return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, kind, [], variant)
     x = layer(x)
     return x if activation is None else activation(x)
+
+
+def linear_together(layers: Sequence[Any], x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """[layer(x) for layer in layers]; compiled on CUDA as one matmul, by the layers' weights laid end to end.
+
+    The parameters stay as they are: only what is multiplied is joined, in the precision of the matmul, where each
+    forward pass casts the weights anyway. Not compiled, laying the gradients end to end costs what it spares.
+    """
+    if len(layers) == 1 or not _can_join(layers, x):
+        return [linear(layer, x) for layer in layers]
+    dtype = matmul_dtype(x)
+    weight = torch.cat([layer.weight.to(dtype) for layer in layers])
+    bias = None if layers[0].bias is None else torch.cat([layer.bias.to(dtype) for layer in layers])
+    return F.linear(x, weight, bias).split([layer.weight.shape[0] for layer in layers], dim=-1)
+
+
+def _can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
+    """Whether all layers are plain ones on CUDA, alike in type and bias; no weight is sharded or quantised."""
+    if not torch.compiler.is_compiling() or x.device.type != "cuda" or is_plain():
+        return False
+    if not all(_is_plain_linear(layer) for layer in layers):
+        return False
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    has_bias = biases[0] is not None
+    return not any(hasattr(type(weight), "__tensor_flatten__") for weight in weights) and all(
+        (bias is not None) == has_bias and weight.dtype == weights[0].dtype
+        for weight, bias in zip(weights, biases, strict=True)
+    )
 
 
 def _is_plain_linear(layer: nn.Module) -> bool:
@@ -340,6 +375,7 @@ def _rows_at_once(logits_MC: torch.Tensor) -> int:
 
 
 __all__ = [
-    "Dropout", "attend", "cast_once", "dropout", "is_plain", "is_traced", "is_transformed", "linear",
-    "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "summed_cross_entropy", "values_of",
+    "Dropout", "attend", "cast_once", "dropout", "is_plain", "is_traced", "is_transformed", "keep_wide", "linear",
+    "linear_together", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate",
+    "summed_cross_entropy", "values_of",
 ]  # fmt: skip

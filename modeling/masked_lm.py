@@ -58,6 +58,7 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         labels: torch.Tensor | None = None,
         masked_positions: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        loss_only: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """The inputs of `ClozeBertModel`, and
@@ -66,6 +67,7 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
             labels: [B, T] ids, -100 where nothing is to be predicted; with `masked_positions`, [M].
             masked_positions: [M] indices into the B * T tokens: logits are computed there only.
             num_items_in_batch: labels in the whole global batch; the loss is divided by it.
+            loss_only: return no logits, for a training step: Accelerate copies what is returned to float32.
 
         Returns:
             loss; logits [B, T, V], or [M, V] at `masked_positions`, or at the labelled positions with
@@ -85,13 +87,32 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self._encode(*inputs, read_positions=masked_positions, **kwargs)
         x = outputs.last_hidden_state
-        logits = self.decoder(self.head(x if masked_positions is None else x[0]))
-        loss = None
-        if labels is not None:
-            loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items_in_batch)
+        x = x if masked_positions is None else x[0]
+        loss, logits = self.predict(x, labels, num_items_in_batch, loss_only=loss_only)
         return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )
+
+    def predict(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None,
+        *,
+        loss_only: bool = False,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Loss and logits at states [..., D].
+
+        One function, so that it is one graph when compiled. Logits that a graph returns have a gradient, of zeros.
+        """
+        logits = self.decoder(self.head(x))
+        if labels is None:
+            return None, None if loss_only else logits
+        loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items_in_batch)
+        return loss, None if loss_only else logits
 
 
 __all__ = ["ClozeBertForMaskedLM"]

@@ -2,8 +2,16 @@
 """The classes that `AutoModel` opens, from this one file, as transformers expects it.
 
 `encoder.py` has the model without a head, `masked_lm.py` and `classifiers.py` the models with one.
+
+Of a folder on disk, transformers 5.4 copies only the files that this one imports itself. So it imports from all.
 """
 
+from ..configuration.configuration_clozebert import ClozeBertConfig as ClozeBertConfig
+from ..configuration.named_architectures import ARCHITECTURES as ARCHITECTURES
+from .attention import Attention as Attention
+from .attention_tiles import tiled_attention as tiled_attention
+from .blocks import EncoderLayer as EncoderLayer
+from .bundle import write_code as write_code
 from .classifiers import (
     ClozeBertForImageClassification,
     ClozeBertForMultipleChoice,
@@ -11,8 +19,14 @@ from .classifiers import (
     ClozeBertForSequenceClassification,
     ClozeBertForTokenClassification,
 )
+from .embeddings import TextEmbeddings as TextEmbeddings
 from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
+from .heads import Pooling as Pooling
+from .inputs import row_mask as row_mask
+from .kernels import attend as attend
 from .masked_lm import ClozeBertForMaskedLM
+from .packed import Packed as Packed
+from .packed_attention import padded_attention as padded_attention
 
 __all__ = [
     "ClozeBertForImageClassification",

@@ -10,6 +10,7 @@ In place of a mask, a layer over packed documents gets a plan that names the way
 Shapes: N tokens of the batch, S documents of at most L tokens, B rows of T tokens, H heads, K head size.
 """
 
+import inspect
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,13 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, plan_tiles
 from .kernels import HALF_PRECISION, is_plain, is_traced, is_transformed, matmul_dtype, repeat_heads
 from .packed import Packed
+
+try:  # torch 2.10, and windows from 2.11 on
+    from torch.nn.attention.varlen import varlen_attn
+
+    _VARLEN_CAN = frozenset(inspect.signature(varlen_attn).parameters)
+except ImportError:
+    _VARLEN_CAN = frozenset()
 
 _MASK_MAKERS = {
     "full_attention": create_bidirectional_mask,
@@ -77,9 +85,13 @@ def _make_mask(
     same_document = None
     if packed is not None and not config._attn_implementation.startswith("flash"):
         same_document = _same_document(packed.document_ids(x_BTD.shape[:2].numel()).view(x_BTD.shape[:2]))
-    return _MASK_MAKERS[layer_type](
+    mask = _MASK_MAKERS[layer_type](
         config=config, inputs_embeds=x_BTD, attention_mask=attention_mask, and_mask_function=same_document
     )
+    if torch.jit.is_tracing() and isinstance(mask, torch.Tensor) and mask.dtype == torch.bool:
+        # Padding that no window joins to a token sees nothing. OpenVINO makes NaN of it, in all tokens of the row.
+        mask = mask | ~mask.any(-1, keepdim=True)
+    return mask
 
 
 def _same_document(document_BT: torch.Tensor) -> Any:
@@ -158,8 +170,7 @@ def _has_varlen_kernel(x_BTD: torch.Tensor, *, head_size: int, dropout: float) -
     """Whether `torch.nn.attention.varlen` can: half precision on an Ampere GPU or later, no dropout, torch 2.11."""
     if x_BTD.device.type != "cuda" or dropout or head_size % 8 or head_size > 256 or is_plain():
         return False
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if matmul_dtype(x_BTD) not in HALF_PRECISION or version < (2, 11):
+    if matmul_dtype(x_BTD) not in HALF_PRECISION or "window_size" not in _VARLEN_CAN:
         return False
     return torch.cuda.get_device_capability(x_BTD.device) >= (8, 0)
 
@@ -197,14 +208,16 @@ def varlen_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """PyTorch's own kernel, at its scale of 1 / sqrt(K). Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
-    from torch.nn.attention.varlen import varlen_attn
-
     packed, window = attention_mask.packed, attention_mask.window
-    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
+    grouped: dict[str, Any] = {}
+    if key.shape[1] != query.shape[1] and "enable_gqa" in _VARLEN_CAN:
+        grouped = {"enable_gqa": True}
+    else:
+        key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
     q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     sides: Any = (-1, -1) if window is None else (window, window)
     bounds, longest = packed.cu_seq_lens, packed.max_length
-    out: Any = varlen_attn(q_NHK, k_NHK, v_NHK, bounds, bounds, longest, longest, window_size=sides)
+    out: Any = varlen_attn(q_NHK, k_NHK, v_NHK, bounds, bounds, longest, longest, window_size=sides, **grouped)
     return out.unflatten(0, (query.shape[0], query.shape[2])), None
 
 

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
 
     names = [arguments.model_name_or_path, *(arguments.more_models or [])]
     # clozebert is imported, so none of the folders' code is run.
-    with as_user_errors():
+    with as_user_errors(Exception):  # whatever a library meets in files that others made
         subjects = [load_subject(str(find_folder(name))) for name in names]
     build_page(subjects).launch(server_name=arguments.host, server_port=arguments.port, css=STYLE)
 

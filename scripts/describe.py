@@ -20,6 +20,7 @@ from huggingface_hub.errors import StrictDataclassError
 from clozebert.configuration.costs import SYMBOLS, default_length, parts_of, short_number, symbols_of
 from clozebert.scripts._program import parse, run
 from clozebert.utils.errors import MissingPackageError, UserError, as_user_errors, did_you_mean
+from clozebert.utils.untrusted import check_model_folder, read_json_object
 
 if TYPE_CHECKING:
     from clozebert import ClozeBertConfig
@@ -83,11 +84,10 @@ def find_config(name: str) -> "ClozeBertConfig":
 
     path = Path(name)
     if path.is_dir():
-        import json
-
         if not (path / "config.json").is_file():
             raise UserError(f"folder {name} holds no config.json")
-        values = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        check_model_folder(path)
+        values = read_json_object(path / "config.json")
         if values.get("model_type") != ClozeBertConfig.model_type:
             raise UserError(f"{name} holds a model of type {values.get('model_type')!r}: convert it first")
         return ClozeBertConfig.from_pretrained(path)
@@ -210,9 +210,10 @@ def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
 
     from clozebert import ClozeBertModel
 
-    with as_user_errors(ValueError, OSError, about=f"{folder} cannot be loaded"):
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with as_user_errors(Exception, about=f"{folder} cannot be loaded"):
+        check_model_folder(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager", use_safetensors=True).eval()
     inputs = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         attentions = model(

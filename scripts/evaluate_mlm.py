@@ -101,7 +101,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     """All figures that were asked for, by name."""
-    import torch
 
     from clozebert.corpus import Masking
     from clozebert.corpus.tokenizer import load_tokenizer
@@ -113,7 +112,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
         score_minimal_pairs,
         score_pseudo_perplexity,
     )
-    from clozebert.utils.device import choose_precision
+    from clozebert.utils.device import choose_precision, find_device
     from clozebert.utils.input_length import longest_input
     from clozebert.utils.progress_bar import StageBars
 
@@ -122,7 +121,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     paradigms = read_minimal_pairs(arguments.blimp)
     tokenizer = load_tokenizer(arguments.tokenizer_name or arguments.model_name_or_path)
     corpus = None if arguments.corpus is None else _open(arguments.corpus, arguments.split, tokenizer)
-    device = torch.device("cuda" if torch.cuda.is_available() and not arguments.use_cpu else "cpu")
+    device = find_device(use_cpu=arguments.use_cpu)
     precision = choose_precision(arguments.mixed_precision, device)
     model = load_masked_lm(arguments.model_name_or_path, device=device, trust_remote_code=arguments.trust_remote_code)
     longest = longest_input(model, tokenizer)

@@ -180,12 +180,10 @@ def _find_device(name: str | None, arguments: Any) -> "tuple[Device, str, Any]":
         reject_unknown_keys([name], DEVICES, where="the kinds of devices (--device)")
         precision = arguments.mixed_precision
         return DEVICES[name], "bf16" if precision == "auto" else precision, None
-    import torch
 
-    from clozebert.utils.device import choose_precision, measure_matmul_flops, memory_of
+    from clozebert.utils.device import choose_precision, find_device, measure_matmul_flops, memory_of
 
-    on_gpu = torch.cuda.is_available() and not arguments.use_cpu
-    here = torch.device("cuda" if on_gpu else "cpu")
+    here = find_device(use_cpu=arguments.use_cpu)
     precision = choose_precision(arguments.mixed_precision, here)
     return Device(here.type, measure_matmul_flops(here, precision), memory_of(here)), precision, here
 

@@ -131,7 +131,9 @@ def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:
     chosen = sorted(random.Random(0).sample(range(corpus.num_documents), count))
     lines = [f"{count} random documents, shortened, as the tokenizer gives them back:"] if count else []
     for number in chosen:
-        text = " ".join(str(tokenizer.decode(corpus.document(number)[:_SHOWN_CHARACTERS].tolist())).split())
+        decoded = str(tokenizer.decode(corpus.document(number)[:_SHOWN_CHARACTERS].tolist()))
+        # WordPiece marks what continues a word.
+        text = " ".join(decoded.split()).replace(" ##", "")
         shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
         lines.append(f"  {number + 1:>10,}  {shown}")
     return lines

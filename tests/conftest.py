@@ -1,4 +1,4 @@
-"""What all tests share: no network, and one thread each, as two of them run at a time."""
+"""What all tests share: no network, one thread each, as two of them run at a time, and no GPU but in `make gpu`."""
 
 import os
 
@@ -7,6 +7,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+# Tests compare on the CPU, and some fork, which a process that has used CUDA cannot.
+if os.environ.get("CLOZEBERT_TEST_GPU") != "1":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from pathlib import Path
 

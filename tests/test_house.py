@@ -260,6 +260,20 @@ def test_shipped_files_are_flat_unique_and_loadable_by_transformers(repository: 
         assert not re.search(r"^\s*from\s+\.\s+import", text, flags=re.MULTILINE), name
 
 
+def test_the_file_that_auto_classes_open_names_all_others(tmp_path: Path) -> None:
+    """Of a local folder, transformers 5.4 copies no more than these: a missing file is a FileNotFoundError."""
+    from transformers.dynamic_module_utils import get_relative_imports
+
+    from clozebert.modeling.bundle import write_code
+
+    files = set(write_code(tmp_path))
+    for opened in ("configuration_clozebert.py", "modeling_clozebert.py"):
+        named = {f"{name}.py" for name in get_relative_imports(tmp_path / opened)}
+        needed = named.union(*({f"{x}.py" for x in get_relative_imports(tmp_path / name)} for name in named))
+        assert needed <= named | {opened}
+    assert named | {opened} == files
+
+
 def run_python(code: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120

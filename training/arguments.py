@@ -134,7 +134,7 @@ class PretrainingArguments:
     gradient_checkpointing: bool = _field(
         False, "compute activations again in the backward pass: less memory, more time", _MACHINE
     )
-    torch_compile: bool = _field(False, "compile the model with torch.compile", _MACHINE)
+    torch_compile: bool | None = _field(None, "compile with torch.compile (default: on CUDA)", _MACHINE)
     use_cpu: bool = _field(False, "stay on the CPU even if there is a GPU", _MACHINE)
     full_determinism: bool = _field(False, "only deterministic kernels; slower on GPUs", _MACHINE)
     ddp_timeout: int = _field(

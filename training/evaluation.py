@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ def _go_on() -> bool:
 @torch.no_grad()
 def evaluate_masked_lm(
     model: torch.nn.Module,
-    batches: Iterable[Any],
+    batches: Sequence[Any],
     *,
     accelerator: Any,
     max_batches: int | None = None,
@@ -49,7 +49,8 @@ def evaluate_masked_lm(
     was_training = model.training
     model.eval()
     try:
-        totals = _sum_batches(model, itertools.islice(batches, max_batches), accelerator, should_stop)
+        num_batches = len(batches) if max_batches is None else min(max_batches, len(batches))
+        totals = _sum_batches(model, batches, num_batches, accelerator, should_stop)
     finally:
         model.train(was_training)
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()
@@ -64,24 +65,24 @@ def evaluate_masked_lm(
 
 
 def _sum_batches(
-    model: torch.nn.Module, batches: Iterator[Any], accelerator: Any, should_stop: Callable[[], bool]
+    model: torch.nn.Module,
+    batches: Sequence[Any],
+    num_batches: int,
+    accelerator: Any,
+    should_stop: Callable[[], bool],
 ) -> torch.Tensor:
     """Of this process' batches: the loss, the right guesses and the predicted tokens, float64 [3]."""
     totals = torch.zeros(3, dtype=torch.float64, device="cpu")
     failure: Exception | None = None
-    while True:
-        together: list[Any] = []
-        try:
-            together = list(itertools.islice(batches, accelerator.num_processes)) if failure is None else []
-        except Exception as error:
-            failure = error
+    for first in itertools.count(0, accelerator.num_processes):
         _agree_to_go_on(failure, should_stop(), accelerator)
-        if not together:
+        if first >= num_batches:
             return totals
         try:
-            totals += _score(model, together, accelerator)
+            totals += _score(model, batches, first, num_batches, accelerator)
         except Exception as error:  # said in the next round, so that no process waits for this one
             failure = error
+    raise AssertionError("unreachable")
 
 
 def _agree_to_go_on(failure: Exception | None, stop: bool, accelerator: Any) -> None:
@@ -95,11 +96,14 @@ def _agree_to_go_on(failure: Exception | None, stop: bool, accelerator: Any) -> 
         raise EvaluationStoppedError
 
 
-def _score(model: torch.nn.Module, together: list[Any], accelerator: Any) -> torch.Tensor:
-    rank = accelerator.process_index
+def _score(
+    model: torch.nn.Module, batches: Sequence[Any], first: int, num_batches: int, accelerator: Any
+) -> torch.Tensor:
+    """This process' batch of a run of them, the only one that it makes."""
     # The last run may be short. All processes go through the model all the same: a sharded one needs them.
-    counts = rank < len(together)
-    batch = together[rank if counts else 0]
+    index = first + accelerator.process_index
+    counts = index < num_batches
+    batch = batches[index if counts else first]
     inputs = to_device(model_inputs(batch), accelerator.device)
     outputs = model(**inputs, num_items_in_batch=1)
     hits = (outputs.logits.argmax(dim=-1) == inputs["labels"]).sum()

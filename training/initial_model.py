@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 from ..configuration import ClozeBertConfig
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
+from ..utils.untrusted import check_model_folder
 
 # What `from_pretrained` says of weights that it did not load as they are.
 _REPORTED = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
@@ -23,8 +24,10 @@ def load_configuration(name_or_path: str) -> ClozeBertConfig:
     Raises:
         ValueError: it is a model of another kind.
     """
-    with as_user_errors(ValueError, OSError, about=f"model_name_or_path={name_or_path!r}"):
-        config = AutoConfig.from_pretrained(name_or_path)
+    check_model_folder(name_or_path)
+    # Whatever a library meets in files that others made.
+    with as_user_errors(Exception, about=f"model_name_or_path={name_or_path!r}"):
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
     if config.model_type != "clozebert":
         raise UserError(
             f"model_name_or_path={name_or_path!r} is a {config.model_type} model: convert it first (clozebert convert)"
@@ -62,7 +65,7 @@ def make_model(
         return ClozeBertForMaskedLM(config)
     with without_progress_bars():
         loaded: Any = ClozeBertForMaskedLM.from_pretrained(
-            weights, config=config, dtype=torch.float32, output_loading_info=True
+            weights, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
         )
     model, report = loaded
     if strict and (wrong := [str(name) for kind in _REPORTED for name in report.get(kind) or ()]):

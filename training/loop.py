@@ -20,7 +20,7 @@ from .checks import check_run
 from .doctor import Doctor
 from .evaluation import EvaluationStoppedError, evaluate_mixture
 from .expectations import what_to_expect
-from .machine import make_accelerator, make_deterministic, seed_step
+from .machine import choose_compilation, make_accelerator, make_deterministic, seed_step
 from .optimizers import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase
 from .prefetch import ModelInputs
@@ -185,7 +185,8 @@ class Pretraining:
         phase, arguments = setup.phase, setup.arguments
         if self._was_killed_before_evaluating() and self.evaluate():
             return True
-        self.watchdog.progress(allow=SECONDS_TO_COMPILE if arguments.torch_compile else 0.0)
+        compiles = choose_compilation(arguments.torch_compile, self.accelerator.device)
+        self.watchdog.progress(allow=SECONDS_TO_COMPILE if compiles else 0.0)
         while state.step < phase.last_step:
             watch.begin()
             batches, num_predicted = next(setup.loader)
@@ -340,7 +341,9 @@ class Pretraining:
     def save_checkpoint(self) -> None:
         """Commit the model with what resuming needs, as OUTPUT_DIR/checkpoint-STEP."""
         setup, accelerator = self.setup, self.accelerator
-        weights, tensors = whole_weights(setup.core), optimizer_state(setup.optimizer.optimizer)
+        keeps = accelerator.is_main_process  # which alone writes
+        weights = whole_weights(setup.core, keep=keeps)
+        tensors = optimizer_state(setup.optimizer.optimizer, keep=keeps)
         state = dataclasses.replace(
             self.state,
             arguments=setup.arguments.decisive(),

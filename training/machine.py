@@ -1,6 +1,7 @@
 """How a run is laid over a machine: processes, precision, compilation, determinism."""
 
 import datetime
+import importlib.util
 import logging
 import os
 import shutil
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..utils.device import choose_precision, has_fast_bf16
+from ..utils.device import choose_precision, find_device, has_fast_bf16
 from ..utils.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -33,14 +34,15 @@ def make_accelerator(
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState
 
-    use_cpu = use_cpu or not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    device = find_device(use_cpu=use_cpu)
+    use_cpu = device.type == "cpu"
     _check_launch(use_cpu=use_cpu)
-    device = torch.device("cpu" if use_cpu else "cuda" if torch.cuda.is_available() else "mps")
     precision = choose_precision(mixed_precision, device)
     # Accelerate keeps one precision for the whole process; a second run in it may want another.
     if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
         AcceleratorState._reset_state()
     accelerator = Accelerator(
+        fsdp_plugin=sharding(precision) if _is_sharded() else None,
         cpu=use_cpu,
         mixed_precision=precision,
         log_with=report_to or None,
@@ -57,6 +59,31 @@ def make_accelerator(
     return accelerator
 
 
+def _is_sharded() -> bool:
+    """Whether the launcher was asked for FSDP."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
+def sharding(precision: str) -> Any:
+    """Accelerate's FSDP2 as the launch file says, in mixed precision as under DDP.
+
+    Weights are gathered in half precision; sums of gradients, the residual stream, tables of positions and the loss are
+    in float32, all of which Accelerate's own policy casts to half precision.
+    """
+    from accelerate import FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    plugin = FullyShardedDataParallelPlugin()
+    if plugin.fsdp_version != 2:
+        raise UserError("fsdp_version must be 2 in the launch configuration (configuration/accelerate_fsdp.yaml)")
+    if half is not None:
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=half, reduce_dtype=torch.float32, output_dtype=None, cast_forward_inputs=False
+        )
+    return plugin
+
+
 def _check_launch(*, use_cpu: bool) -> None:
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in os.environ
     if by_accelerate and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
@@ -64,16 +91,40 @@ def _check_launch(*, use_cpu: bool) -> None:
             "accelerate launch was asked for several processes but started one: on CPUs it needs a configuration file "
             "with `distributed_type: MULTI_GPU` and `use_cpu: true` (see docs/many_gpus.md)"
         )
-    if use_cpu and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+    if use_cpu and _is_sharded():
         raise UserError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")
 
 
-def compile_model(model: torch.nn.Module, device: torch.device) -> None:
-    """Have `model` compiled at its first call, for any number of tokens; without a C++ compiler: a warning."""
+def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
+    """Whether to compile: as wanted, or, where nothing was said, on CUDA with a compiler for it (Triton).
+
+    Not a sharded model: FSDP's hooks would stand within the graphs, and nobody has tried it.
+    """
+    if wanted is not None:
+        return wanted
+    if device.type != "cuda" or _is_sharded() or torch.cuda.get_device_capability(device) < (7, 0):
+        return False
+    if importlib.util.find_spec("triton") is None:
+        logger.warning("training is not compiled: torch.compile on CUDA needs Triton (pip install triton)")
+        return False
+    return True
+
+
+def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor", dynamic: bool = True) -> None:
+    """Have the parts of a masked-LM model compiled at their first call, for any number of tokens and documents.
+
+    Layers of one kind share a graph, so there are few: the embeddings, a layer of each kind, the head with its loss.
+    Without a C++ compiler on a CPU: a warning.
+    """
     if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl")):
         logger.warning("torch_compile needs a C++ compiler on the CPU, and there is none: running without it")
         return
-    model.compile(dynamic=True)
+    # Kinds of layers, with and without a gradient, in each phase: beyond the limit PyTorch would stop to compile.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    # Functions and not modules: hooks, such as FSDP's, stay outside.
+    parts = [(model.model.embeddings, "forward"), *((layer, "forward") for layer in model.model.layers)]
+    for module, name in [*parts, (model, "predict")]:
+        setattr(module, name, torch.compile(getattr(module, name), dynamic=dynamic, backend=backend))
 
 
 def make_deterministic() -> None:
@@ -85,4 +136,5 @@ def make_deterministic() -> None:
 
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Make dropout a function of (seed, step, process): there is no generator state to save."""
-    torch.manual_seed((seed * 1_000_003 + step) * 65_537 + rank)
+    # A generator's seed has 64 bits; without the remainder a seed from 280 million on has more.
+    torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**64)

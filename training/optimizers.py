@@ -137,13 +137,19 @@ def _has_fused_adamw(parameters: Iterable[nn.Parameter]) -> bool:
     )
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The whole state as `{"exp_avg/NAME": tensor}`, unsharded, on the CPU. Every process of a run must call it."""
+def optimizer_state(optimizer: torch.optim.Optimizer, *, keep: bool = True) -> dict[str, torch.Tensor]:
+    """The whole state as `{"exp_avg/NAME": tensor}`, unsharded, on the CPU. Every process of a run must call it.
+
+    A process that has no use for it does not `keep` it: it takes part in the gathering, and copies nothing.
+    """
     tensors = {}
     for group in optimizer.param_groups:
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
             for key, value in optimizer.state.get(parameter, {}).items():
-                tensors[f"{key}/{name}"] = whole_tensor(value)
+                if keep:
+                    tensors[f"{key}/{name}"] = whole_tensor(value)
+                elif isinstance(value, DTensor):
+                    value.full_tensor()
     return tensors
 
 
@@ -198,12 +204,19 @@ def whole_tensor(value: Any) -> torch.Tensor:
     return tensor.to("cpu", copy=True).contiguous()
 
 
-def whole_weights(model: nn.Module) -> dict[str, torch.Tensor] | None:
+def whole_weights(model: nn.Module, *, keep: bool = True) -> dict[str, torch.Tensor] | None:
     """The weights of a sharded model as ordinary tensors on the CPU; None where they lie whole in the model already.
 
-    Every process of a run must call it. Of tied weights only the one that is stored appears.
+    Every process of a run must call it; one that does not `keep` them copies nothing. Of tied weights only the one that
+    is stored appears.
     """
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return None
     tied = set(getattr(model, "all_tied_weights_keys", {}))
-    return {name: whole_tensor(value) for name, value in model.state_dict().items() if name not in tied}
+    weights: dict[str, Any] = {name: value for name, value in model.state_dict().items() if name not in tied}
+    if keep:
+        return {name: whole_tensor(value) for name, value in weights.items()}
+    for value in weights.values():
+        if isinstance(value, DTensor):
+            value.full_tensor()
+    return {}

@@ -15,7 +15,7 @@ from ..modeling import ClozeBertForMaskedLM
 from .arguments import Phase, PretrainingArguments
 from .batches import load_batches, make_stream
 from .initial_model import make_model
-from .machine import choose_muon_dtype, compile_model
+from .machine import choose_compilation, choose_muon_dtype, compile_model
 from .optimizers import load_optimizer_state, make_optimizer
 from .planning import forward_flops, mean_attention_length
 from .training_state import TrainingState
@@ -30,7 +30,7 @@ class PhaseSetup:
     Attributes:
         core, model: the model itself, and as the machine runs it (DDP, autocast).
         optimizer: as the machine runs it; `optimizer.optimizer` is our own.
-        loader: yields each step's micro-batches and how many tokens all processes predict.
+        loader: yields each step's micro-batches and how many tokens this process predicts in them.
         flops_per_token: FLOPs of a training step for each token.
     """
 
@@ -106,7 +106,7 @@ def set_up_model(
         core.gradient_checkpointing_enable()
     core.train()
     device = accelerator.device
-    if arguments.torch_compile:
+    if choose_compilation(arguments.torch_compile, device):
         compile_model(core, device)
     muon_dtype = choose_muon_dtype(accelerator.mixed_precision, device)
     optimizer = make_optimizer(core, arguments, muon_dtype=muon_dtype)

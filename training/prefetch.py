@@ -22,10 +22,10 @@ _AHEAD = 2
 
 @dataclass
 class StepLoader:
-    """step -> this process' micro-batches as the model's keyword arguments; how many tokens all processes predict.
+    """step -> this process' micro-batches as the model's keyword arguments; how many tokens it predicts in them.
 
     `micro_batches`: of a whole global batch; a smaller one takes fewer of the same size. `config`: of a model that
-    trains on a CPU, whose attention is planned here.
+    trains on a CPU, whose attention is planned here. `pins`: into memory from which CUDA copies without a wait.
     """
 
     stream: Any
@@ -33,6 +33,7 @@ class StepLoader:
     world_size: int
     micro_batches: int
     config: ClozeBertConfig | None = None
+    pins: bool = False
 
     def __call__(self, step: int) -> tuple[list[ModelInputs], int]:
         size = self.stream.batch_size
@@ -47,11 +48,9 @@ class StepLoader:
             )
             for micro_batch in range(micro_batches)
         ]
-        if self.world_size == 1:
-            num_predicted = sum(len(batch.labels) for batch in batches)
-        else:
-            num_predicted = self.stream.num_predicted(step)
-        return [model_inputs(batch, plan_for=self.config) for batch in batches], num_predicted
+        num_predicted = sum(len(batch.labels) for batch in batches)
+        inputs = [model_inputs(batch, plan_for=self.config) for batch in batches]
+        return [pin(one) for one in inputs] if self.pins else inputs, num_predicted
 
 
 def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, training: bool = True) -> ModelInputs:
@@ -78,22 +77,24 @@ def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, trainin
     }
 
 
+def pin(inputs: ModelInputs) -> ModelInputs:
+    """The same in pinned memory."""
+    return {key: value.pin_memory() for key, value in inputs.items()}
+
+
 def to_device(inputs: ModelInputs, device: torch.device) -> ModelInputs:
-    """Copy to an accelerator without waiting for the copy; on the CPU nothing is copied."""
+    """Copy to an accelerator, without waiting for the copy of what is pinned; on the CPU nothing is copied."""
     if device.type == "cpu":
         return inputs
-    return {
-        key: (value.pin_memory() if device.type == "cuda" else value).to(device, non_blocking=True)
-        if isinstance(value, (torch.Tensor, Packed))
-        else value
-        for key, value in inputs.items()
-    }
+    return {key: value.to(device, non_blocking=device.type == "cuda") for key, value in inputs.items()}
 
 
 def prefetch(
     load: Callable[[int], Any], start: int, stop: int, *, workers: int = 0, timeout: float = 0.0
 ) -> Generator[Any, None, None]:
     """`load(start), …, load(stop - 1)` in this order, each made before it is asked for.
+
+    Without workers `load` runs in a thread of this process.
 
     An error while loading is raised where its step would have come.
 

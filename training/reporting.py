@@ -126,7 +126,10 @@ def _by_phase(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _card_values(arguments: PretrainingArguments) -> dict[str, Any]:
-    return {name: value for name, value in arguments.decisive().items() if value != []}
+    """What decided the weights; of Muon nothing where AdamW trained them."""
+    values = {name: value for name, value in arguments.decisive().items() if value != []}
+    is_used = arguments.optimizer == "muon"
+    return {name: value for name, value in values.items() if is_used or not name.startswith("muon_")}
 
 
 def _hub_name(name_or_path: str | None) -> str | None:

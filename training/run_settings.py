@@ -64,7 +64,10 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
     where = f"recipe {name}"
     of_run = PretrainingArguments.field_names()
     reject_unknown_keys(recipe, [*of_run, *_OWN_KEYS], where=where)
-    model = dict(recipe.pop("model", None) or {})
+    model = recipe.pop("model", None) or {}
+    if not isinstance(model, dict):
+        raise UserError(f"{where}: model={model!r} must be `name: value` lines")
+    model = dict(model)
     reject_unknown_keys(model, ClozeBertConfig.field_names(), where=f"{where}, under `model`")
     model["architecture"] = recipe.pop("architecture", None)
     of_model = {key: value for key, value in flags.items() if key not in of_run}
@@ -134,7 +137,7 @@ def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str
 def make_config(model: dict[str, Any]) -> ClozeBertConfig:
     """The configuration that the fields of `model` describe, over those of its `architecture`."""
     architecture = model.pop("architecture", None)
-    with as_user_errors(ValueError, StrictDataclassError):
+    with as_user_errors(ValueError, TypeError, AttributeError, KeyError, OverflowError, StrictDataclassError):
         return ClozeBertConfig(**model) if architecture is None else ClozeBertConfig.from_name(architecture, **model)
 
 
@@ -147,7 +150,7 @@ def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfi
     if not phase.model:
         return config
     reject_unknown_keys(phase.model, ClozeBertConfig.field_names(), where=f"phases[{phase.index - 1}], under `model`")
-    with as_user_errors(ValueError, StrictDataclassError):
+    with as_user_errors(ValueError, TypeError, AttributeError, KeyError, OverflowError, StrictDataclassError):
         return ClozeBertConfig.from_dict(merge_nested(config.to_dict(), phase.model))
 
 

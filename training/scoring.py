@@ -5,8 +5,9 @@ tokenizer predict the same tokens, and their figures can be compared.
 """
 
 import contextlib
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,11 @@ from typing import Any
 import torch
 
 from ..corpus import Corpus, Masking, validation_batches
-from ..corpus.packing import RowIndex
 from ..corpus.tables import BadText, open_table
 from ..modeling.packed_view import packed_view
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
 from ..utils.errors import UserError
+from ..utils.untrusted import check_model_folder
 from .evaluation import evaluate_masked_lm
 
 # The name of a set of minimal pairs, and its pairs (acceptable, unacceptable).
@@ -42,7 +43,6 @@ def score_frozen_masks(
     Args:
         report: called with (batches scored, batches in all).
     """
-    total = -(-RowIndex(corpus, max_seq_length=max_seq_length).num_rows // batch_size)
     batches = validation_batches(
         corpus,
         max_seq_length=max_seq_length,
@@ -51,19 +51,22 @@ def score_frozen_masks(
         seed=seed,
     )
     one_process = SimpleNamespace(process_index=0, num_processes=1, device=next(model.parameters()).device)
+    total, done = min(len(batches), max_batches or len(batches)), itertools.count()
+
+    def report_and_go_on() -> bool:
+        """Before each batch, and after the last one."""
+        number = next(done)
+        if report is not None and number:
+            report(number, total)
+        return False
+
     return evaluate_masked_lm(
         packed_view(model),
-        _reported(batches, min(total, max_batches or total), report),
+        batches,
         accelerator=one_process,
         max_batches=max_batches,
+        should_stop=report_and_go_on,
     )
-
-
-def _reported(batches: Iterable[Any], total: int, report: _Report | None) -> Iterator[Any]:
-    for done, batch in enumerate(batches, start=1):
-        yield batch
-        if report is not None:
-            report(done, total)
 
 
 def score_pseudo_perplexity(
@@ -222,11 +225,16 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
     """
     from transformers import AutoModelForMaskedLM
 
+    check_model_folder(name_or_path)
     try:
         model, report = AutoModelForMaskedLM.from_pretrained(
-            name_or_path, dtype=torch.float32, trust_remote_code=trust_remote_code, output_loading_info=True
+            name_or_path,
+            dtype=torch.float32,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever a library meets in files that others made
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"model_name_or_path={name_or_path!r} cannot be loaded: {reason}") from None
     if missing := sorted(report["missing_keys"]):

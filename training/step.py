@@ -23,22 +23,25 @@ def accumulate_gradient(
     """Forward and backward of one process' micro-batches.
 
     Args:
+        num_predicted: tokens that this process predicts in them.
         stop: where it becomes true between two micro-batches, the rest is left out and the result is None.
 
     Returns:
-        This process' part of the loss, a scalar: the sum over its predicted tokens / `num_predicted`. The parts of all
-        processes add up to the loss of the step.
+        This process' part of the loss, a scalar: the sum over its predicted tokens, divided by how many all processes
+        predict. The parts of all processes add up to the loss of the step.
     """
     device = accelerator.device
     # A tensor, not a number: it differs from step to step, and compiled code would be specialised on it.
     items = torch.tensor(float(num_predicted), device=device)
+    if accelerator.num_processes > 1:
+        torch.distributed.all_reduce(items)
     total = torch.zeros((), device=device)
     for index, batch in enumerate(batches):
         if stop:
             return None
         is_last = index == len(batches) - 1
         with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
-            loss = model(**to_device(batch, device), num_items_in_batch=items).loss
+            loss = model(**to_device(batch, device), num_items_in_batch=items, loss_only=True).loss
             # DDP and FSDP take the mean of the processes' gradients; the loss is their sum.
             accelerator.backward(loss * accelerator.num_processes)
         total = total + loss.detach()

@@ -11,6 +11,15 @@ from .errors import UserError
 logger = logging.getLogger(__name__)
 
 
+def find_device(*, use_cpu: bool = False) -> torch.device:
+    """This machine's accelerator: CUDA, else MPS; the CPU where there is none, or where it is asked for."""
+    if use_cpu:
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
 def choose_precision(wanted: str, device: torch.device) -> str:
     """`auto` -> `bf16` where the machine multiplies it in hardware, else `no`; other values as they are.
 

@@ -1,7 +1,8 @@
 """Files: where caches lie, hashes, writing whole or not at all, and what may be written over.
 
 Whatever is being written has a name that begins with `INCOMPLETE`, beside its place, and is renamed when it is whole
-and on the disk. So a reader, or a run that was killed, never meets half of a file or folder under its name.
+and on the disk. So a reader, or a run that was killed, never meets half of a file or folder under its name. While it is
+being written it is locked: what a killed program left has no lock, and the next one that writes there removes it.
 """
 
 import contextlib
@@ -14,11 +15,19 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO
 
 from .errors import ExistingFileError, UserError, UserFileError
 
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
+
 INCOMPLETE = ".incomplete-"
+_OLD = ".old"
 LOCK_NAME = ".lock"
 # Writes a folder's README.md from what is known about the run.
 WriteCard = Callable[[str | os.PathLike, dict[str, Any]], None]
@@ -46,11 +55,13 @@ def sha256_of_file(path: Path) -> str:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes its name, and the place of an older one, when it is whole."""
-    temporary = _incomplete(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_left_over(path)
+        temporary = _incomplete(path)
         try:
             with open(temporary, "xb") as file:
+                _lock(file.fileno())
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -78,16 +89,18 @@ def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         UserFileError: the disk takes no more, or must not be written to.
         OSError: there is one that is not empty, and `replace` is not set.
     """
-    temporary, outdated = _incomplete(path), _incomplete(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_left_over(path)
+        temporary, outdated = _incomplete(path), _incomplete(path, _OLD)
         try:
             temporary.mkdir()
-            yield temporary
-            flush_folder(temporary)
-            if replace and path.exists():
-                path.rename(outdated)
-            temporary.rename(path)
+            with _locked(temporary):
+                yield temporary
+                flush_folder(temporary)
+                if replace and path.exists():
+                    path.rename(outdated)
+                temporary.rename(path)
         except BaseException:
             if outdated.exists():
                 outdated.rename(path)
@@ -106,21 +119,29 @@ def whole_files(directory: Path, *, replacing: Iterable[str] = ()) -> Iterator[P
         replacing: patterns as of `written_in`: what matches them is deleted then, and everything else stays, but for
             files of the same names.
     """
-    is_new = not directory.exists()
+    if not directory.exists():
+        with whole_folder(directory) as folder:
+            yield folder
+        return
     # Inside, so that moving is renaming, whatever is mounted where.
-    temporary, outdated = _incomplete(directory / "new"), _incomplete(directory / "old")
+    new, old = directory / "new", directory / "old"
     with disk_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+        remove_left_over(new)
+        for left in _left_over(old):  # a program was killed while it replaced these
+            _merge(left, directory)
+            shutil.rmtree(left, ignore_errors=True)
+        temporary, outdated = _incomplete(new), _incomplete(old)
         try:
             temporary.mkdir()
-            yield temporary
-            flush_folder(temporary)
-            for path in set(written_in(directory, replacing)) - {temporary}:
-                aside = outdated / path.relative_to(directory)
-                aside.parent.mkdir(parents=True, exist_ok=True)
-                path.rename(aside)
-                _remove_empty(path.parent, within=directory)
-            _merge(temporary, directory)
+            with _locked(temporary):
+                yield temporary
+                flush_folder(temporary)
+                for path in set(written_in(directory, replacing)) - {temporary}:
+                    aside = outdated / path.relative_to(directory)
+                    aside.parent.mkdir(parents=True, exist_ok=True)
+                    path.rename(aside)
+                    _remove_empty(path.parent, within=directory)
+                _merge(temporary, directory)
         except BaseException:
             if outdated.is_dir():
                 _merge(outdated, directory)
@@ -128,11 +149,21 @@ def whole_files(directory: Path, *, replacing: Iterable[str] = ()) -> Iterator[P
         finally:
             for folder in (temporary, outdated):
                 shutil.rmtree(folder, ignore_errors=True)
-            if is_new:
-                with contextlib.suppress(OSError):
-                    directory.rmdir()
-    if directory.is_dir():
-        _flush_entries(directory)
+    _flush_entries(directory)
+
+
+def remove_left_over(path: Path) -> None:
+    """Delete what a killed program left half-written for `path`, and bring back what it was replacing."""
+    for left in _left_over(path, _OLD):
+        if path.exists():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.rename(path)
+    for left in _left_over(path):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def flush_folder(directory: Path) -> None:
@@ -150,8 +181,52 @@ def flush_folder(directory: Path) -> None:
     _flush_entries(directory)
 
 
-def _incomplete(path: Path) -> Path:
-    return path.with_name(f"{INCOMPLETE}{path.name}-{secrets.token_hex(4)}")
+def _incomplete(path: Path, kind: str = "") -> Path:
+    return path.with_name(f"{INCOMPLETE}{path.name}{kind}-{secrets.token_hex(4)}")
+
+
+def _left_over(path: Path, kind: str = "") -> list[Path]:
+    """What has a name of `_incomplete(path, kind)`, and nobody writes."""
+    name = re.compile(re.escape(f"{INCOMPLETE}{path.name}{kind}-") + "[0-9a-f]{8}")
+    return [one for one in sorted(path.parent.iterdir()) if name.fullmatch(one.name) and not _is_locked(one)]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, where the system can; the lock ends with the process at the latest."""
+    if fcntl is None:  # Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    # Not every network file system has locks; what is left over stays there then.
+    with contextlib.suppress(OSError):
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether somebody holds the lock of a file or folder, or it cannot be told."""
+    if fcntl is None:
+        return True
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # it has just got its name, or is somebody else's
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _merge(source: Path, target: Path) -> None:
@@ -243,8 +318,12 @@ def check_output_dir(
         raise ExistingFileError(f"{name}={directory} is a file: give a folder")
     if not folder.is_dir():
         return
+    # What a killed program left half-written is nobody's; what is being written is somebody's.
+    left = [path for path in folder.iterdir() if path.name.startswith(INCOMPLETE)]
+    if fcntl is not None and any(_is_locked(path) for path in left if path.is_dir()):
+        raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
     if not overwrite:
-        if any(path.name != LOCK_NAME for path in folder.iterdir()):
+        if any(path.name != LOCK_NAME and path not in left for path in folder.iterdir()):
             raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
         return
     doomed = [path.resolve() for path in written_in(folder, written)]

@@ -133,3 +133,19 @@ def test_a_corpus_of_another_tokenizer_is_refused(bert: Path, texts: Path, tmp_p
     Preparation([str(texts / "new.txt")], str(tmp_path / "bpe"), str(tmp_path / "corpus"), num_processes=1).run()
     with pytest.raises(UserError, match="was tokenized with another tokenizer"):
         run(bert, texts / "new.txt", tmp_path / "out", input=None, corpus=str(tmp_path / "corpus"))
+
+
+def test_the_time_given_decides_the_steps(bert: Path, texts: Path, tmp_path: Path) -> None:
+    results = run(bert, texts / "new.txt", tmp_path / "out", max_steps=None, max_minutes=0.1, global_batch_size=None)
+    assert results["steps"] >= 1
+    assert results["settings"]["global_batch_size"] in (8, 16, 32, 64)
+    with pytest.raises(UserError, match="max_minutes=1e-06 was used up before training"):
+        run(bert, texts / "new.txt", tmp_path / "late", max_steps=None, max_minutes=1e-6)
+
+
+def test_text_of_one_document_is_refused_and_can_be_read_by_lines(bert: Path, tmp_path: Path) -> None:
+    text = tmp_path / "one.txt"
+    text.write_text("the old cat walked slowly under the window\n" * 20)
+    for _ in range(2):
+        with pytest.raises(UserError, match="is a single document, and none can be held out"):
+            run(bert, text, tmp_path / "out")

@@ -111,3 +111,7 @@ def test_dna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = Corpus("corpus").document(0)
     letters = "".join("ACGT"[number // 16] for number in ids.tolist())
     assert letters in dna
+    command = re.search(r"`clozebert adapt (.*?)`", (PAGES / "dna_ids.md").read_text(encoding="utf-8"))
+    assert command
+    importlib.import_module("clozebert.scripts.adapt").main([*shlex.split(command.group(1)), *SMALLER["adapt"]])
+    assert "held-out new text" in (tmp_path / "adapted" / "report.md").read_text()

@@ -93,15 +93,6 @@ def test_a_file_that_was_changed_is_refused_and_the_rest_kept(uploaded: Written,
     assert again == (2 if name == "documents.bin" else 1), "what had come is not fetched again; validation comes now"
 
 
-def test_a_corpus_of_before_hashes_of_offsets_is_fetched_too(uploaded: Written) -> None:
-    system = fsspec.filesystem("memory")
-    path = "/bucket/corpus/train/manifest.json"
-    text = system.cat_file(path).decode()
-    begin = text.index(' "files": {\n  "documents.bin"')
-    system.pipe_file(path, (text[:begin] + text[text.index("},\n", begin) + 3 :]).encode())
-    assert Corpus(URL).document(2).tolist() == uploaded.documents[2].tolist()
-
-
 def test_a_url_of_this_machine_is_mapped_in_place(uploaded: Written) -> None:
     assert Corpus(f"file://{uploaded.directory}").folder == uploaded.directory / "train"
 

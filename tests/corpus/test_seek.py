@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from clozebert.corpus import Corpus
-from clozebert.corpus.shards import FORMAT_VERSION, SHARD_TOKENS
+from clozebert.corpus.manifest import format_manifest, shard_names
+from clozebert.corpus.shards import SHARD_TOKENS
+from clozebert.utils.files import sha256_of_file
 
 from .conftest import FACTS
 
@@ -47,10 +49,14 @@ def write_sparse(folder: Path, tokens: int) -> None:
             with open(train / name, "wb") as file:
                 file.truncate(length)
     manifest = {
-        "format_version": FORMAT_VERSION, "documents": len(lengths), "tokens": total, "dtype": "<u2",
-        "shards": [{"tokens": size} for size in sizes], **FACTS,
+        "documents": len(lengths), "tokens": total, "dtype": "<u2",
+        "shards": [
+            {"tokens": size, "files": {name: sha256_of_file(train / name) for name in shard_names(number)}}
+            for number, size in enumerate(sizes)
+        ],
+        "files": {"documents.bin": sha256_of_file(train / "documents.bin")}, **FACTS,
     }  # fmt: skip
-    (train / "manifest.json").write_text(json.dumps(manifest))
+    (train / "manifest.json").write_bytes(format_manifest(manifest)[1])
     assert Corpus(folder).num_tokens == total
 
 

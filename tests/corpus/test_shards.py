@@ -69,7 +69,7 @@ def test_what_is_wrong_with_a_folder_is_said(make_corpus: Callable[..., Written]
     tokens = written.directory / "train" / "tokens-00000.bin"
     tokens.write_bytes(tokens.read_bytes()[:-2])
     with pytest.raises(ValueError, match="has 138 bytes instead of 140"):
-        written.corpus.document(0)
+        Corpus(written.directory)
     manifest = written.directory / "train" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 99}))
     with pytest.raises(ValueError, match="format_version=99"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from clozebert.finetuning import models
 from clozebert.finetuning.data import TASKS
 from clozebert.finetuning.models import (
     DEFAULT_DROPOUT,
@@ -135,6 +136,16 @@ def test_dropout_is_for_training_only(tmp_path: Path, model_type: str) -> None:
         assert rates() - {0.0} == {DEFAULT_DROPOUT}  # 0 inside the feed-forward
     assert rates(dropout=0.3) == {0.3}
     assert rates(dropout=0.0) <= {0.0}
+
+
+def test_on_cuda_attention_has_no_dropout_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fastest kernel knows none. What is asked for stands."""
+    folder = make_checkpoint(tmp_path / "m", model_type="clozebert")
+    monkeypatch.setattr(models, "find_device", lambda: torch.device("cuda"))
+    for given, wanted in ((None, 0.0), (0.2, 0.2)):
+        config = load(folder, "ab", dropout=given).config
+        assert config.attention_probs_dropout_prob == wanted
+        assert config.hidden_dropout_prob == (DEFAULT_DROPOUT if given is None else given)
 
 
 @pytest.mark.parametrize(("model_type", "expected"), [("bert", "eager"), ("roberta", "eager"), ("clozebert", "sdpa")])

@@ -91,6 +91,29 @@ def test_a_traced_model_gives_the_same(name):
         assert relative_error(traced(*other.values()), wanted.double()) <= 1e-5
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_traced_model_has_no_token_that_sees_nothing(monkeypatch):
+    """Padding beyond every window: OpenVINO gave NaN for it, and for the whole row in the next layer."""
+    seen = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*inputs, attn_mask=None, **options):
+        if attn_mask is not None and torch.jit.is_tracing():
+            seen.append(bool(attn_mask.any(-1).all()))
+        return attention(*inputs, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    model = build(ClozeBertModel, small("modernbert-base", sliding_window=2), dtype=torch.float32)
+    model.requires_grad_(False)
+    mask = torch.tensor([[1] * 9, [1] + [0] * 8])
+    wanted = model(IDS, attention_mask=mask).last_hidden_state
+    traced = torch.jit.trace(lambda ids, mask: model(ids, attention_mask=mask).last_hidden_state, (IDS, mask))
+    assert seen
+    assert all(seen)
+    found = traced(IDS, mask)
+    assert relative_error(found[mask.bool()], wanted[mask.bool()].double()) <= 1e-5
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_exported_model_gives_the_same(name):
     model, inputs = make(name)

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import fcntl
 import itertools
 import os
 import pty
@@ -11,8 +12,10 @@ import re
 import select
 import shlex
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,10 +53,11 @@ def in_terminal(
 ) -> Session:
     """Run a command in a terminal, and press Ctrl-C when `interrupt_when(shown so far, seconds)` says so."""
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     begun = time.monotonic()
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, close_fds=True,
-        env={**os.environ, **(environment or {}), "TERM": "xterm", "COLUMNS": "100"},
+        env={**os.environ, **(environment or {}), "TERM": "xterm", },
         preexec_fn=_make_controlling,
     )  # fmt: skip
     os.close(theirs)
@@ -92,9 +96,6 @@ def in_terminal(
 
 def _make_controlling() -> None:
     """So that Ctrl-C reaches the process as a signal."""
-    import fcntl
-    import termios
-
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
@@ -118,7 +119,7 @@ def measure(rows: dict[str, tuple[list[str], Callable[[str, float], bool]]]) -> 
         return "none" if value is None else f"{value:.2f}"
 
     for name, (flags, decide) in rows.items():
-        done = in_terminal([sys.executable, "-m", "clozebert", *flags], interrupt_when=decide, timeout=180)
+        done = in_terminal([sys.executable, "-m", "clozebert", *flags], interrupt_when=decide, timeout=60)
         lines.append(
             f"| {name} | {figure(done.first_sign)} | {figure(done.answered)} | {figure(done.ended)} | "
             f"{'yes' if done.has_bar else 'no'} |"
@@ -168,13 +169,13 @@ def main(folder: Path, text: Path) -> None:
     bar, loading = r"\d+%\|", "loading"
     tune = ["--model_name_or_path", str(model), "--train_file"]
     print("\n".join(measure({
-        "train-tokenizer, reading": (["train-tokenizer", "--input", str(text), *out()], after(bar, 0.05)),
+        "train-tokenizer, reading": (["train-tokenizer", "--input", *[str(text)] * 5, *out()], after(bar, 0.05)),
         "train-tokenizer, training": (["train-tokenizer", "--input", str(text), "--algorithm", "unigram", *out()],
                                       after(r"00:00:0\d\]", 1.0)),
-        "prepare-corpus": (["prepare-corpus", "--input", str(text), "--tokenizer_name", str(tokenizer), *out()],
+        "prepare-corpus": (["prepare-corpus", "--input", *[str(text)] * 5, "--tokenizer_name", str(tokenizer), *out()],
                            after(bar, 1.0)),
         "pretrain, loading": (["pretrain", "--config", "small", *run, *out()], after(loading, 1.0)),
-        "pretrain, training": (["pretrain", "--config", "small", *run, *out()], after(r"0%\|", 6.0)),
+        "pretrain, training": (["pretrain", "--config", "small", *run, *out()], after(r"\d%\|", 4.0)),
         "plan --calibrate": (["plan", "--config", "small", "--calibrate"], after(bar, 2.0)),
         "evaluate": (["evaluate", str(model), "--corpus", str(corpus), "--pseudo_perplexity_documents", "1000"],
                      after(bar, 3.0)),

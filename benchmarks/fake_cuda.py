@@ -1,0 +1,170 @@
+"""Fake CUDA tensors on a machine without CUDA: shapes, types and kernels of a real forward and backward pass.
+
+    import fake_cuda                 # before torch
+    fake_cuda.install()
+    with fake_cuda.device(capability=(8, 0)) as calls:
+        ...                          # tensors made here with device="cuda" are fake
+    calls                            # every operator, with its arguments and results
+
+No number is computed. PyTorch's FakeTensorMode follows CUDA tensors through the real operators, autograd and autocast.
+A PyTorch that was built without CUDA lacks the device itself (its index, its streams); `fake_cuda.cpp`, compiled once,
+stands in for it. It must be loaded before torch, so this is for processes of their own.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+SOURCE = Path(__file__).with_name("fake_cuda.cpp")
+
+
+def find_obstacle() -> str | None:
+    """Why there can be no fake CUDA device here; None: there can be."""
+    if not sys.platform.startswith("linux"):
+        return "needs Linux"
+    if not shutil.which("g++"):
+        return "needs g++"
+    if _is_built_with_cuda():
+        return "this PyTorch has a CUDA device of its own"
+    return None
+
+
+def _torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _is_built_with_cuda() -> bool:
+    return "cuda: Optional[str] = None" not in (_torch_folder() / "version.py").read_text(encoding="utf-8")
+
+
+def install() -> None:
+    """Load the device. Compiled anew for each version of torch and of the source, in about three seconds."""
+    assert "torch" not in sys.modules, "fake_cuda.install() comes before the first import of torch"
+    torch_folder = _torch_folder()
+    key = hashlib.sha256(SOURCE.read_bytes() + (torch_folder / "version.py").read_bytes()).hexdigest()[:16]
+    library = Path(tempfile.gettempdir()) / f"clozebert_fake_cuda_{key}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "fake_cuda.so"
+            libraries = torch_folder / "lib"
+            subprocess.run(
+                ["g++", "-shared", "-fPIC", "-std=c++20", f"-I{torch_folder / 'include'}", str(SOURCE), "-o", str(made),
+                 f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"],
+                check=True,
+            )  # fmt: skip
+            shutil.copy(made, f"{library}.{key}")
+            Path(f"{library}.{key}").rename(library)
+    ctypes.CDLL(str(library))
+
+
+class Call:
+    """An operator that was called: its name, its tensors' types and shapes, and the rest of its arguments."""
+
+    def __init__(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self.operator, self.args, self.kwargs, self.result = operator, args, kwargs, None
+        self.module = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.operator.namespace}::{self.operator._schema.name.split('::')[1]}"
+
+    def tensors(self) -> list[Any]:
+        """The arguments that are tensors, lists of them laid open."""
+        return _tensors_in([*self.args, *self.kwargs.values()])
+
+    def results(self) -> list[Any]:
+        return _tensors_in([self.result])
+
+
+def _tensors_in(values: list[Any]) -> list[Any]:
+    import torch
+
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _tensors_in(list(value))
+    return found
+
+
+@contextlib.contextmanager
+def device(capability: tuple[int, int] = (8, 0), *, records: bool = True) -> Iterator[list[Call]]:
+    """Within, tensors are fake, and a CUDA device has this compute capability; the calls of operators are noted.
+
+    `records=False`: nothing is noted, and `torch.compile` compiles, which it does not under a mode that notes.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    calls: list[Call] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            if function.namespace == "prim":
+                return function(*args, **(kwargs or {}))
+            calls.append(Call(function, args, kwargs or {}))
+            call = calls[-1]
+            call.result = function(*args, **(kwargs or {}))
+            return call.result
+
+    stubs = {
+        "get_device_capability": lambda device=None: capability,
+        "is_bf16_supported": lambda including_emulation=True: capability >= (8, 0) or including_emulation,
+    }
+    with contextlib.ExitStack() as stack:
+        # Autocast asks, and so does whoever enters it again to compute again.
+        stack.enter_context(
+            mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False)
+        )
+        for name, stub in stubs.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, stub))
+        stack.enter_context(FakeTensorMode())
+        if records:
+            stack.enter_context(Recorder())
+        yield calls
+
+
+def autocast(dtype: Any) -> Any:
+    """CUDA's autocast; None: none."""
+    import torch
+
+    return torch.autocast("cuda", dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+# What makes a host wait for its device: values or shapes that only the device knows.
+WAITS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_local_scalar_dense", "item", "nonzero", "masked_select", "unique_consecutive", "_unique2", "unique_dim",
+        "repeat_interleave", "is_nonzero", "equal", "bincount",
+    )
+)  # fmt: skip
+
+
+def waits(calls: list[Call]) -> list[str]:
+    """The operators for which a host would have waited: those above, and copies from the device."""
+    return [call.name for call in calls if _waits(call)]
+
+
+def _waits(call: Call) -> bool:
+    if call.name in WAITS:
+        return call.name != "aten::repeat_interleave" or len(call.tensors()) > 1
+    is_copy = call.name in ("aten::_to_copy", "aten::copy_")
+    kinds = [x.device.type for x in call.tensors()] + [x.device.type for x in call.results()]
+    return is_copy and "cuda" in kinds and kinds[-1] == "cpu"

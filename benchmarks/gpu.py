@@ -1,0 +1,284 @@
+#!/usr/bin/env python
+"""The first hours on a GPU, in blocks of at most ten minutes: `make gpu`.
+
+    python benchmarks/gpu.py                            # all blocks; results are kept after each
+    python benchmarks/gpu.py --blocks kernels loop      # some of them
+    python benchmarks/gpu.py --list
+
+Needs torch 2.11, transformers 5.10 and a CUDA device, and no network: the corpus is the text of the installed packages.
+Each block is a process of its own, so none can spoil the next. What was measured goes into
+benchmarks/results/gpu.json and into the tables of docs/gpu.md, with a list of what failed. Without a CUDA device
+nothing runs and nothing is written.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent
+RESULTS = HERE / "results" / "gpu.json"
+PAGE = REPOSITORY / "docs" / "gpu.md"
+LIMIT = 600  # seconds of a block
+
+PYTEST = ["-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider"]
+FLAGS = {
+    "default": [],
+    "eager": ["--torch_compile", "false"],
+    "qk_norm": ["--qk_norm", "true"],
+    "fp16": ["--mixed_precision", "fp16"],
+    "float32": ["--mixed_precision", "no"],
+    "muon": ["--optimizer", "muon"],
+    "attention dropout": ["--attention_probs_dropout_prob", "0.1"],
+    "gradient checkpointing": ["--gradient_checkpointing", "true"],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command of a block: its name, the words after `python`, whether CUDA is hidden from it."""
+
+    name: str
+    words: list[str]
+    hides_cuda: bool = False
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+def blocks(folder: Path) -> dict[str, list[Command]]:
+    """All blocks in their order; `folder` is for what they write."""
+    corpus, tokenizer = str(folder / "corpus"), str(folder / "tokenizer")
+    model = ["--config", "modernbert-base", "--corpus", corpus, "--tokenizer_name", tokenizer, "--disable_tqdm"]
+    pretrain = ["-m", "clozebert", "pretrain", *model]
+    run = words(
+        "--global_batch_size 96 --per_device_train_batch_size 48 --max_steps 80 --logging_steps 20 --eval_steps 0"
+    )
+    run += words("--save_steps 0 --max_eval_batches 2")
+    dry = words("--dry_run --global_batch_size 16 --per_device_train_batch_size 8")
+    short = [*run, *words("--max_steps 20 --mixed_precision fp16 --torch_compile false")]
+    halves = [words("--save_steps 10 --max_steps 10"), words("--resume_from_checkpoint latest")]
+    launch = words("-m accelerate.commands.launch --config_file configuration/accelerate_fsdp.yaml --num_processes 1")
+    sharded = [*launch, "scripts/pretrain_mlm.py", *model, *run]
+    speed = [str(HERE / "speed.py"), "--repeats", "10", "--output", str(folder / "speed-gpu.json"), "--rows"]
+    tokenize = words("-m clozebert train-tokenizer --input installed-python --algorithm bpe --vocab_size 32768")
+    prepare = words("-m clozebert prepare-corpus --input installed-python --tokenizer_name")
+    suite = [*PYTEST, "-n", "8", "-m", "not slow", "tests/modeling", "tests/training"]
+    plan = ["-m", "clozebert", "plan", "--config", "modernbert-base", "--corpus", corpus, "--calibrate"]
+    return {
+        "kernels": [Command("kernels", [*PYTEST, "-m", "gpu", "tests/modeling"])],
+        "suite": [Command("suite", suite, hides_cuda=True)],
+        "corpus": [
+            Command("tokenizer", [*tokenize, "--output_dir", tokenizer]),
+            Command("corpus", [*prepare, tokenizer, "--output_dir", corpus]),
+        ],
+        "flags": [Command(name, [*pretrain, *dry, *more]) for name, more in FLAGS.items()],
+        "loop": [
+            Command(name, [*pretrain, *run, *FLAGS[name], "--output_dir", str(folder / name)])
+            for name in ("eager", "default", "muon")
+        ],
+        "fp16": [
+            Command(f"fp16 {index}", [*pretrain, *short, *half, "--output_dir", str(folder / "fp16")])
+            for index, half in enumerate(halves)
+        ],
+        "profile": [Command("profile", [str(HERE / "gpu.py"), "--profile"])],
+        "plan": [Command("plan", plan)],
+        "fsdp": [Command("fsdp", [*sharded, "--output_dir", str(folder / "fsdp")])],
+        "peers modernbert": [Command("modernbert", [*speed, "gpu-train-modernbert"])],
+        "peers bert": [Command("bert", [*speed, "gpu-train-bert"])],
+    }  # fmt: skip
+
+
+def run_block(name: str, commands: list[Command], environment: dict[str, str]) -> dict[str, Any]:
+    """Status, seconds and the end of what each command said; a block that takes too long is cut off."""
+    begun, found = time.monotonic(), {}
+    for command in commands:
+        left = LIMIT - (time.monotonic() - begun)
+        own = {**environment, "CLOZEBERT_TEST_GPU": "0" if command.hides_cuda else "1"}
+        if command.hides_cuda:
+            own["CUDA_VISIBLE_DEVICES"] = ""
+        started = time.monotonic()
+        try:
+            done = subprocess.run(
+                [sys.executable, *command.words], cwd=REPOSITORY, env=own, text=True, timeout=max(1.0, left),
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            status, said = done.returncode, done.stdout
+        except subprocess.TimeoutExpired as error:
+            status, said = 124, error.stdout.decode() if isinstance(error.stdout, bytes) else str(error.stdout or "")
+        found[command.name] = {
+            "status": status, "seconds": round(time.monotonic() - started, 1), "said": said[-4000:], **figures_in(said)
+        }  # fmt: skip
+        print(f"{name}: {command.name}: status {status}, {found[command.name]['seconds']} s", flush=True)
+    return found
+
+
+def figures_in(said: str) -> dict[str, float]:
+    """The last tokens a second, losses and memory that a program printed."""
+    patterns = {"tokens_per_second": r"tokens_per_second[\s:=]+([\d.,]+)", "loss": r"\bloss[\s:=]+([\d.]+)"}
+    found = {}
+    for name, pattern in patterns.items():
+        if matches := re.findall(pattern, said):
+            found[name] = float(matches[-1].rstrip(".,").replace(",", ""))
+    return found
+
+
+def profile() -> None:
+    """Milliseconds of a training step by kind of kernel, compiled and eager, with the peak of memory; as JSON."""
+    import torch
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
+    from clozebert.modeling.packed import Packed
+    from clozebert.training.machine import compile_model
+
+    device, found = torch.device("cuda"), {}
+    for way in ("compiled", "eager"):
+        torch.manual_seed(0)
+        model = ClozeBertForMaskedLM(ClozeBertConfig.from_name("modernbert-base")).to(device).train()
+        if way == "compiled":
+            compile_model(model, device)
+        tokens = 48 * 1024
+        ids = torch.randint(5, 50_000, (1, tokens), device=device)
+        chosen = torch.randperm(tokens, device=device)[: tokens * 3 // 10].sort().values
+        packed = Packed.from_lengths([1024] * 48, device)
+        items = torch.tensor(float(len(chosen)), device=device)
+        batch = {"input_ids": ids, "packed": packed, "masked_positions": chosen, "labels": ids[0, chosen]}
+        torch.cuda.reset_peak_memory_stats()
+
+        def step(model: Any = model, batch: Any = batch, items: Any = items) -> None:
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = model(**batch, num_items_in_batch=items, loss_only=True).loss
+            loss.backward()
+            model.zero_grad()
+
+        begun = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        first = time.perf_counter() - begun
+        for _ in range(3):
+            step()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(10):
+            step()
+        end.record()
+        torch.cuda.synchronize()
+        milliseconds = start.elapsed_time(end) / 10
+        with profiled(activities=[ProfilerActivity.CUDA]) as trace:
+            step()
+            torch.cuda.synchronize()
+        parts: dict[str, float] = {}
+        for event in trace.key_averages():
+            kind = kind_of(event.key)
+            parts[kind] = parts.get(kind, 0.0) + event.self_device_time_total / 1e3
+        found[way] = {
+            "milliseconds": milliseconds, "tokens_per_second": 1e3 * tokens / milliseconds, "first_step_seconds": first,
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "parts": parts,
+        }  # fmt: skip
+        del model, batch
+        torch.cuda.empty_cache()
+    print(json.dumps(found))
+
+
+def kind_of(kernel: str) -> str:
+    """What a kernel's name says of it."""
+    name = kernel.lower()
+    kinds = {
+        "attention": ("flash", "fmha", "attn"), "matmuls": ("gemm", "cutlass", "cublas", "nvjet", "xmma"),
+        "compiled": ("triton",), "copies": ("memcpy", "memset", "copy"), "norms": ("norm",),
+    }  # fmt: skip
+    return next((kind for kind, words in kinds.items() if any(word in name for word in words)), "others")
+
+
+def tables(results: dict[str, Any]) -> list[str]:
+    """What was measured, as Markdown, and what failed."""
+    machine = results["machine"]
+    lines = [f"Measured on {machine['gpu']}, torch {machine['torch']}, transformers {machine['transformers']}.", ""]
+    lines += ["| block | command | status | seconds | tokens/s | loss |", "| --- | --- | --- | --- | --- | --- |"]
+    failed = []
+    for block, commands in results["blocks"].items():
+        for name, facts in commands.items():
+            speed = f"{facts['tokens_per_second']:,.0f}" if "tokens_per_second" in facts else ""
+            cells = (block, name, facts["status"], facts["seconds"], speed, facts.get("loss", ""))
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+            if facts["status"]:
+                failed.append((block, name, facts["said"].strip().splitlines()[-1:] or [""]))
+    said = results["blocks"].get("profile", {}).get("profile", {})
+    if said and said["status"] == 0:
+        lines += ["", "| step of 48 x 1,024 | ms | tokens/s | first step, s | peak, GiB | by kind of kernel, ms |",
+                  "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+        for way, step in json.loads(said["said"].strip().splitlines()[-1]).items():
+            longest = sorted(step["parts"].items(), key=lambda item: -item[1])
+            parts = ", ".join(f"{kind} {value:.1f}" for kind, value in longest)
+            speed, first, peak = step["tokens_per_second"], step["first_step_seconds"], step["peak_gib"]
+            lines.append(f"| {way} | {step['milliseconds']:.1f} | {speed:,.0f} | {first:.0f} | {peak:.2f} | {parts} |")
+    lines += ["", "What failed:", ""]
+    lines += [f"- {block}, {name}: `{last[0][:200]}`" for block, name, last in failed] or ["- nothing"]
+    return lines
+
+
+def write_page(lines: list[str]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split("<!-- measured -->\n", 1)
+    after = rest.split("<!-- /measured -->", 1)[1]
+    page = f"{before}<!-- measured -->\n" + "\n".join(lines) + f"\n<!-- /measured -->{after}"
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", nargs="+", help="only these; `corpus` comes before all that train")
+    parser.add_argument("--list", action="store_true", help="print the blocks and their commands, and run nothing")
+    parser.add_argument("--folder", type=Path, help="for corpora and runs (default: a temporary one)")
+    parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.profile:
+        profile()
+        return
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="clozebert-gpu-"))
+    known = blocks(folder)
+    wanted = arguments.blocks or list(known)
+    if unknown := set(wanted) - set(known):
+        parser.error(f"unknown blocks: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    if arguments.list:
+        for name in wanted:
+            print(name, *(f"    python {' '.join(command.words)}" for command in known[name]), sep="\n")
+        return
+    import torch
+    import transformers
+
+    if not torch.cuda.is_available():
+        print("no CUDA device here: nothing was run, and nothing is written")
+        return
+    # The checkout is the package, installed or not.
+    packages = folder / "packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    if not (packages / "clozebert").exists():
+        (packages / "clozebert").symlink_to(REPOSITORY)
+    path = os.pathsep.join([str(packages), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    machine = {
+        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "transformers": transformers.__version__,
+    }  # fmt: skip
+    results: dict[str, Any] = {"machine": machine, "blocks": {}}
+    if RESULTS.exists() and (before := json.loads(RESULTS.read_text(encoding="utf-8")))["machine"] == machine:
+        results = before
+    for name in wanted:
+        results["blocks"][name] = run_block(name, known[name], environment)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_page(tables(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+#!/usr/bin/env python
+"""What a training step takes on an H100, computed and not measured: the table of docs/gpu.md.
+
+    python benchmarks/roofline.py --output benchmarks/results/roofline.json --into docs/gpu.md     # two minutes, no GPU
+
+The operators come from real forward and backward passes of the full-size model over fake CUDA tensors (fake_cuda.py);
+each is priced by its shapes, on a machine of three figures:
+
+    matmul       max(FLOPs / products, bytes / bandwidth)
+    attention    FLOPs of the blocks that the kernel visits / its own FLOP/s, forward and backward
+    anything     bytes read and written / bandwidth; a view is free
+    launch       on every kernel
+
+Eager: every operator that PyTorch dispatched is a kernel; it reads its arguments and writes its results. The few that
+are several kernels inside are counted as such (PASSES).
+
+Compiled: the graphs are those of torch.compile itself, forward and backward, cut by Inductor's own partitioner, which
+decides what is kept and what is computed again. What Inductor would fuse is a rule here. A pointwise
+result is written where a matmul, an attention or a scatter takes it, or another graph; anywhere else it is computed
+again. A kernel reads each tensor from outside once and writes its results once. Two results are one kernel where one
+depends on the other or both read one large tensor, and no matmul has to run between them (sums over tokens too, by
+Inductor's `mix_order_reduction`). What is left out: the optimizer, waits of the host, and how far real kernels stay
+below the bandwidth.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fake_cuda
+from roofline_graphs import VIEWS, Graph
+from roofline_prices import (
+    FLASH_ATTENTION_3,
+    LENGTH,
+    PREDICTED,
+    ROWS,
+    TOKENS,
+    Kernel,
+    Machine,
+    Shapes,
+    attention,
+    bytes_of,
+    list_in,
+    matmul,
+)
+
+FREE = VIEWS | {"empty", "empty_like", "new_empty_strided", "empty_strided", "lift_fresh"}
+# Operators that are several kernels: how often the first argument is read or written, of these kernels.
+PASSES = {"logsumexp": (6, 4)}  # amax; subtract; exp; sum
+
+
+def price_call(call: fake_cuda.Call, shapes: Shapes, *, is_backward: bool) -> Kernel | None:
+    """An operator of an eager step; None where nothing runs."""
+    name = call.name.split("::")[1]
+    if name in FREE:
+        return None
+    inputs, outputs = call.tensors(), call.results()
+    if name in ("mm", "addmm"):
+        left, right = inputs[-2:]
+        return matmul(left.shape, right.shape, left.element_size(), shapes)
+    if name.startswith("_varlen_attn"):
+        return attention(inputs, list_in(call.args), is_backward=is_backward)
+    part = shapes.part_of(tuple(x.shape) for x in [*inputs, *outputs])
+    if name in PASSES:
+        passes, launches = PASSES[name]
+        return Kernel(part, passes * bytes_of(inputs[0]), launches=launches, is_backward=is_backward)
+    if name in ("embedding", "index", "index_select", "gather"):  # the rows that are taken, not all
+        return Kernel(part, 2 * sum(map(bytes_of, outputs)))
+    if name == "embedding_dense_backward":
+        return Kernel(part, bytes_of(inputs[0]) + 2 * sum(map(bytes_of, outputs)))
+    if name in ("index_put", "scatter_add_"):
+        return Kernel(part, 3 * min(bytes_of(x) for x in inputs[1:]))
+    read = {id(x): bytes_of(x) for x in inputs}
+    if name in ("zeros", "new_zeros", "ones_like", "copy_", "zeros_like", "fill_"):
+        read.pop(id(inputs[0]), None) if inputs else None
+    total = sum(read.values()) + sum(map(bytes_of, outputs))
+    if name == "native_layer_norm_backward":  # a second kernel, for the weight's gradient, reads both again
+        return Kernel(part, total + bytes_of(inputs[0]) + bytes_of(inputs[1]), launches=2)
+    return Kernel(part, total, is_backward=is_backward)
+
+
+def make_step() -> tuple[Any, Callable[..., Any], Shapes]:
+    """ModernBERT-base on the fake device, a step of it, and its sizes."""
+    import torch
+
+    from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
+    from clozebert.modeling.packed import Packed
+
+    config = ClozeBertConfig.from_name("modernbert-base")
+    with torch.device("cuda"):
+        model = ClozeBertForMaskedLM(config).train()
+    numbers = {"dtype": torch.long, "device": "cuda"}
+    boundaries = torch.zeros(ROWS + 1, dtype=torch.int32, device="cuda")
+    batch = {
+        "input_ids": torch.zeros(1, TOKENS, **numbers),
+        "packed": Packed(boundaries, LENGTH, torch.zeros(1, TOKENS, **numbers)),
+        "masked_positions": torch.zeros(PREDICTED, **numbers),
+        "labels": torch.zeros(PREDICTED, **numbers),
+        "num_items_in_batch": torch.zeros((), device="cuda"),
+    }
+
+    def step(*, loss_only: bool) -> Any:
+        with fake_cuda.autocast(torch.bfloat16):
+            outputs = model(**batch, loss_only=loss_only)
+        if outputs.logits is not None:
+            outputs.logits.float()  # as Accelerate does with whatever is returned
+        return outputs.loss
+
+    heads = config.num_attention_heads
+    return (
+        model,
+        step,
+        Shapes(config.hidden_size, config.hidden_size // heads, config.intermediate_size, config.vocab_size),
+    )
+
+
+def eager_kernels(*, loss_only: bool) -> list[Kernel]:
+    """A step as PyTorch dispatches it."""
+    with fake_cuda.device((9, 0)) as calls:
+        _, step, shapes = make_step()
+        calls.clear()
+        loss = step(loss_only=loss_only)
+        forward = len(calls)
+        loss.backward()
+        priced = [price_call(call, shapes, is_backward=index >= forward) for index, call in enumerate(calls)]
+    return [kernel for kernel in priced if kernel is not None]
+
+
+def compiled_kernels(*, joined: bool, loss_only: bool) -> list[Kernel]:
+    """A step as torch.compile cuts it, and the rule fuses it; what stays outside of the graphs is priced as eager."""
+    import torch
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+
+    from clozebert.modeling import kernels
+    from clozebert.training.machine import compile_model
+
+    graphs: list[Graph] = []
+
+    def compile_part(module: Any, inputs: Any, *, is_backward: bool) -> Any:
+        graph = Graph(module, is_backward=is_backward)
+        graphs.append(graph)
+
+        def run(*arguments: Any) -> Any:
+            graph.runs += 1
+            return module(*arguments)
+
+        return make_boxed_func(run)
+
+    backend = aot_autograd(
+        fw_compiler=functools.partial(compile_part, is_backward=False),
+        bw_compiler=functools.partial(compile_part, is_backward=True),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=select_decomp_table(),
+    )
+    torch._dynamo.reset()
+    can_join = kernels._can_join
+    kernels._can_join = can_join if joined else never_join
+    try:
+        with fake_cuda.device((9, 0), records=False):
+            model, step, shapes = make_step()
+            compile_model(model, torch.device("cuda"), backend=backend, dynamic=False)
+            step(loss_only=loss_only).backward()
+            found = [kernel for graph in graphs for kernel in graph.kernels(shapes) * graph.runs]
+    finally:
+        kernels._can_join = can_join
+    return [*found, *outside_kernels()]
+
+
+def never_join(layers: Any, x: Any) -> bool:
+    return False
+
+
+def outside_kernels() -> list[Kernel]:
+    """Between the graphs, eager: tables of RoPE for two kinds of layers, the final norm, the choice of tokens."""
+    tables = [Kernel("RoPE", TOKENS * 64 * 4 * 12)] * 2
+    of_tokens, of_predicted = TOKENS * 768 * 4, PREDICTED * 768 * 4
+    norm = [
+        Kernel("norms, residual, casts", 2 * of_tokens),
+        Kernel("norms, residual, casts", 5 * of_tokens, launches=2),
+    ]
+    chosen = [Kernel("norms, residual, casts", 2 * of_predicted + of_tokens + 3 * of_predicted, launches=3)]
+    return [*tables, *norm, *chosen]
+
+
+VARIANTS: dict[str, tuple[Callable[..., list[Kernel]], dict[str, bool], Machine]] = {
+    "eager, as the issue found it": (eager_kernels, {"loss_only": False}, Machine()),
+    "eager, the loss alone returned": (eager_kernels, {"loss_only": True}, Machine()),
+    "compiled": (compiled_kernels, {"joined": False, "loss_only": True}, Machine()),
+    "compiled, and q-k-v, gate-up joined: the default": (
+        compiled_kernels, {"joined": True, "loss_only": True}, Machine(),
+    ),
+    "the same, FlashAttention 3": (
+        compiled_kernels, {"joined": True, "loss_only": True}, Machine(attention=FLASH_ATTENTION_3),
+    ),
+}  # fmt: skip
+
+
+def summarise(kernels: list[Kernel], machine: Machine) -> dict[str, Any]:
+    """Milliseconds of a micro-batch, by part, the longest first."""
+    parts: dict[str, float] = defaultdict(float)
+    for kernel in kernels:
+        parts[kernel.part] += 1e3 * kernel.seconds(machine)
+    total = sum(parts.values())
+    return {
+        "milliseconds": total,
+        "tokens_per_second": 1e3 * TOKENS / total,
+        "kernels": sum(kernel.launches for kernel in kernels),
+        "gigabytes": sum(kernel.bytes for kernel in kernels) / 1e9,
+        "parts": dict(sorted(parts.items(), key=lambda item: -item[1])),
+    }
+
+
+def table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Markdown."""
+    names: list[str] = []
+    for result in results.values():
+        names += [name for name in result["parts"] if name not in names]
+    lines = [
+        f"| computed, not measured | ms | tokens/s | kernels | {' | '.join(names)} |",
+        "| --- " * (4 + len(names)) + "|",
+    ]
+    for variant, result in results.items():
+        parts = " | ".join(f"{result['parts'].get(name, 0):.1f}" for name in names)
+        lines.append(
+            f"| {variant} | {result['milliseconds']:.0f} | {result['tokens_per_second']:,.0f} | {result['kernels']:,} "
+            f"| {parts} |"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="JSON of all figures")
+    parser.add_argument("--into", type=Path, help="a Markdown file: the table goes between its roofline marks")
+    arguments = parser.parse_args()
+    if obstacle := fake_cuda.find_obstacle():
+        sys.exit(f"there can be no fake CUDA device here: {obstacle}")
+    fake_cuda.install()
+    results, known = {}, {}
+    for variant, (make, settings, machine) in VARIANTS.items():
+        key = (make.__name__, *settings.items())
+        known[key] = known.get(key) or make(**settings)
+        results[variant] = summarise(known[key], machine)
+    alone = [kernel for kernel in known[key] if kernel.part in ("matmuls", "attention", "vocabulary")]
+    results["matmuls and attention alone"] = summarise(alone, Machine())
+    lines = table(results)
+    print("\n".join(lines))
+    if arguments.output:
+        facts = {"machine": dataclasses.asdict(Machine()), "tokens": TOKENS, "predicted": PREDICTED, "steps": results}
+        arguments.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    if arguments.into:
+        text = arguments.into.read_text(encoding="utf-8")
+        before, rest = text.split("<!-- roofline -->\n", 1)
+        _, after = rest.split("<!-- /roofline -->", 1)
+        new = f"{before}<!-- roofline -->\n" + "\n".join(lines) + f"\n<!-- /roofline -->{after}"
+        arguments.into.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

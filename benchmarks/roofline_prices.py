@@ -1,0 +1,91 @@
+"""What a kernel costs, and what it belongs to: for roofline.py."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+ROWS, LENGTH, MASKED = 48, 1024, 0.3
+TOKENS = ROWS * LENGTH
+PREDICTED = round(TOKENS * MASKED)
+BLOCK = 128  # queries and keys that FlashAttention takes at a time, for heads of 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """FLOP/s of matmuls and of attention (forward, backward), bytes/s of memory, seconds of a launch."""
+
+    products: float = 650e12
+    bandwidth: float = 2.85e12
+    launch: float = 3e-6
+    attention: tuple[float, float] = (330e12, 250e12)  # FlashAttention 2, heads of 64
+
+
+REST = "norms, residual, casts"
+FLASH_ATTENTION_3 = (480e12, 400e12)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """FLOPs and bytes of a kernel, and the part of the model that it belongs to."""
+
+    part: str
+    bytes: float
+    flops: float = 0.0
+    is_backward: bool = False
+    launches: int = 1
+
+    def seconds(self, machine: Machine) -> float:
+        speed = machine.attention[self.is_backward] if self.part == "attention" else machine.products
+        return max(self.flops / speed, self.bytes / machine.bandwidth) + self.launches * machine.launch
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """The sizes by which a tensor is recognised."""
+
+    hidden: int
+    head: int
+    inner: int
+    vocabulary: int
+
+    def part_of(self, shapes: Iterable[tuple[int, ...]]) -> str:
+        """Which part of the model works on tensors of these shapes, where it is neither matmul nor attention."""
+        found = [shape for shape in shapes if shape]
+        if any(shape[-1] == self.vocabulary and shape[0] != self.hidden for shape in found):
+            return "loss"
+        if not any(size in shape for shape in found for size in (TOKENS, PREDICTED)):
+            return "weights: casts, gradients"
+        if any(shape[-1] == self.inner for shape in found):
+            return "gate"
+        if any(len(shape) >= 3 and shape[-1] in (self.head, self.head // 2) for shape in found):
+            return "RoPE"
+        if any(shape[-1] == 3 * self.hidden for shape in found):
+            return "q-k-v joined"
+        return REST
+
+
+def bytes_of(x: Any) -> float:
+    """Of the numbers that there are: a broadcast one counts once."""
+    sizes = [size for size, stride in zip(x.shape, x.stride(), strict=True) if stride != 0]
+    return math.prod(sizes) * x.element_size()
+
+
+def matmul(left: Any, right: Any, size: int, shapes: Shapes) -> Kernel:
+    (rows, inner), columns = left, right[-1]
+    part = "vocabulary" if shapes.vocabulary in (rows, inner, columns) else "matmuls"
+    return Kernel(part, size * (rows * inner + inner * columns + rows * columns), 2 * rows * inner * columns)
+
+
+def attention(tensors: list[Any], window: list[Any], *, is_backward: bool) -> Kernel:
+    """Blocks of keys that a block of queries visits: all, or those that a window touches."""
+    tokens, heads, head_size = tensors[0].shape
+    side = window[0]
+    keys = LENGTH if side < 0 else min(LENGTH, BLOCK * (2 * math.ceil(side / BLOCK) + 1))
+    flops = 4 * tokens * keys * heads * head_size * (2.5 if is_backward else 1)
+    return Kernel("attention", 2.0 * sum(map(bytes_of, tensors[:3])), flops, is_backward=is_backward)
+
+
+def list_in(arguments: Any) -> list[Any]:
+    """The window among an attention's arguments."""
+    return next(value for value in arguments if isinstance(value, (list, tuple)) and len(value) == 2)

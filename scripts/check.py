@@ -1,0 +1,72 @@
+#!/usr/bin/env python
+"""Whether a corpus, a checkpoint, a run's folder or a model is as it was written: every file is read and hashed.
+
+    check.py CORPUS
+    check.py RUN_OR_CHECKPOINT
+
+Prints what was compared. Where something is damaged, every damaged file is named and the status is 2.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import MissingFileError, UserError
+
+DESCRIPTION = "Read and hash every file of a corpus, a checkpoint or a run, and name those that are damaged."
+
+
+@dataclasses.dataclass
+class CheckArguments:
+    """What to check."""
+
+    directory: str = dataclasses.field(metadata={"help": "a folder; may stand first, without the flag"})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Check a folder by what it holds."""
+    given = parse(
+        CheckArguments, argv, verb="check", description=DESCRIPTION, examples=("CORPUS", "RUN"), first="directory"
+    )
+    folder = Path(given.directory)
+    if not folder.is_dir():
+        raise MissingFileError(f"there is no folder {folder}")
+
+    from clozebert.corpus.integrity import find_damage, holds_corpus
+
+    if holds_corpus(folder):
+        problems, count = find_damage(folder)
+        kind = "corpus"
+    else:
+        kind, problems, count = _check_model(folder)
+    if problems:
+        raise UserError(f"{folder}, a {kind}, is damaged: {'; '.join(problems)}")
+    print(f"{folder}: a {kind}, whole: {count} files are as they were written")
+
+
+def _check_model(folder: Path) -> tuple[str, list[str], int]:
+    """Checkpoints by their own manifests; beside them, or alone, a model by what can be read of it."""
+    from clozebert.hub.loading import read_config, tensor_names_in
+    from clozebert.training.checkpoints import list_checkpoints
+    from clozebert.training.damage import find_damage
+    from clozebert.training.training_state import STATE_FOLDER
+
+    checkpoints = [folder] if (folder / STATE_FOLDER).is_dir() else list_checkpoints(folder)
+    problems, count = [], 0
+    for checkpoint in checkpoints:
+        damage = find_damage(checkpoint)
+        problems += [f"{checkpoint}: {damage}"] if damage else []
+        count += sum(path.is_file() for path in checkpoint.rglob("*"))
+    if checkpoints:
+        kind = "checkpoint" if checkpoints == [folder] else f"run of {len(checkpoints)} checkpoints"
+        return kind, problems, count
+    try:
+        read_config(folder)
+        return "model without hashes, which can be read", [], 1 + bool(tensor_names_in(folder))
+    except UserError as error:
+        return "model", [str(error)], 0
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,203 @@
+# ruff: noqa: E402
+"""What a CUDA device would be given: forward and backward passes over fake tensors of it, as JSON for test_on_cuda.py.
+
+    python on_fake_cuda.py kernels | doors | graphs
+
+A process of its own: the fake device must be there before torch (benchmarks/fake_cuda.py).
+"""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+
+import fake_cuda
+
+fake_cuda.install()
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.nn import functional as F
+from transformers import masking_utils
+
+from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertForSequenceClassification
+from clozebert.configuration import list_recipes
+from clozebert.modeling.packed import Packed
+from clozebert.training.run_settings import make_config, split_settings
+
+ATTENTION_OF_ROWS = F.scaled_dot_product_attention
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "qk_norm": {"qk_norm": True},
+    "windows": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8},
+    "gqa": {"num_key_value_heads": 1},
+    "dropout": {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
+}
+PRODUCTS = ("aten::mm", "aten::addmm")  # no others: PyTorch chooses its attention by asking a real device
+
+
+def configuration(recipe: str, layers: int = 2, **changes: Any) -> ClozeBertConfig:
+    """The recipe's model, of a few layers; where it has windows, every third one is without."""
+    _, model = split_settings(recipe, {})
+    has_windows = make_config(dict(model)).layer_types is not None
+    kinds = ["sliding_attention" if layer % 3 else "full_attention" for layer in range(layers)]
+    return make_config({**model, "num_hidden_layers": layers, "layer_types": kinds if has_windows else None, **changes})
+
+
+def batch(documents: int = 3, tokens: int = 96, predicted: int = 20, longest: int = 40) -> dict[str, Any]:
+    """A packed training batch as the loop gives it."""
+    numbers = {"dtype": torch.long, "device": "cuda"}
+    packed = Packed(
+        torch.zeros(documents + 1, dtype=torch.int32, device="cuda"), longest, torch.zeros(1, tokens, **numbers)
+    )
+    return {
+        "input_ids": torch.zeros(1, tokens, **numbers),
+        "packed": packed,
+        "masked_positions": torch.zeros(predicted, **numbers),
+        "labels": torch.zeros(predicted, **numbers),
+        "num_items_in_batch": torch.zeros((), device="cuda"),
+        "loss_only": True,
+    }
+
+
+def make(model_class: Any, config: ClozeBertConfig) -> Any:
+    with torch.device("cuda"):
+        return model_class(config).train()
+
+
+def seen(calls: list[fake_cuda.Call]) -> dict[str, Any]:
+    """What the kernels were given."""
+    attention = [
+        {
+            "types": [str(x.dtype).removeprefix("torch.") for x in call.tensors()],
+            "shapes": [list(x.shape) for x in call.tensors()],
+            "numbers": [x for x in call.args if isinstance(x, (bool, int, float, list)) and not _has_tensors(x)],
+        }
+        for call in calls
+        if call.name == "torch_attn::_varlen_attn"
+    ]
+    products = {str(x.dtype).removeprefix("torch.") for call in calls if call.name in PRODUCTS for x in call.tensors()}
+    logits = [
+        {"type": str(x.dtype).removeprefix("torch."), "shape": list(x.shape)}
+        for call in calls
+        for x in call.results()
+        if call.name in PRODUCTS
+    ]
+    devices = {x.device.type for call in calls for x in call.tensors() if x.dim() > 0}
+    return {
+        "attention": attention,
+        "products": sorted(products),
+        "results": logits,
+        "waits": fake_cuda.waits(calls),
+        "devices": sorted(devices),
+    }
+
+
+def _has_tensors(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(isinstance(one, torch.Tensor) for one in value)
+
+
+def kernels(*recipes: str) -> list[dict[str, Any]]:
+    """Every recipe, precision, variant and capability: a training step over a packed batch."""
+    found = []
+    cases = itertools.product(recipes or list_recipes(), ("bf16", "fp16"), VARIANTS, ((7, 5), (8, 0)))
+    for recipe, precision, variant, capability in [*cases, ("modernbert-base", "no", "as it is", (8, 0))]:
+        config = configuration(recipe, **VARIANTS[variant])
+        rows: list[list[Any]] = []  # what PyTorch's other attention is given
+
+        def noted(*args: Any, rows: list[list[Any]] = rows, **kwargs: Any) -> Any:
+            tensors = [*args, kwargs["attn_mask"]]
+            rows.append([[str(x.dtype).removeprefix("torch."), list(x.shape)] for x in tensors])
+            return ATTENTION_OF_ROWS(*args, **kwargs)
+
+        with fake_cuda.device(capability) as calls, mock.patch.object(F, ATTENTION_OF_ROWS.__name__, noted):
+            model = make(ClozeBertForMaskedLM, config)
+            inputs = batch()
+            calls.clear()
+            with fake_cuda.autocast(PRECISIONS[precision]):
+                outputs = model(**inputs)
+            assert outputs.logits is None
+            forward = len(calls)
+            outputs.loss.backward()
+            facts = {"forward": seen(calls[:forward]), "backward": seen(calls[forward:]), "rows": rows}
+            absent = [name for name, x in model.named_parameters() if x.grad is None]
+        found.append(
+            {
+                "recipe": recipe, "precision": precision, "variant": variant, "capability": list(capability),
+                "dropout": config.attention_probs_dropout_prob, "heads": config.num_attention_heads,
+                "key_heads": config.num_key_value_heads or config.num_attention_heads,
+                "head_size": config.hidden_size // config.num_attention_heads, "window": config.sliding_window,
+                "windowed": [config.attention_type(layer) == "sliding_attention" for layer in range(2)],
+                "vocabulary": config.vocab_size, "without_gradient": absent, **facts,
+            }
+        )  # fmt: skip
+    return found
+
+
+def doors() -> dict[str, Any]:
+    """The other ways in: how often a forward pass would wait for the device."""
+    config = configuration("modernbert-base")
+    found = {}
+    # transformers takes fake tensors for a traced program's, and then looks at no value.
+    masking_utils.is_tracing = lambda tensor=None: False
+    for name, more in {
+        "padded rows": lambda: {"attention_mask": torch.zeros(2, 48, dtype=torch.long, device="cuda")},
+        "whole rows": dict,
+        "boundaries with max_length": lambda: {
+            "cu_seq_lens_q": torch.zeros(4, dtype=torch.int32, device="cuda"), "max_length_q": 40,
+        },
+        "boundaries alone": lambda: {"cu_seq_lens_q": torch.zeros(4, dtype=torch.int32, device="cuda")},
+    }.items():  # fmt: skip
+        with fake_cuda.device() as calls:
+            model = make(ClozeBertForSequenceClassification, config)
+            rows = 2 if name in ("padded rows", "whole rows") else 1
+            inputs = {"input_ids": torch.zeros(rows, 96 // rows, dtype=torch.long, device="cuda"), **more()}
+            calls.clear()
+            with fake_cuda.autocast(torch.bfloat16), torch.no_grad():
+                try:
+                    rows = list(model(**inputs).logits.shape)
+                except DataDependentOutputException:
+                    rows = None  # a value was asked for, and a fake tensor has none
+            found[name] = {"waits": fake_cuda.waits(calls), "rows": rows}
+    return found
+
+
+def graphs(*recipes: str) -> dict[str, Any]:
+    """Training steps over batches with other boundaries, compiled as a run compiles: how many graphs there are."""
+    from clozebert.training import machine
+
+    found = {}
+    for recipe in recipes or list_recipes():
+        made: list[int] = []
+        torch._dynamo.reset()
+
+        def backend(graph: Any, inputs: Any, made: list[int] = made) -> Any:
+            made.append(sum(node.target is F.linear for node in graph.graph.nodes))
+            return graph.forward
+
+        config = configuration(recipe, layers=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        counts = []
+        torch._dynamo.utils.counters.clear()
+        with fake_cuda.device(records=False):
+            model = make(ClozeBertForMaskedLM, config)
+            machine.compile_model(model, torch.device("cuda"), backend=backend)
+            for step in range(10):
+                inputs = batch(3 + 2 * step, 101 + 7 * step, 20 + step, 40 - 3 * step)
+                with fake_cuda.autocast(torch.bfloat16):
+                    loss = model(**inputs).loss
+                loss.backward()
+                counts.append(len(made))
+        breaks = {str(key): value for key, value in torch._dynamo.utils.counters["graph_break"].items()}
+        found[recipe] = {"layers": 4, "graphs": counts, "matmuls": made, "breaks": breaks}
+    return found
+
+
+if __name__ == "__main__":
+    wanted = {"kernels": kernels, "doors": doors, "graphs": graphs}
+    print(json.dumps(wanted[sys.argv[1]](*sys.argv[2:])))

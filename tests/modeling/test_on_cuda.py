@@ -1,0 +1,129 @@
+"""What CUDA's kernels are given, shown without CUDA: real passes over fake tensors (on_fake_cuda.py)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clozebert.configuration import list_recipes
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.append(str(REPOSITORY / "benchmarks"))
+import fake_cuda  # noqa: E402
+
+pytestmark = pytest.mark.skipif(fake_cuda.find_obstacle() is not None, reason=str(fake_cuda.find_obstacle()))
+
+HALF = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def on_fake_cuda(*words):
+    script = Path(__file__).with_name("on_fake_cuda.py")
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """A training step of every recipe, precision, variant and capability."""
+    return on_fake_cuda("kernels")
+
+
+def test_all_cases_are_there(steps):
+    assert len(steps) == len(list_recipes()) * 2 * 5 * 2 + 1
+
+
+def test_a_training_step_never_waits_for_the_device(steps):
+    for step in steps:
+        assert step["forward"]["waits"] == step["backward"]["waits"] == [], describe(step)
+
+
+def test_every_tensor_lies_on_the_device(steps):
+    for step in steps:
+        assert step["forward"]["devices"] == step["backward"]["devices"] == ["cuda"], describe(step)
+
+
+def test_every_parameter_has_a_gradient(steps):
+    for step in steps:
+        assert step["without_gradient"] == [], describe(step)
+
+
+def test_every_matmul_is_in_half_precision(steps):
+    for step in steps:
+        wanted = [HALF.get(step["precision"], "float32")]
+        assert step["forward"]["products"] == step["backward"]["products"] == wanted, describe(step)
+
+
+def test_attention_is_the_variable_length_kernel_where_it_can_be(steps):
+    """From capability 8.0 on, in half precision, without dropout."""
+    for step in steps:
+        of_layers = len(step["forward"]["attention"]), len(step["rows"])
+        assert of_layers == ((2, 0) if can_be_varlen(step) else (0, 2)), describe(step)
+
+
+def test_attention_over_padded_rows_gets_one_type_and_a_boolean_mask(steps):
+    """Everywhere else: documents as rows of the longest one's length, [documents, heads, longest, head size]."""
+    for step in steps:
+        wanted, shape = HALF.get(step["precision"], "float32"), [3, step["heads"], 40, step["head_size"]]
+        for layer, (*vectors, mask) in enumerate(step["rows"]):
+            assert vectors == [[wanted, shape]] * 3, describe(step)
+            assert mask == ["bool", [3, 1, 40 if is_windowed(step, layer) else 1, 40]], describe(step)
+
+
+def test_the_variable_length_kernel_gets_one_half_type_and_its_own_shapes(steps):
+    """Queries, keys and values [tokens, heads, head size] alike in type; boundaries int32; the window on both sides."""
+    seen = 0
+    for step in steps:
+        for layer, call in enumerate(step["forward"]["attention"]):
+            seen += 1
+            assert call["types"] == [HALF[step["precision"]]] * 3 + ["int32"] * 2, describe(step)
+            queries, keys = ([96, step[name], step["head_size"]] for name in ("heads", "key_heads"))
+            assert call["shapes"] == [queries, keys, keys, [4], [4]], describe(step)
+            window = step["window"] if is_windowed(step, layer) else -1
+            assert call["numbers"][:3] == [40, 40, False], describe(step)  # the longest document, twice; not causal
+            assert [window, window] in call["numbers"], describe(step)
+            assert (True in call["numbers"][3:]) == (step["heads"] != step["key_heads"]), describe(step)
+    assert seen == 2 * sum(map(can_be_varlen, steps)) > 0
+
+
+def test_logits_are_half_precision_and_never_copied(steps):
+    for step in steps:
+        of_logits = [x for x in step["forward"]["results"] if x["shape"][-1] == step["vocabulary"]]
+        wanted = HALF.get(step["precision"], "float32")
+        assert [x["type"] for x in of_logits] == [wanted], describe(step)
+
+
+def test_host_waits_of_the_other_ways_in():
+    """Only where nobody said how long the documents are, and in transformers' look at a mask of padded rows."""
+    waits = {name: found["waits"] for name, found in on_fake_cuda("doors").items()}
+    one = ["aten::_local_scalar_dense"]
+    assert waits == {
+        "whole rows": [], "boundaries with max_length": [], "boundaries alone": one, "padded rows": one,
+    }  # fmt: skip
+
+
+def test_a_compiled_step_has_a_graph_for_each_kind_of_layer_and_never_another():
+    """Ten steps with other numbers of documents, tokens and predictions, and another longest document."""
+    found = on_fake_cuda("graphs")
+    assert sorted(found) == list_recipes()
+    for recipe, facts in found.items():
+        assert facts["breaks"] == {}, recipe
+        assert facts["graphs"][0] <= 3 + facts["layers"], recipe
+        assert set(facts["graphs"]) == {facts["graphs"][0]}, recipe
+        # Queries, keys and values are one matmul; gate and up are; then the two that lead back. 2 in the head.
+        kinds = facts["graphs"][0] - 2
+        assert sorted(facts["matmuls"]) == [0, 2, *[4] * kinds], recipe
+
+
+def is_windowed(step, layer):
+    return step["windowed"][layer]
+
+
+def can_be_varlen(step):
+    return step["capability"] >= [8, 0] and not step["dropout"] and step["precision"] in HALF
+
+
+def describe(step):
+    return {name: step[name] for name in ("recipe", "precision", "variant", "capability")}

@@ -1,0 +1,79 @@
+"""Ctrl-C in a terminal: answered at once, whatever the program does; and the first sign of life."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parent))
+from pretraining_helpers import MODEL_FLAGS, flags, make_corpus, settings
+from terminal import after, in_terminal
+
+from clozebert.training.checkpoints import list_checkpoints
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such terminals")
+
+PROGRAM = """
+import hashlib, sys
+from clozebert.scripts._program import run
+def main():
+    print("begun", flush=True)
+    {body}
+run(main)
+"""
+# One call into a library that takes hours and gives Python's handlers no turn, without the lock of the interpreter.
+LONG_CALL = "hashlib.pbkdf2_hmac('sha256', b'x', b'y', 2_000_000_000)"
+# Measured 0.6 s; a busy machine gets some more.
+SOON = 5.0
+
+
+@pytest.mark.parametrize("body", [LONG_CALL, "import time; time.sleep(100)"])
+def test_ctrl_c_ends_a_program_soon(body: str) -> None:
+    done = in_terminal([sys.executable, "-c", PROGRAM.format(body=body)], interrupt_when=after("begun", 0.3))
+    assert done.ended is not None
+    assert done.ended < SOON, done.shown
+    assert done.status == 130
+    assert done.shown.count("interrupted") == 1
+    assert "Traceback" not in done.shown
+
+
+def test_without_the_watcher_the_long_call_goes_on() -> None:
+    """The test above can fail."""
+    code = f"import hashlib; print('begun', flush=True); {LONG_CALL}"
+    done = in_terminal([sys.executable, "-c", code], interrupt_when=after("begun", 0.3), timeout=4)
+    assert done.ended is None
+
+
+def test_pretraining_says_at_once_that_it_stops_and_saves(tmp_path: Path) -> None:
+    prepared = make_corpus(tmp_path)
+    run = {**MODEL_FLAGS, **settings(prepared, output_dir=tmp_path / "run"), "max_steps": 100_000}
+    words = [word for word in flags(run) if word not in ("--disable_tqdm", "True")]
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = in_terminal(
+        [sys.executable, "-m", "clozebert", "pretrain", *words],
+        interrupt_when=after(r"[1-9]\d*/100000", 1.0),
+        environment=environment,
+    )
+    assert "loading" in done.shown.splitlines()[0]
+    assert done.answered is not None
+    assert done.answered < SOON
+    assert "stopping: a checkpoint is saved first" in done.shown
+    assert done.status == 130, done.shown[-2000:]
+    assert done.has_bar
+    (checkpoint,) = list_checkpoints(tmp_path / "run")
+    assert f"stopped at step {checkpoint.name.partition('-')[2]}" in done.shown
+
+
+def test_a_log_has_no_sign_of_life_and_no_bar(tmp_path: Path) -> None:
+    prepared = make_corpus(tmp_path)
+    run = flags({**MODEL_FLAGS, **settings(prepared, output_dir=tmp_path / "run"), "max_steps": 3})
+    words = [word for word in run if word not in ("--disable_tqdm", "True")]
+    done = subprocess.run(
+        [sys.executable, "-m", "clozebert", "pretrain", *words], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\r" not in done.stderr + done.stdout
+    assert "loading" not in done.stderr

@@ -1,0 +1,57 @@
+"""What a run chooses of its machine: the device, the seed of a step, whether to compile."""
+
+import pytest
+import torch
+
+from clozebert.training import machine
+from clozebert.utils.device import find_device
+
+
+@pytest.mark.parametrize("seed", [0, 42, 281_000_000, 1_234_567_890, 2**63])
+def test_any_seed_gives_each_step_and_process_dropout_of_its_own(seed):
+    found = set()
+    for step, rank in ((0, 0), (1, 0), (0, 1), (100_000, 7)):
+        machine.seed_step(seed, step, rank)
+        found.add(torch.rand(1).item())
+    assert len(found) == 4
+
+
+def test_small_seeds_are_what_they_were():
+    machine.seed_step(42, 7, 3)
+    found = torch.rand(3)
+    torch.manual_seed((42 * 1_000_003 + 7) * 65_537 + 3)
+    assert torch.equal(found, torch.rand(3))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "use_cpu", "wanted"),
+    [
+        (True, False, False, "cuda"),
+        (False, True, False, "mps"),
+        (False, False, False, "cpu"),
+        (True, True, True, "cpu"),
+    ],
+)
+def test_the_device_is_the_accelerator_that_there_is(cuda, mps, use_cpu, wanted, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert find_device(use_cpu=use_cpu).type == wanted
+
+
+def test_compiled_by_default_on_cuda_where_it_can_be(monkeypatch, caplog):
+    cuda = torch.device("cuda")
+    capability, triton = [(8, 0)], [object()]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability[0])
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: triton[0])
+    assert machine.choose_compilation(None, cuda)
+    assert not machine.choose_compilation(None, torch.device("cpu"))
+    assert machine.choose_compilation(True, torch.device("cpu"))
+    assert not machine.choose_compilation(False, cuda)
+    capability[0] = (6, 1)
+    assert not machine.choose_compilation(None, cuda)
+    capability[0], triton[0] = (8, 0), None
+    assert not machine.choose_compilation(None, cuda)
+    assert "needs Triton" in caplog.text
+    triton[0] = object()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert not machine.choose_compilation(None, cuda)

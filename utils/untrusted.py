@@ -1,0 +1,166 @@
+"""Files that others made: names that stay in their folder, JSON of a known form, folders of models without pickles.
+
+A manifest or an index of a stranger may name any path. So a name is checked before a byte is fetched or read, and a
+link is followed only where it leads to a file of the same folder, or of the same repository in the Hub's cache.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from .errors import MissingFileError, UserError, UserFileError
+
+LARGEST_JSON = 1 << 28  # bytes
+_DRIVE = re.compile(r"[A-Za-z]:")
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether a name is that of a file beside the one that names it: no folder, no drive, nothing that cannot be
+    printed.
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or len(name) > 255 or not name.isprintable():
+        return False
+    return not (set(name) & set("/\\:") or _DRIVE.match(name))
+
+
+def is_within(path: Path, folder: Path) -> bool:
+    """Whether what a path leads to, links followed, lies in a folder; or in its repository in the Hub's cache."""
+    try:
+        target, home = path.resolve(), folder.resolve()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name that cannot be one
+        return False
+    if target.is_relative_to(home):
+        return True
+    # The Hub's cache: REPOSITORY/snapshots/COMMIT/… links to REPOSITORY/blobs/…
+    snapshots = next((parent for parent in (home, *home.parents) if parent.parent.name == "snapshots"), None)
+    return snapshots is not None and target.is_relative_to(snapshots.parent.parent / "blobs")
+
+
+def file_beside(folder: Path, name: object, *, where: object) -> Path:
+    """The file `name` of a folder, as a file in it names it.
+
+    Args:
+        where: what names it, for the message.
+
+    Raises:
+        UserError: the name leads, or a link of that name leads, out of the folder.
+    """
+    if not is_plain_name(name):
+        raise UserError(f"{where} names the file {_shown(name)}, which is not a file of its folder")
+    path = folder / str(name)
+    if path.is_symlink() and not is_within(path, folder):
+        raise UserError(f"{path} is a link that leaves its folder: put the file itself there")
+    return path
+
+
+def parse_json(content: bytes, *, where: object) -> Any:
+    """The value of some JSON.
+
+    Raises:
+        UserError: it is not JSON in UTF-8, or holds numbers or nesting that no file of ours has.
+    """
+    try:
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, an integer of too many digits
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error).split(";")[0]
+        raise UserError(f"{where} is not JSON: {reason}") from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        MissingFileError: there is no such file.
+        UserError: it cannot be read, or holds something else.
+    """
+    try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise UserError(f"{path} has more than {LARGEST_JSON >> 20} MiB: it is none of ours")
+        value = parse_json(path.read_bytes(), where=path)
+    except FileNotFoundError:
+        raise MissingFileError(f"{path} is missing") from None
+    except OSError as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserFileError(f"{path} cannot be read: {error.strerror}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold an object, not {type(value).__name__}")
+    return value
+
+
+def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False) -> None:
+    """Refuse a folder of a model or tokenizer that leads out of itself, or whose weights are pickles alone.
+
+    What is no folder here (a name on the Hub) passes: the Hub's own library checks names, and `use_safetensors=True`
+    reads no pickle.
+
+    Raises:
+        UserError: a JSON file that is none, an index or a link that leads out, or weights as a pickle only.
+    """
+    home = Path(folder)
+    if not home.is_dir():
+        return
+    try:
+        paths = sorted(home.iterdir())
+    except OSError as error:
+        raise UserFileError(f"{folder} cannot be read: {error.strerror}") from None
+    for path in paths:
+        if path.is_symlink() and path.is_file() and not is_within(path, home):
+            raise UserError(f"{path} is a link that leaves its folder: put the file itself there")
+        if path.suffix == ".json" and path.is_file():
+            values = _read_settings(path)
+            if path.name.endswith(".index.json"):
+                shards_of(path, values)
+    names = [path.name for path in paths]
+    if allow_pickle or any(name.endswith(".safetensors") for name in names):
+        return
+    pickles = [name for name in names if name.startswith(("pytorch_model", "adapter_model")) and _is_pickle(name)]
+    if pickles:
+        raise UserError(
+            f"{home / pickles[0]} is a pickle, which can run code when it is read: have it as safetensors, by "
+            f"`clozebert convert --allow_pickle true`, which reads its tensors only"
+        )
+
+
+def _is_pickle(name: str) -> bool:
+    return name.endswith(_PICKLES)
+
+
+def _read_settings(path: Path) -> Any:
+    """A JSON file's value: an object where a library takes it for one."""
+    if path.name in ("vocab.json", "tokenizer.json", "added_tokens.json"):
+        return None  # large, and read by tokenizers, which says what is wrong with them
+    return read_json_object(path) if path.name.endswith(("config.json", ".index.json")) else None
+
+
+def shards_of(index: Path, values: dict[str, Any] | None = None) -> list[Path]:
+    """The files of weights that an index names, each once, by name.
+
+    Args:
+        values: what the index holds, if it has been read.
+
+    Raises:
+        UserError: it names none, or one that is not a file of its folder.
+    """
+    weights = (read_json_object(index) if values is None else values).get("weight_map")
+    if not isinstance(weights, dict) or not weights:
+        raise UserError(f"{index} must hold an object under 'weight_map': which tensor is in which file")
+    names = {_shown(name): name for name in weights.values()}
+    shards = [file_beside(index.parent, names[key], where=index) for key in sorted(names)]
+    for shard in shards:
+        if not shard.is_file():
+            raise UserError(f"{index} names the shard {shard.name!r}, which is not a file of its folder")
+    return shards
+
+
+def _shown(value: object) -> str:
+    return ascii(value)[:80]
+
+
+__all__ = [
+    "LARGEST_JSON", "check_model_folder", "file_beside", "is_plain_name", "is_within", "parse_json", "read_json_object",
+    "shards_of",
+]  # fmt: skip
