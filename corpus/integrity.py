@@ -15,7 +15,7 @@ def holds_corpus(directory: Path) -> bool:
     return any((directory / split / "manifest.json").exists() for split in SPLITS)
 
 
-def find_damage(directory: Path) -> tuple[list[str], int]:
+def find_damaged_files(directory: Path) -> tuple[list[str], int]:
     """Read all of a corpus and of the row indices beside it.
 
     Returns:
@@ -49,4 +49,4 @@ def find_damage(directory: Path) -> tuple[list[str], int]:
     return problems, count
 
 
-__all__ = ["SPLITS", "find_damage", "holds_corpus"]
+__all__ = ["SPLITS", "find_damaged_files", "holds_corpus"]

@@ -159,7 +159,7 @@ class Corpus:
     """One split of a prepared corpus, memory-mapped.
 
     Opening it reads the manifest and compares the sizes of all files. A split of at most 64 MiB is hashed, too, once in
-    a process; `integrity.find_damage` hashes any.
+    a process; `integrity.find_damaged_files` hashes any.
 
     Args:
         directory: what `prepare_corpus --output_dir` wrote; or a URL, see `remote`.

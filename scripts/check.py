@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not folder.is_dir():
         raise MissingFileError(f"there is no folder {folder}")
 
-    from clozebert.corpus.integrity import find_damage, holds_corpus
+    from clozebert.corpus.integrity import find_damaged_files, holds_corpus
 
     if holds_corpus(folder):
-        problems, count = find_damage(folder)
+        problems, count = find_damaged_files(folder)
         kind = "corpus"
     else:
         kind, problems, count = _check_model(folder)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from clozebert.corpus import Corpus, RowIndex
-from clozebert.corpus.integrity import find_damage
+from clozebert.corpus.integrity import find_damaged_files
 from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.scripts import check
 from clozebert.training.checks import check_tokenizer
