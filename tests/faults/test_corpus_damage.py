@@ -70,7 +70,7 @@ def count_silent(corpus_folder: Path, tmp_path: Path, number: int) -> Counter[st
         name, kind = draws.choice(names), draws.choice(KINDS)
         damage(copy / name, kind, draws)
         opening = is_found_by_opening(copy)
-        problems, _ = find_damage(copy)
+        problems, _ = find_damaged_files(copy)
         found["damaged"] += 1
         found["found at opening"] += opening
         found["found by check"] += bool(problems)
@@ -118,7 +118,7 @@ def test_a_large_corpus_is_opened_by_size_and_checked_by_hash(corpus: Path, monk
     path = corpus / "train" / "tokens-00001.bin"
     path.write_bytes(bytes(path.stat().st_size))
     Corpus(corpus)
-    problems, _ = find_damage(corpus)
+    problems, _ = find_damaged_files(corpus)
     assert [str(path) in problem for problem in problems] == [True]
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UserError, match=r"tokens-00001.bin has \d+ bytes instead of"):
@@ -147,7 +147,7 @@ def test_a_damaged_row_index_is_built_anew(
     for _ in range(number):
         path = draws.choice(sorted(folder.iterdir()))
         damage(path, draws.choice([kind for kind in KINDS if kind != "swap"]), draws)
-        problems, _ = find_damage(corpus)
+        problems, _ = find_damaged_files(corpus)
         index = RowIndex(Corpus(corpus), max_seq_length=LENGTH)
         wrong += not (np.array_equal(index.segments, segments) and np.array_equal(index.ends, ends))
         # A flip in the white space of the small file of hashes changes nothing.
@@ -155,7 +155,7 @@ def test_a_damaged_row_index_is_built_anew(
             assert "built anew" in caplog.text
             assert str(folder) in problems[0]
         caplog.clear()
-        assert find_damage(corpus)[0] == []
+        assert find_damaged_files(corpus)[0] == []
     figure("row index", f"{wrong} of {number} damaged row indices used; all others built anew")
     assert wrong == 0
 
