@@ -19,7 +19,7 @@ from pathlib import Path
 from ..utils.errors import UserError
 from .installed_python import read_installed_python
 
-_SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
+SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 _PACKAGES = 8
 _LONGEST_TOKEN = 30
 _TOKENS_OF_AN_EXAMPLE = range(6, 41)
@@ -46,7 +46,7 @@ def write_package_task(folder: Path, *, examples: int, seed: int = 0) -> None:
     largest = sorted(texts, key=lambda package: (-len(texts[package]), package))[:_PACKAGES]
     if len(largest) < 2:
         raise UserError("fewer than two packages with docstrings are installed: nothing to tell apart")
-    per_package = min(int(examples / _SHARES["train"]) // len(largest), min(len(texts[name]) for name in largest))
+    per_package = min(int(examples / SPLITS["train"]) // len(largest), min(len(texts[name]) for name in largest))
     rng = random.Random(seed)
     rows = [(text, name) for name in largest for text in rng.sample(texts[name], per_package)]
     for split, part in _cut(rows, rng).items():
@@ -62,7 +62,7 @@ def write_token_kind_task(folder: Path, *, examples: int, seed: int = 0) -> None
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     rng.shuffle(files)
     for split, part in _cut(files, rng).items():
-        wanted = int(examples * _SHARES[split] / _SHARES["train"])
+        wanted = int(examples * SPLITS[split] / SPLITS["train"])
         per_file = max(1, -(-wanted // len(part)))
         lines = []
         for path in part:
@@ -103,7 +103,7 @@ def _cut(items: list, rng: random.Random) -> dict[str, list]:
     items = list(items)
     rng.shuffle(items)
     parts, begin, share = {}, 0, 0.0
-    for split, size in _SHARES.items():
+    for split, size in SPLITS.items():
         share += size
         end = round(len(items) * share)
         parts[split] = items[begin:end]

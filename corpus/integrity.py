@@ -7,12 +7,12 @@ from .manifest import files_of
 from .packing import check_index
 from .shards import check_hash, check_sizes, read_manifest
 
-SPLITS = ("train", "validation")
+_SPLITS = ("train", "validation")
 
 
 def holds_corpus(directory: Path) -> bool:
     """Whether a folder is a prepared corpus, whole or not."""
-    return any((directory / split / "manifest.json").exists() for split in SPLITS)
+    return any((directory / split / "manifest.json").exists() for split in _SPLITS)
 
 
 def find_damaged_files(directory: Path) -> tuple[list[str], int]:
@@ -23,7 +23,7 @@ def find_damaged_files(directory: Path) -> tuple[list[str], int]:
     """
     problems: list[str] = []
     count = 0
-    for split in SPLITS:
+    for split in _SPLITS:
         if not (directory / split / "manifest.json").exists():
             if (directory / split).is_dir():
                 problems.append(f"{directory / split / 'manifest.json'} is missing")
@@ -49,4 +49,4 @@ def find_damaged_files(directory: Path) -> tuple[list[str], int]:
     return problems, count
 
 
-__all__ = ["SPLITS", "find_damaged_files", "holds_corpus"]
+__all__ = ["find_damaged_files", "holds_corpus"]
