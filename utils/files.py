@@ -355,5 +355,7 @@ def disk_errors(place: Path, *, way_out: str = "give another folder") -> Iterato
             ) from error
         if number in _CLOSED:
             where = getattr(error, "filename", None) or place
+            # A person knows the place, not the name under which it is being written.
+            where = place if Path(os.fsdecode(where)).name.startswith(INCOMPLETE) else where
             raise UserFileError(f"{where} cannot be read or written ({os.strerror(number)}): {way_out}") from error
         raise

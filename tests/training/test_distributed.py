@@ -230,7 +230,7 @@ def test_every_split_of_a_batch_gives_the_same_gradient(prepared: Path, tmp_path
 
 
 def make_parts(folder: Path, optimizer: str) -> tuple[ClozeBertForMaskedLM, BatchStream, PretrainingArguments]:
-    arguments = PretrainingArguments(**settings(folder, output_dir="unused", optimizer=optimizer))
+    arguments = PretrainingArguments(**settings(folder, output_dir="unused", optimizer=optimizer, max_steps=100))
     torch.manual_seed(0)
     model = ClozeBertForMaskedLM(model_config(initializer_range=0.3))
     stream = BatchStream(
