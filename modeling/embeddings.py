@@ -260,9 +260,12 @@ class RotaryEmbedding(nn.Module):
         layer_type: str | None = None,
         lengths_BT: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Shape: position_ids and, if `needs_lengths`, lengths [B or 1, T] -> cosines and sines, each [B or 1, T, K] in
-        x's type.
+        """Shape: position_ids and lengths [B or 1, T] -> cosines and sines, each [B or 1, T, K] in x's type.
+
+        Without lengths, each row is one sequence, and its last position tells how long it is.
         """
+        if lengths_BT is None and self.needs_lengths:
+            lengths_BT = position_ids.amax(-1, keepdim=True) + 1
         # In float32 even for half-precision models: bf16 angles are off by whole turns after a few hundred tokens.
         dtype = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
         frequencies, scaling = self.inverse_frequencies(layer_type, x_BTD.device, dtype, lengths_BT)
