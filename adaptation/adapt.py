@@ -37,6 +37,7 @@ from ..modeling import ClozeBertForMaskedLM
 from ..training.checks import check_tokenizer
 from ..training.pretraining import pretrain
 from ..training.scoring import precision_of, score_frozen_masks
+from ..training.time_budget import FORWARD_SHARE
 from ..utils.device import choose_precision
 from ..utils.errors import UserError
 from ..utils.files import disk_errors, whole_files, whole_folder, write_text
@@ -49,7 +50,6 @@ from .start import check_known_tokens, check_vocabulary_flags, make_start, open_
 Say = Callable[[str], None]
 
 _EVAL_RATE, _EVAL_ROWS = 0.15, 32
-_FORWARD_SHARE = 1 / 3  # a forward pass alone, in shares of a training step
 _LONGEST_ROW = 256
 
 
@@ -151,7 +151,7 @@ class Adaptation:
         if self.arguments.max_minutes is not None:
             evaluated = sum(self._evaluated(split) for split in self._splits().values())
             left = 60 * self.arguments.max_minutes - (time.monotonic() - self.begun) - seconds
-            tokens = _FORWARD_SHARE * evaluated / seconds * max(0.0, left)
+            tokens = FORWARD_SHARE * evaluated / seconds * max(0.0, left)
         else:
             tokens = self._new_tokens()
         rows = self.arguments.rows_for(tokens, max_seq_length=self._row_length())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..corpus import Corpus
+from ..corpus.encoding import split_encoded
 from ..corpus.randomness import fold
 
 RUN_WORDS = 13
@@ -74,8 +75,8 @@ def documents_of(corpus: Corpus) -> Iterator[TokenizedDocument]:
 def encoded_documents(encoded: Iterable[bytes]) -> Iterator[TokenizedDocument]:
     """The documents that a `corpus.encoding.Encoder` gave."""
     for document in encoded:
-        numbers = np.frombuffer(document, dtype=np.uint32)
-        yield (numbers >> 1).astype(np.int64), (numbers & 1).astype(bool)
+        ids, starts = split_encoded(document)
+        yield ids.astype(np.int64), starts
 
 
 def run_hashes(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,11 +7,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ..corpus.encoding import Encoder
+from ..corpus.encoding import Encoder, split_encoded
 from ..corpus.readers import Reader
 from ..corpus.tokenizer import load_tokenizer
 from ..hub.convert import load_clozebert_masked_lm
@@ -184,8 +184,7 @@ def used_ids(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> set[in
     waiting = iter(texts)
     while batch := list(islice(waiting, _AT_ONCE)):
         for document in encoder.encode(batch):
-            numbers = torch.frombuffer(bytearray(document), dtype=torch.int32) if document else torch.zeros(0)
-            used.update((numbers.to(torch.int64) >> 1).unique().tolist())
+            used.update(np.unique(split_encoded(document)[0]).tolist())
     return used
 
 

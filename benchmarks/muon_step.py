@@ -15,63 +15,56 @@ import os
 import statistics
 import time
 
-# A CPU with wider instructions works as one that has no more than AVX2. Read when torch is imported.
-AVX2_ONLY = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+from speed import AVX2_ONLY
+
+WARM_UP = 3
 
 
 def measure(recipe: str, *, pairs: int, threads: int, precision: str) -> dict[str, float]:
-    """Seconds of a step under both optimizers, and the median ratio of Muon's to AdamW's."""
+    """CPU seconds of a step under both optimizers, and the median ratio of Muon's to AdamW's."""
     import torch
 
-    from clozebert import ClozeBertForMaskedLM
-    from clozebert.modeling.packed import Packed
     from clozebert.training.arguments import PretrainingArguments
-    from clozebert.training.machine import choose_muon_dtype
-    from clozebert.training.optimizers import make_optimizer
+    from clozebert.training.calibration import micro_batches
+    from clozebert.training.machine import make_accelerator
+    from clozebert.training.phase_setup import set_up_model
     from clozebert.training.run_settings import make_config, split_settings
+    from clozebert.training.step import timed_step
 
     torch.set_num_threads(threads)
+    accelerator = make_accelerator(mixed_precision=precision, use_cpu=True, report_to=[], output_dir="")
     flags = {"corpus": ["-"], "tokenizer_name": "-", "output_dir": "-"}
-    steps = []
+    sides = []
     for optimizer in ("adamw", "muon"):
-        settings, model_settings = split_settings(recipe, {**flags, "optimizer": optimizer})
+        settings, of_model = split_settings(recipe, {**flags, "optimizer": optimizer})
         arguments = PretrainingArguments(**settings)
-        torch.manual_seed(0)
-        model = ClozeBertForMaskedLM(make_config(model_settings)).train()
-        update = make_optimizer(model, arguments, muon_dtype=choose_muon_dtype(precision, torch.device("cpu")))
-        steps.append((model, update))
-    rows, length = arguments.per_device_train_batch_size, arguments.max_seq_length
-    predicted = int(arguments.mlm_probability * rows * length)
+        config = make_config(of_model)
+        _, model, update = set_up_model(arguments, config, accelerator=accelerator)
+        sides.append((model, update))
+    batch = next(micro_batches(arguments, config, None, rows=arguments.per_device_train_batch_size))
 
     def step(side: int) -> float:
-        model, update = steps[side]
-        ids = torch.randint(5, model.config.vocab_size, (1, rows * length))
-        batch = {
-            "input_ids": ids,
-            "packed": Packed.from_lengths([length] * rows),
-            "masked_positions": torch.randperm(rows * length)[:predicted].sort().values,
-            "labels": torch.randint(5, model.config.vocab_size, (predicted,)),
-        }
+        model, update = sides[side]
         begun = time.process_time()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss = model(**batch).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        update.step()
-        update.zero_grad()
+        timed_step(
+            model,
+            update,
+            batch,
+            num_predicted=len(batch["labels"]),
+            max_grad_norm=arguments.max_grad_norm,
+            accelerator=accelerator,
+        )
         return time.process_time() - begun
 
     times: list[list[float]] = [[], []]
-    for pair in range(pairs + 3):
+    for pair in range(WARM_UP + pairs):
         for side in ((0, 1), (1, 0))[pair % 2]:
-            taken = step(side)
-            if pair >= 3:
-                times[side].append(taken)
-    ratios = [muon / adamw for adamw, muon in zip(*times, strict=True)]
+            times[side].append(step(side))
+    adamw, muon = (of_side[WARM_UP:] for of_side in times)
     return {
-        "adamw": statistics.median(times[0]),
-        "muon": statistics.median(times[1]),
-        "ratio": statistics.median(ratios),
+        "adamw": statistics.median(adamw),
+        "muon": statistics.median(muon),
+        "ratio": statistics.median(theirs / ours for ours, theirs in zip(adamw, muon, strict=True)),
         "pairs": pairs,
     }
 

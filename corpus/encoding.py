@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 # The pre-tokenization of GPT-2: contractions; runs of letters, of digits or of others, each with one space before it.
@@ -117,6 +118,12 @@ def _in_unspaced_script(text: str, encoding: Encoding) -> Iterator[bool]:
             continue
         yield begin != before and bool(_UNSPACED.match(text, begin))  # one character may be several tokens of bytes
         before = begin
+
+
+def split_encoded(document: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """What `Encoder.encode` gave for a text: its ids, uint32 [tokens], and whether a word starts at each, bool."""
+    numbers = np.frombuffer(document, dtype=np.uint32)
+    return numbers >> 1, (numbers & 1).astype(bool)
 
 
 def _has_rare_space(text: str) -> bool:

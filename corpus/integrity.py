@@ -3,16 +3,14 @@
 from pathlib import Path
 
 from ..utils.errors import UserError
-from .manifest import files_of
+from .manifest import CORPUS_SPLITS, files_of
 from .packing import check_index
 from .shards import check_hash, check_sizes, read_manifest
-
-_SPLITS = ("train", "validation")
 
 
 def holds_corpus(directory: Path) -> bool:
     """Whether a folder is a prepared corpus, whole or not."""
-    return any((directory / split / "manifest.json").exists() for split in _SPLITS)
+    return any((directory / split / "manifest.json").exists() for split in CORPUS_SPLITS)
 
 
 def find_damaged_files(directory: Path) -> tuple[list[str], int]:
@@ -23,7 +21,7 @@ def find_damaged_files(directory: Path) -> tuple[list[str], int]:
     """
     problems: list[str] = []
     count = 0
-    for split in _SPLITS:
+    for split in CORPUS_SPLITS:
         if not (directory / split / "manifest.json").exists():
             if (directory / split).is_dir():
                 problems.append(f"{directory / split / 'manifest.json'} is missing")

@@ -14,6 +14,7 @@ import numpy as np
 from ..utils.errors import UserError
 from ..utils.untrusted import is_plain_name, parse_json
 
+CORPUS_SPLITS = ("train", "validation")
 FORMAT_VERSION = 2
 _READ = (1, 2)
 _OWN_HASH = "manifest_sha256"
@@ -151,6 +152,7 @@ def _shown(value: object) -> str:
 
 
 __all__ = [
+    "CORPUS_SPLITS",
     "FORMAT_VERSION",
     "FileFacts",
     "files_of",

@@ -19,7 +19,8 @@ import numpy as np
 from ..utils.errors import MissingFileError, UserError, reject_unknown_keys
 from ..utils.files import check_output_dir, whole_files
 from .duplicates import NearDuplicates, signature
-from .encoding import Encoder
+from .encoding import Encoder, split_encoded
+from .manifest import CORPUS_SPLITS
 from .parallel import available_cpus, ordered_map
 from .parts import Encoded, cut, job, part_folder, read_about, read_part, write_part
 from .readers import Reader, Source
@@ -244,7 +245,7 @@ class _Run:
     def write(self, folder: Path, limit: bytes) -> dict[str, dict[str, Any]]:
         """Write both splits below `folder`; documents whose digest is below `limit` are held out."""
         fates: Fates = {}
-        splits = {split: _Split(folder / split, self.facts, self.shard_tokens) for split in ("train", "validation")}
+        splits = {split: _Split(folder / split, self.facts, self.shard_tokens) for split in CORPUS_SPLITS}
         near = NearDuplicates()
         self.smallest_digest = b"\xff" * 17
         for document in self.encoded(fates):
@@ -382,9 +383,8 @@ class _Split:
         self.unknown_tokens = 0
 
     def append(self, tokens: bytes, num_bytes: int) -> None:
-        numbers = np.frombuffer(tokens, dtype=np.uint32)
-        ids = numbers >> 1
-        self.writer.append(ids, (numbers & 1).astype(bool))
+        ids, starts = split_encoded(tokens)
+        self.writer.append(ids, starts)
         self.text_bytes += num_bytes
         self.unknown_tokens += int(np.count_nonzero(ids == self.tokenizer["unk_token_id"]))
 

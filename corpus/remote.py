@@ -14,9 +14,8 @@ from typing import Any
 from ..utils.errors import MissingFileError, MissingPackageError, UserError, UserFileError
 from ..utils.files import cache_folder, whole_file
 from ..utils.untrusted import LARGEST_JSON
-from .manifest import FileFacts, files_of, parse_manifest
+from .manifest import CORPUS_SPLITS, FileFacts, files_of, parse_manifest
 
-_SPLITS = ("train", "validation")
 _BLOCK = 1 << 23
 
 
@@ -44,7 +43,9 @@ def local_folder(place: str | Path) -> Path:
         raise UserError(f"the corpus {place}: {error}") from None
     if isinstance(system, LocalFileSystem):
         return Path(root)
-    manifests = {split: content for split in _SPLITS if (content := _read(system, root, split, place)) is not None}
+    manifests = {
+        split: content for split in CORPUS_SPLITS if (content := _read(system, root, split, place)) is not None
+    }
     if not manifests:
         raise MissingFileError(f"{place} holds no prepared corpus; write one with scripts/prepare_corpus.py")
     # Before anything is written: what a manifest says is a stranger's.

@@ -11,6 +11,7 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError
 from ..utils.files import WriteCard
+from ..utils.tokenizer_files import save_tokenizer
 from .arguments import (
     FinetuningArguments,
     default_batch_size,
@@ -268,7 +269,7 @@ def _save(model: Any, tokenizer: Any, folder: str) -> None:
         model = model.merge_and_unload()
     restore_dropout(model)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
 
 
 def _write_results(folder: str, results: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ from .heads import (
 )
 from .inputs import leading_shape, row_mask
 from .kernels import Dropout
-from .packed import find_packed
+from .packed import Packed, find_packed
 
 
 class _Classifier(ClozeBertPreTrainedModel):
@@ -71,15 +71,12 @@ class _Classifier(ClozeBertPreTrainedModel):
         kwargs: dict[str, Any],
     ) -> tuple[torch.Tensor, BaseModelOutputWithPooling]:
         """One vector for each row, or for each packed document, [B, D]; and the encoder's output."""
-        packed = kwargs.pop("packed", None)
-        shape_BT = leading_shape(input_ids, inputs_embeds)
-        if len(shape_BT) == 2:
-            packed = find_packed(packed, attention_mask, position_ids, shape_BT, kwargs)
-        reads_first = packed is not None and self.pooling.kind == "cls"
-        kwargs |= {"packed": packed, "read_positions": packed.first_tokens() if reads_first else None}
+        packed = _take_packed(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
+        first_tokens = packed.first_tokens() if packed is not None and self.pooling.kind == "cls" else None
+        kwargs |= {"packed": packed, "read_positions": first_tokens}
         outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         x_BTD = outputs.last_hidden_state
-        if reads_first:
+        if packed is not None and first_tokens is not None:
             return x_BTD[0].masked_fill(packed.lengths().unsqueeze(1) == 0, 0), outputs
         return self.pooling(x_BTD, row_mask(attention_mask), packed), outputs
 
@@ -95,6 +92,20 @@ class _Classifier(ClozeBertPreTrainedModel):
             self.config.problem_type = find_problem_type(labels, outputs=logits_BC.shape[-1])
         problem_type = str(self.config.problem_type)
         return sequence_loss(logits_BC, labels, problem_type=problem_type, num_items_in_batch=num_items_in_batch)
+
+
+def _take_packed(
+    input_ids: torch.Tensor | None,
+    attention_mask: Any,
+    position_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    kwargs: Any,
+) -> Packed | None:
+    """The batch's documents, where it is packed, in place of the keywords of `kwargs` that say so."""
+    packed = kwargs.pop("packed", None)
+    shape_BT = leading_shape(input_ids, inputs_embeds)
+    # The encoder says what is wrong with other shapes.
+    return find_packed(packed, attention_mask, position_ids, shape_BT, kwargs) if len(shape_BT) == 2 else packed
 
 
 class ClozeBertForSequenceClassification(_Classifier):
@@ -184,10 +195,7 @@ class ClozeBertForQuestionAnswering(_Classifier):
         """
         if (start_positions is None) != (end_positions is None):
             raise ValueError("give start_positions and end_positions, or neither: the loss is the mean of both")
-        shape_BT = leading_shape(input_ids, inputs_embeds)
-        packed = kwargs.pop("packed", None)
-        if len(shape_BT) == 2:
-            packed = find_packed(packed, attention_mask, position_ids, shape_BT, kwargs)
+        packed = _take_packed(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
         if packed is not None and start_positions is not None:
             raise ValueError(
                 "an answer is looked for in one text, but these rows are packed: give start_positions with padded rows"

@@ -192,10 +192,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
         )
-        if (
-            self.layers[0].mlp_norm.weight.dtype not in HALF_PRECISION
-        ):  # a model stored in half precision computes in it
-            x_BTD = keep_wide(x_BTD)
+        x_BTD = keep_wide(x_BTD, self.layers[0].mlp_norm)
         run, shows_states = packed, self._shows_states(kwargs)
         if run is not None and not shows_states and self._sizes_should_recur(x_BTD):
             x_BTD, run = run.fill_up(x_BTD, _RECURRING_SIZE)

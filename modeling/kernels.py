@@ -87,10 +87,14 @@ def cast_once(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.get_autocast_dtype(kind))
 
 
-def keep_wide(x: torch.Tensor) -> torch.Tensor:
-    """x in float32 where autocast is on: sums of layers are, even if the weights come in half precision (FSDP)."""
+def keep_wide(x: torch.Tensor, norm: Any) -> torch.Tensor:
+    """x in float32 where autocast is on: sums of layers are, even if the weights come in half precision (FSDP).
+
+    Args:
+        norm: one that reads sums; if it is stored in half precision, so is the model, and x stays as it is.
+    """
     is_narrow = x.dtype in HALF_PRECISION and torch.is_autocast_enabled(x.device.type)
-    return x.float() if is_narrow else x
+    return x.float() if is_narrow and norm.weight.dtype not in HALF_PRECISION else x
 
 
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:

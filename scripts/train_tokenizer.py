@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from clozebert.corpus.tokenizer import TOKENIZER_FILES, check_choices, train_tokenizer
     from clozebert.utils.files import check_output_dir, whole_files
     from clozebert.utils.progress_bar import heartbeat
+    from clozebert.utils.tokenizer_files import save_tokenizer
 
     check_choices(arguments.algorithm, arguments.vocab_size, arguments.model_max_length)
     check_output_dir(
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             progress=sys.stderr.isatty() and not arguments.disable_tqdm,
         )
     with whole_files(Path(arguments.output_dir), replacing=TOKENIZER_FILES) as folder:
-        tokenizer.save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
     skipped = sum(source.bad_text for source in reader.sources)
     if skipped:
         print(f"{skipped} documents were left out: not valid UTF-8")

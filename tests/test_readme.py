@@ -1,5 +1,6 @@
 """The README's commands and code, run as they stand but for sizes that fit a test."""
 
+import json
 import os
 import re
 import shlex
@@ -66,6 +67,10 @@ def test_there_are_five_commands_from_text_to_the_hub() -> None:
 def test_the_commands_leave_what_the_readme_says(workplace: Path) -> None:
     for place in ("tokenizer/tokenizer.json", "corpus/train", "encoder/model.safetensors", "tagger/all_results.json"):
         assert (workplace / place).exists(), place
+    # Programs on transformers 4 do not know the class that transformers 5 writes.
+    for folder in ("tokenizer", "encoder", "tagger"):
+        settings = json.loads((workplace / folder / "tokenizer_config.json").read_text())
+        assert settings["tokenizer_class"] == "PreTrainedTokenizerFast", folder
 
 
 def test_the_python_code_runs(workplace: Path) -> None:

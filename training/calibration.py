@@ -48,7 +48,7 @@ def calibrate(
     before = _peak_bytes(device, reset=True)
     core, model, optimizer = set_up_model(arguments, config, accelerator=accelerator)
     plan_for = core.config if device.type == "cpu" else None
-    batches = _batches(arguments, config, corpora, rows=rows, plan_for=plan_for)
+    batches = micro_batches(arguments, config, corpora, rows=rows, plan_for=plan_for)
 
     def step() -> StepTime:
         batch = next(batches)
@@ -76,7 +76,7 @@ def calibrate(
     return Calibration(timing.micro_batch, timing.update, peak)
 
 
-def _batches(
+def micro_batches(
     arguments: PretrainingArguments,
     config: ClozeBertConfig,
     corpora: Mixture | None,
@@ -134,7 +134,7 @@ def choose_length(
     given: PretrainingArguments,
     accelerator: Any,
     begun: float,
-) -> tuple[PretrainingArguments, str]:
+) -> tuple[PretrainingArguments, str, float]:
     """The run with as many steps as fit into its `max_minutes`.
 
     Where the text gave the run its length, there are no more steps than that. A `max_steps` that was given beside
@@ -146,7 +146,7 @@ def choose_length(
         begun: when the run began, by `time.monotonic`.
 
     Returns:
-        And what a person should know of it.
+        And what a person should know of it. Seconds of a step, without its update, for each token of one process.
     """
     assert arguments.max_minutes is not None
     seconds = 60 * arguments.max_minutes
@@ -167,10 +167,12 @@ def choose_length(
         f"max_minutes={arguments.max_minutes:g}: {steps:,} steps fit; a micro-batch took {timing.micro_batch:.3g} s "
         f"and an update {timing.update:.3g} s"
     )
+    tokens = arguments.tokens_per_step / processes / arguments.micro_batches(processes)
+    of_token = timing.micro_batch / tokens
     if steps >= arguments.num_steps and given.max_steps is None:
-        return arguments, f"{said}; the run needs {arguments.num_steps:,}"
+        return arguments, f"{said}; the run needs {arguments.num_steps:,}", of_token
     try:
-        return (arguments if given.max_steps is not None else given).of_length(steps), said
+        return (arguments if given.max_steps is not None else given).of_length(steps), said, of_token
     except UserError as error:
         raise UserError(f"max_minutes={arguments.max_minutes:g} is enough for {steps:,} steps: {error}") from None
 

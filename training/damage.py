@@ -5,7 +5,7 @@ so that weights, optimizer and state of different steps do not pass for one chec
 """
 
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from safetensors import safe_open
 from ..configuration import ClozeBertConfig
 from ..utils.errors import UserError
 from ..utils.files import sha256_of_file
+from ..utils.untrusted import is_plain_name
 from .training_state import (
     FORMAT,
     OPTIMIZER_FILE,
@@ -64,7 +65,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, dict[str, Any]]:
     if type(manifest.get("format")) is not int or manifest["format"] not in (1, FORMAT) or not isinstance(files, dict):
         raise DamageError("manifest.json has no list of files in a format that this version of clozebert reads")
     for name, entry in files.items():
-        if not _is_inside(name):
+        if not all(map(is_plain_name, name.split("/"))):
             raise DamageError(f"manifest.json names {name!r}, which is no file of the checkpoint")
         is_whole = isinstance(entry, dict) and type(entry.get("size")) is int
         if not is_whole or not _SHA256.fullmatch(str(entry.get("sha256"))):
@@ -73,12 +74,6 @@ def _read_manifest(checkpoint: Path) -> dict[str, dict[str, Any]]:
         if name not in files:
             raise DamageError(f"manifest.json does not name {name}")
     return files
-
-
-def _is_inside(name: str) -> bool:
-    """Whether a name of a manifest stays in its folder, on every system."""
-    path = PurePosixPath(name)
-    return not (path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name)
 
 
 def _check_file(checkpoint: Path, name: str, expected: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ def what_to_expect(
     state: TrainingState,
     accelerator: Any,
     peak_flops: float,
+    measured: float | None = None,
 ) -> list[str]:
     """Lines for a person.
 
@@ -31,12 +32,21 @@ def what_to_expect(
         phases: of the run; of a dry run, those of the real one.
         given: the run as a person described it, maybe without a number of steps.
         peak_flops: FLOP/s of products of plain matrices, of all processes.
+        measured: seconds of a step for each token of one process, where steps were timed already.
     """
     lines = []
     if state.step == 0:
         epochs, tokens = epochs_of(setup, phases[0]), setup.corpora.num_tokens
         lines = length_lines(phases[0].arguments, epochs=epochs, tokens=tokens, given=given)
-    hours, how = _hours(setup, phases, dry=given.dry_run, state=state, accelerator=accelerator, peak_flops=peak_flops)
+    hours, how = _hours(
+        setup,
+        phases,
+        dry=given.dry_run,
+        state=state,
+        accelerator=accelerator,
+        peak_flops=peak_flops,
+        measured=measured,
+    )
     return lines + hours_lines(hours, on_cpu=accelerator.device.type == "cpu", how=how)
 
 
@@ -48,6 +58,7 @@ def _hours(
     state: TrainingState,
     accelerator: Any,
     peak_flops: float,
+    measured: float | None,
 ) -> tuple[float, str]:
     """How long what is left of the run takes, and how that was found."""
     sizes = [(phase, phase.arguments.max_seq_length) for phase in phases]
@@ -56,7 +67,7 @@ def _hours(
         left = (tokens - state.tokens_seen) * state.seconds / max(1, state.tokens_seen)
         return max(0.0, left) / 3600, "for what is left, at the speed so far"
     by_formula = tokens * setup.flops_per_token / (_USUAL_SHARE * peak_flops) / 3600
-    if by_formula < _SHORT_HOURS and not dry:
+    if measured is None and by_formula < _SHORT_HOURS and not dry:
         return by_formula, "from its FLOPs"
-    of_one = seconds_per_token(setup, accelerator=accelerator)
+    of_one = seconds_per_token(setup, accelerator=accelerator) if measured is None else measured
     return tokens * of_one / accelerator.num_processes / 3600, "a training step was timed"

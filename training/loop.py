@@ -94,13 +94,14 @@ class Pretraining:
             self.state, tensors = read_training_state(checkpoint)
         self._evaluated_at = self.state.evaluation.get("step")  # the last evaluation that was tried
         self._saved_at = self.state.step if checkpoint is not None else None
+        self._seconds_per_token: float | None = None  # of one process, where steps were timed already
         said = ""
         by_text = arguments.max_steps is None and arguments.num_train_epochs is None
         if self.state.step and (by_text or arguments.max_minutes is not None):
             self.run.phases = length_as_begun(self.run.phases[0].arguments, self.state).split_phases()
             said = f"{self.run.last_step:,} steps, as when the run began"
         elif arguments.max_minutes is not None:
-            fitting, said = choose_length(
+            fitting, said, self._seconds_per_token = choose_length(
                 self.run.phases[0].arguments,
                 self.run.configs[0],
                 self.run.mixtures[0],
@@ -160,6 +161,7 @@ class Pretraining:
                 state=self.state,
                 accelerator=self.accelerator,
                 peak_flops=self.peak_flops,
+                measured=self._seconds_per_token,
             )
             for line in lines:
                 self.log.say(line)

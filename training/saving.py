@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from ..utils.errors import UserError
 from ..utils.files import WriteCard, whole_files, write_text
 from ..utils.locks import lock_folder
+from ..utils.tokenizer_files import save_tokenizer
 from .checkpoints import commit_checkpoint
 from .curves import CURVE_NAME, draw_loss_curve
 from .damage import first_not_finite
@@ -104,7 +105,7 @@ class OutputFolder:
     def _write_model(self, directory: Path, model: PreTrainedModel, weights: Weights | None) -> None:
         with without_progress_bars():
             model.save_pretrained(directory, state_dict=weights)
-        self.tokenizer.save_pretrained(directory)
+        save_tokenizer(self.tokenizer, directory)
 
 
 def _check_finite(model: PreTrainedModel, weights: Weights | None, *, step: int) -> None:

@@ -21,6 +21,7 @@ class StopRequest:
         self.signal_number: int | None = None
         self.reason = ""
         self._since = self._noted = 0.0
+        self._is_answered = False
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
@@ -58,9 +59,10 @@ class StopRequest:
 
     def _answer(self, number: int) -> None:
         """Say at once what is going to happen, while a step is still at work; a second SIGINT ends the process."""
-        begun = self.seconds_since()
-        if begun is None and os.environ.get("RANK", "0") == "0":
+        begun = self.seconds_since()  # not None where the main thread has noted this very signal already
+        if not self._is_answered and os.environ.get("RANK", "0") == "0":
             say_now("stopping: a checkpoint is saved first; Ctrl-C once more, after two seconds, ends the run")
+        self._is_answered = True
         if begun is not None and begun > 2 and number == signal.SIGINT:
             end_after_patience()
 

@@ -15,7 +15,7 @@ _WARM_UP = 2
 # Kept free for checkpoints, the plot, and a machine that slows down a little.
 _RESERVE = 0.03
 # A forward pass alone, in shares of a training step.
-_FORWARD_SHARE = 1 / 3
+FORWARD_SHARE = 1 / 3
 
 MOST_TIMED = 200
 
@@ -70,7 +70,7 @@ def steps_in(
     # Of a batch size that warms up, a part of the steps takes fewer micro-batches.
     mean_share = size.before(arguments.num_steps) / size.rows / arguments.num_steps
     tokens = arguments.tokens_per_step / world_size / micro_batches
-    evaluation = step.micro_batch * _FORWARD_SHARE * eval_tokens / tokens
+    evaluation = step.micro_batch * FORWARD_SHARE * eval_tokens / tokens
     of_step = mean_share * micro_batches * step.micro_batch + step.update
     left = seconds * (1 - _RESERVE)
     # Every so many steps or, in a short run, twice; see PretrainingArguments.of_length.

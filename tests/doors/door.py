@@ -61,6 +61,21 @@ def tokenizer(head: str = "mlm", architecture: str = "modernbert") -> Any:
     return AutoTokenizer.from_pretrained(folder(head, architecture), **TRUST)
 
 
+def auto_classes_and_pipeline() -> None:
+    """The job of each release of transformers: three Auto classes and a pipeline answer as wanted."""
+    import torch
+    from transformers import pipeline
+
+    wanted = answers()
+    batch = tokenizer()(wanted["texts"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        scores = auto("AutoModelForSequenceClassification", "sentiment")(**batch).logits
+        near(scores.softmax(-1), wanted["probabilities"])
+        hidden = auto("AutoModel", "mlm")(**batch).last_hidden_state
+    near(hidden[-1], wanted["tokens"][-1])
+    assert pipeline("fill-mask", folder("mlm"), **TRUST)(wanted["blank"])[0]["token_str"] == wanted["word"]
+
+
 def after_import(job: Callable[[], None]) -> Callable[[], None]:
     """The job in a process that has imported clozebert, for programs that cannot hand `trust_remote_code` on."""
 

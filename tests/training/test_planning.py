@@ -19,7 +19,7 @@ from clozebert.modeling import kernels
 from clozebert.modeling.packed import Packed
 from clozebert.scripts.plan import main
 from clozebert.training import PretrainingArguments
-from clozebert.training.calibration import _batches, calibrate
+from clozebert.training.calibration import calibrate, micro_batches
 from clozebert.training.optimizers import make_optimizer
 from clozebert.training.planning import (
     DEVICES,
@@ -247,7 +247,7 @@ def test_calibration_trains() -> None:
 
 def test_calibration_is_on_the_batches_of_the_run(tmp_path: Path) -> None:
     mixture = Mixture([str(make_corpus(tmp_path, documents=40) / "corpus")])
-    batches = _batches(run_of(), ClozeBertConfig(**SIZES), mixture, rows=6)
+    batches = micro_batches(run_of(), ClozeBertConfig(**SIZES), mixture, rows=6)
     first, second = next(batches), next(batches)
     for batch in (first, second):
         assert 0.9 * 6 * 32 < batch["input_ids"].numel() <= 6 * 32
