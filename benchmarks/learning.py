@@ -148,6 +148,8 @@ def recipe_file(job: Job, folder: str) -> str:
 
 def train_ours(job: Job, corpus: str, tokenizer_name: str, *, steps: int, folder: str) -> Any:
     """The program itself, `clozebert pretrain`; the model that it saved."""
+    import torch
+
     from clozebert.scripts import pretrain_mlm
     from clozebert.training.scoring import load_masked_lm
 
@@ -167,7 +169,7 @@ def train_ours(job: Job, corpus: str, tokenizer_name: str, *, steps: int, folder
     argv = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
     with contextlib.redirect_stdout(io.StringIO()):
         pretrain_mlm.main([*argv, "--disable_tqdm"])
-    return load_masked_lm(output)
+    return load_masked_lm(output, device=torch.device("cpu"))
 
 
 def our_steps(job: Job, corpus: str, tokenizer_name: str, folder: str) -> Iterator[None]:
