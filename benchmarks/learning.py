@@ -242,7 +242,7 @@ def run_job(job: Job, corpus: str, tokenizer_name: str, *, steps: int) -> dict[s
             *_, model = baseline_steps(job, corpus, load_tokenizer(tokenizer_name), steps=steps)
     taken = time.process_time() - begun
     embedding = model.get_input_embeddings().weight.numel()
-    scores = score_frozen_masks(model.eval(), Corpus(Path(corpus, "validation")), **EVALUATION)
+    scores = score_frozen_masks(model.eval(), Corpus(corpus, "validation"), **EVALUATION)
     return {
         **job,
         "steps": steps,
@@ -309,7 +309,7 @@ def floors(corpus: str) -> dict[str, float]:
     from clozebert.corpus import Corpus
 
     def read(split: str) -> tuple[Any, int]:
-        found = Corpus(Path(corpus, split))
+        found = Corpus(corpus, split)
         return np.concatenate([found.document(i) for i in range(len(found))]).astype(np.int64), found.vocab_size
 
     train, size = read("train")
