@@ -83,18 +83,13 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
     model = spec["model"]
     entries = _entries(model)
     first_id = max(entries) + 1
-    prefix = model.get("continuing_subword_prefix") or ""
-
-    def concatenate(left: str, right: str) -> str:
-        return left + right.removeprefix(prefix)
-
     plain = Tokenizer.from_str(json.dumps({**spec, "padding": None, "truncation": None}))
     plain.encode_special_tokens = True
     joins = learn_joins(
         count_words(plain, texts),
         count if algorithm == "BPE" else int(count * _SURPLUS),
         texts=entries,
-        concatenate=concatenate,
+        concatenate=_join_of(model),
         first_id=first_id,
         never_joined=frozenset(_not_text(spec, entries)),
     )
@@ -103,19 +98,28 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
     if algorithm != "BPE":
         joins = [join._replace(joined=first_id + place) for place, join in enumerate(best_joins(joins, count))]
     if algorithm == "Unigram":
-        score = [score for _, score in model["vocab"]]
-        for join in joins:
-            bonus = UNIGRAM_BONUS * (len(join.pieces) - 1)
-            model["vocab"].append([join.text, sum(score[piece] for piece in join.pieces) + bonus])
+        _add_unigrams(model, joins)
     else:
         model["vocab"].update({join.text: join.joined for join in joins})
     if algorithm == "BPE":
-        entries.update({join.joined: join.text for join in joins})
-        pairs = [[entries[join.left], entries[join.right]] for join in joins]
-        in_words = bool(model["merges"]) and isinstance(model["merges"][0], str)
-        model["merges"] += [" ".join(pair) for pair in pairs] if in_words else pairs
+        _add_merges(model, joins, entries)
     sources = [[row] for row in range(first_id)] + [list(join.pieces) for join in joins]
     return NewVocabulary(rebuild(tokenizer, spec), sources, tuple(joins))
+
+
+def _add_unigrams(model: dict[str, Any], joins: Iterable[Join]) -> None:
+    score = [score for _, score in model["vocab"]]
+    for join in joins:
+        bonus = UNIGRAM_BONUS * (len(join.pieces) - 1)
+        model["vocab"].append([join.text, sum(score[piece] for piece in join.pieces) + bonus])
+
+
+def _add_merges(model: dict[str, Any], joins: Iterable[Join], entries: dict[int, str]) -> None:
+    entries = {**entries, **{join.joined: join.text for join in joins}}
+    pairs = [[entries[join.left], entries[join.right]] for join in joins]
+    # Older tokenizer files write a merge as one string.
+    as_strings = bool(model["merges"]) and isinstance(model["merges"][0], str)
+    model["merges"] += [" ".join(pair) for pair in pairs] if as_strings else pairs
 
 
 def _entries(model: dict[str, Any]) -> dict[int, str]:
@@ -166,40 +170,48 @@ def trim(tokenizer: PreTrainedTokenizerFast, used: Collection[int]) -> NewVocabu
     Raises:
         UserError: a tokenizer of another algorithm.
     """
-    algorithm = check_algorithm(tokenizer, TRIMMED, flag="trim_vocabulary")
+    check_algorithm(tokenizer, TRIMMED, flag="trim_vocabulary")
     spec = read_spec(tokenizer)
     _name_added_tokens(spec)
     model = spec["model"]
     entries = _entries(model)
     kept = {*used, *_not_text(spec, entries)} & set(entries)
-    # Positions are counted from behind the padding's id in some models, so that id stays.
+    # RoBERTa counts positions from the id after padding's, so that id must not move.
     kept.update(number for number in entries if number <= (tokenizer.pad_token_id or 0))
-    if algorithm == "BPE":
-        kept = _with_parts(model, entries, kept)
-    elif algorithm == "WordPiece":
-        prefix = model["continuing_subword_prefix"]
-        short = {n for n, entry in entries.items() if len(entry.removeprefix(prefix)) == 1 and entry.isascii()}
-        kept |= short
-    elif algorithm == "Unigram":
-        # What an unknown character scores depends on the lowest score.
-        kept.add(min(entries, key=lambda number: model["vocab"][number][1]))
-    order = sorted(kept)
+    order = sorted(_with_needed(model, entries, kept))
     number_of = {old: new for new, old in enumerate(order)}
-    if algorithm == "Unigram":
+    if model["type"] == "Unigram":
         model["vocab"] = [model["vocab"][old] for old in order]
         model["unk_id"] = None if model["unk_id"] is None else number_of[model["unk_id"]]
     else:
         model["vocab"] = {entries[old]: new for old, new in number_of.items()}
-    if algorithm == "BPE":
-        joined = _join_of(model)
-        model["merges"] = [
-            merge for merge in model["merges"]
-            if all(text in model["vocab"] for text in (*_pair(merge), joined(*_pair(merge))))
-        ]  # fmt: skip
+    if model["type"] == "BPE":
+        _drop_merges(model)
     for token in spec["added_tokens"]:
         token["id"] = number_of[token["id"]]
     _renumber(spec["post_processor"], number_of)
     return NewVocabulary(rebuild(tokenizer, spec), [[old] for old in order])
+
+
+def _with_needed(model: dict[str, Any], entries: dict[int, str], kept: set[int]) -> set[int]:
+    """`kept`, and what the algorithm needs to make these and to write any text."""
+    if model["type"] == "BPE":
+        return _with_parts(model, entries, kept)
+    if model["type"] == "WordPiece":
+        prefix = model["continuing_subword_prefix"]
+        return kept | {n for n, entry in entries.items() if len(entry.removeprefix(prefix)) == 1 and entry.isascii()}
+    if model["type"] == "Unigram":
+        # What an unknown character scores depends on the lowest score.
+        return kept | {min(entries, key=lambda number: model["vocab"][number][1])}
+    return kept
+
+
+def _drop_merges(model: dict[str, Any]) -> None:
+    """Drop the merges of which a part, or the result, is no entry any more."""
+    joined, vocabulary = _join_of(model), model["vocab"]
+    model["merges"] = [
+        merge for merge in model["merges"] if vocabulary.keys() >= {*_pair(merge), joined(*_pair(merge))}
+    ]
 
 
 def _pair(merge: Any) -> tuple[str, str]:
@@ -217,14 +229,17 @@ def _with_parts(model: dict[str, Any], entries: dict[int, str], kept: set[int]) 
     numbers, joined = model["vocab"], _join_of(model)
     pairs = [_pair(merge) for merge in model["merges"]]
     rank = {pair: place for place, pair in reversed(list(enumerate(pairs)))}
-    made = {joined(*pair) for pair in pairs}
-    # Of entries that no merge makes, single letters and bytes stay: any text can still be written.
-    alphabet = {number for number, entry in entries.items() if entry not in made and len(entry) == 1}
-    found = kept | (alphabet if len(alphabet) <= 256 else {number for number in alphabet if entries[number].isascii()})
+    found = kept | _alphabet(entries, made={joined(*pair) for pair in pairs})
     prefix = model.get("continuing_subword_prefix") or ""
     for number in kept:
         found.update(numbers[text] for text in _steps_to(entries[number], rank, joined, prefix) if text in numbers)
     return found
+
+
+def _alphabet(entries: dict[int, str], *, made: set[str]) -> set[int]:
+    """Single letters and bytes that no merge makes: with them, any text can be written. Of many, the ASCII ones."""
+    single = {number for number, entry in entries.items() if len(entry) == 1 and entry not in made}
+    return single if len(single) <= 256 else {number for number in single if entries[number].isascii()}
 
 
 def _steps_to(entry: str, rank: dict[tuple[str, str], int], joined: Any, prefix: str) -> set[str]:

@@ -84,7 +84,7 @@ class Calibration:
 
     micro_batch_seconds: float
     update_seconds: float
-    peak_bytes: float | None
+    peak_bytes: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,20 +170,16 @@ def make_plan(
     )
     update = _update_flops(arguments, config, owners=num_devices if sharded else 1)
     passes = 4 if arguments.gradient_checkpointing else 3
-    if calibration is not None:
-        micro_batch_seconds, update_seconds = calibration.micro_batch_seconds, calibration.update_seconds
-    else:
+    if calibration is None:
         speed = device.peak_flops * utilization
-        micro_batch_seconds = passes * forward / num_devices / micro_batches / speed
-        update_seconds = update / speed
-    if calibration is None and not on_cpu:
-        launches = launches_of(config, muon=arguments.optimizer == "muon")
-        micro_batch_seconds = max(micro_batch_seconds, _LAUNCH_SECONDS * launches[0])
-        update_seconds = max(update_seconds, _LAUNCH_SECONDS * launches[1])
-    # An update is one a step; what goes before it is as much as there are rows.
+        calibration = Calibration(passes * forward / num_devices / micro_batches / speed, update / speed)
+        if not on_cpu:
+            calibration = _at_least_launches(calibration, config, muon=arguments.optimizer == "muon")
+    # Each step has one update. A step of fewer rows, while the batch size warms up, is a part of a whole one.
     size = arguments.batch_size
     of_whole_steps = size.before(arguments.num_steps) / size.rows
-    seconds = of_whole_steps * micro_batches * micro_batch_seconds + arguments.num_steps * update_seconds
+    seconds = of_whole_steps * micro_batches * calibration.micro_batch_seconds
+    seconds += arguments.num_steps * calibration.update_seconds
     if num_devices > 1 and not on_cpu:
         exchanged = 2 * (num_devices - 1) / num_devices * 4 * parameters_of(config)
         seconds = max(seconds, arguments.num_steps * exchanged / device.link)
@@ -201,6 +197,12 @@ def make_plan(
         seconds=seconds,
         cost=None if price_per_hour is None else price_per_hour * num_devices * seconds / 3600,
     )
+
+
+def _at_least_launches(calibration: Calibration, config: ClozeBertConfig, *, muon: bool) -> Calibration:
+    """No micro-batch and no update is faster than its kernels are launched."""
+    micro_batch, update = (_LAUNCH_SECONDS * launches for launches in launches_of(config, muon=muon))
+    return Calibration(max(calibration.micro_batch_seconds, micro_batch), max(calibration.update_seconds, update))
 
 
 def launches_of(config: ClozeBertConfig, *, muon: bool = False) -> tuple[int, int]:
@@ -357,17 +359,14 @@ def activation_bytes(
     d, g, f, heads = (symbols[name] for name in "DGFH")
     c = 2 if half else 4
     norm = 4 * d + 8
-    glu = config.mlp_type == "glu"
+    inner = c * f * (2 if config.mlp_type == "glu" else 1)
     of_keys = norm + c * d + c * 2 * g  # all that the last layer needs of tokens that are not predicted
     of_queries: float = norm + c * d + c * 2 * d + 4 * heads
     if on_cpu:
         of_queries += c * heads * length if half and length <= SHORT_IN_TRAINING else c * d
     if config.qk_norm:
         of_keys, of_queries = of_keys + 4 * g, of_queries + 4 * d
-    if tokens * f >= RECOMPUTE_FROM:
-        of_queries += c * (2 * f if glu else f)
-    else:
-        of_queries += c * (4 * f if glu else 2 * f)
+    of_queries += inner if tokens * f >= RECOMPUTE_FROM else 2 * inner
     layer, layers = of_keys + of_queries, config.num_hidden_layers
     unread = of_queries * (1 - predicted) if on_cpu and not _ends_in_a_window(config) else 0.0
     final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm

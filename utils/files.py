@@ -318,20 +318,24 @@ def check_output_dir(
         raise ExistingFileError(f"{name}={directory} is a file: give a folder")
     if not folder.is_dir():
         return
-    # What a killed program left half-written is nobody's; what is being written is somebody's.
+    # A killed program's half-written folders may go. Those that a running program has locked may not.
     left = [path for path in folder.iterdir() if path.name.startswith(INCOMPLETE)]
     if fcntl is not None and any(_is_locked(path) for path in left if path.is_dir()):
         raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
-    if not overwrite:
-        if any(path.name != LOCK_NAME and path not in left for path in folder.iterdir()):
-            raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
-        return
-    doomed = [path.resolve() for path in written_in(folder, written)]
+    if overwrite:
+        _check_inputs_stay(written_in(folder, written), inputs, name=name)
+    elif any(path.name != LOCK_NAME and path not in left for path in folder.iterdir()):
+        raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
+
+
+def _check_inputs_stay(deleted: Iterable[Path], inputs: Iterable[tuple[str, str | Path | None]], *, name: str) -> None:
+    """Refuse to delete what the program is going to read, or what lies in a folder that it is going to read."""
+    paths = [path.resolve() for path in deleted]
     for flag, value in inputs:
         if value is None:
             continue
         place = Path(value).resolve()
-        for path in doomed:
+        for path in paths:
             if place.is_relative_to(path) or path.parent == place:
                 raise UserError(f"overwrite_output_dir deletes {path}, but {flag}={value}: give another {name}")
 
