@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ..corpus.tables import TableFile, open_dataset
@@ -142,7 +143,7 @@ def _hold_out_validation(splits: Splits, seed: int) -> None:
         raise UserError("one training example, and no --validation_file to evaluate on; give more data")
     order = list(range(len(examples)))
     random.Random(seed).shuffle(order)
-    left = Counter(name for example in examples for name in example.labels)
+    left = Counter(chain.from_iterable(example.labels for example in examples))
     held_out: set[int] = set()
     for index in order:
         names = examples[index].labels
@@ -151,5 +152,6 @@ def _hold_out_validation(splits: Splits, seed: int) -> None:
             left.subtract(names)
     if not held_out:
         raise UserError("no example can be held out without losing its label; give --validation_file")
-    splits["train"] = [example for index, example in enumerate(examples) if index not in held_out]
-    splits["validation"] = [example for index, example in enumerate(examples) if index in held_out]
+    splits["train"], splits["validation"] = [], []
+    for index, example in enumerate(examples):
+        splits["validation" if index in held_out else "train"].append(example)
