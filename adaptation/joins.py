@@ -103,12 +103,7 @@ def learn_joins(
     text_of = dict(texts)
     taken = set(text_of.values())
     pieces_of: dict[int, Word] = {}
-    pairs: Counter[Pair] = Counter()
-    where: dict[Pair, set[int]] = defaultdict(set)
-    for number, word in enumerate(cut):
-        for pair in pairwise(word):
-            pairs[pair] += counts[number]
-            where[pair].add(number)
+    pairs, where = _count_pairs(cut, counts)
     heap = [(-found, pair) for pair, found in pairs.items()]
     heapq.heapify(heap)
     joins: list[tuple[Pair, int]] = []
@@ -126,14 +121,24 @@ def learn_joins(
         text_of[joined] = text
         pieces_of[joined] = (*pieces_of.get(pair[0], pair[:1]), *pieces_of.get(pair[1], pair[1:]))
         joins.append((pair, joined))
-        changed = _replace(pair, joined, cut, counts, pairs, where)
-        for other in changed:
+        for other in _replace(pair, joined, cut, counts, pairs, where):
             heapq.heappush(heap, (-pairs[other], other))
     usage: Counter[int] = Counter()
     for word, found in zip(cut, counts, strict=True):
         for token in word:
             usage[token] += found
     return [Join(*pair, joined, text_of[joined], pieces_of[joined], usage[joined]) for pair, joined in joins]
+
+
+def _count_pairs(cut: list[list[int]], counts: list[int]) -> tuple[Counter[Pair], dict[Pair, set[int]]]:
+    """How often each pair of neighbours occurs, and the numbers of the words that hold it."""
+    pairs: Counter[Pair] = Counter()
+    where: dict[Pair, set[int]] = defaultdict(set)
+    for number, word in enumerate(cut):
+        for pair in pairwise(word):
+            pairs[pair] += counts[number]
+            where[pair].add(number)
+    return pairs, where
 
 
 def _replace(

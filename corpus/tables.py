@@ -181,11 +181,7 @@ class _Delimited(TableFile):
         records = self._records()
         line, first = next(records, (0, []))
         is_there, is_sure = self._given_header, True
-        if is_there is None and any(name in map(str.strip, first) for name in self._wanted):
-            is_there = True
-        elif is_there is None and self._wanted and set(self._wanted) <= set(_numbers(len(first))):
-            is_there = False
-        elif is_there is None:
+        if is_there is None:
             is_there, is_sure = self._find_header(first, records)
         records.close()
         names = [name.strip() or str(number) for number, name in enumerate(first, start=1)]
@@ -199,8 +195,13 @@ class _Delimited(TableFile):
     def _find_header(self, first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[bool, bool]:
         """Whether the first row is a header, and whether that is certain.
 
-        One with a usual name is. Another is data if a cell is a number, or comes again further down in its column.
+        One with a wanted or a usual name is. Where numbers are wanted, it is data. Else it is data if a cell is a
+        number, or comes again further down in its column.
         """
+        if not set(self._wanted).isdisjoint(map(str.strip, first)):
+            return True, True
+        if self._wanted and set(self._wanted) <= set(_numbers(len(first))):
+            return False, True
         if {cell.strip().lower() for cell in first} & USUAL_COLUMNS:
             return True, True
         if any(is_number(cell) for cell in first):
