@@ -52,9 +52,14 @@ def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[Ne
         written_alike = old_numbers.get(str(new.convert_ids_to_tokens(number)))
         if written_alike is not None and old_forms[written_alike] == form:
             same = written_alike  # a byte and the letter that it is are one form
-        pieces = _pieces(old, form, never) if same is None else []
-        sources.append(pieces or everything if same is None else [same])
-        counts["same_form" if same is not None else "pieces" if pieces else "mean"] += 1
+        if same is not None:
+            way, rows_taken = "same_form", [same]
+        elif pieces := _pieces(old, form, never):
+            way, rows_taken = "pieces", pieces
+        else:
+            way, rows_taken = "mean", everything
+        sources.append(rows_taken)
+        counts[way] += 1
     return NewVocabulary(new, sources), counts
 
 

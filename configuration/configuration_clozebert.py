@@ -279,7 +279,7 @@ class ClozeBertConfig(PreTrainedConfig):
         """Complete `rope_parameters`: one dict, or one for each layer type. The base class calls this."""
         scaling, theta = kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None)
         if self.position_embedding_type != "rope":
-            if self.rope_parameters is not None or scaling is not None or theta is not None:
+            if (self.rope_parameters, scaling, theta) != (None, None, None):
                 raise ValueError(
                     f"rope_parameters={self.rope_parameters} needs position_embedding_type='rope', "
                     f"not {self.position_embedding_type!r}"

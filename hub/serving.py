@@ -232,8 +232,6 @@ def compare_int8(
     """
     if not texts:
         raise UserError("texts is empty: give some that are like those the model will see")
-    if labels is not None and len(labels) != len(texts):
-        raise UserError(f"labels has {len(labels)} entries for {len(texts)} texts")
     paths = [Path(directory) / name for name in (ONNX_NAME, INT8_NAME)]
     sessions = [open_onnx(path) for path in paths]
     predicted: list[list[np.ndarray]] = [[], []]
@@ -246,17 +244,28 @@ def compare_int8(
         probabilities = [_softmax(values) for values in logits]
         shifts.append(np.abs(probabilities[0] - probabilities[1]).mean(-1))
     before, after = (np.concatenate(rows) for rows in predicted)
-    if labels is not None and len(before) != len(labels):
-        raise UserError("labels are one for each text, and this head predicts for each token")
-    sizes = [sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*")) for path in paths]
+    if labels is not None:
+        _check_labels(labels, texts=len(texts), predictions=len(before))
     return Int8Report(
-        float_bytes=sizes[0],
-        int8_bytes=sizes[1],
+        float_bytes=_bytes_of(paths[0]),
+        int8_bytes=_bytes_of(paths[1]),
         agreement=float((before == after).mean()),
         mean_shift=float(np.concatenate(shifts).mean()),
         float_accuracy=_accuracy(before, labels),
         int8_accuracy=_accuracy(after, labels),
     )
+
+
+def _check_labels(labels: Sequence[int], *, texts: int, predictions: int) -> None:
+    if len(labels) != texts:
+        raise UserError(f"labels has {len(labels)} entries for {texts} texts")
+    if len(labels) != predictions:
+        raise UserError("labels are one for each text, and this head predicts for each token")
+
+
+def _bytes_of(path: Path) -> int:
+    """The size of an ONNX file and of the weights beside it, if these have a file of their own."""
+    return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
 
 
 def _logits(session: Any, batch: Any) -> np.ndarray:

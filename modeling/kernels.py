@@ -116,7 +116,8 @@ def linear(
         activation: None: the identity.
         name: the activation's, in transformers' ACT2FN.
     """
-    if name in _FUSED_ACTIVATIONS and _is_plain_linear(layer) and _has_fused_linear(x, layer):
+    fits = name in _FUSED_ACTIVATIONS and not torch.is_grad_enabled()
+    if fits and _is_plain_linear(layer) and _has_fused_linear(x, layer):
         kind, variant = _FUSED_ACTIVATIONS[name]
         return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, kind, [], variant)
     x = layer(x)
@@ -129,7 +130,7 @@ def linear_together(layers: Sequence[Any], x: torch.Tensor) -> Sequence[torch.Te
     The parameters stay as they are: only what is multiplied is joined, in the precision of the matmul, where each
     forward pass casts the weights anyway. Not compiled, laying the gradients end to end costs what it spares.
     """
-    if len(layers) == 1 or not _can_join(layers, x):
+    if len(layers) == 1 or not torch.compiler.is_compiling() or not _can_join(layers, x):
         return [linear(layer, x) for layer in layers]
     dtype = matmul_dtype(x)
     weight = torch.cat([layer.weight.to(dtype) for layer in layers])
@@ -139,7 +140,7 @@ def linear_together(layers: Sequence[Any], x: torch.Tensor) -> Sequence[torch.Te
 
 def _can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
     """Whether all layers are plain ones on CUDA, alike in type and bias; no weight is sharded or quantised."""
-    if not torch.compiler.is_compiling() or x.device.type != "cuda" or is_plain():
+    if x.device.type != "cuda" or is_plain():
         return False
     if not all(_is_plain_linear(layer) for layer in layers):
         return False
@@ -162,12 +163,11 @@ def _is_plain_linear(layer: nn.Module) -> bool:
 
 
 def _has_fused_linear(x: torch.Tensor, layer: nn.Module) -> bool:
-    """bf16 on a CPU that multiplies it, nothing to differentiate, nothing traced."""
+    """Whether oneDNN has the fused kernel: bf16 on a CPU that multiplies it, and nothing traced."""
     return (
         not is_plain()
         and x.dtype == torch.bfloat16 == layer.weight.dtype
         and x.device.type == "cpu" == layer.weight.device.type
-        and not torch.is_grad_enabled()
         and not is_traced()
         and not torch.is_autocast_enabled("cpu")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -180,7 +180,8 @@ def make_plan(
     of_whole_steps = size.before(arguments.num_steps) / size.rows
     seconds = of_whole_steps * micro_batches * calibration.micro_batch_seconds
     seconds += arguments.num_steps * calibration.update_seconds
-    if num_devices > 1 and not on_cpu:
+    if not on_cpu:
+        # The gradient in float32, to and from every other device (ring all-reduce); of one device nothing.
         exchanged = 2 * (num_devices - 1) / num_devices * 4 * parameters_of(config)
         seconds = max(seconds, arguments.num_steps * exchanged / device.link)
     all_tokens = size.before(arguments.num_steps) * arguments.max_seq_length

@@ -319,12 +319,12 @@ def check_output_dir(
     if not folder.is_dir():
         return
     # A killed program's half-written folders may go. Those that a running program has locked may not.
-    left = [path for path in folder.iterdir() if path.name.startswith(INCOMPLETE)]
-    if fcntl is not None and any(_is_locked(path) for path in left if path.is_dir()):
-        raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
+    for path in folder.glob(f"{INCOMPLETE}*"):
+        if fcntl is not None and path.is_dir() and _is_locked(path):
+            raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
     if overwrite:
         _check_inputs_stay(written_in(folder, written), inputs, name=name)
-    elif any(path.name != LOCK_NAME and path not in left for path in folder.iterdir()):
+    elif any(path.name != LOCK_NAME and not path.name.startswith(INCOMPLETE) for path in folder.iterdir()):
         raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
 
 
