@@ -1,14 +1,14 @@
-"""A trained encoder, adapted to other text: vocabulary, corpora, continued training, and what came of it.
+"""Domain adaptation by continued pretraining: a trained encoder and new text in, an adapted encoder and a report out.
 
 The stages, each of which leaves its result in OUTPUT_DIR/adaptation or nothing:
 
-    start/          the model in our form, with its new vocabulary        start.py, vocabulary.py, swap.py
-    corpus/ …       the texts, tokenized                                  corpus/prepare.py
+    start/          the model converted to ClozeBERT, with its new vocabulary     start.py
+    corpus/ …       the texts, tokenized                                          corpus/prepare.py
     before.json     the losses before training
-    run/            the continued run, with its checkpoints               training/pretraining.py
+    run/            the continued run, with its checkpoints                       training/pretraining.py
 
-Then the model, in the architecture that came in, takes its place in OUTPUT_DIR beside report.md and README.md. The same
-command goes on where it was stopped, and ends with the same weights.
+Then the model, converted back to its own architecture, is written to OUTPUT_DIR beside report.md and README.md. The
+same command resumes after a stop, and ends with the same weights.
 """
 
 import json

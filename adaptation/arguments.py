@@ -1,4 +1,4 @@
-"""The flags of an adaptation, their checks, and the settings of continued training. Needs no torch."""
+"""The flags of `adapt`, their checks, and the settings of continued pretraining. Needs no torch."""
 
 import dataclasses
 import json

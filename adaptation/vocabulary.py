@@ -1,4 +1,4 @@
-"""Other vocabularies for a tokenizer: extended by entries learned from text, or trimmed to what is used.
+"""Extends a tokenizer by entries learned from text, or trims it to the entries that are used.
 
 What is certain, whatever the text:
 
@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from ..utils.errors import UserError
-from .joins import Join, best_joins, count_words, learn_joins
+from .merges import LearnedMerge, best_merges, count_words, learn_merges
 
 EXTENDED = ("BPE", "WordPiece", "Unigram")
 TRIMMED = (*EXTENDED, "WordLevel")
@@ -41,12 +41,12 @@ class NewVocabulary:
 
     Attributes:
         sources: for each new id, the old ids whose mean its row begins as.
-        joins: what an extension learned.
+        merges: what an extension learned.
     """
 
     tokenizer: PreTrainedTokenizerFast
     sources: list[list[int]]
-    joins: tuple[Join, ...] = ()
+    merges: tuple[LearnedMerge, ...] = ()
 
 
 def check_algorithm(tokenizer: PreTrainedTokenizerFast, known: Collection[str], *, flag: str) -> str:
@@ -85,38 +85,38 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
     first_id = max(entries) + 1
     plain = Tokenizer.from_str(json.dumps({**spec, "padding": None, "truncation": None}))
     plain.encode_special_tokens = True
-    joins = learn_joins(
+    merges = learn_merges(
         count_words(plain, texts),
         count if algorithm == "BPE" else int(count * _SURPLUS),
         texts=entries,
         concatenate=_join_of(model),
         first_id=first_id,
-        never_joined=frozenset(_not_text(spec, entries)),
+        never_merged=frozenset(_not_text(spec, entries)),
     )
-    if not joins:
+    if not merges:
         raise UserError(f"extend_vocabulary={count}: the text holds nothing that occurs twice and is no entry yet")
     if algorithm != "BPE":
-        joins = [join._replace(joined=first_id + place) for place, join in enumerate(best_joins(joins, count))]
+        merges = [merge._replace(merged=first_id + place) for place, merge in enumerate(best_merges(merges, count))]
     if algorithm == "Unigram":
-        _add_unigrams(model, joins)
+        _add_unigrams(model, merges)
     else:
-        model["vocab"].update({join.text: join.joined for join in joins})
+        model["vocab"].update({merge.text: merge.merged for merge in merges})
     if algorithm == "BPE":
-        _add_merges(model, joins, entries)
-    sources = [[row] for row in range(first_id)] + [list(join.pieces) for join in joins]
-    return NewVocabulary(rebuild(tokenizer, spec), sources, tuple(joins))
+        _add_merges(model, merges, entries)
+    sources = [[row] for row in range(first_id)] + [list(merge.pieces) for merge in merges]
+    return NewVocabulary(rebuild(tokenizer, spec), sources, tuple(merges))
 
 
-def _add_unigrams(model: dict[str, Any], joins: Iterable[Join]) -> None:
+def _add_unigrams(model: dict[str, Any], merges: Iterable[LearnedMerge]) -> None:
     score = [score for _, score in model["vocab"]]
-    for join in joins:
-        bonus = UNIGRAM_BONUS * (len(join.pieces) - 1)
-        model["vocab"].append([join.text, sum(score[piece] for piece in join.pieces) + bonus])
+    for merge in merges:
+        bonus = UNIGRAM_BONUS * (len(merge.pieces) - 1)
+        model["vocab"].append([merge.text, sum(score[piece] for piece in merge.pieces) + bonus])
 
 
-def _add_merges(model: dict[str, Any], joins: Iterable[Join], entries: dict[int, str]) -> None:
-    entries = {**entries, **{join.joined: join.text for join in joins}}
-    pairs = [[entries[join.left], entries[join.right]] for join in joins]
+def _add_merges(model: dict[str, Any], merges: Iterable[LearnedMerge], entries: dict[int, str]) -> None:
+    entries = {**entries, **{merge.merged: merge.text for merge in merges}}
+    pairs = [[entries[merge.left], entries[merge.right]] for merge in merges]
     # Older tokenizer files write a merge as one string.
     as_strings = bool(model["merges"]) and isinstance(model["merges"][0], str)
     model["merges"] += [" ".join(pair) for pair in pairs] if as_strings else pairs

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""The configuration of the encoder. This file travels inside every checkpoint and imports its neighbour only."""
+"""`ClozeBertConfig`, the encoder's configuration. This file travels inside every checkpoint."""
 
 import copy
 import difflib

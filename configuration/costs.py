@@ -1,4 +1,4 @@
-"""What a configuration costs: parameters, FLOPs and written values of each part, as closed formulas.
+"""Parameters, FLOPs and activations of each part of the encoder, as closed formulas.
 
 Each formula is one string in the symbols of `symbols_of`: what is computed is what `describe` prints.
 """

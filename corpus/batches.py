@@ -1,4 +1,4 @@
-"""The stream of training batches as a pure function of (corpora, seed, step), and frozen validation batches.
+"""Training batches as a pure function of (corpora, seed, step), and validation batches with fixed masks.
 
 An epoch is a permutation of the packed rows, keyed by (seed, epoch): the row at any place of the stream is found in
 O(1), so a resume is a step number. A step's global batch is a run of rows of that stream, cut into chunks for

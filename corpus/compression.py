@@ -1,4 +1,4 @@
-"""A file's content as bytes, whatever it is compressed by, with `\\n` at the ends of its lines or before them `\\r`.
+"""Opens files, also compressed ones (.gz, .bz2, .xz, .zst), as bytes with `\n` or `\r\n` at the ends of lines.
 
 A file that is cut short, damaged, in UTF-16, or no text at all (PDF, images, archives) is refused: none of it is read
 as if it were whole.

@@ -1,4 +1,4 @@
-"""Records of CSV and TSV: their cells, and the line on which each begins.
+"""Reads CSV and TSV: the cells of each record, and the line on which it begins.
 
 CSV follows RFC 4180: a quoted cell may hold separators, line breaks and doubled quotes. Semicolons separate where the
 first line holds some and no comma.

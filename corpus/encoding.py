@@ -1,4 +1,4 @@
-"""Texts to token ids with their word starts, as fast as the tokenizer allows.
+"""Encodes texts with a tokenizer: token ids and word starts, as fast as the tokenizer allows.
 
 Each token is one number, `id << 1 | starts_a_word`, so that a document is one run of 32-bit integers.
 

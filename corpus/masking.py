@@ -1,4 +1,4 @@
-"""Which tokens a masked language model has to predict, and what it sees in their place.
+"""Chooses the tokens to mask (by token, whole word or span), and what replaces them (80 / 10 / 10).
 
 Every decision is a hash of (seed, epoch, document, position within the document): it depends on neither packing,
 processes nor the order in which batches are asked for. Each predictable token, that is each token that is not special,

@@ -1,4 +1,4 @@
-"""What a run trains and validates on: one corpus, or several and the share of the rows that each contributes."""
+"""A mixture of corpora, with the share of the rows that each contributes; a single corpus is one, too."""
 
 from collections.abc import Sequence
 from pathlib import PurePath

@@ -1,4 +1,4 @@
-"""From texts to a corpus folder: read, split, deduplicate, tokenize on all cores, write.
+"""Prepares a corpus: reads texts, holds out validation, deduplicates, tokenizes on all cores, writes shards.
 
 One process reads and writes, the others tokenize. What is written depends on neither their number nor their speed. For
 several machines the reading and tokenizing is cut into parts; merging them writes the same bytes.

@@ -1,4 +1,4 @@
-"""Corpora at URLs that fsspec reads (`s3://…`, `gs://…`, `hf://…`, `https://…`): fetched once, then local.
+"""Downloads corpora from URLs (`s3://…`, `gs://…`, `hf://…`, `https://…`) into a local cache, once.
 
 A corpus is copied into the user's cache, under the hash of its manifests. Each file is checked against the manifest's
 size and SHA-256 while it comes and gets its name when it is whole; the manifest comes last. So an interrupted fetch

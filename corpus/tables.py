@@ -1,4 +1,4 @@
-"""Rows of tables: CSV, TSV, JSON lines and arrays, Parquet, datasets of the Hub. The one reader of all our programs.
+"""Reads rows of tables: CSV, TSV, JSON lines and arrays, Parquet, datasets of the Hub. All programs use it.
 
 Every row of a table comes out once, with the line on which it begins, or as a `BadText` that says what is wrong there.
 What leaves in doubt where rows end, such as a broken quote, is an error that names file and line. Files are read as a

@@ -1,4 +1,4 @@
-"""What a fine-tuned model's card says about the run, with its scores in the form that the Hub reads."""
+"""The facts of a fine-tuning run for the model card, and its scores in the form that the Hub reads."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which columns of a labelled table hold the text, its partner and the label."""
+"""Finds the columns of a labelled table: the text, the second text of a pair, and the label."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

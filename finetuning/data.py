@@ -1,4 +1,4 @@
-"""From the flags to checked examples of every split, and the task that they define."""
+"""Loads fine-tuning data: the examples of every split, and the task that they define."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The model side of fine-tuning: an encoder with a new head, how much it reads, freezing, LoRA, rates by layer."""
+"""Loads an encoder with a new head; freezes layers, adds LoRA, sets learning rates by layer."""
 
 import copy
 import os

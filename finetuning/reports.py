@@ -1,4 +1,4 @@
-"""What fine-tuning leaves beside the model: scores, predictions, the worst mistakes, reports by class, pictures."""
+"""Writes what fine-tuning leaves beside the model: scores, predictions, mistakes, reports by class, pictures."""
 
 import json
 import math

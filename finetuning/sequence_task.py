@@ -1,4 +1,4 @@
-"""Sequence classification and regression: from a table to examples, label names, targets, loss and metrics."""
+"""Sequence classification and regression: examples, label names, targets, loss and metrics."""
 
 import json
 import math

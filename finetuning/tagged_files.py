@@ -1,4 +1,4 @@
-"""Tagged text from files: CoNLL columns, CoNLL-U, words and tags, character spans, and chunks of text."""
+"""Reads tagged text: CoNLL columns, CoNLL-U, words and tags, character spans, chunks of text."""
 
 import unicodedata
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Tag schemes: what the tags of a file mean, and the same entities written in IOB2, the one scheme used inside.
+"""Tag schemes (IOB1, IOB2, BIOES): detects which one a file has, and converts to IOB2.
 
 Two entities of one type that touch, the first of two words, the second of one:
 

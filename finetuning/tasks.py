@@ -1,4 +1,4 @@
-"""What a fine-tuning run asks of a task. `SequenceTask` and `TokenTask` answer.
+"""The interface of a fine-tuning task, which `SequenceTask` and `TokenTask` implement.
 
 Shapes: B sequences, T tokens, C labels.
 """

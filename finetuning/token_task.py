@@ -1,4 +1,4 @@
-"""Token classification as a task: label names, targets, loss and metrics."""
+"""Token classification: label names, targets, loss and metrics."""
 
 from collections import Counter
 from collections.abc import Sequence

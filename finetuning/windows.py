@@ -1,4 +1,4 @@
-"""From texts and words to model inputs: sub-words, windows over long documents, padded and packed batches.
+"""Model inputs from texts and words: sub-words, windows over long documents, collators that pad or pack.
 
 A window is what the model reads at once. A document longer than that becomes several windows that overlap, so nothing
 is cut; each knows which document it belongs to, and (for tagging) which words are read off at which of its positions.

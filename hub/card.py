@@ -1,4 +1,4 @@
-"""The model card: README.md with the metadata that the Hub reads, and what is known about how the model came to be.
+"""The model card: README.md with the metadata that the Hub reads.
 
 `card_template.md` shows its parts. A part of which nothing is known is left out. A card that a person edited is theirs:
 the last line of a card written here holds the hash of the rest, and where that does not fit, the file is left alone.

@@ -1,4 +1,4 @@
-"""Run by `verification` as a program of its own: loads a folder as a reader without clozebert would, and reports.
+"""The program that `verification` runs in a process of its own: loads a folder without clozebert, and reports.
 
     python clean_process.py FOLDER REPORT.json '["AutoModel", …]'
 

@@ -1,4 +1,4 @@
-"""Models of transformers' own architectures to ClozeBERT and back, exactly.
+"""Converts models of transformers' own architectures to ClozeBERT and back, exactly.
 
 `from_native` takes a model (or a folder with one) and gives the same head of ours; `to_native` goes back wherever the
 configuration equals one of theirs; `convert_folder` does either with a saved model, its tokenizer and its card. Which

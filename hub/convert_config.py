@@ -1,4 +1,4 @@
-"""Configurations of transformers' own architectures to ClozeBERT's and back, exactly.
+"""Converts configurations of transformers' own architectures to ClozeBERT's and back, exactly.
 
 Which field is which stands in `natives`. Whether a configuration of ours equals a native one is found by the way there
 and back: the fields that do not survive it are the obstacles.

@@ -1,4 +1,4 @@
-"""A page to try a model on: fill in blanks, tag, classify, and look at its attention.
+"""A page to try a model on: fill in masks, tag, classify, and see its attention.
 
 This file needs transformers and gradio only: it is also the `app.py` of a Space.
 """

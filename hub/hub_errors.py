@@ -1,4 +1,4 @@
-"""Whatever goes wrong with the Hub, as one line that says what to do and holds no token."""
+"""Errors of the Hub as one line that says what to do and holds no token."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""From a run's folder to a model that anyone can load: complete it, try it as a reader would, push it.
+"""Publishes a saved model: completes its folder, verifies it, and pushes it to the Hub.
 
 Nothing is written into the folder that is published. A copy is completed beside it, of known files only, so neither a
 pickle nor what resuming needs can get out.

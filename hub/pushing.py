@@ -1,4 +1,4 @@
-"""One folder into one repository on the Hub, in one commit, and nothing where nothing changed.
+"""Uploads a folder to a repository on the Hub, in one commit, or in none if nothing changed.
 
 huggingface_hub uploads and commits. Large files go up before the commit, so a push that is cut off leaves the last
 revision as it was, and the next one goes on from the files already there. The commit names its parent, so a push that

@@ -1,4 +1,4 @@
-"""Forms that servers take beside the weights: ONNX, its int8 form, and a sentence-transformers folder.
+"""Exports for serving: ONNX, int8 ONNX, and a sentence-transformers folder.
 
 Each is tried where it is made: ONNX in onnxruntime against PyTorch at three shapes, sentence embeddings against our own
 pooling, int8 against float on texts that a person gives.

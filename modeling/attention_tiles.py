@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Attention over packed documents on a CPU, in tiles.
+"""Attention over packed documents on a CPU, in tiles: blocks of queries with the keys that they may see.
 
 A tile is a stretch of queries with the keys that they may see. Full attention has one tile for each document; a window
 of W has one for each block of queries, with W more keys on either side, so its cost grows as O(N W). Tiles of about one

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""The encoder as a transformers model: what it does with a batch, and how it is loaded, saved and initialised.
+"""`ClozeBertModel`, the encoder without a head, and the base class that loads, saves and initialises models.
 
 Shapes: B rows, T tokens of a row, D hidden size, V vocabulary, M masked positions, R tokens that are read.
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Every shortcut that the encoder takes, each beside the plain formula that it stands for.
+"""Fast paths of the encoder (linear, dropout, RoPE, attention, loss), each beside the plain formula it replaces.
 
-A shortcut is taken where it pays and can be taken; everywhere else the plain formula runs. `CLOZEBERT_PLAIN=1` in the
+A fast path is taken where it pays and fits; everywhere else the plain formula runs. `CLOZEBERT_PLAIN=1` in the
 environment switches all of them off. The two agree within rounding, for every head and precision (test_kernels.py).
 
-    shortcut                     where                                what it spares (docs/speed.md, docs/LOG.md)
+    fast path                    where                                what it spares (docs/speed.md, docs/LOG.md)
     linear, with its activation  bf16 inference, CPU                  two passes over the output
     linear_together              compiled, CUDA                       reading x, and adding its gradient, for each layer
     cast_once                    autocast                             a cast of x by each linear layer that reads it
@@ -47,7 +47,7 @@ _FUSED_ACTIVATIONS = {
 
 
 def is_plain() -> bool:
-    """Whether all shortcuts are switched off."""
+    """Whether all fast paths are switched off."""
     return _PLAIN
 
 

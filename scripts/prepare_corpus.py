@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read, tokenize, write, and say what came of it."""
     arguments = parse(Arguments, argv, verb="prepare-corpus", description=DESCRIPTION, examples=_EXAMPLES)
 
-    from clozebert.corpus.stage import Preparation
+    from clozebert.corpus.preparation import Preparation
     from clozebert.utils.progress_bar import progress_bar
 
     part, num_parts = arguments.part, arguments.num_parts

@@ -1,4 +1,4 @@
-"""Every field of a pretraining run, with the names that transformers gives them where it has one."""
+"""`PretrainingArguments`: every field of a pretraining run, with transformers' names where it has one."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The batches of a run: the stream of its global batches, and the share of them that a process takes."""
+"""The training batches of a run, and the share of them that one process takes."""
 
 import dataclasses
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: a reader, or a run that was killed, never sees half of one.
+"""Writes, finds and deletes training checkpoints. Each is whole or absent, even after a kill.
 
     OUTPUT_DIR/checkpoint-500/                 a model: config, weights, code, tokenizer, README.md
     OUTPUT_DIR/checkpoint-500/training_state/  what only resuming needs:

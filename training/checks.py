@@ -1,4 +1,4 @@
-"""What must fit before a run starts: corpus, tokenizer, model, phases and trackers.
+"""Checks before a run starts that corpus, tokenizer, model, phases and trackers fit together.
 
 Everything that a person can get wrong is refused here, that of the last phase too, before any work is done.
 """

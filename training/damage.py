@@ -1,4 +1,4 @@
-"""Whether a checkpoint is what the run wrote: found before anything of it is used.
+"""Checks a checkpoint for damage (hashes, shapes, NaN) before anything of it is used.
 
 The manifest has the size and the SHA-256 of every file. The state has them too, and the type and shape of each tensor,
 so that weights, optimizer and state of different steps do not pass for one checkpoint although the manifest fits.

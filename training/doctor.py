@@ -1,4 +1,4 @@
-"""What is likely wrong with a run, from figures that the loop has anyway.
+"""Warns when a run goes wrong: plateaus, repeated data, gradients that are not finite, unknown tokens.
 
 Each function gives a sentence, or None; `Doctor` asks them all.
 """

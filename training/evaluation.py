@@ -1,4 +1,4 @@
-"""Masked-LM loss and accuracy on frozen masks, over any number of processes and corpora."""
+"""Validation during training: masked-LM loss and accuracy on fixed masks, over all processes and corpora."""
 
 import itertools
 import math

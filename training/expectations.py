@@ -1,4 +1,4 @@
-"""What a person should expect of a run before it starts: its epochs, its hours, and warnings where those are many."""
+"""What to expect of a run, printed before it starts: epochs, hours, and warnings where those are many."""
 
 from collections.abc import Sequence
 from typing import Any

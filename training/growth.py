@@ -1,4 +1,4 @@
-"""Starting a larger model from a trained one: more tokens, more or wider layers, longer sequences.
+"""Grows a trained model into a larger one: more tokens, more or wider layers, longer sequences.
 
 Each function gives a new model and its pseudo-perplexity beside that of the old one, on the same documents, so that one
 sees what was kept before training goes on. The old model is left as it is.

@@ -1,4 +1,4 @@
-"""The model that a run begins from: its configuration, its special tokens and its weights."""
+"""The model that a run starts from: its configuration, its special tokens, random or loaded weights."""
 
 import contextlib
 import os

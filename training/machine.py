@@ -1,4 +1,4 @@
-"""How a run is laid over a machine: processes, precision, compilation, determinism."""
+"""Sets up the machine: Accelerate, processes, precision, compilation, determinism."""
 
 import datetime
 import importlib.util

@@ -1,4 +1,4 @@
-"""What a pretraining run will take: FLOPs, memory on each device by part, hours and money; from closed formulas.
+"""Plans a run by closed formulas: FLOPs, memory on each device by part, hours and cost.
 
 Symbols as in `clozebert.configuration.costs`; N tokens and M predicted tokens in a micro-batch, P parameters, c bytes
 of a number in the computing precision (2 under bf16 and fp16, else 4).

@@ -1,4 +1,4 @@
-"""Batches made ahead of the loop: by a thread, or by worker processes. Neither holds any state of the stream."""
+"""Makes batches ahead of the loop (data loading), in a thread or in worker processes."""
 
 import contextlib
 import queue

@@ -1,4 +1,4 @@
-"""What a run says of itself: its plan, its results, and the facts of its model card."""
+"""What a run reports: its plan, its results, and the facts for its model card."""
 
 import dataclasses
 from collections.abc import Sequence

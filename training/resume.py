@@ -1,4 +1,4 @@
-"""Going on with a run: which checkpoint, and whether it belongs to this run."""
+"""Resumes a run: from which checkpoint, and whether that belongs to this run."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How long a run is where nobody said it: passes over the text by its size; and what a person should know beforehand.
+"""How many steps a run has where no flag says so: epochs by the size of the text.
 
     epochs(T) = 40 (10 M / T)^(1/3), rounded, from 1 to 40; T: tokens of the corpus
 

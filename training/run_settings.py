@@ -1,4 +1,4 @@
-"""A recipe and the flags over it: what a pretraining run and its model are made from. Needs no torch."""
+"""Merges a recipe and the flags over it into the settings of a run and of its model. Needs no torch."""
 
 import dataclasses
 import itertools

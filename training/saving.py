@@ -1,4 +1,4 @@
-"""What a run leaves in its output folder: checkpoints, then the finished model with its card, curve and results."""
+"""Writes the output folder of a run: checkpoints, then the final model with its card, curve and results."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a masked-LM model knows, measured without training it: frozen masks, pseudo-perplexity, minimal pairs.
+"""Scores a trained masked-LM model: fixed masks, pseudo-perplexity, minimal pairs.
 
 Works on any `AutoModelForMaskedLM`. The masks are a function of (seed, document, position), so two models with one
 tokenizer predict the same tokens, and their figures can be compared.

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: it saves a checkpoint first."""
+"""Handles signals that ask a run to stop: it saves a checkpoint first."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""How many steps a machine takes in so many minutes: `--max_minutes`."""
+"""How many steps fit into `--max_minutes`, from the time that steps take on this machine."""
 
 import dataclasses
 import math

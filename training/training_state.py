@@ -1,4 +1,4 @@
-"""What a resumed run has to know beside weights and optimizer tensors, and its file `state.json`."""
+"""The state that resuming needs beside weights and optimizer tensors, and its file `state.json`."""
 
 import dataclasses
 import hashlib

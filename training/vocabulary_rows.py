@@ -1,4 +1,4 @@
-"""A masked-LM model for another vocabulary: each of its rows is taken from rows that the old one had.
+"""Rebuilds a masked-LM model for another vocabulary: each new embedding row is made from old ones.
 
 Shapes: V old vocabulary, W new vocabulary, E embedding size.
 """

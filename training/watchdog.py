@@ -1,4 +1,4 @@
-"""Ends a process of a run that waits in vain: for another process, for its launcher, or for its own last step."""
+"""A watchdog that ends a hung process: one that waits for another, for its launcher, or for its own last step."""
 
 import contextlib
 import faulthandler

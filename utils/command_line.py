@@ -1,5 +1,7 @@
-"""The flags of a program: read from the command line, and shown by `--help`. Names are written with underscores; dashes
-are understood too."""
+"""Command-line parsing: the flags of a program, read and shown by `--help`.
+
+Names are written with underscores; dashes are understood too.
+"""
 
 import argparse
 import dataclasses

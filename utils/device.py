@@ -1,4 +1,4 @@
-"""What a device is good at: the precision it multiplies fast, its FLOP/s, its memory."""
+"""Devices: which one to use, which precision it is fast at, its FLOP/s and its memory."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Files: where caches lie, hashes, writing whole or not at all, and what may be written over.
+"""Writes files whole or not at all, hashes them, and says what may be overwritten.
 
 Whatever is being written has a name that begins with `INCOMPLETE`, beside its place, and is renamed when it is whole
 and on the disk. So a reader, or a run that was killed, never meets half of a file or folder under its name. While it is

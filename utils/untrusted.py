@@ -1,4 +1,4 @@
-"""Files that others made: names that stay in their folder, JSON of a known form, folders of models without pickles.
+"""Checks files that others made: names that stay in their folder, JSON of a known form, no pickles.
 
 A manifest or an index of a stranger may name any path. So a name is checked before a byte is fetched or read, and a
 link is followed only where it leads to a file of the same folder, or of the same repository in the Hub's cache.

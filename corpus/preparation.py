@@ -1,4 +1,4 @@
-"""A preparation as one value: run on one machine, or as the steps of an engine that runs tasks on several.
+"""`Preparation`: a corpus preparation as an object, run here or as steps of an engine such as datatrove.
 
     preparation = Preparation(input=["text"], tokenizer_name="tokenizer", output_dir="corpus")
     preparation.run()                                # here, or with the same bytes as a result:

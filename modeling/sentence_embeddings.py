@@ -1,4 +1,4 @@
-"""Vectors for texts, with no time spent on padding: sequences of like length, packed up to a budget of tokens.
+"""Sentence embeddings: `encode` packs texts of like length, with no padding, and pools their vectors.
 
 Shapes: S sequences, T tokens of one of them, N tokens of a packed run, D hidden size.
 """

@@ -1,4 +1,4 @@
-"""Another tokenizer for a trained model: each of its entries takes the row of the same form, or of the pieces of it.
+"""Gives a trained model another tokenizer: which old embedding rows each new entry takes over.
 
 A form is what an entry stands for, whatever the algorithm writes: its bytes, and whether a space or a word begins with
 it. `##ing` and `ing` (of bytes) are one form, `the`, `Ġthe` and `▁the` another.
