@@ -4,6 +4,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling.modeling_clozebert import ClozeBertForMaskedLM
 from ..utils.weights import fill, make_empty
