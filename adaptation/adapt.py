@@ -389,7 +389,7 @@ def _parameters(model: torch.nn.Module) -> int:
 
 
 def _name_of(name_or_path: str) -> str:
-    """A name on the Hub as it is, and of a folder its own name: where it lies is nobody else's business."""
+    """A name on the Hub as it is, and of a folder its own name: its path is private."""
     path = Path(name_or_path)
     return path.resolve().name if path.exists() else name_or_path
 

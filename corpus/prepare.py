@@ -118,12 +118,12 @@ def prepare_part(
     run = _Run(chosen, tokenizer=tokenizer, deduplicate=deduplicate, num_processes=num_processes, report=report)
     identity = job(readers, run.job_facts(), num_parts=num_parts)
     if overwrite or read_about(folder, job=identity) is None:
-        fates: Fates = {}
+        outcomes: Outcomes = {}
         # What is repeated in other parts too is found when they are merged.
         write_part(
             folder,
-            run.encoded(fates, drop_repeated=False),
-            about=lambda: {"job": identity, "sources": run.sources_with_empty(fates)},
+            run.encoded(outcomes, drop_repeated=False),
+            about=lambda: {"job": identity, "sources": run.sources_with_empty(outcomes)},
         )
     return folder
 
@@ -192,7 +192,7 @@ class _Item:
 
 
 # What became of the documents of each source.
-Fates = dict[tuple[int, int], Counter[str]]
+Outcomes = dict[tuple[int, int], Counter[str]]
 
 
 class _Run:
@@ -232,11 +232,11 @@ class _Run:
         """What was read, by reader."""
         return [reader.sources for reader in self.readers]
 
-    def sources_with_empty(self, fates: Fates) -> list[list[dict[str, Any]]]:
+    def sources_with_empty(self, outcomes: Outcomes) -> list[list[dict[str, Any]]]:
         """What was read, by reader, and how many documents of each source hold no text."""
         return [
             [
-                {**source.facts(), "empty": fates.get((number, index), Counter())["empty"]}
+                {**source.facts(), "empty": outcomes.get((number, index), Counter())["empty"]}
                 for index, source in enumerate(sources)
             ]
             for number, sources in enumerate(self.sources())
@@ -244,36 +244,36 @@ class _Run:
 
     def write(self, folder: Path, limit: bytes) -> dict[str, dict[str, Any]]:
         """Write both splits below `folder`; documents whose digest is below `limit` are held out."""
-        fates: Fates = {}
+        outcomes: Outcomes = {}
         splits = {split: _Split(folder / split, self.facts, self.shard_tokens) for split in CORPUS_SPLITS}
         near = NearDuplicates()
         self.smallest_digest = b"\xff" * 17
-        for document in self.encoded(fates):
+        for document in self.encoded(outcomes):
             held_out = document.held_out if document.held_out is not None else document.digest < limit
             if len(self.readers) > 1:
                 held_out = document.source[0] == 0
-            fate = "validation" if held_out else "train"
+            outcome = "validation" if held_out else "train"
             if not document.tokens:
-                fate = "empty"
+                outcome = "empty"
             elif document.signature and near.seen(document.signature):
-                fate = "near_duplicate"
+                outcome = "near_duplicate"
             else:
-                splits[fate].append(document.tokens, document.num_bytes)
+                splits[outcome].append(document.tokens, document.num_bytes)
                 self.smallest_digest = min(self.smallest_digest, document.digest)
-            fates[document.source][fate] += 1
+            outcomes[document.source][outcome] += 1
         if not any(split.writer.num_documents for split in splits.values()):
-            read = sum(sum(counts.values()) for counts in fates.values())
+            read = sum(sum(counts.values()) for counts in outcomes.values())
             raise UserError(f"the corpus is empty: {read} documents were read, and none holds a token")
-        sources = self._account(fates)
+        sources = self._account(outcomes)
         return {name: split.close(name, sources, self.deduplicate) for name, split in splits.items()}
 
-    def encoded(self, fates: Fates, *, drop_repeated: bool = True) -> Iterator[Encoded]:
+    def encoded(self, outcomes: Outcomes, *, drop_repeated: bool = True) -> Iterator[Encoded]:
         """Every document that has text, in order, tokenized; exact duplicates are left out unless they are to stay."""
         waiting: deque[list[_Item]] = deque()
         written = 0
 
         def texts_of_chunks() -> Iterator[list[str]]:
-            for chunk in _chunks(self._items(fates, drop_repeated=drop_repeated)):
+            for chunk in _chunks(self._items(outcomes, drop_repeated=drop_repeated)):
                 waiting.append(chunk)
                 yield [item.text for item in chunk]
 
@@ -291,7 +291,7 @@ class _Run:
             if self.report:
                 self.report(written, sum(reader.bytes_read for reader in self.readers), self.total_bytes)
 
-    def _items(self, fates: Fates, *, drop_repeated: bool) -> Iterator[_Item]:
+    def _items(self, outcomes: Outcomes, *, drop_repeated: bool) -> Iterator[_Item]:
         """Every document that is to be tokenized."""
         seen: set[bytes] = set()
         for number, reader in enumerate(self.readers):
@@ -299,7 +299,7 @@ class _Run:
                 source = (number, document.source)
                 content = document.text.encode("utf-8")
                 digest = hashlib.blake2b(content, digest_size=16).digest()
-                counts = fates.setdefault(source, Counter())
+                counts = outcomes.setdefault(source, Counter())
                 if not content or document.text.isspace():
                     counts["empty"] += 1
                 elif not (drop_repeated and self._is_repeated(digest, seen, counts)):
@@ -315,14 +315,14 @@ class _Run:
         seen.add(digest)
         return False
 
-    def _account(self, fates: Fates) -> list[dict[str, Any]]:
+    def _account(self, outcomes: Outcomes) -> list[dict[str, Any]]:
         """What became of the documents of each source; the counts add up to `documents`."""
         kinds = ["train", "validation", "empty"]
         kinds += {"none": [], "exact": ["duplicate"], "near": ["duplicate", "near_duplicate"]}[self.deduplicate]
         accounts = []
         for number, sources in enumerate(self.sources()):
             for index, source in enumerate(sources):
-                counts = fates.get((number, index), Counter())
+                counts = outcomes.get((number, index), Counter())
                 accounts.append({**source.facts(), **{kind: counts[kind] for kind in kinds}})
                 assert sum(counts.values()) + source.bad_text == source.documents, "every document is accounted for"
         return accounts
@@ -354,7 +354,7 @@ class _Merge(_Run):
             for number in range(len(self.readers))
         ]
 
-    def encoded(self, fates: Fates, *, drop_repeated: bool = True) -> Iterator[Encoded]:
+    def encoded(self, outcomes: Outcomes, *, drop_repeated: bool = True) -> Iterator[Encoded]:
         firsts = [0] * len(self.readers)
         seen: set[bytes] = set()
         written = read = 0
@@ -362,10 +362,10 @@ class _Merge(_Run):
         for folder, part in zip(self.folders, self.parts, strict=True):
             for number, sources in enumerate(part):
                 for index, facts in enumerate(sources):
-                    fates[number, firsts[number] + index] = Counter(empty=facts["empty"])
+                    outcomes[number, firsts[number] + index] = Counter(empty=facts["empty"])
                     read += facts["bytes"]
             for document in read_part(folder, first_sources=firsts):
-                if not self._is_repeated(document.digest, seen, fates[document.source]):
+                if not self._is_repeated(document.digest, seen, outcomes[document.source]):
                     written += len(document.tokens) // 4
                     yield document
             firsts = [first + len(sources) for first, sources in zip(firsts, part, strict=True)]

@@ -93,5 +93,5 @@ def _label_by_content(table: Table, *, taken: Sequence[str | None]) -> str:
 
 
 def are_fractions(values: Sequence[Any]) -> bool:
-    """Numbers all, and some that are not whole."""
+    """Whether all values are numbers, and some of them not whole."""
     return all(is_number(value) for value in values) and any(float(value) != int(float(value)) for value in values)

@@ -107,7 +107,7 @@ _READERS: dict[str, Callable[[Any, list[str] | None], LabelledData]] = {
 
 
 def _read_tables(arguments: SequenceArguments) -> dict[str, Table]:
-    """The files of all splits; all have a header or none has. What is left out is said."""
+    """The files of all splits; all have a header or none has. Rows that are left out are counted and printed."""
     assert arguments.train_file is not None
     wanted = (arguments.text_column, arguments.text_pair_column, arguments.label_column)
     tables = {"train": read_table(arguments.train_file, wanted=wanted)}

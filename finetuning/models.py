@@ -193,7 +193,7 @@ def _initialise_output_layer(model: Any, task: Task) -> None:
 
 
 def _refuse_random_encoder(model: Any, missing: Collection[str], name_or_path: str) -> None:
-    """A new head is expected to be random, the encoder is not."""
+    """Refuse a checkpoint that lacks weights of the encoder; only the head may be new."""
     prefix = model.base_model_prefix + "."
     random = sorted(name for name in missing if name.startswith(prefix) and "pool" not in name)
     if random:

@@ -167,7 +167,7 @@ def _conllu_spaces(rows: list[list[str]]) -> list[bool]:
     Within a range ("don't" = "do" + "n't") there is none where the parts spell the whole.
     """
     forms = {int(cells[0]): cells[1] for cells in rows if cells[0].isdigit()}
-    inside: set[int] = set()  # words that go on a range that spells them
+    inside: set[int] = set()  # words after the first of a range that they spell
     glued_after: set[int] = set()
     for cells in rows:
         words = _conllu_word_ids(cells[0])

@@ -85,7 +85,7 @@ def config_to_native(config: ClozeBertConfig, architecture: Architecture, ending
         same = _effective(_to_ours(architecture, _complete(architecture, values), ending), ending)
         for key, value in kept.items():
             changed = {**values, key: copy.deepcopy(value)}
-            # Of what was kept, leave out what the fields have meanwhile gone away from.
+            # Kept native fields that contradict fields of ours which were changed since are left out.
             if _effective(_to_ours(architecture, _complete(architecture, changed), ending), ending) == same:
                 values = changed
     native = _config_class(architecture)(**values)

@@ -11,7 +11,7 @@ from ..utils.errors import UserError
 def hub_errors(repo_id: str) -> Iterator[None]:
     """Raise whatever goes wrong with the Hub as a UserError of one line.
 
-    What libraries say is not passed on but for the Hub's own sentence, and no token stands in it.
+    Messages of libraries are not shown, except for the Hub's own sentence, and no token is.
     """
     try:
         yield

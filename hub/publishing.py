@@ -160,7 +160,7 @@ def _staging(output_dir: Path | None) -> Iterator[Path]:
 
 
 def completion_of_checkpoints(completion: Completion, source: Path) -> Completion:
-    """What is said of a run's checkpoints: as of the run, but for its evaluation, which is of the final model."""
+    """The completion of a run's checkpoints: that of the run, without its evaluation, which is of the final model."""
     license = completion.license or _licence_of(source)
     return dataclasses.replace(completion, license=license, evaluation=None)
 

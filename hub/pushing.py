@@ -69,7 +69,7 @@ def check_repo_id(repo_id: str) -> None:
 def push_folder(
     folder: Path, repo_id: str, *, public: bool = False, revision: str | None = None, message: str = "Publish"
 ) -> Push:
-    """Make a branch of a repository hold `folder`: files of other people's that lie there stay.
+    """Make a branch of a repository hold `folder`; files of other people there stay.
 
     The token is the one huggingface_hub finds (`HF_TOKEN`, or `hf auth login`).
 

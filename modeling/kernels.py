@@ -284,7 +284,7 @@ def attend(
     if not matmul_attention_pays(q_BHTK, k_BHSK.shape[2], dropout):
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, scale=scaling)
     rows, heads, queries, keys = *q_BHTK.shape[:3], k_BHSK.shape[2]
-    # A head's keys and values side by side: a matmul would otherwise copy them, and of a block after the other.
+    # Contiguous for each head: otherwise every matmul would copy keys and values, once for each block.
     k_BHSK, v_BHSK = k_BHSK.contiguous(), v_BHSK.contiguous()
     # A gradient keeps all scores anyway; and dropout is drawn for all of them at once, with and without a gradient.
     if torch.is_grad_enabled() or dropout or rows * heads * queries * keys <= LARGEST_BLOCK:

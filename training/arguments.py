@@ -270,7 +270,7 @@ class PretrainingArguments:
         )
 
     def micro_batches(self, world_size: int) -> int:
-        """Into how many micro-batches each of `world_size` processes splits its share of a whole global batch.
+        """How many micro-batches each of `world_size` processes makes of its share of a full global batch.
 
         Raises:
             ValueError: the global batch cannot be split evenly over the processes and micro-batches.
@@ -295,11 +295,11 @@ class PretrainingArguments:
         return rows // size
 
     def decisive(self) -> dict[str, Any]:
-        """The fields that decide what the weights become; neither paths nor how the work is laid over the machine."""
+        """The fields that decide what the weights become: no paths, and nothing about the machine."""
         return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.metadata["on_resume"]}
 
     def changes_since(self, saved: dict[str, Any]) -> tuple[list[str], list[str]]:
-        """How these arguments differ from a checkpoint's: what forbids resuming, and what deserves a word.
+        """How these arguments differ from a checkpoint's: changes that forbid resuming, and changes that are reported.
 
         Returns:
             Two lists of `name=old there, name=new here`.

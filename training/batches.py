@@ -45,7 +45,7 @@ def load_batches(
         processes,
         phase.arguments.micro_batches(processes),
         config=plan_for,
-        # Worker processes cannot; there the loop copies as it is.
+        # Worker processes cannot pin memory; their batches are copied from ordinary memory.
         pins=accelerator.device.type == "cuda" and phase.arguments.dataloader_num_workers == 0,
     )
     return prefetch(

@@ -1,6 +1,6 @@
 """Checks before a run starts that corpus, tokenizer, model, phases and trackers fit together.
 
-Everything that a person can get wrong is refused here, that of the last phase too, before any work is done.
+Mistakes in the settings, those of later phases included, are found here, before any work is done.
 """
 
 import importlib.util
@@ -104,7 +104,7 @@ def check_fit(
             f"max_seq_length={arguments.max_seq_length} exceeds the model's "
             f"max_position_embeddings={config.max_position_embeddings}"
         )
-    # Sizes that do not divide one another show when the model is built; here it costs nothing.
+    # Building the model finds sizes that are not divisible; on the meta device it costs nothing.
     with torch.device("meta"), as_user_errors():
         ClozeBertForMaskedLM(config)
 

@@ -131,7 +131,7 @@ def extend_vocabulary(
 
 
 def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
-    """What each new token is cut into so far."""
+    """The ids into which the tokenizer cuts each new token before it is added."""
     known = tokenizer.get_vocab()
     pieces: dict[str, list[int]] = {}
     for token in new_tokens:

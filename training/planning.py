@@ -7,7 +7,7 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
     weights           4 P, and under half precision their copies, 2 for each weight of a matrix
     gradients         4 P
     optimizer         AdamW 8 P; Muon 4 for each weight of its matrices, 8 for each of the rest
-    activations       for each layer and token: two norms read 4 D each; the maps read c (3 D + F); attention
+    activations       for each layer and token: two norms read 4 D each; linear layers read c (3 D + F); attention
                       keeps c (D + 2 G) of queries, keys and values; the feed-forward keeps c F before its activation,
                       gated ones c 3 F, and c F after it, which for many tokens is computed again, as are gated ones'
                       products. The last layer works for predicted tokens, but for keys and values, on a CPU. With
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 # Room that a plan leaves free: the device's own context, its libraries' workspace, and gaps between blocks.
 _FREE_SHARE, _FREE_BYTES = 0.06, GIB
-# From Python an operation reaches the device at best so fast.
+# The least seconds that Python takes to launch one operation on the device.
 _LAUNCH_SECONDS = 5e-6
 # How many logits in half precision are widened to float32 at once, by the loss.
 _WIDENED_ON_CPU, _WIDENED = 1 << 20, 1 << 28
@@ -94,7 +94,7 @@ class Plan:
     Attributes:
         flops_per_step: of the whole global batch, optimizer included; smaller batches of a warm-up take fewer.
         update_flops: of them, those of the optimizer on one device.
-        memory: bytes by part; `peak_memory` is less than their sum where they do not meet.
+        memory: bytes by part; `peak_memory` is less than their sum where parts are not held at the same time.
         largest_batch: rows of the largest micro-batch that fits and divides a process' share; None: not even one row.
     """
 
@@ -223,7 +223,7 @@ def parameters_of(config: ClozeBertConfig) -> int:
 
 
 def matrix_parameters(config: ClozeBertConfig) -> int:
-    """The weights of the linear maps between embeddings and vocabulary projection: half their FLOPs for one token."""
+    """The weights of the linear layers between embeddings and vocabulary projection: half their FLOPs for one token."""
     symbols = symbols_of(config, batch_size=1, length=1)
     maps = [part for part in parts_of(config) if not part.name.startswith(("attention, ", "decoder"))]
     return sum(part.count(part.flops, symbols) for part in maps) // 2
@@ -346,7 +346,7 @@ def activation_bytes(
 ) -> float:
     """Bytes that the encoder keeps of each token for the backward pass, without dropout; see the module's formulas.
 
-    On a CPU documents that all have one length keep somewhat less: they are attended where they stand.
+    On a CPU, documents of one common length keep somewhat less: their attention gathers no copies.
 
     Args:
         on_cpu: attention there has no kernel that reads packed runs: it keeps copies, in half precision its weights.

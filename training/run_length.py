@@ -23,7 +23,7 @@ _MOST_EPOCHS_CONTINUED = 10
 _TOKENS_OF_MOST_EPOCHS = 10e6
 # Fewer updates than these are too few for warm-up and decay to do their work.
 _FEW_STEPS = 300
-# What a text of fewer tokens teaches a model that begins with random weights is mostly its vocabulary.
+# From fewer tokens, a model with random weights learns little more than its vocabulary.
 _LITTLE_TEXT = 20e6
 MOST_CPU_HOURS = 24.0
 
@@ -109,7 +109,7 @@ def hours_lines(hours: float, *, on_cpu: bool, how: str) -> list[str]:
     """How long the run takes, and a warning where a CPU is the wrong machine for it.
 
     Args:
-        how: the figure was found.
+        how: how the hours were found.
     """
     lines = [f"time: about {_duration(hours)} ({how}), evaluations and checkpoints on top"]
     if on_cpu and hours > MOST_CPU_HOURS:

@@ -49,7 +49,7 @@ MODEL_FLAGS = {
     "output_projection_init": "of projections into the residual stream: normal, scaled or zero",
 }
 MORE_MODEL_FLAGS = {"vocab_size": "entries of the vocabulary; in a run, the tokenizer's"}
-# A model that continues has settled: a fifth of the peak that begins from random weights moves it without a jump.
+# The peak learning rate of a run that continues from a model, as a share of that from random weights.
 _CONTINUED_RATE = 0.2
 
 
@@ -228,7 +228,7 @@ def recipe_notes() -> list[str]:
 
 
 def hints() -> dict[str, str]:
-    """Of names that are no flags of pretraining: what to do instead."""
+    """What to do instead of flags that pretraining does not have, by their names."""
     found = dict.fromkeys(
         (name for name in ClozeBertConfig.__annotations__ if name not in MODEL_FLAGS),
         "set it in a recipe file, under `model:`",

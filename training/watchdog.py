@@ -18,7 +18,7 @@ SECONDS_TO_COMPILE = 1800.0
 
 
 class Watchdog:
-    """Looks every second at a process of several; where it hangs, says where, and ends it.
+    """Checks every second whether this process, one of several, makes progress. If it hangs, prints where, and ends it.
 
     Args:
         timeout: seconds without progress after which a process hangs.

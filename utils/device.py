@@ -84,7 +84,7 @@ def memory_of(device: torch.device) -> float:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

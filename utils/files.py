@@ -186,7 +186,7 @@ def _incomplete(path: Path, kind: str = "") -> Path:
 
 
 def _left_over(path: Path, kind: str = "") -> list[Path]:
-    """What has a name of `_incomplete(path, kind)`, and nobody writes."""
+    """Paths named by `_incomplete(path, kind)` that no program is writing."""
     name = re.compile(re.escape(f"{INCOMPLETE}{path.name}{kind}-") + "[0-9a-f]{8}")
     return [one for one in sorted(path.parent.iterdir()) if name.fullmatch(one.name) and not _is_locked(one)]
 

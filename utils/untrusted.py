@@ -135,7 +135,7 @@ def _refuse_pickles(paths: Iterable[Path]) -> None:
 
 
 def _read_settings(path: Path) -> Any:
-    """A JSON file's value: an object where a library takes it for one."""
+    """The object in a configuration or an index; None for any other JSON file."""
     if path.name in ("vocab.json", "tokenizer.json", "added_tokens.json"):
         return None  # large, and read by tokenizers, which says what is wrong with them
     return read_json_object(path) if path.name.endswith(("config.json", ".index.json")) else None
