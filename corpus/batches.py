@@ -194,13 +194,6 @@ class ValidationBatches(Sequence["Batch"]):
         return _assemble([self.corpus], segments, self.masking, rate=self.masking.rate)
 
 
-def validation_batches(
-    corpus: Corpus, *, max_seq_length: int, batch_size: int, masking: Masking, seed: int
-) -> ValidationBatches:
-    """The batches of a validation split."""
-    return ValidationBatches(corpus, max_seq_length=max_seq_length, batch_size=batch_size, masking=masking, seed=seed)
-
-
 @dataclass
 class _Segments:
     """The segments of some rows, in order: S segments in R rows.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..corpus import Corpus, Mixture, validation_batches
+from ..corpus import Corpus, Mixture, ValidationBatches
 from ..utils.errors import UserError
 from .arguments import PretrainingArguments
 from .batches import make_masking
@@ -143,7 +143,7 @@ def _evaluate_split(
     accelerator: Any,
     should_stop: Callable[[], bool],
 ) -> dict[str, float]:
-    batches = validation_batches(
+    batches = ValidationBatches(
         split,
         max_seq_length=arguments.max_seq_length,
         batch_size=arguments.per_device_eval_batch_size,

@@ -161,9 +161,6 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
             return ", ".join(action.option_strings)
         return f"{action.option_strings[0]} {action.metavar}"
 
-    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
-        super().add_usage(usage, actions, groups, prefix)
-
 
 def _with_underscores(word: str) -> str:
     if not word.startswith("--") or word == "--":
