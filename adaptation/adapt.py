@@ -88,9 +88,7 @@ class Adaptation:
             if name in self.readers:
                 check_known_tokens(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")
         if arguments.corpus is not None:
-            check_tokenizer(Corpus(arguments.corpus), self.source.tokenizer)
-            if not open_split(arguments.corpus, "validation"):
-                raise UserError(f"corpus={arguments.corpus} has no validation split: prepare it with one")
+            self._check_corpus(arguments.corpus)
         self.longest = min(self.source.longest, self.trained.longest)
         if arguments.max_seq_length is not None and arguments.max_seq_length > self.longest:
             raise UserError(
@@ -126,6 +124,11 @@ class Adaptation:
         return self._finish(results)
 
     # Before training
+
+    def _check_corpus(self, corpus: str) -> None:
+        check_tokenizer(Corpus(corpus), self.source.tokenizer)
+        if not open_split(corpus, "validation"):
+            raise UserError(f"corpus={corpus} has no validation split: prepare it with one")
 
     def _reader(self, name: str) -> Reader:
         arguments = self.arguments

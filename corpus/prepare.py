@@ -249,10 +249,7 @@ class _Run:
         near = NearDuplicates()
         self.smallest_digest = b"\xff" * 17
         for document in self.encoded(outcomes):
-            held_out = document.held_out if document.held_out is not None else document.digest < limit
-            if len(self.readers) > 1:
-                held_out = document.source[0] == 0
-            outcome = "validation" if held_out else "train"
+            outcome = "validation" if self._is_held_out(document, limit) else "train"
             if not document.tokens:
                 outcome = "empty"
             elif document.signature and near.seen(document.signature):
@@ -266,6 +263,11 @@ class _Run:
             raise UserError(f"the corpus is empty: {read} documents were read, and none holds a token")
         sources = self._account(outcomes)
         return {name: split.close(name, sources, self.deduplicate) for name, split in splits.items()}
+
+    def _is_held_out(self, document: Encoded, limit: bytes) -> bool:
+        if len(self.readers) > 1:
+            return document.source[0] == 0  # the validation reader's
+        return document.digest < limit if document.held_out is None else document.held_out
 
     def encoded(self, outcomes: Outcomes, *, drop_repeated: bool = True) -> Iterator[Encoded]:
         """Every document that has text, in order, tokenized; exact duplicates are left out unless they are to stay."""

@@ -6,6 +6,7 @@ stream, also compressed.
 """
 
 import io
+import operator
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -204,15 +205,8 @@ class _Delimited(TableFile):
             return False, True
         if {cell.strip().lower() for cell in first} & USUAL_COLUMNS:
             return True, True
-        if any(is_number(cell) for cell in first):
+        if any(is_number(cell) for cell in first) or _comes_again(first, records):
             return False, True
-        size = 0
-        for count, (_, cells) in enumerate(records):
-            if len(cells) == len(first) and any(cell == above for cell, above in zip(cells, first, strict=True)):
-                return False, True
-            size += sum(map(len, cells))
-            if count >= _HEAD_ROWS or size >= _HEAD_CELLS:
-                break
         return True, False
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
@@ -230,6 +224,18 @@ class _Delimited(TableFile):
                 bad = next((byte for _, place in checked if (byte := _not_utf8(cells[place])) is not None), None)
                 values = {name: cells[place] for name, place in checked}
                 yield Row(line, values) if bad is None else BadText(line, f"byte 0x{bad:02x} is not UTF-8")
+
+
+def _comes_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> bool:
+    """Whether a cell of the first row stands again in its column, in the first thousands of rows."""
+    size = 0
+    for count, (_, cells) in enumerate(records):
+        if len(cells) == len(first) and any(map(operator.eq, cells, first)):
+            return True
+        size += sum(map(len, cells))
+        if count >= _HEAD_ROWS or size >= _HEAD_CELLS:
+            break
+    return False
 
 
 def _numbers(width: int) -> list[str]:
