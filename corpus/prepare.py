@@ -47,6 +47,7 @@ def prepare(
     validation_fraction: float = 0.01,
     deduplicate: str = "none",
     num_processes: int | None = None,
+    num_parts: int | None = None,
     overwrite: bool = False,
     shard_tokens: int = SHARD_TOKENS,
     report: ReportProgress | None = None,
@@ -62,6 +63,7 @@ def prepare(
         deduplicate: `none`, `exact` (each text once) or `near` (see `duplicates`). The first one read is kept;
             those of `validation_reader` are read first, so that none of them is trained on.
         num_processes: None: one for each processor.
+        num_parts: merge so many parts that `prepare_part` tokenized, to the same bytes; they stay where they are.
         overwrite: the folder may hold something; a corpus there is replaced.
         shard_tokens: a shard is full from this many tokens on.
         report: called with (tokens written, bytes read, bytes to read if that is known) now and then.
@@ -70,17 +72,18 @@ def prepare(
         the manifests by split.
 
     Raises:
-        ValueError: a value out of range, bad text, or no text at all.
-        FileExistsError: `output_dir` is not empty.
+        UserError: a value out of range, bad text, or no text at all; `output_dir` is not empty; or a part that is not
+            there, or was made of other inputs, another tokenizer or other flags.
     """
-    run = _Run(
-        [reader] if validation_reader is None else [validation_reader, reader],
-        tokenizer=tokenizer,
-        deduplicate=deduplicate,
-        num_processes=num_processes,
-        shard_tokens=shard_tokens,
-        report=report,
-    )
+    readers = [reader] if validation_reader is None else [validation_reader, reader]
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer, "deduplicate": deduplicate, "shard_tokens": shard_tokens, "report": report,
+    }  # fmt: skip
+    if num_parts is None:
+        run = _Run(readers, num_processes=num_processes, **options)
+    else:
+        folders = [part_folder(Path(output_dir), part, num_parts) for part in range(num_parts)]
+        run = _Merge(readers, folders=folders, **options)
     return _write_corpus(
         run,
         Path(output_dir),
@@ -102,7 +105,7 @@ def prepare_part(
     overwrite: bool = False,
     report: ReportProgress | None = None,
 ) -> Path:
-    """Tokenize one of `num_parts` parts of the files, on any machine; `merge_parts` makes the corpus of them all.
+    """Tokenize one of `num_parts` parts of the files, on any machine; `prepare` makes the corpus of them all.
 
     A part is whole files. One that is there already is left as it is, unless `overwrite`.
 
@@ -126,41 +129,6 @@ def prepare_part(
             about=lambda: {"job": identity, "sources": run.sources_with_empty(outcomes)},
         )
     return folder
-
-
-def merge_parts(
-    reader: Reader,
-    *,
-    num_parts: int,
-    tokenizer: "PreTrainedTokenizerFast",
-    output_dir: str | Path,
-    validation_reader: Reader | None = None,
-    validation_fraction: float = 0.01,
-    deduplicate: str = "none",
-    overwrite: bool = False,
-    shard_tokens: int = SHARD_TOKENS,
-    report: ReportProgress | None = None,
-) -> dict[str, dict[str, Any]]:
-    """As `prepare`, to the byte, from parts that `prepare_part` has tokenized; they are left where they are.
-
-    Raises:
-        FileNotFoundError: a part that is not there.
-        ValueError: parts of other inputs, another tokenizer or other flags.
-    """
-    run = _Merge(
-        [reader] if validation_reader is None else [validation_reader, reader],
-        tokenizer=tokenizer,
-        deduplicate=deduplicate,
-        shard_tokens=shard_tokens,
-        report=report,
-        folders=[part_folder(Path(output_dir), part, num_parts) for part in range(num_parts)],
-    )
-    return _write_corpus(
-        run,
-        Path(output_dir),
-        validation_fraction=validation_fraction if validation_reader is None else 0.0,
-        overwrite=overwrite,
-    )
 
 
 def _write_corpus(
