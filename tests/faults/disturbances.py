@@ -1,0 +1,119 @@
+"""Runs that are disturbed at a file operation or at a time of one's choice, in forks, which import nothing anew."""
+
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pretraining_helpers import run_forked
+
+from clozebert.training import loop
+
+# Python tells of these before it does them; the first argument is a path, the last one maybe the folder it lies in.
+_CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+class Watch:
+    """What forks of this process tell it: the file operations that they began, and the last step that they made."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 16)  # shared with forks
+
+    def _get(self, place: int) -> int:
+        return int(struct.unpack_from("q", self._memory, 8 * place)[0])
+
+    def _set(self, place: int, value: int) -> None:
+        struct.pack_into("q", self._memory, 8 * place, value)
+
+    @property
+    def operations(self) -> int:
+        return self._get(0)
+
+    @property
+    def step(self) -> int:
+        return self._get(1)
+
+    def forget_step(self) -> None:
+        """Before another run."""
+        self._set(1, 0)
+
+    def count_operations(self, output_dir: Path, before: Callable[[int], None]) -> None:
+        """From here on, call `before` with the number of each file operation that changes OUTPUT_DIR, counted from 1.
+
+        These are files opened to be written, pushed to the disk, renamed and removed, and folders made and removed.
+        """
+        self._set(0, 0)
+
+        def begin() -> None:
+            self._set(0, self.operations + 1)
+            before(self.operations)
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            if event == "open":
+                path, _, flags = arguments
+                if isinstance(path, (str, bytes, os.PathLike)) and flags & _WRITING and is_inside(path):
+                    begin()
+            elif event in _CHANGES and (arguments[-1] not in (-1, None) or is_inside(arguments[0])):
+                begin()
+
+        def is_inside(path: Any) -> bool:
+            return os.fsdecode(path).startswith(str(output_dir))
+
+        fsync = os.fsync
+
+        def counted(descriptor: int) -> None:
+            begin()
+            fsync(descriptor)
+
+        os.fsync = counted
+        sys.addaudithook(hook)
+
+    def note_steps(self) -> None:
+        """From here on, keep the last step that a run made, whether or not it was saved."""
+        count = loop.Pretraining._count_skips
+
+        def noted(self_: Any, num_broken: int) -> None:
+            self._set(1, self_.state.step + 1)
+            count(self_, num_broken)
+
+        loop.Pretraining._count_skips = noted  # type: ignore[method-assign]
+
+
+def signal_after(seconds: float, number: int) -> None:
+    """Send this process a signal after some time, from outside; nothing where it has ended by then."""
+    target = os.getpid()
+    if os.fork():
+        return
+    os.closerange(0, 256)  # whoever waits for the end of the target must not wait for this one
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if os.getppid() != target:
+            os._exit(0)
+        time.sleep(0.001)
+    if os.getppid() == target:
+        os.kill(target, number)
+    os._exit(0)
+
+
+def run_killed(
+    folder: Path, output_dir: Path, watch: Watch, *, operation: int = 0, seconds: float = 0.0, **run: Any
+) -> list[int]:
+    """The exit status of a run that is killed before its file operation of a number, or after some seconds."""
+
+    def prelude(rank: int) -> None:
+        def before(number: int) -> None:
+            if number == operation:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        watch.note_steps()
+        watch.count_operations(output_dir, before)
+        if seconds:
+            signal_after(seconds, signal.SIGKILL)
+
+    return run_forked(folder, output_dir, prelude=prelude, **run)
