@@ -20,10 +20,10 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Watch:
-    """What forks of this process tell it: the file operations that they began, and the last step that they made."""
+    """What forks of this process tell it: the file operations that they began, and the last step of each."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 16)  # shared with forks
+        self._memory = mmap.mmap(-1, 8 * 4)  # shared with forks
 
     def _get(self, place: int) -> int:
         return int(struct.unpack_from("q", self._memory, 8 * place)[0])
@@ -36,12 +36,18 @@ class Watch:
         return self._get(0)
 
     @property
-    def step(self) -> int:
+    def first_step_at(self) -> float:
+        """When the process of rank 0 made its first step, in nanoseconds of the clock that all processes share."""
         return self._get(1)
 
-    def forget_step(self) -> None:
+    def step(self, rank: int = 0) -> int:
+        """The last step that a process made, whether or not it was saved; 0: none."""
+        return self._get(2 + rank)
+
+    def forget(self) -> None:
         """Before another run."""
-        self._set(1, 0)
+        for place in range(4):
+            self._set(place, 0)
 
     def count_operations(self, output_dir: Path, before: Callable[[int], None]) -> None:
         """From here on, call `before` with the number of each file operation that changes OUTPUT_DIR, counted from 1.
@@ -74,30 +80,36 @@ class Watch:
         os.fsync = counted
         sys.addaudithook(hook)
 
-    def note_steps(self) -> None:
-        """From here on, keep the last step that a run made, whether or not it was saved."""
+    def note_steps(self, rank: int = 0) -> None:
+        """From here on, keep the last step that this process makes."""
         count = loop.Pretraining._count_skips
 
-        def noted(self_: Any, num_broken: int) -> None:
-            self._set(1, self_.state.step + 1)
-            count(self_, num_broken)
+        def noted(run: Any, num_broken: int) -> None:
+            if rank == 0 and not self.first_step_at:
+                self._set(1, time.monotonic_ns())
+            self._set(2 + rank, run.state.step + 1)
+            count(run, num_broken)
 
         loop.Pretraining._count_skips = noted  # type: ignore[method-assign]
 
 
-def signal_after(seconds: float, number: int) -> None:
-    """Send this process a signal after some time, from outside; nothing where it has ended by then."""
+def signal_after(seconds: float, number: int, *, watch: Watch | None = None) -> None:
+    """Send this process a signal after some time, from outside; nothing where it has ended by then.
+
+    Args:
+        watch: the time begins with the first step that it tells of; None: now.
+    """
     target = os.getpid()
     if os.fork():
         return
     os.closerange(0, 256)  # whoever waits for the end of the target must not wait for this one
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if os.getppid() != target:
-            os._exit(0)
+    begun = time.monotonic_ns()
+    while os.getppid() == target:
+        since = begun if watch is None else watch.first_step_at
+        if since and time.monotonic_ns() > since + 1e9 * seconds:
+            os.kill(target, number)
+            break
         time.sleep(0.001)
-    if os.getppid() == target:
-        os.kill(target, number)
     os._exit(0)
 
 
@@ -116,4 +128,19 @@ def run_killed(
         if seconds:
             signal_after(seconds, signal.SIGKILL)
 
+    watch.forget()
     return run_forked(folder, output_dir, prelude=prelude, **run)
+
+
+def run_signalled(
+    folder: Path, output_dir: Path, watch: Watch, *, ranks: tuple[int, ...], number: int, seconds: float, **run: Any
+) -> list[int]:
+    """The exit statuses of two processes, of which some get a signal, so many seconds after the first step."""
+
+    def prelude(rank: int) -> None:
+        watch.note_steps(rank)
+        if rank in ranks:
+            signal_after(seconds, number, watch=watch)
+
+    watch.forget()
+    return run_forked(folder, output_dir, processes=2, prelude=prelude, **run)

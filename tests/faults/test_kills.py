@@ -35,7 +35,6 @@ def kill_and_resume(folder: Path, tmp_path: Path, *, kills: int, seed: int) -> d
             how: dict[str, Any] = {"operation": int(draws.integers(1, operations + 1))}
             if draws.random() < 0.5:
                 how = {"seconds": float(draws.uniform(0, seconds))}
-            watch.forget_step()
             statuses = run_killed(folder, output_dir, watch, **how, **RUN)
             if statuses == [0]:  # it was at its end before
                 break
@@ -43,7 +42,7 @@ def kill_and_resume(folder: Path, tmp_path: Path, *, kills: int, seed: int) -> d
             found["kills"] += 1
             found["in a save"] += bool(list(output_dir.glob(".incomplete-*")))
             saved = newest_valid(output_dir)
-            lost = watch.step - (0 if saved is None else step_of(saved))
+            lost = watch.step() - (0 if saved is None else step_of(saved))
             assert lost <= SAVE_STEPS, how
             found["most steps lost"] = max(found["most steps lost"], lost)
         else:
@@ -67,7 +66,7 @@ def test_two_hundred_kills(prepared: Path, tmp_path: Path, figure: Callable[[str
     assert found["in a save"] > 20
     figure(
         "kills",
-        f"{found['kills']} kills ({found['in a save']} in the writing of a folder) of {found['runs']} runs: all resumed "
-        f"by the same command with the same end bits, at most {found['most steps lost']} steps lost of {SAVE_STEPS} "
-        f"between two checkpoints",
+        f"{found['kills']} kills ({found['in a save']} in the writing of a folder) of {found['runs']} runs: all "
+        f"resumed by the same command with the same end bits; at most {found['most steps lost']} steps lost, with "
+        f"{SAVE_STEPS} between two checkpoints",
     )
