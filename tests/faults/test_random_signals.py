@@ -15,9 +15,9 @@ from pretraining_helpers import assert_same_bits, run_forked
 from clozebert.training.checkpoints import newest_valid
 from clozebert.training.damage import step_of
 
-STEPS, SAVE_STEPS = 24, 9
+STEPS, SAVE_STEPS = 16, 6
 RUN = {
-    "max_steps": STEPS, "save_steps": SAVE_STEPS, "eval_steps": 6, "save_total_limit": 2, "logging_steps": 1,
+    "max_steps": STEPS, "save_steps": SAVE_STEPS, "eval_steps": 5, "save_total_limit": 2, "logging_steps": 1,
     "resume_from_checkpoint": "latest", "per_device_train_batch_size": 2,
 }  # fmt: skip
 
@@ -47,7 +47,8 @@ def signal_and_resume(
             assert statuses[1 - ranks[0]] != 0, how
             assert max(watch.step(rank) for rank in range(2)) - step <= SAVE_STEPS, how
         else:
-            assert statuses == [128 + number] * 2, how
+            # Who heard nothing stops because the other did, as after SIGTERM.
+            assert set(statuses) <= {128 + number, 128 + signal.SIGTERM}, (how, statuses)
             assert step == watch.step(0) == watch.step(1), how
         found["signals"] += 1
         found["to both"] += len(ranks) == 2
@@ -60,10 +61,11 @@ def signal_and_resume(
 
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
-def test_fifty_signals(prepared: Path, tmp_path: Path, figure: Callable[[str, Any], None]) -> None:
-    found = signal_and_resume(prepared, tmp_path, signals=50, numbers=(signal.SIGTERM, signal.SIGINT), seed=3)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_fifty_signals(prepared: Path, tmp_path: Path, number: int, figure: Callable[[str, Any], None]) -> None:
+    found = signal_and_resume(prepared, tmp_path, signals=25, numbers=(number,), seed=number)
     figure(
-        "signals",
+        signal.Signals(number).name,
         f"{found['signals']} signals, {found['to both']} of them to both: 0 hangs, the same step in both, saved, and "
         f"the same end bits after resuming; the slowest ended after {found['slowest end']:.1f} s",
     )
