@@ -1,5 +1,6 @@
 """Runs that are disturbed at a file operation or at a time of one's choice, in forks, which import nothing anew."""
 
+import errno
 import mmap
 import os
 import signal
@@ -36,7 +37,7 @@ class Watch:
         return self._get(0)
 
     @property
-    def first_step_at(self) -> float:
+    def first_step_at(self) -> int:
         """When the process of rank 0 made its first step, in nanoseconds of the clock that all processes share."""
         return self._get(1)
 
@@ -49,24 +50,25 @@ class Watch:
         for place in range(4):
             self._set(place, 0)
 
-    def count_operations(self, output_dir: Path, before: Callable[[int], None]) -> None:
-        """From here on, call `before` with the number of each file operation that changes OUTPUT_DIR, counted from 1.
+    def count_operations(self, output_dir: Path, before: Callable[[int, str], None]) -> None:
+        """From here on, call `before` with the number and name of each file operation that changes OUTPUT_DIR.
 
-        These are files opened to be written, pushed to the disk, renamed and removed, and folders made and removed.
+        These are files opened to be written, pushed to the disk, renamed and removed, and folders made and removed. The
+        first has number 1. What `before` raises, the operation raises.
         """
         self._set(0, 0)
 
-        def begin() -> None:
+        def begin(name: str) -> None:
             self._set(0, self.operations + 1)
-            before(self.operations)
+            before(self.operations, name)
 
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
             if event == "open":
                 path, _, flags = arguments
                 if isinstance(path, (str, bytes, os.PathLike)) and flags & _WRITING and is_inside(path):
-                    begin()
+                    begin(event)
             elif event in _CHANGES and (arguments[-1] not in (-1, None) or is_inside(arguments[0])):
-                begin()
+                begin(event)
 
         def is_inside(path: Any) -> bool:
             return os.fsdecode(path).startswith(str(output_dir))
@@ -74,7 +76,7 @@ class Watch:
         fsync = os.fsync
 
         def counted(descriptor: int) -> None:
-            begin()
+            begin("os.fsync")
             fsync(descriptor)
 
         os.fsync = counted
@@ -119,7 +121,7 @@ def run_killed(
     """The exit status of a run that is killed before its file operation of a number, or after some seconds."""
 
     def prelude(rank: int) -> None:
-        def before(number: int) -> None:
+        def before(number: int, name: str) -> None:
             if number == operation:
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -144,3 +146,16 @@ def run_signalled(
 
     watch.forget()
     return run_forked(folder, output_dir, processes=2, prelude=prelude, **run)
+
+
+def break_disk(watch: Watch, folder: Path, *, operation: int, number: int) -> None:
+    """In this process, from the file operation of a number on, let all that change FOLDER fail with an error number.
+
+    A full disk still removes files, and a read-only one does not.
+    """
+
+    def before(counted: int, name: str) -> None:
+        if counted >= operation > 0 and (number == errno.EROFS or name not in ("os.remove", "os.rmdir")):
+            raise OSError(number, os.strerror(number))
+
+    watch.count_operations(folder, before)

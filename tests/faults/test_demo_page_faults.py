@@ -215,6 +215,7 @@ def events_of(url: str) -> list[str]:
     return sorted(name.removeprefix("/") for name in json.loads(ask(f"{url}/gradio_api/info")[1])["named_endpoints"])
 
 
+@pytest.mark.faults
 def test_no_file_is_read(page_server: tuple[str, int, Path]) -> None:
     url, _, home = page_server
     secret = home / "secret.txt"
@@ -242,6 +243,7 @@ def memory_of(pid: int) -> float:
     return int(found.group(1)) / 1024
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process as Linux tells it")
 def test_a_large_request_is_refused_before_it_is_read(
     page_server: tuple[str, int, Path], figure: Callable[[str, Any], None]
@@ -270,6 +272,7 @@ def test_a_large_request_is_refused_before_it_is_read(
     assert ask(url)[0] == 200
 
 
+@pytest.mark.faults
 def test_nothing_is_rendered_as_markup(page_server: tuple[str, int, Path], figure: Callable[[str, Any], None]) -> None:
     """In a browser: names, labels, texts and messages; no element of theirs, no request, no line of theirs runs."""
     sync_api = pytest.importorskip("playwright.sync_api")
