@@ -38,8 +38,14 @@ def run_on_broken_disk(folder: Path, output_dir: Path, watch: Watch, *, operatio
     )
 
 
-def break_and_resume(folder: Path, tmp_path: Path, capfd: Any, *, faults: int, seed: int) -> dict[str, float]:
-    """Let runs meet disk faults, and go on from each with a good disk; what came of them."""
+def break_and_resume(
+    folder: Path, tmp_path: Path, capfd: Any, *, faults: int, seed: int, keep: Callable[[Any], None] = print
+) -> None:
+    """Let runs meet disk faults, and go on from each with a good disk.
+
+    Args:
+        keep: told after each what came of all, so that a test that is cut short has said how far it came.
+    """
     watch, draws = Watch(), np.random.default_rng(seed)
     assert run_on_broken_disk(folder, tmp_path / "whole", watch, operation=0, number=0) == [0]
     operations, found = watch.operations, {"faults": 0, "slowest": 0.0}
@@ -62,7 +68,7 @@ def break_and_resume(folder: Path, tmp_path: Path, capfd: Any, *, faults: int, s
         assert run_forked(folder, output_dir, **RUN) == [0], how
         assert_same_bits(tmp_path / "whole", output_dir, step=STEPS)
         shutil.rmtree(output_dir)
-    return found
+        keep(found)
 
 
 def test_a_disk_that_fails_anywhere_in_a_run(prepared: Path, tmp_path: Path, capfd: Any) -> None:
@@ -72,12 +78,14 @@ def test_a_disk_that_fails_anywhere_in_a_run(prepared: Path, tmp_path: Path, cap
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 def test_eighty_disk_faults(prepared: Path, tmp_path: Path, capfd: Any, figure: Callable[[str, Any], None]) -> None:
-    found = break_and_resume(prepared, tmp_path, capfd, faults=80, seed=6)
-    figure(
-        "disk faults",
-        f"{found['faults']} faults: one line and status 2 after {found['slowest']:.0f} s at most, and the same end "
-        f"bits after resuming on a good disk",
-    )
+    def keep(found: dict[str, float]) -> None:
+        figure(
+            "disk faults",
+            f"{found['faults']} faults: one line and status 2 after {found['slowest']:.0f} s at most, and the same end "
+            f"bits after resuming on a good disk",
+        )
+
+    break_and_resume(prepared, tmp_path, capfd, faults=80, seed=6, keep=keep)
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["new", "overwritten"])

@@ -23,9 +23,13 @@ RUN = {
 
 
 def signal_and_resume(
-    folder: Path, tmp_path: Path, *, signals: int, numbers: tuple[int, ...], seed: int
-) -> dict[str, Any]:
-    """Disturb runs until so many signals have hit, then let each go on to its end; what came of them."""
+    folder: Path, tmp_path: Path, *, signals: int, numbers: tuple[int, ...], seed: int, keep: Callable[[Any], None]
+) -> None:
+    """Disturb runs until so many signals have hit, and let each go on to its end.
+
+    Args:
+        keep: told after each what came of all, so that a test that is cut short has said how far it came.
+    """
     watch, draws, whole = Watch(), np.random.default_rng(seed), tmp_path / "whole"
     assert run_signalled(folder, whole, watch, ranks=(), number=0, seconds=0, **RUN) == [0, 0]
     duration = (time.monotonic_ns() - watch.first_step_at) / 1e9
@@ -56,27 +60,31 @@ def signal_and_resume(
         assert ended < 60, how
         assert run_forked(folder, output_dir, processes=2, **RUN) == [0, 0], how
         assert_same_bits(whole, output_dir, step=STEPS)
-    return found
+        keep(found)
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_fifty_signals(prepared: Path, tmp_path: Path, number: int, figure: Callable[[str, Any], None]) -> None:
-    found = signal_and_resume(prepared, tmp_path, signals=25, numbers=(number,), seed=number)
-    figure(
-        signal.Signals(number).name,
-        f"{found['signals']} signals, {found['to both']} of them to both: 0 hangs, the same step in both, saved, and "
-        f"the same end bits after resuming; the slowest ended after {found['slowest end']:.1f} s",
-    )
+    def keep(found: dict[str, Any]) -> None:
+        figure(
+            signal.Signals(number).name,
+            f"{found['signals']} signals, {found['to both']} of them to both: 0 hangs, the same step in both, saved, and "
+            f"the same end bits after resuming; the slowest ended after {found['slowest end']:.1f} s",
+        )
+
+    signal_and_resume(prepared, tmp_path, signals=25, numbers=(number,), seed=number, keep=keep)
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 def test_ten_kills_of_one_of_two(prepared: Path, tmp_path: Path, figure: Callable[[str, Any], None]) -> None:
-    found = signal_and_resume(prepared, tmp_path, signals=10, numbers=(signal.SIGKILL,), seed=4)
-    figure(
-        "kills of one of two",
-        f"{found['signals']} kills: the other ended with an error after {found['slowest end']:.1f} s at most, and all "
-        f"resumed with the same end bits",
-    )
+    def keep(found: dict[str, Any]) -> None:
+        figure(
+            "kills of one of two",
+            f"{found['signals']} kills: the other ended with an error after {found['slowest end']:.1f} s at most, and all "
+            f"resumed with the same end bits",
+        )
+
+    signal_and_resume(prepared, tmp_path, signals=10, numbers=(signal.SIGKILL,), seed=4, keep=keep)
