@@ -70,8 +70,8 @@ def test_fifty_signals(prepared: Path, tmp_path: Path, number: int, figure: Call
     def keep(found: dict[str, Any]) -> None:
         figure(
             signal.Signals(number).name,
-            f"{found['signals']} signals, {found['to both']} of them to both: 0 hangs, the same step in both, saved, and "
-            f"the same end bits after resuming; the slowest ended after {found['slowest end']:.1f} s",
+            f"{found['signals']} signals, {found['to both']} of them to both: 0 hangs, the same step in both, saved, "
+            f"and the same end bits after resuming; the slowest ended after {found['slowest end']:.1f} s",
         )
 
     signal_and_resume(prepared, tmp_path, signals=25, numbers=(number,), seed=number, keep=keep)
@@ -83,8 +83,8 @@ def test_ten_kills_of_one_of_two(prepared: Path, tmp_path: Path, figure: Callabl
     def keep(found: dict[str, Any]) -> None:
         figure(
             "kills of one of two",
-            f"{found['signals']} kills: the other ended with an error after {found['slowest end']:.1f} s at most, and all "
-            f"resumed with the same end bits",
+            f"{found['signals']} kills: the other ended with an error after {found['slowest end']:.1f} s at most, and "
+            f"all resumed with the same end bits",
         )
 
     signal_and_resume(prepared, tmp_path, signals=10, numbers=(signal.SIGKILL,), seed=4, keep=keep)
