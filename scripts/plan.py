@@ -88,13 +88,15 @@ def plan(
 ) -> dict[str, Any]:
     """Print the plan of a run and return it; `settings` are fields of PretrainingArguments.
 
-    Of a run in phases each one is planned, and `seconds` and `cost` are those of all.
+    With `model_name_or_path` that model's own configuration takes the place of `config`, as in a run. Of a run in
+    phases each one is planned, and `seconds` and `cost` are those of all.
     """
     import dataclasses
 
     from clozebert.training.arguments import PretrainingArguments
     from clozebert.training.calibration import calibrate as measure
-    from clozebert.training.initial_model import padded_vocabulary
+    from clozebert.training.checks import check_positions
+    from clozebert.training.initial_model import load_configuration, padded_vocabulary
     from clozebert.training.planning import make_plan, mean_attention_length, plan_table
     from clozebert.training.run_length import length_by_text
     from clozebert.training.run_settings import phase_configuration
@@ -103,11 +105,14 @@ def plan(
     has_corpus = bool(settings.get("corpus"))
     paths = {"corpus": settings.get("corpus") or "-", "tokenizer_name": settings.get("tokenizer_name") or "-"}
     run = PretrainingArguments(**{**settings, **paths, "dry_run": True})
+    if run.model_name_or_path is not None:
+        config = load_configuration(run.model_name_or_path)
     if has_corpus:
         first = _open_corpora(run)
         run = length_by_text(run, first)
-        # The model's vocabulary is that of the tokenizer which prepared the corpus.
-        config.vocab_size = vocab_size or padded_vocabulary(first.corpora[0].manifest["tokenizer"]["vocab_size"])
+        if run.model_name_or_path is None:
+            # The model's vocabulary is that of the tokenizer which prepared the corpus.
+            config.vocab_size = vocab_size or padded_vocabulary(first.corpora[0].manifest["tokenizer"]["vocab_size"])
     elif run.max_steps is None:
         run = run.of_length(_STEPS_OF_AN_UNKNOWN_TEXT)
         print(f"for {run.num_steps:,} steps: give --corpus, or --max_steps, for those of your run")
@@ -122,6 +127,7 @@ def plan(
     found = []
     for phase in phases:
         arguments, of_phase = phase.arguments, phase_configuration(config, phase)
+        check_positions(arguments, of_phase)
         corpora = _open_corpora(arguments) if has_corpus else None
         length = None
         if corpora is not None:
