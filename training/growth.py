@@ -24,6 +24,9 @@ from ..utils.progress_bar import StageBars
 from ..utils.weights import fill, make_empty
 from .vocabulary_rows import take_rows
 
+# Where all tokens of a document are masked, one at a time, the work grows with the square of its length.
+_EXCERPT = 128
+
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
@@ -105,7 +108,8 @@ def extend_vocabulary(
     Args:
         tokenizer: the model's; a copy of it gets the tokens.
         new_tokens: whole words or strings, none of which the tokenizer has.
-        texts: on which pseudo-perplexity is measured, per token of the old tokenizer.
+        texts: on which pseudo-perplexity is measured, per token of the old tokenizer; of longer ones the beginning, of
+            about 128 tokens.
 
     Raises:
         UserError: a token is known already, or is cut into nothing but unknown tokens.
@@ -120,13 +124,28 @@ def extend_vocabulary(
     for token, ids in pieces.items():
         sources[larger.convert_tokens_to_ids(token)] = ids
     new = take_rows(model, sources)
-    length = model.config.max_position_embeddings
+    most = model.config.max_position_embeddings
+    # Both models read the same text: the new tokenizer cuts it into fewer tokens, and would reach further.
+    excerpts = [text[: _beginning(tokenizer, text, min(_EXCERPT, most))[1]] for text in texts]
     old_documents, new_documents = (
-        [cut(text, truncation=True, max_length=length)["input_ids"] for text in texts] for cut in (tokenizer, larger)
+        [cut(text, truncation=True, max_length=most)["input_ids"] for text in excerpts] for cut in (tokenizer, larger)
     )
     loss, count = _masked_loss(model, old_documents, None, 32)
     after = pseudo_perplexity(new, new_documents, num_tokens=count)
     return WarmStart(new, math.exp(min(loss / count, 700)), after, larger)
+
+
+def _beginning(tokenizer: Any, text: str, tokens: int) -> tuple[list[int], int]:
+    """The ids of the first tokens of a text, special ones included, and the place in it where they end.
+
+    Only as much of the text is tokenized as that takes.
+    """
+    characters = 16 * tokens
+    while True:
+        cut = tokenizer(text[:characters], truncation=True, max_length=tokens, return_offsets_mapping=True)
+        if len(cut["input_ids"]) >= tokens or characters >= len(text):
+            return cut["input_ids"], max((end for _, end in cut["offset_mapping"]), default=0)
+        characters *= 4
 
 
 def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
@@ -462,7 +481,7 @@ def _take(
         result = extend_vocabulary(model, tokenizer, new_tokens, texts=texts)
         model, tokenizer = result.model, result.tokenizer
         yield "vocabulary", result
-    documents = [tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
+    documents = [_beginning(tokenizer, text, length)[0] for text in texts]
     for name, step in steps.items():
         result = step(model, documents=documents)
         model = result.model
