@@ -6,6 +6,7 @@ from typing import Any
 from .arguments import Phase, PretrainingArguments
 from .calibration import seconds_per_token
 from .phase_setup import PhaseSetup
+from .processes import mean_over_processes
 from .reporting import epochs_of
 from .run_length import hours_lines, length_lines
 from .training_state import TrainingState
@@ -66,7 +67,8 @@ def _hours(
     if state.step and state.seconds:
         left = (tokens - state.tokens_seen) * state.seconds / max(1, state.tokens_seen)
         return max(0.0, left) / 3600, "for what is left, at the speed so far"
-    by_formula = tokens * setup.flops_per_token / (_USUAL_SHARE * peak_flops) / 3600
+    # Each process measured its own peak. All must choose the same way, as the timing below is done together.
+    by_formula = mean_over_processes(tokens * setup.flops_per_token / (_USUAL_SHARE * peak_flops) / 3600, accelerator)
     if measured is None and by_formula < _SHORT_HOURS and not dry:
         return by_formula, "from its FLOPs"
     of_one = seconds_per_token(setup, accelerator=accelerator) if measured is None else measured
