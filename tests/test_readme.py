@@ -1,4 +1,8 @@
-"""The README's commands and code, run as they stand but for sizes that fit a test."""
+"""The README's commands and code, run as they stand, on a small real text: the project's own pages.
+
+Two of them get flags beside, so that they take seconds: see `SMALLER`. What `pretrain` sets out on by itself is tested
+for each recipe, in dry runs.
+"""
 
 import json
 import os
@@ -9,19 +13,24 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+from clozebert.configuration import list_recipes
+from clozebert.scripts.pretrain_mlm import main as pretrain
+from clozebert.training import checks
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NARROW = ["--hidden_size", "24", "--num_attention_heads", "2", "--intermediate_size", "36"]
 # What each command gets beside what the README says, so that it takes seconds.
 SMALLER = {
-    "train-tokenizer": ["--vocab_size", "300"],
-    "prepare-corpus": ["--validation_fraction", "0.2"],
-    "pretrain": [
-        *("--max_steps", "2", "--global_batch_size", "4", "--max_seq_length", "32", "--hidden_size", "24"),
-        *("--num_attention_heads", "2", "--intermediate_size", "36", "--num_hidden_layers", "1"),
-    ],
+    "train-tokenizer": [],
+    "prepare-corpus": [],
+    "pretrain": [*NARROW, "--num_hidden_layers", "1", "--max_steps", "2", "--global_batch_size", "4"],
     "finetune-token": ["--num_train_epochs", "1"],
     "publish": ["--dry_run"],
 }
+MOST_EPOCHS = 40
 
 
 def blocks(language: str) -> list[str]:
@@ -36,12 +45,11 @@ def commands() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the five commands have been run, on text and tagged sentences made here."""
+    """A folder in which the five commands have been run, on the project's pages and on tagged sentences made here."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "my_text").mkdir()
-    for name in ("one", "two", "three"):
-        lines = [f"The {name} cat number {i} sat on mat {i % 7} and looked at the dog.\n" for i in range(120)]
-        (folder / "my_text" / f"{name}.txt").write_text("\n".join(lines))
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        (folder / "my_text" / f"{page.stem}.txt").write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
     sentence = "".join(
         f"{i}\t{word}\t{word}\t{tag}\t_\t_\t0\troot\t_\t_\n"
         for i, (word, tag) in enumerate([("The", "DET"), ("cat", "NOUN"), ("sat", "VERB")], start=1)
@@ -84,6 +92,52 @@ def test_the_python_code_runs(workplace: Path) -> None:
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
         assert done.returncode == 0, done.stderr
+
+
+def dry_run(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe: str, *more: str
+) -> str:
+    """What the README's `pretrain` command says before it begins, with another recipe in it and a narrow model."""
+    (command,) = (command for command in commands() if command[0] == "pretrain")
+    command[command.index("--config") + 1] = recipe
+    monkeypatch.chdir(workplace)
+    capsys.readouterr()
+    pretrain([*command[1:], "--dry_run", "--mixed_precision", "no", *NARROW, *more])
+    return capsys.readouterr().out
+
+
+def check_epochs_and_vocabulary(workplace: Path, shown: str) -> None:
+    """What a run says, against the tokenizer's own file and the text counted with it."""
+    tokenizer = Tokenizer.from_file(str(workplace / "tokenizer" / "tokenizer.json"))
+    (rows,) = re.findall(r"vocabulary ([\d,]+)\n", shown)
+    needed = tokenizer.get_vocab_size()
+    assert needed <= int(rows.replace(",", "")) < needed + 64
+    pages = [page.read_text(encoding="utf-8") for page in (workplace / "my_text").iterdir()]
+    counted = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(pages))
+    ((steps, tokens, epochs),) = re.findall(r"steps: ([\d,]+) of ([\d,]+) tokens, ([\d.]+) epochs", shown)
+    assert 1 < float(epochs) <= MOST_EPOCHS
+    seen = int(steps.replace(",", "")) * int(tokens.replace(",", ""))
+    print(seen / counted, float(epochs))
+    assert seen <= MOST_EPOCHS * counted * 1.2
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+def test_every_recipe_sets_out_on_40_epochs_at_most_and_on_no_idle_row(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe: str
+) -> None:
+    shown = dry_run(workplace, monkeypatch, capsys, recipe)
+    check_epochs_and_vocabulary(workplace, shown)
+
+
+def test_the_check_of_the_recipes_can_fail(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = dry_run(workplace, monkeypatch, capsys, "nano", "--num_train_epochs", "60")
+    with pytest.raises(AssertionError, match="<= 40"):
+        check_epochs_and_vocabulary(workplace, shown)
+    monkeypatch.setattr(checks, "padded_vocabulary", lambda tokens: 50_368)
+    with pytest.raises(AssertionError, match="50368"):
+        check_epochs_and_vocabulary(workplace, dry_run(workplace, monkeypatch, capsys, "nano"))
 
 
 def test_the_readme_lists_every_command_and_no_other() -> None:

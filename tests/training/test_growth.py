@@ -133,7 +133,7 @@ def test_both_models_are_measured_on_the_same_beginning_of_a_long_text(tokenizer
         type(tokenizer), "__call__", lambda self, text, **more: (seen.append(len(text)), call(self, text, **more))[1]
     )
     result = extend_vocabulary(model, tokenizer, ["face"], texts=[text])
-    # 27 letters and the two ends are the model's 29 positions; the larger tokenizer's 20 tokens are of the same letters.
+    # 27 letters and the two ends are the model's 29 positions; to the larger tokenizer they are 20 tokens.
     read = "face a bad cab face a bad cab face a"
     assert len(read.replace(" ", "")) == 27
     old, new = tokenizer(read)["input_ids"], result.tokenizer(read)["input_ids"]
