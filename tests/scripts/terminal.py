@@ -28,7 +28,7 @@ class Session:
 
     Attributes:
         first_sign: seconds to its first output.
-        answered, ended: seconds from Ctrl-C to more output, and to the end of the process.
+        answered, ended: seconds from Ctrl-C to a line that says what happens now, and to the end of the process.
         shown: all of its output.
     """
 
@@ -61,7 +61,7 @@ def in_terminal(
         preexec_fn=_make_controlling,
     )  # fmt: skip
     os.close(theirs)
-    shown, pressed = "", None
+    shown, pressed, before = "", None, 0
     first_sign = answered = ended = None
     while time.monotonic() - begun < timeout:
         ready, _, _ = select.select([ours], [], [], 0.02)
@@ -74,15 +74,14 @@ def in_terminal(
             text = data.decode("utf-8", errors="replace")
             if text.strip() and first_sign is None:
                 first_sign = now - begun
-            # The terminal itself echoes ^C.
-            if pressed is not None and answered is None and text.replace("^C", "").strip():
-                answered = now - pressed
             shown += text
+            if pressed is not None and answered is None and re.search("stopping: |interrupted", shown[before:]):
+                answered = now - pressed
         if process.poll() is not None:
             ended = None if pressed is None else now - pressed
             break
         if pressed is None and interrupt_when(shown, now - begun):
-            pressed = time.monotonic()
+            pressed, before = time.monotonic(), len(shown)
             os.write(ours, b"\x03")
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
@@ -119,7 +118,7 @@ def measure(rows: dict[str, tuple[list[str], Callable[[str, float], bool]]]) -> 
         return "none" if value is None else f"{value:.2f}"
 
     for name, (flags, decide) in rows.items():
-        done = in_terminal([sys.executable, "-m", "clozebert", *flags], interrupt_when=decide, timeout=60)
+        done = in_terminal([sys.executable, "-m", "clozebert", *flags], interrupt_when=decide, timeout=120)
         lines.append(
             f"| {name} | {figure(done.first_sign)} | {figure(done.answered)} | {figure(done.ended)} | "
             f"{'yes' if done.has_bar else 'no'} |"
@@ -176,6 +175,11 @@ def main(folder: Path, text: Path) -> None:
                            after(bar, 1.0)),
         "pretrain, loading": (["pretrain", "--config", "small", *run, *out()], after(loading, 1.0)),
         "pretrain, training": (["pretrain", "--config", "small", *run, *out()], after(r"\d%\|", 4.0)),
+        "pretrain, BERT-base": (["pretrain", "--config", "bert-base", *run, *out(), "--global_batch_size", "32",
+                                 "--max_steps", "9", "--warmup_steps", "1"], after(r"\d%\|", 3.0)),
+        "pretrain, evaluating": (["pretrain", "--config", "small", *run, *out(), "--global_batch_size", "16",
+                                  "--eval_steps", "1", "--max_eval_batches", "1000"], after("loss", 2.0)),
+        "check": (["check", str(corpus)], after(loading, 0.2)),
         "plan --calibrate": (["plan", "--config", "small", "--calibrate"], after(bar, 2.0)),
         "evaluate": (["evaluate", str(model), "--corpus", str(corpus), "--pseudo_perplexity_documents", "1000"],
                      after(bar, 3.0)),
@@ -185,11 +189,14 @@ def main(folder: Path, text: Path) -> None:
                      str(folder / "predicted.jsonl")], after(bar, 1.0)),
         "grow": (["grow", "--model_name_or_path", str(model), "--input", str(sample), "--num_hidden_layers", "8",
                   "--num_texts", "2000", *out()], after(bar, 1.0)),
+        "grow --new_tokens": (["grow", "--model_name_or_path", str(model), "--input", str(many), "--new_tokens",
+                               "astronomers", "--num_texts", "2000", *out()], after(bar, 1.0)),
         "adapt": (["adapt", "--model_name_or_path", str(model), "--input", str(sample), *out()], after(loading, 8.0)),
         "convert": (["convert", "--input", str(model), "--to", "native", *out()], after(loading, 1.0)),
         "describe": (["describe", "bert-base"], after(loading, 1.0)),
         "publish --dry_run": (["publish", str(model), "--repo_id", "a/b", "--dry_run"], after(loading, 6.0)),
         "demo": (["demo", *out()], after(loading, 12.0)),
+        "demo-app": (["demo-app", str(model)], after("http://", 2.0)),
     })))  # fmt: skip
 
 
