@@ -53,7 +53,8 @@ def blocks(language: str) -> list[str]:
 def commands() -> list[list[str]]:
     """The `clozebert VERB …` lines of the five-command block."""
     block = next(block for block in blocks("bash") if "train-tokenizer" in block)
-    return [shlex.split(line)[1:] for line in block.splitlines() if line.startswith("clozebert ")]
+    lines = block.replace("\\\n", "").splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith("clozebert ")]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from ..utils.weights import fill, make_empty
 from .vocabulary_rows import take_rows
 
 # Where all tokens of a document are masked, one at a time, the work grows with the square of its length.
-_EXCERPT = 128
+_EXCERPT = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ def extend_vocabulary(
         tokenizer: the model's; a copy of it gets the tokens.
         new_tokens: whole words or strings, none of which the tokenizer has.
         texts: on which pseudo-perplexity is measured, per token of the old tokenizer; of longer ones the beginning, of
-            about 128 tokens.
+            about 64 tokens.
 
     Raises:
         UserError: a token is known already, or is cut into nothing but unknown tokens.
