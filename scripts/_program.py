@@ -1,5 +1,7 @@
 """What every program here shares: reading its flags, telling a person's mistake from a bug of ours, and Ctrl-C."""
 
+import atexit
+import gc
 import os
 import select
 import sys
@@ -80,6 +82,8 @@ def run(main: Callable[[], Any]) -> NoReturn:
     from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()
+    # Python's last collection goes through all that torch and transformers made: most of a second, for nothing.
+    atexit.register(gc.freeze)
     if sys.stderr.isatty() and not {"-h", "--help"} & set(sys.argv):
         # A sign of life: to import torch and transformers takes seconds.
         print("loading …", file=sys.stderr, flush=True)

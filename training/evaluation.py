@@ -39,7 +39,7 @@ def evaluate_masked_lm(
     Of each run of as many batches as there are processes, every process takes one.
 
     Args:
-        should_stop: asked before each batch, and by one process alone on a CPU at each layer too; True in one process
+        should_stop: asked before each batch, and by one process alone on a CPU in each layer too; True in one process
             ends the evaluation in all.
 
     Returns:

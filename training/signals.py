@@ -100,7 +100,7 @@ class LeftEarlyError(Exception):
 
 @contextlib.contextmanager
 def leaving_early(model: torch.nn.Module, should_stop: Callable[[], bool], device: torch.device) -> Iterator[None]:
-    """On a CPU, where one pass through a large model takes many seconds, ask at each layer whether to stop.
+    """On a CPU, where one pass through a large model takes many seconds, ask twice in each layer whether to stop.
 
     On other devices nothing is changed: the host is ahead of the device, and a pass is short.
 
@@ -112,13 +112,17 @@ def leaving_early(model: torch.nn.Module, should_stop: Callable[[], bool], devic
         if should_stop():
             raise LeftEarlyError
 
-    def at_layer(_: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+    def at_part(_: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         ask()
         if inputs[0].requires_grad:
             inputs[0].register_hook(ask)  # on the way back
 
-    layers = [module for module in model.modules() if isinstance(module, EncoderLayer)] if device.type == "cpu" else []
-    hooks = [layer.register_forward_pre_hook(at_layer) for layer in layers]
+    parts: list[torch.nn.Module] = []
+    for layer in model.modules() if device.type == "cpu" else ():
+        if isinstance(layer, EncoderLayer):
+            is_compiled = "forward" in vars(layer)  # by `machine.compile_model`: hooks within would break its graph
+            parts += [layer] if is_compiled else [layer.attention, layer.mlp]
+    hooks = [part.register_forward_pre_hook(at_part) for part in parts]
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A stop within a pass through the model: one process on a CPU leaves it at the next layer."""
+"""A stop within a pass through the model: one process on a CPU leaves it at the next part of a layer."""
 
 from pathlib import Path
 from typing import Any
@@ -45,16 +45,15 @@ def gradient(model: ClozeBertForMaskedLM, prepared: Path, **more: Any) -> tuple[
     return loss, [layer.attention.o_proj.weight.grad for layer in model.model.layers]
 
 
-def test_a_step_is_left_at_every_layer_forward_and_backward(model: ClozeBertForMaskedLM, prepared: Path) -> None:
-    # Before a micro-batch, before each layer, and on the way back before each layer is left.
-    looks = 1 + 2 * LAYERS
-    for count in range(1, looks + 1):
+def test_a_step_is_left_within_every_layer_forward_and_backward(model: ClozeBertForMaskedLM, prepared: Path) -> None:
+    # Before a micro-batch, before attention and feed-forward of each layer, and on the way back when each is left.
+    for count in range(1, 1 + 4 * LAYERS + 1):
         model.zero_grad()
         loss, gradients = gradient(model, prepared, stop=StopAt(count))
         assert loss is None
-        back = max(0, count - 1 - LAYERS)
+        back = max(0, count - 1 - 2 * LAYERS) // 2  # layers whose attention is left
         assert [found is not None for found in gradients] == [False] * (LAYERS - back) + [True] * back, count
-        assert all(not layer._forward_pre_hooks for layer in model.model.layers)
+        assert all(not module._forward_pre_hooks for module in model.modules())
 
 
 def test_a_step_that_nobody_stops_is_the_same_to_the_bit(model: ClozeBertForMaskedLM, prepared: Path) -> None:
@@ -66,16 +65,16 @@ def test_a_step_that_nobody_stops_is_the_same_to_the_bit(model: ClozeBertForMask
     assert torch.equal(loss, expected)
     assert len(before) == LAYERS
     assert all(torch.equal(one, other) for one, other in zip(before, gradients, strict=True))
-    assert 10_000 - never.left == 2 * (1 + 2 * LAYERS)
+    assert 10_000 - never.left == 2 * (1 + 4 * LAYERS)
 
 
-def test_an_evaluation_is_left_at_a_layer(model: ClozeBertForMaskedLM, prepared: Path) -> None:
+def test_an_evaluation_is_left_within_a_layer(model: ClozeBertForMaskedLM, prepared: Path) -> None:
     options = {"max_seq_length": 40, "masking": Masking(rate=0.15), "seed": 5}
     batches = validation_batches(Corpus(prepared / "corpus", "validation"), batch_size=3, **options)
     reached: list[int] = []
     for index, layer in enumerate(model.model.layers):
         layer.register_forward_hook(lambda *_, index=index: reached.append(index))
-    stop = StopAt(1 + 2 + 1)  # before the batch, at two layers, and at the third
+    stop = StopAt(1 + 4 + 1)  # before the batch, in two layers, and in the third
     with pytest.raises(EvaluationStoppedError):
         evaluate_masked_lm(
             model, batches, accelerator=Accelerator(cpu=True, mixed_precision="no"), should_stop=lambda: bool(stop)
