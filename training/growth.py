@@ -20,6 +20,7 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling.modeling_clozebert import ClozeBertForMaskedLM
 from ..modeling.pseudo_likelihood import Documents, masked_log_likelihoods
 from ..utils.errors import UserError
+from ..utils.input_length import beginning_of
 from ..utils.progress_bar import StageBars
 from ..utils.weights import fill, make_empty
 from .vocabulary_rows import take_rows
@@ -108,8 +109,7 @@ def extend_vocabulary(
     Args:
         tokenizer: the model's; a copy of it gets the tokens.
         new_tokens: whole words or strings, none of which the tokenizer has.
-        texts: on which pseudo-perplexity is measured, per token of the old tokenizer; of longer ones the beginning, of
-            about 64 tokens.
+        texts: on whose first 64 tokens pseudo-perplexity is measured, per token of the old tokenizer.
 
     Raises:
         UserError: a token is known already, or is cut into nothing but unknown tokens.
@@ -126,26 +126,13 @@ def extend_vocabulary(
     new = take_rows(model, sources)
     most = model.config.max_position_embeddings
     # Both models read the same text: the new tokenizer cuts it into fewer tokens, and would reach further.
-    excerpts = [text[: _beginning(tokenizer, text, min(_EXCERPT, most))[1]] for text in texts]
+    excerpts = [text[: beginning_of(tokenizer, text, min(_EXCERPT, most))[1]] for text in texts]
     old_documents, new_documents = (
         [cut(text, truncation=True, max_length=most)["input_ids"] for text in excerpts] for cut in (tokenizer, larger)
     )
     loss, count = _masked_loss(model, old_documents, None, 32)
     after = pseudo_perplexity(new, new_documents, num_tokens=count)
     return WarmStart(new, math.exp(min(loss / count, 700)), after, larger)
-
-
-def _beginning(tokenizer: Any, text: str, tokens: int) -> tuple[list[int], int]:
-    """The ids of the first tokens of a text, special ones included, and the place in it where they end.
-
-    Only as much of the text is tokenized as that takes.
-    """
-    characters = 16 * tokens
-    while True:
-        cut = tokenizer(text[:characters], truncation=True, max_length=tokens, return_offsets_mapping=True)
-        if len(cut["input_ids"]) >= tokens or characters >= len(text):
-            return cut["input_ids"], max((end for _, end in cut["offset_mapping"]), default=0)
-        characters *= 4
 
 
 def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
@@ -481,7 +468,7 @@ def _take(
         result = extend_vocabulary(model, tokenizer, new_tokens, texts=texts)
         model, tokenizer = result.model, result.tokenizer
         yield "vocabulary", result
-    documents = [_beginning(tokenizer, text, length)[0] for text in texts]
+    documents = [beginning_of(tokenizer, text, length)[0] for text in texts]
     for name, step in steps.items():
         result = step(model, documents=documents)
         model = result.model
