@@ -2,7 +2,8 @@
 
 The stages, each of which leaves its result in OUTPUT_DIR/adaptation or nothing:
 
-    start/          the model in our form, with its new vocabulary        start.py, vocabulary.py, swap.py
+    teacher/        of a student: the model that came in, in our form
+    start/          what training begins with, in our form                start.py, vocabulary.py, swap.py
     corpus/ …       the texts, tokenized                                  corpus/prepare.py
     before.json     the losses before training
     run/            the continued run, with its checkpoints               training/pretraining.py
@@ -42,10 +43,17 @@ from ..utils.device import choose_precision
 from ..utils.errors import UserError
 from ..utils.files import disk_errors, whole_files, whole_folder, write_text
 from ..utils.tokenizer_files import save_tokenizer
-from .arguments import ADAPTATION_RESULTS, REPORT_NAME, AdaptationArguments, claim_output_dir, write_settings
+from .arguments import (
+    ADAPTATION_RESULTS,
+    REPORT_NAME,
+    TEACHER_FOLDER,
+    AdaptationArguments,
+    claim_output_dir,
+    write_settings,
+)
 from .overlap import documents_of, encoded_documents, measure_overlap
 from .report import adaptation_facts, render_report
-from .start import check_known_tokens, check_vocabulary_flags, make_start, open_source_model
+from .start import check_known_tokens, check_vocabulary_flags, make_start, open_source_model, open_student
 
 Say = Callable[[str], None]
 
@@ -73,6 +81,7 @@ class Adaptation:
         self.begun = time.monotonic()
         self.arguments, self.say, self.work = arguments, say, arguments.work
         self.source = open_source_model(arguments.model_name_or_path)
+        self.trained = open_student(arguments.student, self.source)
         first_tokenizer = check_vocabulary_flags(arguments, self.source)
         self.readers = {name: self._reader(name) for name in _TEXTS if getattr(arguments, name)}
         for name in ("input", "replay_input"):
@@ -82,10 +91,10 @@ class Adaptation:
             check_tokenizer(Corpus(arguments.corpus), self.source.tokenizer)
             if not open_split(arguments.corpus, "validation"):
                 raise UserError(f"corpus={arguments.corpus} has no validation split: prepare it with one")
-        if arguments.max_seq_length is not None and arguments.max_seq_length > self.source.longest:
+        self.longest = min(self.source.longest, self.trained.longest)
+        if arguments.max_seq_length is not None and arguments.max_seq_length > self.longest:
             raise UserError(
-                f"max_seq_length={arguments.max_seq_length} exceeds the {self.source.longest} tokens that the model "
-                f"takes"
+                f"max_seq_length={arguments.max_seq_length} exceeds the {self.longest} tokens that the model takes"
             )
         if not arguments.general_input and not arguments.replay_input:
             self.say("no --general_input and no --replay_input: what is forgotten is not measured")
@@ -93,6 +102,8 @@ class Adaptation:
         self.changes_vocabulary = bool(
             arguments.extend_vocabulary or arguments.trim_vocabulary or arguments.tokenizer_name
         )
+        # Whether training begins with another model than the one that came in.
+        self.changes_model = self.changes_vocabulary or arguments.student is not None
 
     def run(self) -> dict[str, Any]:
         done = Path(self.arguments.output_dir) / ADAPTATION_RESULTS
@@ -142,10 +153,10 @@ class Adaptation:
         source = self.source.load()
         sizes = {"vocabulary": len(self.source.tokenizer), "parameters": _parameters(source)}
         figures = {}
-        if self.changes_vocabulary:
-            figures["before"] = self._evaluate(source, "-before")
+        if self.changes_model:
+            figures["before"] = self._evaluate(source, "-before" if self.changes_vocabulary else "")
         begun = time.monotonic()
-        figures["start" if self.changes_vocabulary else "before"] = self._evaluate(_load(self.work / "start"), "")
+        figures["start" if self.changes_model else "before"] = self._evaluate(_load(self.work / "start"), "")
         seconds = time.monotonic() - begun
         overlaps = self._overlaps(load_tokenizer(str(self.work / "start")))
         if self.arguments.max_minutes is not None:
@@ -162,6 +173,9 @@ class Adaptation:
         write_text(self.work / "before.json", json.dumps(found, indent=2) + "\n")
 
     def _make_start(self) -> None:
+        if self.arguments.student is not None and not (self.work / TEACHER_FOLDER).is_dir():
+            with whole_folder(self.work / TEACHER_FOLDER) as folder:
+                self.source.load().save_pretrained(folder)
         texts = [self.readers[name] for name in _TEXTS if name in self.readers and name != "protect"]
         start = make_start(
             self.arguments,
@@ -239,7 +253,7 @@ class Adaptation:
         return min(split.num_tokens, self.arguments.max_eval_batches * _EVAL_ROWS * self._row_length())
 
     def _row_length(self) -> int:
-        return self.arguments.max_seq_length or min(_LONGEST_ROW, self.source.longest)
+        return self.arguments.max_seq_length or min(_LONGEST_ROW, self.longest)
 
     # Training, and after
 
@@ -290,7 +304,8 @@ class Adaptation:
         figures = {**before["evaluation"], "after": self._evaluate(model, "")}
         results = {
             "model": _name_of(arguments.model_name_or_path),
-            "model_type": self.source.model_type,
+            "model_type": self.trained.model_type,
+            "student": None if arguments.student is None else f"{_parameters(model):,} parameters",
             "evaluation": figures,
             "vocabulary": {"before": before["vocabulary"], "after": len(tokenizer)},
             "parameters": {"before": before["parameters"], "after": _parameters(model)},
@@ -306,11 +321,11 @@ class Adaptation:
         results["seconds"] = time.monotonic() - self.begun
         torch.nn.Module.to(model, "cpu")
         with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as partial:
-            if self.source.model_type == "clozebert":
+            if self.trained.model_type == "clozebert":
                 model.save_pretrained(partial)
                 save_tokenizer(tokenizer, partial)
             else:
-                save_native(model, partial, tokenizer, architecture=self.source.model_type)
+                save_native(model, partial, tokenizer, architecture=self.trained.model_type)
             curve = self.work / "run" / "loss_curve.png"
             if curve.is_file():
                 (partial / curve.name).write_bytes(curve.read_bytes())

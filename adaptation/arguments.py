@@ -11,7 +11,7 @@ from ..training.arguments import PretrainingArguments
 from ..utils.errors import UserError
 from ..utils.files import check_output_dir, remove_written, write_text
 
-WORK_FOLDER = "adaptation"
+WORK_FOLDER, TEACHER_FOLDER = "adaptation", "teacher"
 ADAPTATION_RESULTS = "adaptation_results.json"
 REPORT_NAME = "report.md"
 _SETTINGS = "settings.json"
@@ -84,6 +84,9 @@ class AdaptationArguments:
         "another tokenizer: rows are carried over by what its entries stand for", section=_VOCABULARY
     )
 
+    student: str | None = _flag(
+        "distil into a smaller model: how many of the layers it keeps, or the name of a model with the same tokenizer"
+    )
     max_minutes: float | None = _flag("how long the whole command may take; the steps follow from it")
     max_steps: int | None = _flag("updates of the weights (default: by --num_train_epochs)")
     num_train_epochs: float = _flag("passes over the new text", 1.0)
@@ -114,6 +117,11 @@ class AdaptationArguments:
             raise UserError(f"{changed[0]} needs the text itself: give --input instead of --corpus")
         if self.corpus is not None and self.validation_input:
             raise UserError("validation_input goes with --input: a prepared corpus has its own validation split")
+        if self.student is not None and changed:
+            raise UserError(
+                f"student={self.student} and {changed[0]}: a student needs its teacher's tokenizer; adapt first, and "
+                f"distil the result"
+            )
         if self.keep_input and not self.trim_vocabulary:
             raise UserError("keep_input goes with --trim_vocabulary")
         if not 0 < self.replay_share < 1:
@@ -159,6 +167,7 @@ class AdaptationArguments:
             corpus_weights=weights,
             tokenizer_name=str(work / "start"),
             model_name_or_path=str(work / "start"),
+            teacher_name_or_path=None if self.student is None else str(work / TEACHER_FOLDER),
             output_dir=str(work / "run"),
             resume_from_checkpoint="latest",
             max_steps=_SCHEDULE_STEPS,
@@ -208,7 +217,7 @@ def claim_output_dir(arguments: AdaptationArguments) -> None:
         written=ADAPTATION_FILES,
         inputs=[
             ("model_name_or_path", arguments.model_name_or_path), ("corpus", arguments.corpus),
-            ("tokenizer_name", arguments.tokenizer_name),
+            ("tokenizer_name", arguments.tokenizer_name), ("student", arguments.student),
             *((name, place) for name in texts for place in getattr(arguments, name) or []),
         ],
     )  # fmt: skip
@@ -226,6 +235,7 @@ __all__ = [
     "ADAPTATION_FILES",
     "ADAPTATION_RESULTS",
     "REPORT_NAME",
+    "TEACHER_FOLDER",
     "AdaptationArguments",
     "claim_output_dir",
     "write_settings",

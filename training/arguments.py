@@ -19,6 +19,7 @@ _SAID = "said"
 # What a later phase of a run cannot change.
 _OF_THE_RUN = (
     "tokenizer_name", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path", "dry_run",
+    "teacher_name_or_path",
     "seed", "optimizer", "mixed_precision", "use_cpu", "full_determinism", "report_to", "disable_tqdm", "phases",
 )  # fmt: skip
 # What depends on the number of steps.
@@ -66,6 +67,9 @@ class PretrainingArguments:
     tokenizer_name: str = _field("", "the tokenizer of the corpus: a folder, or a name on the Hub")
     output_dir: str = _field("", "folder for the model, its checkpoints and the log")
     model_name_or_path: str | None = _field(None, "continue from the weights of this model instead of random ones")
+    teacher_name_or_path: str | None = _field(
+        None, "distil from this model: it has the tokenizer, and predicts beside the text", _MORE, on_resume=_SAME
+    )
     num_train_epochs: float | None = _field(None, "passes over the corpus (default: 1 to 40, more for less text)")
     max_steps: int | None = _field(None, "updates of the weights, instead of epochs", on_resume=_SAID)
     max_minutes: float | None = _field(

@@ -16,6 +16,7 @@ from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
 from .arguments import Phase, PretrainingArguments
+from .distillation import check_teacher
 from .initial_model import load_configuration, padded_vocabulary, set_token_ids
 from .run_length import length_by_text
 from .run_settings import phase_configuration
@@ -60,6 +61,9 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
     else:
         config.vocab_size = padded_vocabulary(len(tokenizer))
     set_token_ids(config, tokenizer)
+    if arguments.teacher_name_or_path is not None:
+        longest = max(phase.arguments.max_seq_length for phase in phases)
+        check_teacher(arguments.teacher_name_or_path, tokenizer, max_seq_length=longest)
     configs = [phase_configuration(config, phase) for phase in phases]
     for phase, of_phase, mixture in zip(phases, configs, mixtures, strict=True):
         check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)

@@ -23,6 +23,7 @@ from ..utils.errors import UserError
 from ..utils.input_length import beginning_of
 from ..utils.progress_bar import StageBars
 from ..utils.weights import fill, make_empty
+from .depth import take_layers
 from .vocabulary_rows import take_rows
 
 # Where all tokens of a document are masked, one at a time, the work grows with the square of its length.
@@ -163,20 +164,7 @@ def grow_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int, *, documents
     _check_depth(model, num_hidden_layers)
     old_layers = model.config.num_hidden_layers
     sources = [index * old_layers // num_hidden_layers for index in range(num_hidden_layers)]
-    changes: dict[str, Any] = {"num_hidden_layers": num_hidden_layers}
-    if model.config.layer_types is not None:
-        changes["layer_types"] = [model.config.layer_types[source] for source in sources]
-    config = _changed(model.config, **changes)
-    old = model.state_dict()
-    tensors = {name: tensor for name, tensor in old.items() if not name.startswith("model.layers.")}
-    for layer, source in enumerate(sources):
-        names = [name for name in old if name.startswith(f"model.layers.{source}.")]
-        tensors.update({_at_layer(name, layer): old[name] for name in names})
-        if layer > 0 and source == 0 and not config.first_attention_norm:
-            # Layer 0 has no norm before its attention; a copy further up, where activations are larger, needs one.
-            norms = [name for name in old if name.startswith("model.layers.1.attention_norm.")]
-            tensors.update({_at_layer(name, layer): old[name] for name in norms})
-    return _report(model, _rebuild(config, tensors), documents)
+    return _report(model, take_layers(model, sources), documents)
 
 
 def _check_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int) -> None:
@@ -186,12 +174,6 @@ def _check_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int) -> None:
         raise UserError(f"num_hidden_layers={num_hidden_layers} is less than the model's {old}: layers are added")
     if old == 1 and num_hidden_layers > 1 and not model.config.first_attention_norm:
         raise UserError("first_attention_norm=False and a single layer: there is no norm to copy for a second")
-
-
-def _at_layer(name: str, layer: int) -> str:
-    parts = name.split(".")
-    parts[2] = str(layer)
-    return ".".join(parts)
 
 
 # Width

@@ -42,7 +42,7 @@ def make_accelerator(
     if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
         AcceleratorState._reset_state()
     accelerator = Accelerator(
-        fsdp_plugin=sharding(precision) if _is_sharded() else None,
+        fsdp_plugin=sharding(precision) if is_sharded() else None,
         cpu=use_cpu,
         mixed_precision=precision,
         log_with=report_to or None,
@@ -59,7 +59,7 @@ def make_accelerator(
     return accelerator
 
 
-def _is_sharded() -> bool:
+def is_sharded() -> bool:
     """Whether the launcher was asked for FSDP."""
     return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
@@ -91,7 +91,7 @@ def _check_launch(*, use_cpu: bool) -> None:
             "accelerate launch was asked for several processes but started one, as it does with --cpu: give it "
             '--config_file "$(clozebert launch-config cpu)" instead'
         )
-    if use_cpu and _is_sharded():
+    if use_cpu and is_sharded():
         raise UserError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")
 
 
@@ -102,7 +102,7 @@ def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
     """
     if wanted is not None:
         return wanted
-    if device.type != "cuda" or _is_sharded() or torch.cuda.get_device_capability(device) < (7, 0):
+    if device.type != "cuda" or is_sharded() or torch.cuda.get_device_capability(device) < (7, 0):
         return False
     if importlib.util.find_spec("triton") is None:
         logger.warning("training is not compiled: torch.compile on CUDA needs Triton (pip install triton)")

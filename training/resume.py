@@ -52,7 +52,10 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
 
 def _inputs(arguments: PretrainingArguments) -> list[tuple[str, str | None]]:
     """What the run reads, each after the flag that names it."""
-    found = [(name, getattr(arguments, name)) for name in ("resume_from_checkpoint", "model_name_or_path")]
+    found = [
+        (name, getattr(arguments, name))
+        for name in ("resume_from_checkpoint", "model_name_or_path", "teacher_name_or_path")
+    ]
     corpora = [*arguments.corpus, *(place for phase in arguments.phases for place in _as_list(phase.get("corpus")))]
     found += [("corpus", place) for place in corpora]
     # The tokenizer's own files are never deleted, so it may lie in output_dir itself.
