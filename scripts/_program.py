@@ -77,7 +77,7 @@ def run(main: Callable[[], Any]) -> NoReturn:
     """Run a program and exit: with status 0, or 2 after a person's mistake, which is one line on stderr.
 
     A mistake is a `UserError`; `CLOZEBERT_TRACEBACK=1` shows its traceback too. Every other exception is a bug, or the
-    machine's: it keeps its traceback, and the status is 1. Ctrl-C ends the program within a second, with status 130.
+    machine's: it keeps its traceback, and the status is 1. Ctrl-C ends the program soon, with status 130.
     """
     from clozebert.utils.memory import keep_freed_memory
 

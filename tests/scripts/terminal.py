@@ -1,10 +1,12 @@
 """Programs in a pseudo-terminal: when the first sign of life comes, whether there is a bar, how soon Ctrl-C ends them.
 
-`python tests/scripts/terminal.py` measures every verb, and prints a table.
+`python tests/scripts/terminal.py FOLDER TEXT [WORD]` measures every verb, or the rows that hold the word, on a text
+file of some megabytes, and prints a table. FOLDER keeps what the verbs need.
 """
 
 import contextlib
 import fcntl
+import importlib.util
 import itertools
 import os
 import pty
@@ -129,7 +131,7 @@ def measure(rows: dict[str, tuple[list[str], Callable[[str, float], bool]]]) -> 
     return lines
 
 
-def main(folder: Path, text: Path) -> None:
+def main(folder: Path, text: Path, only: str = "") -> None:
     """Measure the verbs on the text of a folder, with all that they need made in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -167,7 +169,7 @@ def main(folder: Path, text: Path) -> None:
     run = ["--corpus", str(corpus), "--tokenizer_name", str(tokenizer)]
     bar, loading = r"\d+%\|", "loading"
     tune = ["--model_name_or_path", str(model), "--train_file"]
-    print("\n".join(measure({
+    rows = {
         "train-tokenizer, reading": (["train-tokenizer", "--input", *[str(text)] * 5, *out()], after(bar, 0.05)),
         "train-tokenizer, training": (["train-tokenizer", "--input", str(text), "--algorithm", "unigram", *out()],
                                       after(r"00:00:0\d\]", 1.0)),
@@ -179,7 +181,7 @@ def main(folder: Path, text: Path) -> None:
                                  "--max_steps", "9", "--warmup_steps", "1"], after("time: about", 4.0)),
         "pretrain, evaluating": (["pretrain", "--config", "small", *run, *out(), "--global_batch_size", "16",
                                   "--eval_steps", "1", "--max_eval_batches", "1000"], after("loss", 2.0)),
-        "check": (["check", str(corpus)], after(loading, 0.2)),
+        "check": (["check", str(corpus)], after(loading, 0.05)),
         "plan --calibrate": (["plan", "--config", "small", "--calibrate"], after(bar, 2.0)),
         "evaluate": (["evaluate", str(model), "--corpus", str(corpus), "--pseudo_perplexity_documents", "1000"],
                      after(bar, 3.0)),
@@ -197,8 +199,11 @@ def main(folder: Path, text: Path) -> None:
         "publish --dry_run": (["publish", str(model), "--repo_id", "a/b", "--dry_run"], after(loading, 6.0)),
         "demo": (["demo", *out()], after(loading, 12.0)),
         "demo-app": (["demo-app", str(model)], after("http://", 2.0)),
-    })))  # fmt: skip
+    }  # fmt: skip
+    if importlib.util.find_spec("gradio") is None:
+        del rows["demo-app"]
+    print("\n".join(measure({name: row for name, row in rows.items() if only in name})))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
