@@ -1,4 +1,4 @@
-"""What an adaptation reports: `report.md`, and the facts for the model card."""
+"""The report of an adaptation (`report.md`), and the facts for the model card."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Starting a larger model from a trained one: more tokens, more or wider layers, longer sequences.
+"""Grows a trained model into a larger one: more tokens, more or wider layers, longer sequences.
 
 Each function gives a new model and its pseudo-perplexity beside that of the old one, on the same documents, so that one
 sees what was kept before training goes on. The old model is left as it is.
@@ -137,7 +137,7 @@ def extend_vocabulary(
 
 
 def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
-    """What each new token is cut into so far."""
+    """The ids into which the tokenizer cuts each new token before it is added."""
     known = tokenizer.get_vocab()
     pieces: dict[str, list[int]] = {}
     for token in new_tokens:
@@ -236,8 +236,6 @@ def grow_width(
     for name, tensor in model.state_dict().items():
         module = name.split(".")[-2]
         rows, columns = _AXES[module]
-        if name.endswith(".bias") and module not in _LOOKED_UP:
-            columns = None
         tied_decoder = module == "decoder" and config.tie_word_embeddings
         tile = _tile(
             tensor,
@@ -249,10 +247,17 @@ def grow_width(
             # The tied decoder sums over copies and cannot be divided, as it is also what ids are looked up in.
             tile = tile / _multiplicity(index_of["embedding"], tile)
         if noise and tensor.shape != tile.shape:
-            scale = noise * float(tensor.float().std()) if tensor.numel() > 1 else 0.0
-            tile = tile + scale * torch.randn(tile.shape, generator=generator).to(tile)
+            tile = _with_noise(tile, noise * _deviation(tensor), generator)
         tensors[name] = tile.to(tensor.dtype)
     return _report(model, _rebuild(config, tensors), documents)
+
+
+def _deviation(tensor: torch.Tensor) -> float:
+    return float(tensor.float().std()) if tensor.numel() > 1 else 0.0
+
+
+def _with_noise(tensor: torch.Tensor, deviation: float, generator: torch.Generator) -> torch.Tensor:
+    return tensor + deviation * torch.randn(tensor.shape, generator=generator).to(tensor)
 
 
 def _check_width(
@@ -276,19 +281,28 @@ def _check_width(
             f"{size // head_size} heads"
         )
     if size != old.hidden_size:
-        if old.position_embedding_type == "sinusoidal":
-            raise UserError("position_embedding_type='sinusoidal' is a function of hidden_size: it cannot be tiled")
-        if old.tie_word_embeddings and not old.prediction_dense:
-            raise UserError("tie_word_embeddings needs prediction_dense: a layer before the decoder that can be scaled")
-    key_heads, old_key_heads = heads, old.num_key_value_heads or old.num_attention_heads
-    if old_key_heads != old.num_attention_heads:
-        if heads % old.num_attention_heads:
-            raise UserError(
-                f"num_attention_heads={heads} must be a multiple of the model's {old.num_attention_heads}, as groups "
-                f"of heads share num_key_value_heads={old_key_heads}"
-            )
-        key_heads = old_key_heads * heads // old.num_attention_heads
-    return _changed(old, **sizes, num_key_value_heads=key_heads)
+        _check_can_widen(old)
+    return _changed(old, **sizes, num_key_value_heads=_key_heads_for(heads, old))
+
+
+def _check_can_widen(old: ClozeBertConfig) -> None:
+    if old.position_embedding_type == "sinusoidal":
+        raise UserError("position_embedding_type='sinusoidal' is a function of hidden_size: it cannot be tiled")
+    if old.tie_word_embeddings and not old.prediction_dense:
+        raise UserError("tie_word_embeddings needs prediction_dense: a layer before the decoder that can be scaled")
+
+
+def _key_heads_for(heads: int, old: ClozeBertConfig) -> int:
+    """The key heads beside so many heads: as many heads share one as before."""
+    old_key_heads = old.num_key_value_heads or old.num_attention_heads
+    if old_key_heads == old.num_attention_heads:
+        return heads
+    if heads % old.num_attention_heads:
+        raise UserError(
+            f"num_attention_heads={heads} must be a multiple of the model's {old.num_attention_heads}, as groups of "
+            f"heads share num_key_value_heads={old_key_heads}"
+        )
+    return old_key_heads * heads // old.num_attention_heads
 
 
 def _copies(old: ClozeBertConfig, new: ClozeBertConfig) -> dict[str | None, torch.Tensor | None]:
