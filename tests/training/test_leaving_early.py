@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from pretraining_helpers import model_config
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.corpus import BatchStream, Corpus, Masking, validation_batches
+from clozebert.corpus import BatchStream, Corpus, Masking, ValidationBatches
 from clozebert.training.evaluation import EvaluationStoppedError, evaluate_masked_lm
 from clozebert.training.prefetch import StepLoader
 from clozebert.training.step import accumulate_gradient
@@ -70,7 +70,7 @@ def test_a_step_that_nobody_stops_is_the_same_to_the_bit(model: ClozeBertForMask
 
 def test_an_evaluation_is_left_within_a_layer(model: ClozeBertForMaskedLM, prepared: Path) -> None:
     options = {"max_seq_length": 40, "masking": Masking(rate=0.15), "seed": 5}
-    batches = validation_batches(Corpus(prepared / "corpus", "validation"), batch_size=3, **options)
+    batches = ValidationBatches(Corpus(prepared / "corpus", "validation"), batch_size=3, **options)
     reached: list[int] = []
     for index, layer in enumerate(model.model.layers):
         layer.register_forward_hook(lambda *_, index=index: reached.append(index))
