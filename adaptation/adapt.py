@@ -1,15 +1,15 @@
-"""A trained encoder, adapted to other text: vocabulary, corpora, continued training, and what came of it.
+"""Domain adaptation by continued pretraining: a trained encoder and new text in, an adapted encoder and a report out.
 
 The stages, each of which leaves its result in OUTPUT_DIR/adaptation or nothing:
 
-    teacher/        of a student: the model that came in, in our form
-    start/          what training begins with, in our form                start.py, vocabulary.py, swap.py
-    corpus/ …       the texts, tokenized                                  corpus/prepare.py
+    teacher/        of a student: the model that came in, converted to ClozeBERT
+    start/          what training starts from, converted to ClozeBERT             start.py
+    corpus/ …       the texts, tokenized                                          corpus/prepare.py
     before.json     the losses before training
-    run/            the continued run, with its checkpoints               training/pretraining.py
+    run/            the continued run, with its checkpoints                       training/pretraining.py
 
-Then the model, in the architecture that came in, takes its place in OUTPUT_DIR beside report.md and README.md. The same
-command goes on where it was stopped, and ends with the same weights.
+Then the model, converted back to its own architecture, is written to OUTPUT_DIR beside report.md and README.md. The
+same command resumes after a stop, and ends with the same weights.
 """
 
 import json
@@ -88,9 +88,7 @@ class Adaptation:
             if name in self.readers:
                 check_known_tokens(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")
         if arguments.corpus is not None:
-            check_tokenizer(Corpus(arguments.corpus), self.source.tokenizer)
-            if not open_split(arguments.corpus, "validation"):
-                raise UserError(f"corpus={arguments.corpus} has no validation split: prepare it with one")
+            self._check_corpus(arguments.corpus)
         self.longest = min(self.source.longest, self.trained.longest)
         if arguments.max_seq_length is not None and arguments.max_seq_length > self.longest:
             raise UserError(
@@ -126,6 +124,11 @@ class Adaptation:
         return self._finish(results)
 
     # Before training
+
+    def _check_corpus(self, corpus: str) -> None:
+        check_tokenizer(Corpus(corpus), self.source.tokenizer)
+        if not open_split(corpus, "validation"):
+            raise UserError(f"corpus={corpus} has no validation split: prepare it with one")
 
     def _reader(self, name: str) -> Reader:
         arguments = self.arguments
@@ -228,7 +231,7 @@ class Adaptation:
         return splits
 
     def _evaluate(self, model: ClozeBertForMaskedLM, suffix: str) -> dict[str, dict[str, float]]:
-        """Loss on frozen masks, and how finely words are cut, of each held-out text."""
+        """Loss on fixed masks, and tokens per word, of each held-out text."""
         arguments = self.arguments
         device = torch.device("cuda" if torch.cuda.is_available() and not arguments.use_cpu else "cpu")
         torch.nn.Module.to(model, device).eval()
@@ -389,7 +392,7 @@ def _parameters(model: torch.nn.Module) -> int:
 
 
 def _name_of(name_or_path: str) -> str:
-    """A name on the Hub as it is, and of a folder its own name: where it lies is nobody else's business."""
+    """A name on the Hub as it is, and of a folder its own name: its path is private."""
     path = Path(name_or_path)
     return path.resolve().name if path.exists() else name_or_path
 

@@ -1,4 +1,4 @@
-"""The flags of an adaptation, their checks, and the settings of continued training. Needs no torch."""
+"""The flags of `adapt`, their checks, and the settings of continued pretraining. Needs no torch."""
 
 import dataclasses
 import json
@@ -110,20 +110,7 @@ class AdaptationArguments:
     disable_tqdm: bool = _flag("show no progress bar", False)
 
     def __post_init__(self) -> None:
-        if (self.input is None) == (self.corpus is None):
-            raise UserError("give the new text: --input FILES, or --corpus DIR that prepare_corpus wrote")
-        changed = [name for name in ("extend_vocabulary", "trim_vocabulary", "tokenizer_name") if getattr(self, name)]
-        if self.corpus is not None and changed:
-            raise UserError(f"{changed[0]} needs the text itself: give --input instead of --corpus")
-        if self.corpus is not None and self.validation_input:
-            raise UserError("validation_input goes with --input: a prepared corpus has its own validation split")
-        if self.student is not None and changed:
-            raise UserError(
-                f"student={self.student} and {changed[0]}: a student needs its teacher's tokenizer; adapt first, and "
-                f"distil the result"
-            )
-        if self.keep_input and not self.trim_vocabulary:
-            raise UserError("keep_input goes with --trim_vocabulary")
+        self._check_texts()
         if not 0 < self.replay_share < 1:
             raise UserError(f"replay_share={self.replay_share} must lie between 0 and 1, both excluded")
         if self.max_steps is not None and self.max_minutes is not None:
@@ -139,6 +126,22 @@ class AdaptationArguments:
             max_seq_length=self.max_seq_length or 256,
             work=Path("work"),
         )
+
+    def _check_texts(self) -> None:
+        if (self.input is None) == (self.corpus is None):
+            raise UserError("give the new text: --input FILES, or --corpus DIR that prepare_corpus wrote")
+        changed = [name for name in ("extend_vocabulary", "trim_vocabulary", "tokenizer_name") if getattr(self, name)]
+        if self.corpus is not None and changed:
+            raise UserError(f"{changed[0]} needs the text itself: give --input instead of --corpus")
+        if self.corpus is not None and self.validation_input:
+            raise UserError("validation_input goes with --input: a prepared corpus has its own validation split")
+        if self.student is not None and changed:
+            raise UserError(
+                f"student={self.student} and {changed[0]}: a student needs its teacher's tokenizer; adapt first, and "
+                f"distil the result"
+            )
+        if self.keep_input and not self.trim_vocabulary:
+            raise UserError("keep_input goes with --trim_vocabulary")
 
     def rows_for(self, tokens: float, *, max_seq_length: int) -> int:
         """The rows of a step: a power of two that makes about 1,000 steps of so many tokens."""

@@ -1,4 +1,4 @@
-"""The model that training begins from: any that converts, with the vocabulary that it is to have."""
+"""The model that continued pretraining starts from: converted, its vocabulary replaced, extended or trimmed."""
 
 import tempfile
 from collections.abc import Iterable
@@ -27,8 +27,8 @@ from ..training.vocabulary_rows import take_rows
 from ..utils.errors import UserError
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import AdaptationArguments
-from .swap import swap
 from .vocabulary import EXTENDED, TRIMMED, NewVocabulary, check_algorithm, extend, trim
+from .vocabulary_transfer import swap
 
 _SAMPLED_DOCUMENTS, _SAMPLED_CHARACTERS = 200, 1 << 20
 _MOST_UNKNOWN = 0.2
@@ -164,7 +164,7 @@ def make_start(
         _apply(start, new, spare=0)
     if arguments.extend_vocabulary:
         new = extend(start.tokenizer, texts, arguments.extend_vocabulary)
-        start.facts["new entries"] = len(new.joins)
+        start.facts["new entries"] = len(new.merges)
         # A model may have more rows than its tokenizer has tokens; those are used up first.
         _apply(start, new, spare=start.model.config.vocab_size)
     if arguments.trim_vocabulary:

@@ -1,6 +1,6 @@
-"""What must fit before a run starts: corpus, tokenizer, model, phases and trackers.
+"""Checks before a run starts that corpus, tokenizer, model, phases and trackers fit together.
 
-Everything that a person can get wrong is refused here, that of the last phase too, before any work is done.
+Mistakes in the settings, those of later phases included, are found here, before any work is done.
 """
 
 import importlib.util
@@ -99,14 +99,19 @@ def check_fit(
         check_tokenizer(corpus, tokenizer)
     if config.image_size is not None:
         raise UserError(f"image_size={config.image_size}: masked-language modelling needs a text model")
+    check_positions(arguments, config)
+    # Building the model finds sizes that are not divisible; on the meta device it costs nothing.
+    with torch.device("meta"), as_user_errors():
+        ClozeBertForMaskedLM(config)
+
+
+def check_positions(arguments: PretrainingArguments, config: ClozeBertConfig) -> None:
+    """Refuse rows longer than the model's positions."""
     if arguments.max_seq_length > config.max_position_embeddings:
         raise UserError(
             f"max_seq_length={arguments.max_seq_length} exceeds the model's "
             f"max_position_embeddings={config.max_position_embeddings}"
         )
-    # Sizes that do not divide one another show when the model is built; here it costs nothing.
-    with torch.device("meta"), as_user_errors():
-        ClozeBertForMaskedLM(config)
 
 
 def check_same_weights(configs: list[ClozeBertConfig]) -> None:

@@ -4,6 +4,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling.modeling_clozebert import ClozeBertForMaskedLM
 from ..utils.weights import fill, make_empty
@@ -29,15 +31,18 @@ def take_layers(model: ClozeBertForMaskedLM, sources: Sequence[int]) -> ClozeBer
     old = model.state_dict()
     tensors = {name: tensor for name, tensor in old.items() if not name.startswith("model.layers.")}
     for layer, source in enumerate(sources):
-        names = [name for name in old if name.startswith(f"model.layers.{source}.")]
-        tensors.update({_at_layer(name, layer): old[name] for name in names})
+        tensors.update(_layer_copy(old, f"model.layers.{source}.", layer))
         if layer > 0 and source == 0 and not config.first_attention_norm:
             # Layer 0 has no norm before its attention; a copy further up, where activations are larger, needs one.
-            norms = [name for name in old if name.startswith("model.layers.1.attention_norm.")]
-            tensors.update({_at_layer(name, layer): old[name] for name in norms})
+            tensors.update(_layer_copy(old, "model.layers.1.attention_norm.", layer))
     new = make_empty(ClozeBertForMaskedLM, ClozeBertConfig.from_dict({**copy.deepcopy(config.to_dict()), **changes}))
     fill(new, {name: tensor.clone().contiguous() for name, tensor in tensors.items()})
     return new.train(model.training)
+
+
+def _layer_copy(tensors: dict[str, torch.Tensor], prefix: str, layer: int) -> dict[str, torch.Tensor]:
+    """The tensors whose names begin so, under their names in another layer."""
+    return {_at_layer(name, layer): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _at_layer(name: str, layer: int) -> str:

@@ -1,4 +1,4 @@
-"""A phase of a run in memory: its batches, and model and optimizer at the step where it begins."""
+"""Sets up a phase of a run: its batches, and model and optimizer at the step where it begins."""
 
 import dataclasses
 import os
