@@ -1,5 +1,6 @@
-"""Documents out of inputs: files in any of the formats, folders, globs, the installed Python packages, and datasets of
-the Hub. What can be known to be wrong before reading is said before reading.
+"""Reads documents from inputs: files, folders, globs, the installed Python packages, datasets of the Hub.
+
+What can be known to be wrong before reading is an error before reading.
 """
 
 import copy
@@ -99,9 +100,10 @@ class Reader:
         self.held_out_fraction = held_out_fraction
         self.sources: list[Source] = []
         self.bytes_read = 0
-        self._inputs: list[str | list[tuple[str, Path]] | TableFile] = [
-            _resolve(str(entry), dataset_config_name) for entry in inputs
-        ]
+        self._inputs: list[str | list[tuple[str, Path]] | TableFile] = []
+        for entry in inputs:
+            with as_user_errors(OSError, about=f"{entry} cannot be read"):  # a folder above it may be closed
+                self._inputs.append(_resolve(str(entry), dataset_config_name))
         self.files = [path for files in self._inputs if isinstance(files, list) for _, path in files]
         for path in self.files:
             check_file(path, text_column, read_cell=read_cell)

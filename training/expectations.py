@@ -1,4 +1,4 @@
-"""What a person should expect of a run before it starts: its epochs, its hours, and warnings where those are many."""
+"""What to expect of a run, printed before it starts: epochs, hours, and warnings where those are many."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from .reporting import epochs_of
 from .run_length import hours_lines, length_lines
 from .training_state import TrainingState
 
-# The share of the plain matrix product's speed that training usually reaches. A run that would be shorter than this by
-# it is not timed beforehand.
+# The share of a plain matmul's speed that training usually reaches. A run that takes less than these hours at that
+# speed is not timed beforehand.
 _USUAL_SHARE, _SHORT_HOURS = 0.4, 1 / 60
 
 
@@ -32,7 +32,7 @@ def what_to_expect(
         setup: the first phase in memory; of a dry run, a small part of it.
         phases: of the run; of a dry run, those of the real one.
         given: the run as a person described it, maybe without a number of steps.
-        peak_flops: FLOP/s of products of plain matrices, of all processes.
+        peak_flops: FLOP/s of plain matmuls, of all processes.
         measured: seconds of a step for each token of one process, where steps were timed already.
     """
     lines = []
