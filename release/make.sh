@@ -35,6 +35,6 @@ rm -rf "$WORK/complete" "$WORK/published"
 "$PYTHON" release/complete.py --run "$WORK/clozebert-books" --masked_lm "$WORK/masked_lm.json" --output_dir "$WORK/complete"
 run publish "$WORK/complete" --repo_id release/clozebert-books --format native --dry_run \
   --license cc-by-4.0 --language en --data_statement @"$WORK/complete/statement.md" \
-  --example "The heart pumps [MASK] through the body." --output_dir "$WORK/published"
+  --example "In the nineteenth [MASK], many people moved to the cities." --output_dir "$WORK/published"
 rm -rf release/clozebert-books
 cp -r "$WORK/published" release/clozebert-books
