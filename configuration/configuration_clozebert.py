@@ -268,8 +268,13 @@ class ClozeBertConfig(PreTrainedConfig):
         for key in kwargs:
             if key not in {*known, *foreign} and difflib.get_close_matches(key, cls.field_names(), n=1, cutoff=0.85):
                 raise ValueError(unknown_key_message(key, cls.field_names()))
+        for key in ("rope_theta", "rope_scaling"):
+            if key in kwargs:
+                raise ValueError(f"{key}={kwargs[key]} cannot be overridden by itself: give rope_parameters")
         values = {key: value for key, value in config_dict.items() if key in known}
         _follow_heads(values, kwargs)
+        # Overrides go through the constructor: it completes and checks what the base class would only set afterwards.
+        values |= {key: kwargs.pop(key) for key in cls.__annotations__ if key in kwargs}
         found = super().from_dict(values, **kwargs)
         config = found[0] if isinstance(found, tuple) else found
         for key, value in foreign.items():
