@@ -2,6 +2,7 @@
 # make gpu     kernels, speed and memory on a CUDA device, into docs/gpu.md; system Python, no network
 # make test    lint, types and the tests (under 12 minutes on 2 cores); make test-slow: the deeper ones
 # make faults  the deep fault suite, whose figures go into docs/reliability.md (about an hour on 2 cores)
+# make release BOOKS=DIR   the model in release/, from the books' text (3 hours and some minutes; resumable)
 # make docs    the documentation as a site, in build/site
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 # Set up anew when a requirement changes.
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow faults docs doors lint types bench gpu clean
+.PHONY: demo test test-slow faults docs doors lint types bench gpu release clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
@@ -45,6 +46,10 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py --output benchmarks/results/speed-cpu.json
 	$(BIN)/python benchmarks/speed.py --render benchmarks/results/speed-cpu.json --into docs/speed.md
+
+# BOOKS: the folder that holds the files named in release/books.tsv.
+release: $(READY)
+	PYTHON=$(CURDIR)/$(BIN)/python release/make.sh $(BOOKS)
 
 # Without .venv: torch 2.11 or newer with CUDA comes from the system. In blocks of at most ten minutes.
 gpu:

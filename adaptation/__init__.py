@@ -1,1 +1,1 @@
-"""Adapting a trained encoder to other text: its vocabulary, its weights, and a report on what changed."""
+"""Domain adaptation of a trained encoder: its vocabulary, continued pretraining, and a report on what changed."""

@@ -1,14 +1,15 @@
-"""A trained encoder, adapted to other text: vocabulary, corpora, continued training, and what came of it.
+"""Domain adaptation by continued pretraining: a trained encoder and new text in, an adapted encoder and a report out.
 
 The stages, each of which leaves its result in OUTPUT_DIR/adaptation or nothing:
 
-    start/          the model in our form, with its new vocabulary        start.py, vocabulary.py, swap.py
-    corpus/ …       the texts, tokenized                                  corpus/prepare.py
+    teacher/        of a student: the model that came in, converted to ClozeBERT
+    start/          what training starts from, converted to ClozeBERT             start.py
+    corpus/ …       the texts, tokenized                                          corpus/prepare.py
     before.json     the losses before training
-    run/            the continued run, with its checkpoints               training/pretraining.py
+    run/            the continued run, with its checkpoints                       training/pretraining.py
 
-Then the model, in the architecture that came in, takes its place in OUTPUT_DIR beside report.md and README.md. The same
-command goes on where it was stopped, and ends with the same weights.
+Then the model, converted back to its own architecture, is written to OUTPUT_DIR beside report.md and README.md. The
+same command resumes after a stop, and ends with the same weights.
 """
 
 import json
@@ -42,10 +43,17 @@ from ..utils.device import choose_precision
 from ..utils.errors import UserError
 from ..utils.files import disk_errors, whole_files, whole_folder, write_text
 from ..utils.tokenizer_files import save_tokenizer
-from .arguments import ADAPTATION_RESULTS, REPORT_NAME, AdaptationArguments, claim_output_dir, write_settings
+from .arguments import (
+    ADAPTATION_RESULTS,
+    REPORT_NAME,
+    TEACHER_FOLDER,
+    AdaptationArguments,
+    claim_output_dir,
+    write_settings,
+)
 from .overlap import documents_of, encoded_documents, measure_overlap
 from .report import adaptation_facts, render_report
-from .start import check_known_tokens, check_vocabulary_flags, make_start, open_source_model
+from .start import check_known_tokens, check_vocabulary_flags, make_start, open_source_model, open_student
 
 Say = Callable[[str], None]
 
@@ -73,19 +81,18 @@ class Adaptation:
         self.begun = time.monotonic()
         self.arguments, self.say, self.work = arguments, say, arguments.work
         self.source = open_source_model(arguments.model_name_or_path)
+        self.trained = open_student(arguments.student, self.source)
         first_tokenizer = check_vocabulary_flags(arguments, self.source)
         self.readers = {name: self._reader(name) for name in _TEXTS if getattr(arguments, name)}
         for name in ("input", "replay_input"):
             if name in self.readers:
                 check_known_tokens(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")
         if arguments.corpus is not None:
-            check_tokenizer(Corpus(arguments.corpus), self.source.tokenizer)
-            if not open_split(arguments.corpus, "validation"):
-                raise UserError(f"corpus={arguments.corpus} has no validation split: prepare it with one")
-        if arguments.max_seq_length is not None and arguments.max_seq_length > self.source.longest:
+            self._check_corpus(arguments.corpus)
+        self.longest = min(self.source.longest, self.trained.longest)
+        if arguments.max_seq_length is not None and arguments.max_seq_length > self.longest:
             raise UserError(
-                f"max_seq_length={arguments.max_seq_length} exceeds the {self.source.longest} tokens that the model "
-                f"takes"
+                f"max_seq_length={arguments.max_seq_length} exceeds the {self.longest} tokens that the model takes"
             )
         if not arguments.general_input and not arguments.replay_input:
             self.say("no --general_input and no --replay_input: what is forgotten is not measured")
@@ -93,6 +100,8 @@ class Adaptation:
         self.changes_vocabulary = bool(
             arguments.extend_vocabulary or arguments.trim_vocabulary or arguments.tokenizer_name
         )
+        # Whether training begins with another model than the one that came in.
+        self.changes_model = self.changes_vocabulary or arguments.student is not None
 
     def run(self) -> dict[str, Any]:
         done = Path(self.arguments.output_dir) / ADAPTATION_RESULTS
@@ -115,6 +124,11 @@ class Adaptation:
         return self._finish(results)
 
     # Before training
+
+    def _check_corpus(self, corpus: str) -> None:
+        check_tokenizer(Corpus(corpus), self.source.tokenizer)
+        if not open_split(corpus, "validation"):
+            raise UserError(f"corpus={corpus} has no validation split: prepare it with one")
 
     def _reader(self, name: str) -> Reader:
         arguments = self.arguments
@@ -142,10 +156,10 @@ class Adaptation:
         source = self.source.load()
         sizes = {"vocabulary": len(self.source.tokenizer), "parameters": _parameters(source)}
         figures = {}
-        if self.changes_vocabulary:
-            figures["before"] = self._evaluate(source, "-before")
+        if self.changes_model:
+            figures["before"] = self._evaluate(source, "-before" if self.changes_vocabulary else "")
         begun = time.monotonic()
-        figures["start" if self.changes_vocabulary else "before"] = self._evaluate(_load(self.work / "start"), "")
+        figures["start" if self.changes_model else "before"] = self._evaluate(_load(self.work / "start"), "")
         seconds = time.monotonic() - begun
         overlaps = self._overlaps(load_tokenizer(str(self.work / "start")))
         if self.arguments.max_minutes is not None:
@@ -162,6 +176,9 @@ class Adaptation:
         write_text(self.work / "before.json", json.dumps(found, indent=2) + "\n")
 
     def _make_start(self) -> None:
+        if self.arguments.student is not None and not (self.work / TEACHER_FOLDER).is_dir():
+            with whole_folder(self.work / TEACHER_FOLDER) as folder:
+                self.source.load().save_pretrained(folder)
         texts = [self.readers[name] for name in _TEXTS if name in self.readers and name != "protect"]
         start = make_start(
             self.arguments,
@@ -239,7 +256,7 @@ class Adaptation:
         return min(split.num_tokens, self.arguments.max_eval_batches * _EVAL_ROWS * self._row_length())
 
     def _row_length(self) -> int:
-        return self.arguments.max_seq_length or min(_LONGEST_ROW, self.source.longest)
+        return self.arguments.max_seq_length or min(_LONGEST_ROW, self.longest)
 
     # Training, and after
 
@@ -290,7 +307,8 @@ class Adaptation:
         figures = {**before["evaluation"], "after": self._evaluate(model, "")}
         results = {
             "model": _name_of(arguments.model_name_or_path),
-            "model_type": self.source.model_type,
+            "model_type": self.trained.model_type,
+            "student": None if arguments.student is None else f"{_parameters(model):,} parameters",
             "evaluation": figures,
             "vocabulary": {"before": before["vocabulary"], "after": len(tokenizer)},
             "parameters": {"before": before["parameters"], "after": _parameters(model)},
@@ -306,11 +324,11 @@ class Adaptation:
         results["seconds"] = time.monotonic() - self.begun
         torch.nn.Module.to(model, "cpu")
         with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as partial:
-            if self.source.model_type == "clozebert":
+            if self.trained.model_type == "clozebert":
                 model.save_pretrained(partial)
                 save_tokenizer(tokenizer, partial)
             else:
-                save_native(model, partial, tokenizer, architecture=self.source.model_type)
+                save_native(model, partial, tokenizer, architecture=self.trained.model_type)
             curve = self.work / "run" / "loss_curve.png"
             if curve.is_file():
                 (partial / curve.name).write_bytes(curve.read_bytes())
@@ -374,7 +392,7 @@ def _parameters(model: torch.nn.Module) -> int:
 
 
 def _name_of(name_or_path: str) -> str:
-    """A name on the Hub as it is, and of a folder its own name: where it lies is nobody else's business."""
+    """A name on the Hub as it is, and of a folder its own name: its path is private."""
     path = Path(name_or_path)
     return path.resolve().name if path.exists() else name_or_path
 

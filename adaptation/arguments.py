@@ -1,4 +1,4 @@
-"""The flags of an adaptation, their checks, and the settings of continued training. Needs no torch."""
+"""The flags of `adapt`, their checks, and the settings of continued pretraining. Needs no torch."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from ..training.arguments import PretrainingArguments
 from ..utils.errors import UserError
 from ..utils.files import check_output_dir, remove_written, write_text
 
-WORK_FOLDER = "adaptation"
+WORK_FOLDER, TEACHER_FOLDER = "adaptation", "teacher"
 ADAPTATION_RESULTS = "adaptation_results.json"
 REPORT_NAME = "report.md"
 _SETTINGS = "settings.json"
@@ -84,6 +84,9 @@ class AdaptationArguments:
         "another tokenizer: rows are carried over by what its entries stand for", section=_VOCABULARY
     )
 
+    student: str | None = _flag(
+        "distil into a smaller model: how many of the layers it keeps, or the name of a model with the same tokenizer"
+    )
     max_minutes: float | None = _flag("how long the whole command may take; the steps follow from it")
     max_steps: int | None = _flag("updates of the weights (default: by --num_train_epochs)")
     num_train_epochs: float = _flag("passes over the new text", 1.0)
@@ -107,15 +110,7 @@ class AdaptationArguments:
     disable_tqdm: bool = _flag("show no progress bar", False)
 
     def __post_init__(self) -> None:
-        if (self.input is None) == (self.corpus is None):
-            raise UserError("give the new text: --input FILES, or --corpus DIR that prepare_corpus wrote")
-        changed = [name for name in ("extend_vocabulary", "trim_vocabulary", "tokenizer_name") if getattr(self, name)]
-        if self.corpus is not None and changed:
-            raise UserError(f"{changed[0]} needs the text itself: give --input instead of --corpus")
-        if self.corpus is not None and self.validation_input:
-            raise UserError("validation_input goes with --input: a prepared corpus has its own validation split")
-        if self.keep_input and not self.trim_vocabulary:
-            raise UserError("keep_input goes with --trim_vocabulary")
+        self._check_texts()
         if not 0 < self.replay_share < 1:
             raise UserError(f"replay_share={self.replay_share} must lie between 0 and 1, both excluded")
         if self.max_steps is not None and self.max_minutes is not None:
@@ -131,6 +126,22 @@ class AdaptationArguments:
             max_seq_length=self.max_seq_length or 256,
             work=Path("work"),
         )
+
+    def _check_texts(self) -> None:
+        if (self.input is None) == (self.corpus is None):
+            raise UserError("give the new text: --input FILES, or --corpus DIR that prepare_corpus wrote")
+        changed = [name for name in ("extend_vocabulary", "trim_vocabulary", "tokenizer_name") if getattr(self, name)]
+        if self.corpus is not None and changed:
+            raise UserError(f"{changed[0]} needs the text itself: give --input instead of --corpus")
+        if self.corpus is not None and self.validation_input:
+            raise UserError("validation_input goes with --input: a prepared corpus has its own validation split")
+        if self.student is not None and changed:
+            raise UserError(
+                f"student={self.student} and {changed[0]}: a student needs its teacher's tokenizer; adapt first, and "
+                f"distil the result"
+            )
+        if self.keep_input and not self.trim_vocabulary:
+            raise UserError("keep_input goes with --trim_vocabulary")
 
     def rows_for(self, tokens: float, *, max_seq_length: int) -> int:
         """The rows of a step: a power of two that makes about 1,000 steps of so many tokens."""
@@ -159,6 +170,7 @@ class AdaptationArguments:
             corpus_weights=weights,
             tokenizer_name=str(work / "start"),
             model_name_or_path=str(work / "start"),
+            teacher_name_or_path=None if self.student is None else str(work / TEACHER_FOLDER),
             output_dir=str(work / "run"),
             resume_from_checkpoint="latest",
             max_steps=_SCHEDULE_STEPS,
@@ -208,7 +220,7 @@ def claim_output_dir(arguments: AdaptationArguments) -> None:
         written=ADAPTATION_FILES,
         inputs=[
             ("model_name_or_path", arguments.model_name_or_path), ("corpus", arguments.corpus),
-            ("tokenizer_name", arguments.tokenizer_name),
+            ("tokenizer_name", arguments.tokenizer_name), ("student", arguments.student),
             *((name, place) for name in texts for place in getattr(arguments, name) or []),
         ],
     )  # fmt: skip
@@ -226,6 +238,7 @@ __all__ = [
     "ADAPTATION_FILES",
     "ADAPTATION_RESULTS",
     "REPORT_NAME",
+    "TEACHER_FOLDER",
     "AdaptationArguments",
     "claim_output_dir",
     "write_settings",

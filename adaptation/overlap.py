@@ -1,4 +1,4 @@
-"""How much of one text stands in another, by runs of 13 words: what has leaked from training into validation.
+"""Overlap of texts by 13-grams of words: test documents that also stand in the training text (contamination).
 
 Words are compared as the tokenizer cuts them. A run of 13 words that both hold is a sign that one was copied from the
 other (Brown et al. 2020).

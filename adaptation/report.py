@@ -1,9 +1,10 @@
-"""What an adaptation reports: `report.md`, and the facts for the model card."""
+"""The report of an adaptation (`report.md`), and the facts for the model card."""
 
 from collections.abc import Mapping
 from typing import Any
 
 _STAGES = {"before": "before", "start": "with the new vocabulary, untrained", "after": "after"}
+_STAGES_OF_A_STUDENT = {"before": "teacher", "start": "student, untrained", "after": "student"}
 _TEXTS = {"new": "held-out new text", "general": "general text"}
 
 
@@ -13,16 +14,18 @@ def render_report(results: Mapping[str, Any]) -> str:
     Args:
         results: what `adaptation_results.json` holds; see `adapt.adapt`.
     """
-    stages = [stage for stage in _STAGES if stage in results["evaluation"]]
+    names = _stage_names(results)
+    stages = [stage for stage in names if stage in results["evaluation"]]
+    new_vocabulary = "start" in stages and not results.get("student")
     parts = [
-        f"# Adaptation of {results['model']}",
+        f"# {_title(results)}",
         f"The model is a `{results['model_type']}` with {results['parameters']['after']:,} parameters. Training took "
         f"{results['steps']:,} steps, {results['tokens']:,} tokens and {results['train_seconds']:,.0f} seconds; the "
         f"whole command {results['seconds']:,.0f} seconds.",
         "## Masked-LM loss",
         "The mean of -log p over masked tokens, in nats. The masks are frozen: 15 % of the tokens, the same before and "
-        "after." + (" The tokenizers differ, so compare the loss for each word." if "start" in stages else ""),
-        _table(["", *(_STAGES[stage] for stage in stages)], list(_loss_rows(results["evaluation"], stages))),
+        "after." + (" The tokenizers differ, so compare the loss for each word." if new_vocabulary else ""),
+        _table(["", *(names[stage] for stage in stages)], list(_loss_rows(results["evaluation"], stages))),
         "## Vocabulary",
         _table(["", "before", "after"], list(_vocabulary_rows(results))),
         "## Overlap",
@@ -34,6 +37,16 @@ def render_report(results: Mapping[str, Any]) -> str:
     if results.get("notes"):
         parts += ["## Notes", *results["notes"]]
     return "\n\n".join(parts) + "\n"
+
+
+def _stage_names(results: Mapping[str, Any]) -> Mapping[str, str]:
+    return _STAGES_OF_A_STUDENT if results.get("student") else _STAGES
+
+
+def _title(results: Mapping[str, Any]) -> str:
+    if results.get("student"):
+        return f"{results['model']}, distilled into a student of {results['student']}"
+    return f"{results['model']}, adapted to other text"
 
 
 def _loss_rows(evaluation: Mapping[str, Any], stages: list[str]) -> Any:
@@ -65,17 +78,17 @@ def _table(heads: list[str], rows: list[list[Any]]) -> str:
 
 def adaptation_facts(results: Mapping[str, Any], *, name: str, base_model: str | None) -> dict[str, Any]:
     """The facts for `hub.card.write_card`."""
-    evaluation = results["evaluation"]
+    evaluation, names = results["evaluation"], _stage_names(results)
     metrics: dict[str, Any] = {}
     for text, shown in _TEXTS.items():
         for stage in evaluation:
             if text in evaluation[stage]:
-                metrics[f"masked-LM loss, {shown}, {_STAGES[stage]}"] = evaluation[stage][text]["eval_loss"]
+                metrics[f"masked-LM loss, {shown}, {names[stage]}"] = evaluation[stage][text]["eval_loss"]
     for text, overlap in results["overlap"].items():
         metrics[f"13-gram overlap with the training text: {text}"] = overlap
     return {
         "name": name,
-        "description": f"{results['model']}, adapted to other text by continued masked-language modelling.",
+        "description": f"{_title(results)}, by masked-language modelling.",
         "base_model": base_model,
         "started_from": results["model"],
         "corpus": results["corpora"],

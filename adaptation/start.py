@@ -1,4 +1,4 @@
-"""The model that training begins from: any that converts, with the vocabulary that it is to have."""
+"""The model that continued pretraining starts from: converted, its vocabulary replaced, extended or trimmed."""
 
 import tempfile
 from collections.abc import Iterable
@@ -11,22 +11,24 @@ import numpy as np
 import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from ..configuration import ClozeBertConfig
 from ..corpus.encoding import Encoder, split_encoded
 from ..corpus.readers import Reader
-from ..corpus.tokenizer import load_tokenizer
+from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..hub.convert import load_clozebert_masked_lm
 from ..hub.convert_config import config_from_native
 from ..hub.loading import find_folder, read_config
 from ..hub.natives import architecture_of
 from ..hub.processors import TOKENIZER_FILE_NAMES
 from ..modeling import ClozeBertForMaskedLM
+from ..training.depth import evenly_spaced, take_layers
 from ..training.initial_model import load_configuration, set_token_ids
 from ..training.vocabulary_rows import take_rows
 from ..utils.errors import UserError
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import AdaptationArguments
-from .swap import swap
 from .vocabulary import EXTENDED, TRIMMED, NewVocabulary, check_algorithm, extend, trim
+from .vocabulary_transfer import swap
 
 _SAMPLED_DOCUMENTS, _SAMPLED_CHARACTERS = 200, 1 << 20
 _MOST_UNKNOWN = 0.2
@@ -39,13 +41,14 @@ class SourceModel:
 
     Attributes:
         model_type: its architecture, which the result has too.
-        tokenizer: its own. longest: how many tokens it takes at once.
+        tokenizer: its own. longest: how many tokens it takes at once. layers: how many it has.
     """
 
     folder: Path
     model_type: str
     tokenizer: PreTrainedTokenizerFast
     longest: int
+    layers: int
 
     def load(self) -> ClozeBertForMaskedLM:
         """The model in float32, in our form."""
@@ -76,14 +79,15 @@ def open_source_model(name_or_path: str) -> SourceModel:
             f"model_name_or_path={name_or_path!r} has {rows} rows, and its tokenizer {len(tokenizer)} tokens: they do "
             f"not belong together"
         )
-    return SourceModel(folder, model_type, tokenizer, _longest(folder, model_type))
+    config = _configuration(folder, model_type)
+    return SourceModel(folder, model_type, tokenizer, config.max_position_embeddings, config.num_hidden_layers)
 
 
-def _longest(folder: Path, model_type: str) -> int:
+def _configuration(folder: Path, model_type: str) -> ClozeBertConfig:
     if model_type == "clozebert":
-        return load_configuration(str(folder)).max_position_embeddings
+        return load_configuration(str(folder))
     native = getattr(transformers, architecture_of(model_type).config_class).from_pretrained(folder)
-    return config_from_native(native, "ForMaskedLM").max_position_embeddings
+    return config_from_native(native, "ForMaskedLM")
 
 
 def _tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:
@@ -152,13 +156,15 @@ def make_start(
         texts: the new text. kept_texts: all whose entries stay when the vocabulary is trimmed, the new text included.
     """
     start = Start(source.load(), source.tokenizer)
+    if arguments.student is not None:
+        start.model = make_student(arguments.student, start.model)
     if arguments.tokenizer_name is not None:
         new, counts = swap(start.tokenizer, load_tokenizer(arguments.tokenizer_name))
         start.facts["rows of the new tokenizer"] = counts
         _apply(start, new, spare=0)
     if arguments.extend_vocabulary:
         new = extend(start.tokenizer, texts, arguments.extend_vocabulary)
-        start.facts["new entries"] = len(new.joins)
+        start.facts["new entries"] = len(new.merges)
         # A model may have more rows than its tokenizer has tokens; those are used up first.
         _apply(start, new, spare=start.model.config.vocab_size)
     if arguments.trim_vocabulary:
@@ -167,6 +173,36 @@ def make_start(
         start.facts["entries dropped"] = len(start.tokenizer) - len(new.tokenizer)
         _apply(start, new, spare=0)
     return start
+
+
+def open_student(student: str | None, source: SourceModel) -> SourceModel:
+    """The model that is trained: a named student, or else the source, with all of its layers or some of them.
+
+    Raises:
+        UserError: the student has more layers than the source, or another tokenizer.
+    """
+    if student is None:
+        return source
+    if student.isdecimal():
+        if not 1 <= int(student) <= source.layers:
+            raise UserError(f"student={student}: take 1 to {source.layers} of the model's layers")
+        return source
+    opened = open_source_model(student)
+    ours, theirs = tokenizer_facts(source.tokenizer), tokenizer_facts(opened.tokenizer)
+    differing = [name for name, value in ours.items() if theirs.get(name) != value]
+    if differing:
+        raise UserError(
+            f"student={student!r} has another tokenizer than the model ({', '.join(differing)} differ): a student "
+            f"needs its teacher's"
+        )
+    return opened
+
+
+def make_student(student: str, teacher: ClozeBertForMaskedLM) -> ClozeBertForMaskedLM:
+    """The student before training: evenly spaced layers of its teacher, or a named model."""
+    if student.isdecimal():
+        return take_layers(teacher, evenly_spaced(teacher.config.num_hidden_layers, int(student)))
+    return open_source_model(student).load()
 
 
 def _apply(start: Start, new: NewVocabulary, *, spare: int) -> None:
@@ -189,4 +225,4 @@ def used_ids(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> set[in
 
 
 __all__ = ["SourceModel", "Start", "check_known_tokens", "check_vocabulary_flags", "make_start", "open_source_model",
-           "used_ids"]  # fmt: skip
+           "open_student", "used_ids"]  # fmt: skip

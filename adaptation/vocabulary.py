@@ -1,4 +1,4 @@
-"""Other vocabularies for a tokenizer: extended by entries learned from text, or trimmed to what is used.
+"""Extends a tokenizer by entries learned from text, or trims it to the entries that are used.
 
 What is certain, whatever the text:
 
@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from ..utils.errors import UserError
-from .joins import Join, best_joins, count_words, learn_joins
+from .merges import LearnedMerge, best_merges, count_words, learn_merges
 
 EXTENDED = ("BPE", "WordPiece", "Unigram")
 TRIMMED = (*EXTENDED, "WordLevel")
@@ -41,12 +41,12 @@ class NewVocabulary:
 
     Attributes:
         sources: for each new id, the old ids whose mean its row begins as.
-        joins: what an extension learned.
+        merges: what an extension learned.
     """
 
     tokenizer: PreTrainedTokenizerFast
     sources: list[list[int]]
-    joins: tuple[Join, ...] = ()
+    merges: tuple[LearnedMerge, ...] = ()
 
 
 def check_algorithm(tokenizer: PreTrainedTokenizerFast, known: Collection[str], *, flag: str) -> str:
@@ -83,39 +83,43 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
     model = spec["model"]
     entries = _entries(model)
     first_id = max(entries) + 1
-    prefix = model.get("continuing_subword_prefix") or ""
-
-    def concatenate(left: str, right: str) -> str:
-        return left + right.removeprefix(prefix)
-
     plain = Tokenizer.from_str(json.dumps({**spec, "padding": None, "truncation": None}))
     plain.encode_special_tokens = True
-    joins = learn_joins(
+    merges = learn_merges(
         count_words(plain, texts),
         count if algorithm == "BPE" else int(count * _SURPLUS),
         texts=entries,
-        concatenate=concatenate,
+        concatenate=_join_of(model),
         first_id=first_id,
-        never_joined=frozenset(_not_text(spec, entries)),
+        never_merged=frozenset(_not_text(spec, entries)),
     )
-    if not joins:
+    if not merges:
         raise UserError(f"extend_vocabulary={count}: the text holds nothing that occurs twice and is no entry yet")
     if algorithm != "BPE":
-        joins = [join._replace(joined=first_id + place) for place, join in enumerate(best_joins(joins, count))]
+        merges = [merge._replace(merged=first_id + place) for place, merge in enumerate(best_merges(merges, count))]
     if algorithm == "Unigram":
-        score = [score for _, score in model["vocab"]]
-        for join in joins:
-            bonus = UNIGRAM_BONUS * (len(join.pieces) - 1)
-            model["vocab"].append([join.text, sum(score[piece] for piece in join.pieces) + bonus])
+        _add_unigrams(model, merges)
     else:
-        model["vocab"].update({join.text: join.joined for join in joins})
+        model["vocab"].update({merge.text: merge.merged for merge in merges})
     if algorithm == "BPE":
-        entries.update({join.joined: join.text for join in joins})
-        pairs = [[entries[join.left], entries[join.right]] for join in joins]
-        in_words = bool(model["merges"]) and isinstance(model["merges"][0], str)
-        model["merges"] += [" ".join(pair) for pair in pairs] if in_words else pairs
-    sources = [[row] for row in range(first_id)] + [list(join.pieces) for join in joins]
-    return NewVocabulary(rebuild(tokenizer, spec), sources, tuple(joins))
+        _add_merges(model, merges, entries)
+    sources = [[row] for row in range(first_id)] + [list(merge.pieces) for merge in merges]
+    return NewVocabulary(rebuild(tokenizer, spec), sources, tuple(merges))
+
+
+def _add_unigrams(model: dict[str, Any], merges: Iterable[LearnedMerge]) -> None:
+    score = [score for _, score in model["vocab"]]
+    for merge in merges:
+        bonus = UNIGRAM_BONUS * (len(merge.pieces) - 1)
+        model["vocab"].append([merge.text, sum(score[piece] for piece in merge.pieces) + bonus])
+
+
+def _add_merges(model: dict[str, Any], merges: Iterable[LearnedMerge], entries: dict[int, str]) -> None:
+    entries = {**entries, **{merge.merged: merge.text for merge in merges}}
+    pairs = [[entries[merge.left], entries[merge.right]] for merge in merges]
+    # Older tokenizer files write a merge as one string.
+    as_strings = bool(model["merges"]) and isinstance(model["merges"][0], str)
+    model["merges"] += [" ".join(pair) for pair in pairs] if as_strings else pairs
 
 
 def _entries(model: dict[str, Any]) -> dict[int, str]:
@@ -166,40 +170,48 @@ def trim(tokenizer: PreTrainedTokenizerFast, used: Collection[int]) -> NewVocabu
     Raises:
         UserError: a tokenizer of another algorithm.
     """
-    algorithm = check_algorithm(tokenizer, TRIMMED, flag="trim_vocabulary")
+    check_algorithm(tokenizer, TRIMMED, flag="trim_vocabulary")
     spec = read_spec(tokenizer)
     _name_added_tokens(spec)
     model = spec["model"]
     entries = _entries(model)
     kept = {*used, *_not_text(spec, entries)} & set(entries)
-    # Positions are counted from behind the padding's id in some models, so that id stays.
+    # RoBERTa counts positions from the id after padding's, so that id must not move.
     kept.update(number for number in entries if number <= (tokenizer.pad_token_id or 0))
-    if algorithm == "BPE":
-        kept = _with_parts(model, entries, kept)
-    elif algorithm == "WordPiece":
-        prefix = model["continuing_subword_prefix"]
-        short = {n for n, entry in entries.items() if len(entry.removeprefix(prefix)) == 1 and entry.isascii()}
-        kept |= short
-    elif algorithm == "Unigram":
-        # What an unknown character scores depends on the lowest score.
-        kept.add(min(entries, key=lambda number: model["vocab"][number][1]))
-    order = sorted(kept)
+    order = sorted(_with_needed(model, entries, kept))
     number_of = {old: new for new, old in enumerate(order)}
-    if algorithm == "Unigram":
+    if model["type"] == "Unigram":
         model["vocab"] = [model["vocab"][old] for old in order]
         model["unk_id"] = None if model["unk_id"] is None else number_of[model["unk_id"]]
     else:
         model["vocab"] = {entries[old]: new for old, new in number_of.items()}
-    if algorithm == "BPE":
-        joined = _join_of(model)
-        model["merges"] = [
-            merge for merge in model["merges"]
-            if all(text in model["vocab"] for text in (*_pair(merge), joined(*_pair(merge))))
-        ]  # fmt: skip
+    if model["type"] == "BPE":
+        _drop_merges(model)
     for token in spec["added_tokens"]:
         token["id"] = number_of[token["id"]]
     _renumber(spec["post_processor"], number_of)
     return NewVocabulary(rebuild(tokenizer, spec), [[old] for old in order])
+
+
+def _with_needed(model: dict[str, Any], entries: dict[int, str], kept: set[int]) -> set[int]:
+    """`kept`, and what the algorithm needs to make these and to write any text."""
+    if model["type"] == "BPE":
+        return _with_parts(model, entries, kept)
+    if model["type"] == "WordPiece":
+        prefix = model["continuing_subword_prefix"]
+        return kept | {n for n, entry in entries.items() if len(entry.removeprefix(prefix)) == 1 and entry.isascii()}
+    if model["type"] == "Unigram":
+        # What an unknown character scores depends on the lowest score.
+        return kept | {min(entries, key=lambda number: model["vocab"][number][1])}
+    return kept
+
+
+def _drop_merges(model: dict[str, Any]) -> None:
+    """Drop the merges of which a part, or the result, is no entry any more."""
+    joined, vocabulary = _join_of(model), model["vocab"]
+    model["merges"] = [
+        merge for merge in model["merges"] if vocabulary.keys() >= {*_pair(merge), joined(*_pair(merge))}
+    ]
 
 
 def _pair(merge: Any) -> tuple[str, str]:
@@ -217,14 +229,17 @@ def _with_parts(model: dict[str, Any], entries: dict[int, str], kept: set[int]) 
     numbers, joined = model["vocab"], _join_of(model)
     pairs = [_pair(merge) for merge in model["merges"]]
     rank = {pair: place for place, pair in reversed(list(enumerate(pairs)))}
-    made = {joined(*pair) for pair in pairs}
-    # Of entries that no merge makes, single letters and bytes stay: any text can still be written.
-    alphabet = {number for number, entry in entries.items() if entry not in made and len(entry) == 1}
-    found = kept | (alphabet if len(alphabet) <= 256 else {number for number in alphabet if entries[number].isascii()})
+    found = kept | _alphabet(entries, made={joined(*pair) for pair in pairs})
     prefix = model.get("continuing_subword_prefix") or ""
     for number in kept:
         found.update(numbers[text] for text in _steps_to(entries[number], rank, joined, prefix) if text in numbers)
     return found
+
+
+def _alphabet(entries: dict[int, str], *, made: set[str]) -> set[int]:
+    """Single letters and bytes that no merge makes: with them, any text can be written. Of many, the ASCII ones."""
+    single = {number for number, entry in entries.items() if len(entry) == 1 and entry not in made}
+    return single if len(single) <= 256 else {number for number in single if entries[number].isascii()}
 
 
 def _steps_to(entry: str, rank: dict[tuple[str, str], int], joined: Any, prefix: str) -> set[str]:

@@ -1,9 +1,10 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""The configuration of the encoder. This file travels inside every checkpoint and imports its neighbour only."""
+"""`ClozeBertConfig`, the encoder's configuration. This file travels inside every checkpoint."""
 
 import copy
 import difflib
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import transformers
@@ -239,8 +240,7 @@ class ClozeBertConfig(PreTrainedConfig):
             ValueError: no architecture has that name.
         """
         if name not in ARCHITECTURES:
-            nearest = difflib.get_close_matches(name, ARCHITECTURES, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(ARCHITECTURES)}"
+            hint = _did_you_mean(name, ARCHITECTURES, otherwise=f"known: {', '.join(ARCHITECTURES)}")
             raise ValueError(f"unknown architecture {name!r}; {hint}")
         fields = copy.deepcopy(ARCHITECTURES[name])
         if "layer_types" in fields and "num_hidden_layers" in overrides:
@@ -256,23 +256,15 @@ class ClozeBertConfig(PreTrainedConfig):
             ValueError: an override that is nearly a field, or values that contradict one another.
         """
         known = {*cls.field_names(), *_KEYS_OF_TRANSFORMERS}
-        foreign = {key: value for key, value in config_dict.items() if key not in known}
+        foreign = {key: config_dict[key] for key in config_dict if key not in known}
         if foreign:
-            hints = (difflib.get_close_matches(key, cls.field_names(), n=1, cutoff=0.85) for key in foreign)
-            named = [f"{key} (is {near[0]} meant?)" if near else key for key, near in zip(foreign, hints, strict=True)]
-            warnings.warn(
-                f"the configuration holds keys that this version of clozebert does not know: {', '.join(named)}; they "
-                f"are kept and have no effect here; a newer version or another program may have written them",
-                stacklevel=2,
-            )
-        for key in kwargs:
-            if key not in {*known, *foreign} and difflib.get_close_matches(key, cls.field_names(), n=1, cutoff=0.85):
+            _warn_of_foreign(list(foreign), cls.field_names())
+        for key in kwargs.keys() - known - foreign.keys():
+            if _nearest(key, cls.field_names(), cutoff=0.85):
                 raise ValueError(unknown_key_message(key, cls.field_names()))
-        for key in ("rope_theta", "rope_scaling"):
-            if key in kwargs:
-                raise ValueError(f"{key}={kwargs[key]} cannot be overridden by itself: give rope_parameters")
-        values = {key: value for key, value in config_dict.items() if key in known}
+        values = {key: config_dict[key] for key in config_dict if key in known}
         _follow_heads(values, kwargs)
+        _refuse_parts_of_rope(kwargs)
         # Overrides go through the constructor: it completes and checks what the base class would only set afterwards.
         values |= {key: kwargs.pop(key) for key in cls.__annotations__ if key in kwargs}
         found = super().from_dict(values, **kwargs)
@@ -290,23 +282,22 @@ class ClozeBertConfig(PreTrainedConfig):
         """Complete `rope_parameters`: one dict, or one for each layer type. The base class calls this."""
         scaling, theta = kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None)
         if self.position_embedding_type != "rope":
-            if self.rope_parameters is not None or scaling is not None or theta is not None:
+            if (self.rope_parameters, scaling, theta) != (None, None, None):
                 raise ValueError(
                     f"rope_parameters={self.rope_parameters} needs position_embedding_type='rope', "
                     f"not {self.position_embedding_type!r}"
                 )
             return kwargs
         given = scaling or self.rope_parameters or {}
-        nested = any(layer_type in given for layer_type in ("full_attention", "sliding_attention"))
+        is_by_layer_type = not given.keys().isdisjoint(_LAYER_TYPES)
         default = {"rope_type": "default", "rope_theta": theta or self.default_theta}
-        parameters = {
-            layer_type: {**default, **((given.get(layer_type) or {}) if nested else given)}
-            for layer_type in sorted(set(self.layer_types or ["full_attention"]))
-        }
-        for values in parameters.values():
+        parameters = {}
+        for layer_type in sorted(set(self.layer_types or ["full_attention"])):
+            values = {**default, **((given.get(layer_type) or {}) if is_by_layer_type else given)}
             _check_rope(values)
             if values["rope_type"] in ("llama3", "yarn"):
                 values.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+            parameters[layer_type] = values
         self.rope_parameters = parameters if self.layer_types is not None else parameters["full_attention"]
         return kwargs
 
@@ -318,23 +309,30 @@ class ClozeBertConfig(PreTrainedConfig):
         Raises:
             ValueError: names the fields.
         """
-        layer_types = self.layer_types or []
-        if self.layer_types is not None and len(layer_types) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types names {len(layer_types)} layers, but num_hidden_layers={self.num_hidden_layers}: give "
-                f"both, or layer_types=None for full attention in every layer"
-            )
-        if "sliding_attention" in layer_types and self.sliding_window is None:
-            raise ValueError("layer_types holds sliding_attention, so sliding_window must be set (tokens on each side)")
+        if self.layer_types is not None:
+            self._check_layer_types(self.layer_types)
         if self.norm_position == "post" and not self.first_attention_norm:
             raise ValueError("first_attention_norm=False needs norm_position='pre': post-norm has no norm there")
         if (self.image_size is None) != (self.patch_size is None):
             raise ValueError(f"image_size={self.image_size} and patch_size={self.patch_size} must be set together")
         if self.image_size is not None and self.position_embedding_type == "rope":
             raise ValueError("image_size is set: images take position_embedding_type absolute, sinusoidal or none")
-        if self.position_rule == "non_pad" and self.pad_token_id is None:
+        if self.position_rule == "non_pad":
+            self._check_non_pad_positions()
+
+    def _check_layer_types(self, layer_types: list[str]) -> None:
+        if len(layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types names {len(layer_types)} layers, but num_hidden_layers={self.num_hidden_layers}: give "
+                f"both, or layer_types=None for full attention in every layer"
+            )
+        if "sliding_attention" in layer_types and self.sliding_window is None:
+            raise ValueError("layer_types holds sliding_attention, so sliding_window must be set (tokens on each side)")
+
+    def _check_non_pad_positions(self) -> None:
+        if self.pad_token_id is None:
             raise ValueError("position_rule='non_pad' counts the tokens that are not padding: set pad_token_id")
-        if self.position_rule == "non_pad" and self.position_embedding_type == "absolute" and not self.position_offset:
+        if self.position_embedding_type == "absolute" and not self.position_offset:
             raise ValueError(
                 "position_rule='non_pad' lets padding stand on row position_offset - 1 of the learned positions: set "
                 "position_offset to at least 1"
@@ -344,19 +342,33 @@ class ClozeBertConfig(PreTrainedConfig):
 def _check_value(name: str, value: Any) -> None:
     """Refuse a field's value that is impossible whatever the others are."""
     if name in _CHOICES and value not in _CHOICES[name]:
-        nearest = difflib.get_close_matches(str(value), _CHOICES[name], n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(_CHOICES[name])}{hint}")
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if name in _PROBABILITIES and is_number and not 0 <= value <= 1:
+        hint = _did_you_mean(str(value), _CHOICES[name])
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(_CHOICES[name])}{hint and '; '}{hint}")
+    if name == "layer_types":
+        for layer_type in value or []:
+            if layer_type not in _LAYER_TYPES:
+                raise ValueError(f"layer_types holds {layer_type!r}; it may hold {' and '.join(_LAYER_TYPES)}")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        _check_number(name, value)
+
+
+def _check_number(name: str, value: float) -> None:
+    if name in _PROBABILITIES and not 0 <= value <= 1:
         raise ValueError(f"{name}={value} is a probability: it must lie between 0 and 1")
-    if name in _POSITIVE and is_number and value <= 0:
+    if name in _POSITIVE and value <= 0:
         raise ValueError(f"{name}={value} must be at least 1")
-    if name in _NOT_NEGATIVE and is_number and value < 0:
+    if name in _NOT_NEGATIVE and value < 0:
         raise ValueError(f"{name}={value} must not be negative")
-    for layer_type in (value or []) if name == "layer_types" else []:
-        if layer_type not in _LAYER_TYPES:
-            raise ValueError(f"layer_types holds {layer_type!r}; it may hold {' and '.join(_LAYER_TYPES)}")
+
+
+def _warn_of_foreign(keys: list[str], known: list[str]) -> None:
+    nearest = {key: _nearest(key, known, cutoff=0.85) for key in keys}
+    named = [f"{key} (is {near} meant?)" if near else key for key, near in nearest.items()]
+    warnings.warn(
+        f"the configuration holds keys that this version of clozebert does not know: {', '.join(named)}; they are kept "
+        f"and have no effect here; a newer version or another program may have written them",
+        stacklevel=3,
+    )
 
 
 def _follow_heads(values: dict[str, Any], overrides: dict[str, Any]) -> None:
@@ -366,14 +378,20 @@ def _follow_heads(values: dict[str, Any], overrides: dict[str, Any]) -> None:
         overrides["num_key_value_heads"] = overrides["num_attention_heads"]
 
 
+def _refuse_parts_of_rope(overrides: dict[str, Any]) -> None:
+    """An override by a key that older configurations have beside the rotary parameters would lose to these."""
+    for key in ("rope_theta", "rope_scaling"):
+        if key in overrides:
+            raise ValueError(f"{key}={overrides[key]} cannot be overridden by itself: give rope_parameters")
+
+
 def _check_rope(parameters: dict[str, Any]) -> None:
     rope_type = parameters["rope_type"]
     if rope_type not in _ROPE_NEEDS:
         raise ValueError(f"rope_parameters: rope_type={rope_type!r} must be one of {', '.join(_ROPE_NEEDS)}")
     for key in parameters:
         if key not in _ROPE_KEYS:
-            nearest = difflib.get_close_matches(key, _ROPE_KEYS, n=1)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(_ROPE_KEYS)}"
+            hint = _did_you_mean(key, _ROPE_KEYS, otherwise=f"known: {', '.join(_ROPE_KEYS)}")
             raise ValueError(f"unknown key {key!r} in rope_parameters; {hint}")
     missing = [key for key in _ROPE_NEEDS[rope_type] if key not in parameters]
     if missing:
@@ -387,9 +405,17 @@ def _check_rope(parameters: dict[str, Any]) -> None:
 
 def unknown_key_message(key: str, known: list[str]) -> str:
     """`unknown configuration key 'hiden_size'; did you mean 'hidden_size'?`"""
-    nearest = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else "see the docstring of ClozeBertConfig for the known keys"
+    hint = _did_you_mean(key, known, otherwise="see the docstring of ClozeBertConfig for the known keys")
     return f"unknown configuration key {key!r}; {hint}"
+
+
+def _nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
+
+
+def _did_you_mean(word: str, known: Iterable[str], *, otherwise: str = "") -> str:
+    nearest = _nearest(word, known)
+    return f"did you mean {nearest!r}?" if nearest else otherwise
 
 
 __all__ = ["ClozeBertConfig"]

@@ -1,4 +1,4 @@
-"""What a configuration costs: parameters, FLOPs and written values of each part, as closed formulas.
+"""Parameters, FLOPs and activations of each part of the encoder, as closed formulas.
 
 Each formula is one string in the symbols of `symbols_of`: what is computed is what `describe` prints.
 """
@@ -69,13 +69,13 @@ def parts_of(config: "ClozeBertConfig") -> list[Part]:
     """The parts of the masked-LM model, or of the image classifier where the configuration is one of images."""
     layers = config.num_hidden_layers
     windowed = sum(config.attention_type(layer) == "sliding_attention" for layer in range(layers))
-    glu = config.mlp_type == "glu"  # then two maps lead from D to F; one leads back
+    glu = config.mlp_type == "glu"  # then two projections from D to F, and one back
     attention_bias = " + 2*D + 2*G" if config.attention_bias else ""
     mlp_bias = (" + 2*F + D" if glu else " + F + D") if config.mlp_bias else ""
     parts = [*_front(config)]
     parts.append(
         Part(
-            "attention maps q k v o",
+            "attention projections q k v o",
             layers,
             f"2*D*D + 2*D*G{attention_bias}",
             "2*B*T*(2*D*D + 2*D*G)",
@@ -86,8 +86,8 @@ def parts_of(config: "ClozeBertConfig") -> list[Part]:
         parts.append(Part("attention, all tokens", layers - windowed, "0", "4*B*T*T*D", "B*T*D"))
     if windowed:
         parts.append(Part("attention, window", windowed, "0", "4*B*(T*(2*W + 1) - W*(W + 1))*D", "B*T*D"))
-    maps, flops, written = ("3*D*F", "6*B*T*D*F", "2*F") if glu else ("2*D*F", "4*B*T*D*F", "F")
-    parts.append(Part("feed-forward", layers, maps + mlp_bias, flops, f"B*T*({written} + D)"))
+    weights, flops, written = ("3*D*F", "6*B*T*D*F", "2*F") if glu else ("2*D*F", "4*B*T*D*F", "F")
+    parts.append(Part("feed-forward", layers, weights + mlp_bias, flops, f"B*T*({written} + D)"))
     norms = 2 * layers - (not config.first_attention_norm)
     norms += config.norm_position == "pre" if config.final_norm is None else config.final_norm
     parts.append(Part("norms", norms, _norm(config, "D"), "0", "0"))

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Architectures by name, each over the defaults of `ClozeBertConfig`."""
+"""Named architectures (`bert-base`, `modernbert-base`, …), each over the defaults of `ClozeBertConfig`."""
 
 from typing import Any
 

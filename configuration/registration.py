@@ -1,4 +1,4 @@
-"""Tells transformers' AutoConfig of the architecture; imported by the package's `__init__` once AutoConfig is there."""
+"""Registers the configuration with transformers' AutoConfig; the package imports this once AutoConfig is there."""
 
 from transformers.models.auto.configuration_auto import AutoConfig
 

@@ -1,4 +1,4 @@
-"""How many rows each step takes: a pure function of the step, and so is where its rows begin."""
+"""The batch size of each step, with its warm-up: a pure function of the step."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The stream of training batches as a pure function of (corpora, seed, step), and frozen validation batches.
+"""Training batches as a pure function of (corpora, seed, step), and validation batches with fixed masks.
 
 An epoch is a permutation of the packed rows, keyed by (seed, epoch): the row at any place of the stream is found in
 O(1), so a resume is a step number. A step's global batch is a run of rows of that stream, cut into chunks for
@@ -192,13 +192,6 @@ class ValidationBatches(Sequence["Batch"]):
         keys = np.full(len(rows), derive(self.seed, _VALIDATION, _MASK), dtype=np.uint64)
         segments = _Segments.of_rows(self.rows_of_corpus, rows, row_places=np.arange(len(rows)), source=0, keys=keys)
         return _assemble([self.corpus], segments, self.masking, rate=self.masking.rate)
-
-
-def validation_batches(
-    corpus: Corpus, *, max_seq_length: int, batch_size: int, masking: Masking, seed: int
-) -> ValidationBatches:
-    """The batches of a validation split."""
-    return ValidationBatches(corpus, max_seq_length=max_seq_length, batch_size=batch_size, masking=masking, seed=seed)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Files that hold no plain text, told by their first bytes, and what to do about each."""
+"""Recognises files that are not plain text (PDF, ZIP, images …) by their first bytes, and says what to do."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Which column holds what: usual names, and the one rule by which all our programs find the text."""
+"""Finds the text column of a table by usual column names and by content; one rule for all programs."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""A file's content as bytes, whatever it is compressed by, with `\\n` at the ends of its lines or before them `\\r`.
+"""Opens files, also compressed ones (.gz, .bz2, .xz, .zst), as bytes with `\n` or `\r\n` at the ends of lines.
 
 A file that is cut short, damaged, in UTF-16, or no text at all (PDF, images, archives) is refused: none of it is read
 as if it were whole.
@@ -129,8 +129,8 @@ class _ZstdError(Exception):
 class _ZstdReader:
     """Reads frame after frame. zstandard takes a file that is cut short for a whole one.
 
-    So one more frame is put behind the file: only where the file is whole does its content come out in the end. That
-    content compresses well, so that the frame's own bytes, taken for what is missing of the file, do not look like it.
+    So a known last frame is appended to the file: it is decoded as such only if the file before it is whole. It holds
+    zeros, so its compressed bytes, decoded as the missing part of the file, do not end like it.
     """
 
     _END = b"\0" * 1000

@@ -1,4 +1,4 @@
-"""Records of CSV and TSV: their cells, and the line on which each begins.
+"""Reads CSV and TSV: the cells of each record, and the line on which it begins.
 
 CSV follows RFC 4180: a quoted cell may hold separators, line breaks and doubled quotes. Semicolons separate where the
 first line holds some and no comma.
@@ -109,18 +109,16 @@ def _tab_dialect(opens: Opens, source: str) -> Dialect:
     """By the numbers of cells in its lines and the cells that begin with a quotation mark; see above."""
     by_lines = Dialect("\t", is_quoted=False)
     widths: set[int] = set()
-    opened = broken = False
+    kinds: set[bool] = set()  # whether cells that begin with a quotation mark are quoted as a whole
     with opens() as file:
         for line in map(without_end, lines_of(file, source)):
             if not _is_blank(line):
                 widths.add(line.count("\t") + 1)
                 if '"' in line:
-                    cells = [cell for cell in line.split("\t") if cell.startswith('"')]
-                    opened = opened or bool(cells)
-                    broken = broken or not all(map(_is_quoted, cells))
-    if not opened:
+                    kinds.update(_is_quoted(cell) for cell in line.split("\t") if cell.startswith('"'))
+    if not kinds:
         return by_lines
-    if not broken and len(widths) == 1:
+    if kinds == {True} and len(widths) == 1:
         return by_lines._replace(takes_off_quotes=True)
     if widths == {1}:
         _refuse_two_readings(opens, source)

@@ -1,4 +1,4 @@
-"""Two labelled tasks that every machine can make for itself, for the demonstration's fine-tuning.
+"""Two labelled data sets for the demonstration's fine-tuning, made from the Python packages of this machine.
 
 Sequences: which package does this docstring document? The package's own name is taken out of the text.
 Tokens: what kind is each token of Python source? Labels from the standard library's `tokenize`.

@@ -1,4 +1,4 @@
-"""Texts to token ids with their word starts, as fast as the tokenizer allows.
+"""Encodes texts with a tokenizer: token ids and word starts, as fast as the tokenizer allows.
 
 Each token is one number, `id << 1 | starts_a_word`, so that a document is one run of 32-bit integers.
 
@@ -144,16 +144,18 @@ def _piece_splitter(spec: dict[str, Any]) -> Callable[[str], list[str]] | None:
     kinds = [step["type"] for step in steps]
     if len(kinds) == 1 and kinds[0] in _SPACE_DROPPING:
         return str.split
-    if kinds == ["ByteLevel"] and steps[0]["use_regex"] and not steps[0]["add_prefix_space"]:
+    if kinds == ["ByteLevel"] and _has(steps[0], use_regex=True, add_prefix_space=False):
         return _PIECES_WITH_THEIR_SPACES.findall
-    if (
-        kinds == ["Split", "Metaspace"]
-        and steps[0]["pattern"] == {"Regex": GPT2_PATTERN}
-        and (steps[0]["behavior"], steps[0]["invert"]) == ("Isolated", False)
-        and (steps[1]["prepend_scheme"], steps[1]["split"]) == ("never", False)
-    ):
-        return _PIECES_WITH_THEIR_SPACES.findall
+    if kinds == ["Split", "Metaspace"]:
+        cuts_as_gpt2 = _has(steps[0], pattern={"Regex": GPT2_PATTERN}, behavior="Isolated", invert=False)
+        if cuts_as_gpt2 and _has(steps[1], prepend_scheme="never", split=False):
+            return _PIECES_WITH_THEIR_SPACES.findall
     return None
+
+
+def _has(component: dict[str, Any], **settings: Any) -> bool:
+    """Whether a part of a tokenizer has these settings."""
+    return all(component[name] == value for name, value in settings.items())
 
 
 def _steps(component: dict[str, Any] | None, name_of_list: str) -> list[dict[str, Any]]:

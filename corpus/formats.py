@@ -1,4 +1,4 @@
-"""The texts in one file: plain text, XML, or a column of a table; also compressed."""
+"""Reads the documents of one file: plain text, XML, or a column of a table; also compressed."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

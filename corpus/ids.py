@@ -1,4 +1,4 @@
-"""Documents that are token ids already: DNA, events, logs. Each becomes a text of numbers for a minimal tokenizer.
+"""Corpora of token ids instead of text (DNA, events, logs), read by a minimal tokenizer of numbers.
 
 The ids of a document stay what they are. The special tokens get the five ids behind them.
 """

@@ -1,4 +1,4 @@
-"""The files that a folder or a glob pattern names: each once, whatever links lead to it, sorted by name."""
+"""Lists the files that a folder or a glob pattern names: each once, sorted by name."""
 
 import fnmatch
 import glob

@@ -1,4 +1,4 @@
-"""The corpus on every machine: the docstrings of the standard library and of the Python packages installed beside it.
+"""The demonstration's corpus: docstrings of the standard library and of the installed Python packages.
 
 Each docstring loses the name of its own package, so that neither a classifier nor a held-out package is given away by
 it.

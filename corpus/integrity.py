@@ -1,4 +1,4 @@
-"""Whether a corpus is as it was written: every file hashed, which takes a second for each gigabyte or two."""
+"""Checks a prepared corpus for damage, by the hash of every file."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Objects of JSON lines and of JSON arrays, with the line on which each begins, in bounded memory."""
+"""Reads JSON lines and JSON arrays, object by object with line numbers, in bounded memory."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The manifest of one split of a corpus: what it must hold, and the size and hash of each file that it accounts for.
+"""The manifest of one split of a corpus: its fields, and the size and hash of each file.
 
 The names of a corpus' files follow from the number of its shards. A manifest that names others is refused, so nothing
 that it says can lead out of its folder. From version 2 on it holds a hash of all else in it.

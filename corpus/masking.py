@@ -1,4 +1,4 @@
-"""Which tokens a masked language model has to predict, and what it sees in their place.
+"""Chooses the tokens to mask (by token, whole word or span), and what replaces them (80 / 10 / 10).
 
 Every decision is a hash of (seed, epoch, document, position within the document): it depends on neither packing,
 processes nor the order in which batches are asked for. Each predictable token, that is each token that is not special,
@@ -138,7 +138,7 @@ def _covered_by_spans(
 ) -> np.ndarray:
     """Which words a span covers; bool [words].
 
-    Each segment is preceded by `max_span - 1` imagined words, so that its first words are covered as often as others.
+    Each segment is preceded by `max_span - 1` virtual words, so that its first words are covered as often as others.
     """
     before = masking.max_span - 1
     counts = np.bincount(segment_of_word, minlength=len(keys)) + before
@@ -151,7 +151,7 @@ def _covered_by_spans(
     slot_keys[imagined] = fold(
         np.repeat(fold(fold(keys, firsts), _BEFORE), before), np.tile(np.arange(before), len(keys))
     )
-    cumulative, start_probability = _span_law(rate, masking.span_probability, masking.max_span)
+    cumulative, start_probability = _span_distribution(rate, masking.span_probability, masking.max_span)
     begins = uniform(fold(slot_keys, _SELECT)) < start_probability
     spans = 1 + np.searchsorted(cumulative, uniform(fold(slot_keys, _SPAN_LENGTH)), side="right")
     slots = np.arange(len(real))
@@ -160,11 +160,11 @@ def _covered_by_spans(
 
 
 @lru_cache(maxsize=64)
-def _span_law(rate: float, probability: float, longest: int) -> tuple[np.ndarray, float]:
-    """The cumulative law of span lengths without its last entry, and the probability that a word begins a span."""
-    law = probability * (1 - probability) ** np.arange(longest)
-    law /= law.sum()
-    at_least = np.cumsum(law[::-1])[::-1]
+def _span_distribution(rate: float, probability: float, longest: int) -> tuple[np.ndarray, float]:
+    """Cumulative probabilities of span lengths, the last left out, and the probability that a word begins a span."""
+    weights = probability * (1 - probability) ** np.arange(longest)
+    weights /= weights.sum()
+    at_least = np.cumsum(weights[::-1])[::-1]
     low, high = 0.0, 1.0
     for _ in range(60):  # bisection to the last bit
         middle = (low + high) / 2
@@ -172,4 +172,4 @@ def _span_law(rate: float, probability: float, longest: int) -> tuple[np.ndarray
             low = middle
         else:
             high = middle
-    return np.cumsum(law)[:-1], high
+    return np.cumsum(weights)[:-1], high

@@ -1,4 +1,4 @@
-"""What a run trains and validates on: one corpus, or several and the share of the rows that each contributes."""
+"""A mixture of corpora, with the share of the rows that each contributes; a single corpus is one, too."""
 
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -31,15 +31,10 @@ class Mixture:
             raise UserError(
                 f"corpus_weights={list(weights)} must be {len(places)} positive numbers, one for each corpus"
             )
-        self.corpora = [Corpus(place) for place in places]
-        for place, corpus in zip(places, self.corpora, strict=True):
-            if not corpus.num_documents:
-                raise UserError(f"the corpus {place} is empty")
+        self.corpora = [_open_train(place) for place in places]
         self.names = _names(places)
-        splits = [open_split(place, "validation") for place in places]
-        self.validation = {
-            name: split for name, split in zip(self.names, splits, strict=True) if split is not None and len(split)
-        }
+        splits = {name: open_split(place, "validation") for name, place in zip(self.names, places, strict=True)}
+        self.validation = {name: split for name, split in splits.items() if split}
         parts = list(weights) or [corpus.num_tokens for corpus in self.corpora]
         self.shares = [part / sum(parts) for part in parts]
 
@@ -70,6 +65,13 @@ class Mixture:
             return facts[0]
         shares = {name: {"share": share} for name, share in zip(self.names, self.shares, strict=True)}
         return {name: {**shares[name], **of_one} for name, of_one in zip(self.names, facts, strict=True)}
+
+
+def _open_train(place: str) -> Corpus:
+    corpus = Corpus(place)
+    if not corpus.num_documents:
+        raise UserError(f"the corpus {place} is empty")
+    return corpus
 
 
 def _names(places: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rows: documents packed into rows of at most `max_seq_length` tokens, and the order in which an epoch visits them.
+"""Packs documents into rows of at most `max_seq_length` tokens (best-fit decreasing).
 
 A document of n tokens becomes ceil(n / capacity) segments `[CLS] tokens [SEP]`, capacity = max_seq_length - 2: all but
 the last are full, nothing is dropped. Best-fit decreasing (Johnson, 1974) puts the segments into rows: by falling

@@ -1,4 +1,4 @@
-"""Work spread over processes, with results in order and a bounded number of tasks under way."""
+"""A parallel map over processes: results in order, and a bounded number of tasks under way."""
 
 import multiprocessing
 import os

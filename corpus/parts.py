@@ -1,4 +1,4 @@
-"""A preparation cut into parts for several machines: each part's documents, tokenized, as they wait to be merged.
+"""A corpus prepared in parts on several machines: the files of one tokenized part, before parts are merged.
 
     OUTPUT_DIR.parts/00003-of-00016/documents.bin    one record for each document, see RECORD
     OUTPUT_DIR.parts/00003-of-00016/tokens.bin       uint32, `id << 1 | starts_a_word`, one document after another

@@ -1,4 +1,4 @@
-"""From texts to a corpus folder: read, split, deduplicate, tokenize on all cores, write.
+"""Prepares a corpus: reads texts, holds out validation, deduplicates, tokenizes on all cores, writes shards.
 
 One process reads and writes, the others tokenize. What is written depends on neither their number nor their speed. For
 several machines the reading and tokenizing is cut into parts; merging them writes the same bytes.
@@ -47,6 +47,7 @@ def prepare(
     validation_fraction: float = 0.01,
     deduplicate: str = "none",
     num_processes: int | None = None,
+    num_parts: int | None = None,
     overwrite: bool = False,
     shard_tokens: int = SHARD_TOKENS,
     report: ReportProgress | None = None,
@@ -62,6 +63,7 @@ def prepare(
         deduplicate: `none`, `exact` (each text once) or `near` (see `duplicates`). The first one read is kept;
             those of `validation_reader` are read first, so that none of them is trained on.
         num_processes: None: one for each processor.
+        num_parts: merge so many parts that `prepare_part` tokenized, to the same bytes; they stay where they are.
         overwrite: the folder may hold something; a corpus there is replaced.
         shard_tokens: a shard is full from this many tokens on.
         report: called with (tokens written, bytes read, bytes to read if that is known) now and then.
@@ -70,17 +72,18 @@ def prepare(
         the manifests by split.
 
     Raises:
-        ValueError: a value out of range, bad text, or no text at all.
-        FileExistsError: `output_dir` is not empty.
+        UserError: a value out of range, bad text, or no text at all; `output_dir` is not empty; or a part that is not
+            there, or was made of other inputs, another tokenizer or other flags.
     """
-    run = _Run(
-        [reader] if validation_reader is None else [validation_reader, reader],
-        tokenizer=tokenizer,
-        deduplicate=deduplicate,
-        num_processes=num_processes,
-        shard_tokens=shard_tokens,
-        report=report,
-    )
+    readers = [reader] if validation_reader is None else [validation_reader, reader]
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer, "deduplicate": deduplicate, "shard_tokens": shard_tokens, "report": report,
+    }  # fmt: skip
+    if num_parts is None:
+        run = _Run(readers, num_processes=num_processes, **options)
+    else:
+        folders = [part_folder(Path(output_dir), part, num_parts) for part in range(num_parts)]
+        run = _Merge(readers, folders=folders, **options)
     return _write_corpus(
         run,
         Path(output_dir),
@@ -102,7 +105,7 @@ def prepare_part(
     overwrite: bool = False,
     report: ReportProgress | None = None,
 ) -> Path:
-    """Tokenize one of `num_parts` parts of the files, on any machine; `merge_parts` makes the corpus of them all.
+    """Tokenize one of `num_parts` parts of the files, on any machine; `prepare` makes the corpus of them all.
 
     A part is whole files. One that is there already is left as it is, unless `overwrite`.
 
@@ -118,49 +121,14 @@ def prepare_part(
     run = _Run(chosen, tokenizer=tokenizer, deduplicate=deduplicate, num_processes=num_processes, report=report)
     identity = job(readers, run.job_facts(), num_parts=num_parts)
     if overwrite or read_about(folder, job=identity) is None:
-        fates: Fates = {}
+        outcomes: Outcomes = {}
         # What is repeated in other parts too is found when they are merged.
         write_part(
             folder,
-            run.encoded(fates, drop_repeated=False),
-            about=lambda: {"job": identity, "sources": run.sources_with_empty(fates)},
+            run.encoded(outcomes, drop_repeated=False),
+            about=lambda: {"job": identity, "sources": run.sources_with_empty(outcomes)},
         )
     return folder
-
-
-def merge_parts(
-    reader: Reader,
-    *,
-    num_parts: int,
-    tokenizer: "PreTrainedTokenizerFast",
-    output_dir: str | Path,
-    validation_reader: Reader | None = None,
-    validation_fraction: float = 0.01,
-    deduplicate: str = "none",
-    overwrite: bool = False,
-    shard_tokens: int = SHARD_TOKENS,
-    report: ReportProgress | None = None,
-) -> dict[str, dict[str, Any]]:
-    """As `prepare`, to the byte, from parts that `prepare_part` has tokenized; they are left where they are.
-
-    Raises:
-        FileNotFoundError: a part that is not there.
-        ValueError: parts of other inputs, another tokenizer or other flags.
-    """
-    run = _Merge(
-        [reader] if validation_reader is None else [validation_reader, reader],
-        tokenizer=tokenizer,
-        deduplicate=deduplicate,
-        shard_tokens=shard_tokens,
-        report=report,
-        folders=[part_folder(Path(output_dir), part, num_parts) for part in range(num_parts)],
-    )
-    return _write_corpus(
-        run,
-        Path(output_dir),
-        validation_fraction=validation_fraction if validation_reader is None else 0.0,
-        overwrite=overwrite,
-    )
 
 
 def _write_corpus(
@@ -192,7 +160,7 @@ class _Item:
 
 
 # What became of the documents of each source.
-Fates = dict[tuple[int, int], Counter[str]]
+Outcomes = dict[tuple[int, int], Counter[str]]
 
 
 class _Run:
@@ -232,11 +200,11 @@ class _Run:
         """What was read, by reader."""
         return [reader.sources for reader in self.readers]
 
-    def sources_with_empty(self, fates: Fates) -> list[list[dict[str, Any]]]:
+    def sources_with_empty(self, outcomes: Outcomes) -> list[list[dict[str, Any]]]:
         """What was read, by reader, and how many documents of each source hold no text."""
         return [
             [
-                {**source.facts(), "empty": fates.get((number, index), Counter())["empty"]}
+                {**source.facts(), "empty": outcomes.get((number, index), Counter())["empty"]}
                 for index, source in enumerate(sources)
             ]
             for number, sources in enumerate(self.sources())
@@ -244,36 +212,38 @@ class _Run:
 
     def write(self, folder: Path, limit: bytes) -> dict[str, dict[str, Any]]:
         """Write both splits below `folder`; documents whose digest is below `limit` are held out."""
-        fates: Fates = {}
+        outcomes: Outcomes = {}
         splits = {split: _Split(folder / split, self.facts, self.shard_tokens) for split in CORPUS_SPLITS}
         near = NearDuplicates()
         self.smallest_digest = b"\xff" * 17
-        for document in self.encoded(fates):
-            held_out = document.held_out if document.held_out is not None else document.digest < limit
-            if len(self.readers) > 1:
-                held_out = document.source[0] == 0
-            fate = "validation" if held_out else "train"
+        for document in self.encoded(outcomes):
+            outcome = "validation" if self._is_held_out(document, limit) else "train"
             if not document.tokens:
-                fate = "empty"
+                outcome = "empty"
             elif document.signature and near.seen(document.signature):
-                fate = "near_duplicate"
+                outcome = "near_duplicate"
             else:
-                splits[fate].append(document.tokens, document.num_bytes)
+                splits[outcome].append(document.tokens, document.num_bytes)
                 self.smallest_digest = min(self.smallest_digest, document.digest)
-            fates[document.source][fate] += 1
+            outcomes[document.source][outcome] += 1
         if not any(split.writer.num_documents for split in splits.values()):
-            read = sum(sum(counts.values()) for counts in fates.values())
+            read = sum(sum(counts.values()) for counts in outcomes.values())
             raise UserError(f"the corpus is empty: {read} documents were read, and none holds a token")
-        sources = self._account(fates)
+        sources = self._account(outcomes)
         return {name: split.close(name, sources, self.deduplicate) for name, split in splits.items()}
 
-    def encoded(self, fates: Fates, *, drop_repeated: bool = True) -> Iterator[Encoded]:
+    def _is_held_out(self, document: Encoded, limit: bytes) -> bool:
+        if len(self.readers) > 1:
+            return document.source[0] == 0  # the validation reader's
+        return document.digest < limit if document.held_out is None else document.held_out
+
+    def encoded(self, outcomes: Outcomes, *, drop_repeated: bool = True) -> Iterator[Encoded]:
         """Every document that has text, in order, tokenized; exact duplicates are left out unless they are to stay."""
         waiting: deque[list[_Item]] = deque()
         written = 0
 
         def texts_of_chunks() -> Iterator[list[str]]:
-            for chunk in _chunks(self._items(fates, drop_repeated=drop_repeated)):
+            for chunk in _chunks(self._items(outcomes, drop_repeated=drop_repeated)):
                 waiting.append(chunk)
                 yield [item.text for item in chunk]
 
@@ -291,7 +261,7 @@ class _Run:
             if self.report:
                 self.report(written, sum(reader.bytes_read for reader in self.readers), self.total_bytes)
 
-    def _items(self, fates: Fates, *, drop_repeated: bool) -> Iterator[_Item]:
+    def _items(self, outcomes: Outcomes, *, drop_repeated: bool) -> Iterator[_Item]:
         """Every document that is to be tokenized."""
         seen: set[bytes] = set()
         for number, reader in enumerate(self.readers):
@@ -299,7 +269,7 @@ class _Run:
                 source = (number, document.source)
                 content = document.text.encode("utf-8")
                 digest = hashlib.blake2b(content, digest_size=16).digest()
-                counts = fates.setdefault(source, Counter())
+                counts = outcomes.setdefault(source, Counter())
                 if not content or document.text.isspace():
                     counts["empty"] += 1
                 elif not (drop_repeated and self._is_repeated(digest, seen, counts)):
@@ -315,14 +285,14 @@ class _Run:
         seen.add(digest)
         return False
 
-    def _account(self, fates: Fates) -> list[dict[str, Any]]:
+    def _account(self, outcomes: Outcomes) -> list[dict[str, Any]]:
         """What became of the documents of each source; the counts add up to `documents`."""
         kinds = ["train", "validation", "empty"]
         kinds += {"none": [], "exact": ["duplicate"], "near": ["duplicate", "near_duplicate"]}[self.deduplicate]
         accounts = []
         for number, sources in enumerate(self.sources()):
             for index, source in enumerate(sources):
-                counts = fates.get((number, index), Counter())
+                counts = outcomes.get((number, index), Counter())
                 accounts.append({**source.facts(), **{kind: counts[kind] for kind in kinds}})
                 assert sum(counts.values()) + source.bad_text == source.documents, "every document is accounted for"
         return accounts
@@ -354,7 +324,7 @@ class _Merge(_Run):
             for number in range(len(self.readers))
         ]
 
-    def encoded(self, fates: Fates, *, drop_repeated: bool = True) -> Iterator[Encoded]:
+    def encoded(self, outcomes: Outcomes, *, drop_repeated: bool = True) -> Iterator[Encoded]:
         firsts = [0] * len(self.readers)
         seen: set[bytes] = set()
         written = read = 0
@@ -362,10 +332,10 @@ class _Merge(_Run):
         for folder, part in zip(self.folders, self.parts, strict=True):
             for number, sources in enumerate(part):
                 for index, facts in enumerate(sources):
-                    fates[number, firsts[number] + index] = Counter(empty=facts["empty"])
+                    outcomes[number, firsts[number] + index] = Counter(empty=facts["empty"])
                     read += facts["bytes"]
             for document in read_part(folder, first_sources=firsts):
-                if not self._is_repeated(document.digest, seen, fates[document.source]):
+                if not self._is_repeated(document.digest, seen, outcomes[document.source]):
                     written += len(document.tokens) // 4
                     yield document
             firsts = [first + len(sources) for first, sources in zip(firsts, part, strict=True)]

@@ -1,4 +1,4 @@
-"""Counter-based randomness: every draw is a hash of what it is for, so there is no generator state to save or to split.
+"""Counter-based random numbers: each is a hash of what it is for, so there is no generator state to save.
 
 The hash is the finaliser of splitmix64 (Steele, Lea and Flood, 2014), vectorised over numpy arrays.
 """

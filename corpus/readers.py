@@ -1,5 +1,6 @@
-"""Documents out of inputs: files in any of the formats, folders, globs, the installed Python packages, and datasets of
-the Hub. What can be known to be wrong before reading is said before reading.
+"""Reads documents from inputs: files, folders, globs, the installed Python packages, datasets of the Hub.
+
+What can be known to be wrong before reading is an error before reading.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Corpora at URLs that fsspec reads (`s3://…`, `gs://…`, `hf://…`, `https://…`): fetched once, then local.
+"""Downloads corpora from URLs (`s3://…`, `gs://…`, `hf://…`, `https://…`) into a local cache, once.
 
 A corpus is copied into the user's cache, under the hash of its manifests. Each file is checked against the manifest's
 size and SHA-256 while it comes and gets its name when it is whole; the manifest comes last. So an interrupted fetch
@@ -30,17 +30,9 @@ def local_folder(place: str | Path) -> Path:
     """
     if "://" not in str(place):
         return Path(place)
-    try:
-        import fsspec
-        from fsspec.implementations.local import LocalFileSystem
-    except ImportError:
-        raise MissingPackageError(f"the corpus {place} is at a URL: pip install fsspec") from None
-    try:
-        system, root = fsspec.core.url_to_fs(str(place).rstrip("/"))
-    except ImportError as error:
-        raise MissingPackageError(f"the corpus {place}: {error}") from None
-    except ValueError as error:
-        raise UserError(f"the corpus {place}: {error}") from None
+    system, root = _open_url(place)
+    from fsspec.implementations.local import LocalFileSystem
+
     if isinstance(system, LocalFileSystem):
         return Path(root)
     manifests = {
@@ -67,6 +59,20 @@ def local_folder(place: str | Path) -> Path:
                 with whole_file(folder / split / "manifest.json") as file:
                     file.write(content)
     return folder
+
+
+def _open_url(place: str | Path) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    try:
+        import fsspec
+    except ImportError:
+        raise MissingPackageError(f"the corpus {place} is at a URL: pip install fsspec") from None
+    try:
+        return fsspec.core.url_to_fs(str(place).rstrip("/"))
+    except ImportError as error:
+        raise MissingPackageError(f"the corpus {place}: {error}") from None
+    except ValueError as error:
+        raise UserError(f"the corpus {place}: {error}") from None
 
 
 def _read(system: Any, root: str, split: str, place: str | Path) -> bytes | None:

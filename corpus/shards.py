@@ -1,4 +1,4 @@
-"""Tokenized text on disk: memory-mapped shards, the documents' offsets, and a manifest that accounts for everything.
+"""Tokenized text on disk: writes shards, and reads them memory-mapped.
 
 A corpus folder holds one sub-folder per split. A split is
 

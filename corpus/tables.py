@@ -1,4 +1,4 @@
-"""Rows of tables: CSV, TSV, JSON lines and arrays, Parquet, datasets of the Hub. The one reader of all our programs.
+"""Reads rows of tables: CSV, TSV, JSON lines and arrays, Parquet, datasets of the Hub. All programs use it.
 
 Every row of a table comes out once, with the line on which it begins, or as a `BadText` that says what is wrong there.
 What leaves in doubt where rows end, such as a broken quote, is an error that names file and line. Files are read as a
@@ -6,6 +6,7 @@ stream, also compressed.
 """
 
 import io
+import operator
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -181,11 +182,7 @@ class _Delimited(TableFile):
         records = self._records()
         line, first = next(records, (0, []))
         is_there, is_sure = self._given_header, True
-        if is_there is None and any(name in map(str.strip, first) for name in self._wanted):
-            is_there = True
-        elif is_there is None and self._wanted and set(self._wanted) <= set(_numbers(len(first))):
-            is_there = False
-        elif is_there is None:
+        if is_there is None:
             is_there, is_sure = self._find_header(first, records)
         records.close()
         names = [name.strip() or str(number) for number, name in enumerate(first, start=1)]
@@ -199,19 +196,17 @@ class _Delimited(TableFile):
     def _find_header(self, first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[bool, bool]:
         """Whether the first row is a header, and whether that is certain.
 
-        One with a usual name is. Another is data if a cell is a number, or comes again further down in its column.
+        One with a wanted or a usual name is. Where numbers are wanted, it is data. Else it is data if a cell is a
+        number, or comes again further down in its column.
         """
+        if not set(self._wanted).isdisjoint(map(str.strip, first)):
+            return True, True
+        if self._wanted and set(self._wanted) <= set(_numbers(len(first))):
+            return False, True
         if {cell.strip().lower() for cell in first} & USUAL_COLUMNS:
             return True, True
-        if any(is_number(cell) for cell in first):
+        if any(is_number(cell) for cell in first) or _comes_again(first, records):
             return False, True
-        size = 0
-        for count, (_, cells) in enumerate(records):
-            if len(cells) == len(first) and any(cell == above for cell, above in zip(cells, first, strict=True)):
-                return False, True
-            size += sum(map(len, cells))
-            if count >= _HEAD_ROWS or size >= _HEAD_CELLS:
-                break
         return True, False
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
@@ -229,6 +224,18 @@ class _Delimited(TableFile):
                 bad = next((byte for _, place in checked if (byte := _not_utf8(cells[place])) is not None), None)
                 values = {name: cells[place] for name, place in checked}
                 yield Row(line, values) if bad is None else BadText(line, f"byte 0x{bad:02x} is not UTF-8")
+
+
+def _comes_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> bool:
+    """Whether a cell of the first row stands again in its column, in the first thousands of rows."""
+    size = 0
+    for count, (_, cells) in enumerate(records):
+        if len(cells) == len(first) and any(map(operator.eq, cells, first)):
+            return True
+        size += sum(map(len, cells))
+        if count >= _HEAD_ROWS or size >= _HEAD_CELLS:
+            break
+    return False
 
 
 def _numbers(width: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Training tokenizers, and what a prepared corpus has to know about one."""
+"""Trains tokenizers (WordPiece, BPE, Unigram), loads them, and records what a corpus must know of one."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The texts in an XML file: PubMed citations, JATS articles (PubMed Central, bioRxiv), and plain XML.
+"""Reads texts from XML: PubMed citations, JATS articles (PubMed Central, bioRxiv), and plain XML.
 
 A document is a `PubmedArticle`, a JATS `article` or, elsewhere, a child of the root; a root whose children are
 paragraphs is one document. Of PubMed the title and the abstract are read; of JATS the title, the abstract and the

@@ -1,4 +1,4 @@
-"""The flags of the fine-tuning programs, their checks, and what is chosen where a flag is missing. Imports no torch."""
+"""The flags of the fine-tuning programs, their checks and their defaults. Needs no torch."""
 
 import os
 from dataclasses import dataclass, field, fields

@@ -1,4 +1,4 @@
-"""What a fine-tuned model's card says about the run, with its scores in the form that the Hub reads."""
+"""The facts of a fine-tuning run for the model card, and its scores in the form that the Hub reads."""
 
 import os
 from typing import Any
@@ -77,15 +77,7 @@ def _eval_results(arguments: FinetuningArguments, results: dict[str, Any]) -> li
         ("eval", "validation", arguments.validation_file or arguments.train_file),
         ("test", "test", arguments.test_file),
     ):
-        if arguments.dataset_name is None:
-            suffix = os.path.splitext(path or "")[1].lstrip(".").lower()
-            dataset = {"dataset_type": suffix or "text", "dataset_name": os.path.basename(path or "")}
-        else:
-            name = arguments.dataset_name if _is_on_hub(arguments.dataset_name) else ""
-            name = name or os.path.basename(os.path.normpath(arguments.dataset_name))
-            dataset = {"dataset_type": name, "dataset_name": name}
-            if arguments.dataset_config_name is not None:
-                dataset["dataset_config"] = arguments.dataset_config_name
+        dataset = _dataset_fields(arguments, path)
         for score, (metric, title) in _METRICS.items():
             if f"{prefix}_{score}" in results:
                 value = round(results[f"{prefix}_{score}"], 6)
@@ -94,3 +86,15 @@ def _eval_results(arguments: FinetuningArguments, results: dict[str, Any]) -> li
                     | {"metric_value": value}
                 )
     return found
+
+
+def _dataset_fields(arguments: FinetuningArguments, path: str | None) -> dict[str, Any]:
+    """What `EvalResult` says of the data: a dataset's name, or a local file's name and kind."""
+    if arguments.dataset_name is None:
+        suffix = os.path.splitext(path or "")[1].lstrip(".").lower()
+        return {"dataset_type": suffix or "text", "dataset_name": os.path.basename(path or "")}
+    name = arguments.dataset_name if _is_on_hub(arguments.dataset_name) else _file_name(arguments.dataset_name)
+    fields = {"dataset_type": name, "dataset_name": name}
+    if arguments.dataset_config_name is not None:
+        fields["dataset_config"] = arguments.dataset_config_name
+    return fields

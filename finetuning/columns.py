@@ -1,4 +1,4 @@
-"""Which columns of a labelled table hold the text, its partner and the label."""
+"""Finds the columns of a labelled table: the text, the second text of a pair, and the label."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,5 +93,5 @@ def _label_by_content(table: Table, *, taken: Sequence[str | None]) -> str:
 
 
 def are_fractions(values: Sequence[Any]) -> bool:
-    """Numbers all, and some that are not whole."""
+    """Whether all values are numbers, and some of them not whole."""
     return all(is_number(value) for value in values) and any(float(value) != int(float(value)) for value in values)

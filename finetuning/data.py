@@ -1,8 +1,9 @@
-"""From the flags to checked examples of every split, and the task that they define."""
+"""Loads fine-tuning data: the examples of every split, and the task that they define."""
 
 import random
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ..corpus.tables import TableFile, open_dataset
@@ -106,7 +107,7 @@ _READERS: dict[str, Callable[[Any, list[str] | None], LabelledData]] = {
 
 
 def _read_tables(arguments: SequenceArguments) -> dict[str, Table]:
-    """The files of all splits; all have a header or none has. What is left out is said."""
+    """The files of all splits; all have a header or none has. Rows that are left out are counted and printed."""
     assert arguments.train_file is not None
     wanted = (arguments.text_column, arguments.text_pair_column, arguments.label_column)
     tables = {"train": read_table(arguments.train_file, wanted=wanted)}
@@ -142,7 +143,7 @@ def _hold_out_validation(splits: Splits, seed: int) -> None:
         raise UserError("one training example, and no --validation_file to evaluate on; give more data")
     order = list(range(len(examples)))
     random.Random(seed).shuffle(order)
-    left = Counter(name for example in examples for name in example.labels)
+    left = Counter(chain.from_iterable(example.labels for example in examples))
     held_out: set[int] = set()
     for index in order:
         names = examples[index].labels
@@ -151,5 +152,6 @@ def _hold_out_validation(splits: Splits, seed: int) -> None:
             left.subtract(names)
     if not held_out:
         raise UserError("no example can be held out without losing its label; give --validation_file")
-    splits["train"] = [example for index, example in enumerate(examples) if index not in held_out]
-    splits["validation"] = [example for index, example in enumerate(examples) if index in held_out]
+    splits["train"], splits["validation"] = [], []
+    for index, example in enumerate(examples):
+        splits["validation" if index in held_out else "train"].append(example)

@@ -1,4 +1,4 @@
-"""Scores, each beside its majority baseline.
+"""Metrics of fine-tuning (accuracy, F1, correlations …), each beside its majority baseline.
 
 scikit-learn and seqeval are behind the functions here and imported only when one is called.
 """

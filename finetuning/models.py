@@ -1,4 +1,4 @@
-"""The model side of fine-tuning: an encoder with a new head, how much it reads, freezing, LoRA, rates by layer."""
+"""Loads an encoder with a new head; freezes layers, adds LoRA, sets learning rates by layer."""
 
 import copy
 import os
@@ -193,7 +193,7 @@ def _initialise_output_layer(model: Any, task: Task) -> None:
 
 
 def _refuse_random_encoder(model: Any, missing: Collection[str], name_or_path: str) -> None:
-    """A new head is expected to be random, the encoder is not."""
+    """Refuse a checkpoint that lacks weights of the encoder; only the head may be new."""
     prefix = model.base_model_prefix + "."
     random = sorted(name for name in missing if name.startswith(prefix) and "pool" not in name)
     if random:
@@ -285,16 +285,16 @@ def add_lora(model: Any, *, rank: int) -> Any:
         raise UserError(f"--lora_rank {rank}: must be at least 1")
     layers = encoder_layers(model)
     prefix = next(name for name, module in model.named_modules() if module is layers)
-    base = model.base_model_prefix + "."
-    targets = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.startswith(prefix + ".")
-    ]
-    heads = [name for name, _ in model.named_children() if not (name + ".").startswith(base)]
-    heads = [name for name in heads if any(True for _ in model.get_submodule(name).parameters())]
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, modules_to_save=heads)
+    inside = [(f"{prefix}.{name}", module) for name, module in layers.named_modules()]
+    targets = [name for name, module in inside if isinstance(module, nn.Linear)]
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, modules_to_save=_head_modules(model))
     return get_peft_model(model, config)
+
+
+def _head_modules(model: Any) -> list[str]:
+    """The names of the modules with weights that lie outside of the encoder."""
+    children = [(name, module) for name, module in model.named_children() if name != model.base_model_prefix]
+    return [name for name, module in children if next(module.parameters(), None) is not None]
 
 
 def parameter_groups(

@@ -1,4 +1,4 @@
-"""Labels for new text from a fine-tuned model: files or standard input in, one JSON object for each text out."""
+"""Predicts with a fine-tuned model: files or standard input in, one JSON object for each text out."""
 
 import json
 import os

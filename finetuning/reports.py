@@ -1,4 +1,4 @@
-"""What fine-tuning leaves beside the model: scores, predictions, the worst mistakes, reports by class, pictures."""
+"""Writes what fine-tuning leaves beside the model: scores, predictions, mistakes, reports by class, pictures."""
 
 import json
 import math
@@ -140,22 +140,23 @@ def mean_and_deviation(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def table_of_results(results: dict[str, Any], *, splits: Sequence[str]) -> str:
     """The scores as columns of text, one column for each split, with ± where there are several seeds."""
-    hidden = ("runtime", "samples_per_second", "epoch", "loss_sd")
     names: list[str] = []
     for split in splits:
-        keys = [key[len(split) + 1 :] for key in results if key.startswith(f"{split}_")]
-        names += [name for name in keys if name not in names and name not in hidden and not name.endswith("_sd")]
-    rows = [["", *splits]]
-    for name in names:
-        rows.append([name, *(_cell(results, f"{split}_{name}") for split in splits)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
+        names += [name for name in _scores_of(results, split) if name not in names]
+    rows = [["", *splits], *([name, *(_cell(results, f"{split}_{name}") for split in splits)] for name in names)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *cells in rows:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *padded]))
+    return "\n".join(lines)
+
+
+def _scores_of(results: dict[str, Any], split: str) -> list[str]:
+    """The names of a split's scores that a table shows."""
+    names = [key.removeprefix(f"{split}_") for key in results if key.startswith(f"{split}_")]
+    hidden = ("runtime", "samples_per_second", "epoch")
+    return [name for name in names if name not in hidden and not name.endswith("_sd")]
 
 
 def _cell(results: dict[str, Any], key: str) -> str:

@@ -1,4 +1,4 @@
-"""What a fine-tuning run must agree with to go on from a checkpoint, and which checkpoint that is."""
+"""Resumes a fine-tuning run: from which checkpoint, and what may not have changed."""
 
 import hashlib
 import json

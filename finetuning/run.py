@@ -1,4 +1,4 @@
-"""One fine-tuning run, from checked flags to a folder that pipelines load, or one for each seed."""
+"""Runs one fine-tuning, from checked flags to a folder that pipelines load; or one for each seed."""
 
 import math
 import os

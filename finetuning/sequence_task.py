@@ -1,4 +1,4 @@
-"""Sequence classification and regression: from a table to examples, label names, targets, loss and metrics."""
+"""Sequence classification and regression: examples, label names, targets, loss and metrics."""
 
 import json
 import math
@@ -112,7 +112,7 @@ def _label_name(value: Any, where: str, column: str) -> str:
 def problem_type_of_values(values: Sequence[Any]) -> str:
     """Lists are multi-label, fractions are regression, everything else is one class of several.
 
-    A few values that are no numbers among fractions are slips, which reading them as numbers will name.
+    A few values that are not numbers among fractions are taken for mistakes; `read_examples` then names their lines.
     """
     if any(isinstance(value, (list, tuple)) or (isinstance(value, str) and value.startswith("[")) for value in values):
         return MULTI_LABEL

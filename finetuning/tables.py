@@ -1,4 +1,4 @@
-"""Labelled tables in memory: columns of equal length, each row with the line of the file on which it begins.
+"""Labelled tables in memory: columns of equal length, and the line of the file on which each row begins.
 
 They are read by `corpus.tables`, as pretraining's are. A row that cannot be read is an error that names its line: a row
 silently lost is a score silently wrong.

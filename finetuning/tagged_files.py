@@ -1,8 +1,9 @@
-"""Tagged text from files: CoNLL columns, CoNLL-U, words and tags, character spans, and chunks of text."""
+"""Reads tagged text: CoNLL columns, CoNLL-U, words and tags, character spans, chunks of text."""
 
 import unicodedata
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..corpus.compression import bare_suffix, read_text
@@ -127,10 +128,7 @@ def _column_number(name: str | None, width: int, path: str) -> int:
 def _conllu_sentences(path: str, text: str, tag_column: str | None, with_tags: bool) -> Iterator[TaggedSentence]:
     column = _conllu_column(tag_column, path) if with_tags else 3
     for block in _blocks(text.replace("\r\n", "\n").split("\n")):
-        rows = [(number, line.split("\t")) for number, line in block if not line.startswith("#")]
-        for number, cells in rows:
-            if len(cells) != len(CONLLU_COLUMNS):
-                raise UserError(f"{path}, line {number}: {len(cells)} columns; CoNLL-U has {len(CONLLU_COLUMNS)}")
+        rows = _conllu_rows(block, path)
         words = [(number, cells) for number, cells in rows if cells[0].isdigit()]
         if words:
             tags = [None if cells[column] == "_" else cells[column] for _, cells in words]
@@ -142,6 +140,15 @@ def _conllu_sentences(path: str, text: str, tag_column: str | None, with_tags: b
                 line=words[0][0],
                 lines=[number for number, _ in words],
             )
+
+
+def _conllu_rows(block: list[tuple[int, str]], path: str) -> list[tuple[int, list[str]]]:
+    """The rows of a sentence with their line numbers, without comments."""
+    rows = [(number, line.split("\t")) for number, line in block if not line.startswith("#")]
+    for number, cells in rows:
+        if len(cells) != len(CONLLU_COLUMNS):
+            raise UserError(f"{path}, line {number}: {len(cells)} columns; CoNLL-U has {len(CONLLU_COLUMNS)}")
+    return rows
 
 
 def _conllu_column(name: str | None, path: str) -> int:
@@ -159,22 +166,25 @@ def _conllu_spaces(rows: list[list[str]]) -> list[bool]:
 
     Within a range ("don't" = "do" + "n't") there is none where the parts spell the whole.
     """
-    inside: dict[int, bool] = {}  # word id -> glued to the word before it, as part of one range
-    glued_after: set[int] = set()
     forms = {int(cells[0]): cells[1] for cells in rows if cells[0].isdigit()}
+    inside: set[int] = set()  # words after the first of a range that they spell
+    glued_after: set[int] = set()
     for cells in rows:
-        first, dash, last = cells[0].partition("-")
-        if dash:
-            members = range(int(first), int(last) + 1)
-            spelled = "".join(forms.get(member, "") for member in members) == cells[1]
-            inside.update({member: spelled for member in members if member > members[0]})
-        if "SpaceAfter=No" in cells[9].split("|") and (dash or first.isdigit()):
-            glued_after.add(int(last if dash else first))
-    ids = list(forms)
-    return [
-        position > 0 and not inside.get(number, False) and ids[position - 1] not in glued_after
-        for position, number in enumerate(ids)
-    ]
+        words = _conllu_word_ids(cells[0])
+        if words and "".join(forms.get(word, "") for word in words) == cells[1]:
+            inside.update(words[1:])
+        if words and "SpaceAfter=No" in cells[9].split("|"):
+            glued_after.add(words[-1])
+    glued = inside.union(after for before, after in pairwise(forms) if before in glued_after)
+    return [position > 0 and word not in glued for position, word in enumerate(forms)]
+
+
+def _conllu_word_ids(cell: str) -> range:
+    """The words of a row: of `3` one, of the range `3-4` all, of the empty node `3.1` none."""
+    first, dash, last = cell.partition("-")
+    if not dash and not first.isdigit():
+        return range(0)
+    return range(int(first), int(last or first) + 1)
 
 
 def _sentence_of_record(
@@ -189,14 +199,17 @@ def _sentence_of_record(
     if isinstance(record.get("data"), list):
         text, spans = _chunks(record["data"], where)
     elif isinstance(record.get("text"), str):
-        text = record["text"]
-        span_field = tag_column or next((name for name in SPAN_FIELDS if name in record), None)
-        if with_tags and (span_field is None or not isinstance(record.get(span_field), list)):
-            raise UserError(f"{where}: text without a list of spans (one of {', '.join(SPAN_FIELDS)})")
-        spans = [_checked_span(span, text, where) for span in record[span_field or ""]] if with_tags else []
+        text, spans = record["text"], _spans_of(record, tag_column, where) if with_tags else []
     else:
         raise UserError(f"{where}: expected 'words' and 'tags', or 'text' and 'spans'; found {', '.join(record)}")
     return sentence_of_text(text, spans if with_tags else None, source=path, line=number)
+
+
+def _spans_of(record: dict[str, Any], span_field: str | None, where: str) -> list[tuple[int, int, str]]:
+    span_field = span_field or next((name for name in SPAN_FIELDS if name in record), None)
+    if span_field is None or not isinstance(record.get(span_field), list):
+        raise UserError(f"{where}: text without a list of spans (one of {', '.join(SPAN_FIELDS)})")
+    return [_checked_span(span, record["text"], where) for span in record[span_field]]
 
 
 def _sentence_of_words(
@@ -209,15 +222,17 @@ def _sentence_of_words(
         raise UserError(f"{where}: {word_field} holds {odd!r}, expected words that are text and not empty")
     if not words:
         raise UserError(f"{where}: {word_field} is empty")
-    tags: list[str | None] | None = None
-    if with_tags:
-        values = record.get(tag_field) if tag_field is not None else None
-        if not isinstance(values, (list, tuple)):
-            raise UserError(f"{where}: no list of tags; give its field by --tag_column (found {', '.join(record)})")
-        if len(values) != len(words):
-            raise UserError(f"{where}: {len(words)} {word_field} but {len(values)} {tag_field}")
-        tags = [None if value is None else str(value) for value in values]
+    tags = _tags_of(record, word_field, tag_field, where) if with_tags else None
     return TaggedSentence(words, [index > 0 for index in range(len(words))], tags, path, number)
+
+
+def _tags_of(record: dict[str, Any], word_field: str, tag_field: str | None, where: str) -> list[str | None]:
+    values, words = record.get(tag_field or ""), record[word_field]
+    if not isinstance(values, (list, tuple)):
+        raise UserError(f"{where}: no list of tags; give its field by --tag_column (found {', '.join(record)})")
+    if len(values) != len(words):
+        raise UserError(f"{where}: {len(words)} {word_field} but {len(values)} {tag_field}")
+    return [None if value is None else str(value) for value in values]
 
 
 def _chunks(chunks: list[Any], where: str) -> tuple[str, list[tuple[int, int, str]]]:
@@ -254,17 +269,7 @@ def sentence_of_text(
     bounds = word_bounds(text, cuts)
     if not bounds:
         raise UserError(f"{source}, line {line}: the text is empty")
-    tags: list[str | None] | None = None
-    if spans is not None:
-        tags = [OUTSIDE] * len(bounds)
-        for start, end, label in sorted(spans):
-            touched = [index for index, (first, last) in enumerate(bounds) if first < end and start < last]
-            if not touched:
-                raise UserError(f"{source}, line {line}: span {start}-{end} ({label}) covers no word")
-            if any(tags[index] != OUTSIDE for index in touched):
-                raise UserError(f"{source}, line {line}: span {start}-{end} ({label}) overlaps another one")
-            for index in touched:
-                tags[index] = f"{'B' if index == touched[0] else 'I'}-{label}"
+    tags = None if spans is None else _tags_of_spans(spans, bounds, where=f"{source}, line {line}")
     return TaggedSentence(
         words=[text[first:last] for first, last in bounds],
         spaces=[i > 0 and bounds[i - 1][1] < first for i, (first, _) in enumerate(bounds)],
@@ -274,6 +279,22 @@ def sentence_of_text(
         text=text,
         starts=[first for first, _ in bounds],
     )
+
+
+def _tags_of_spans(
+    spans: Sequence[tuple[int, int, str]], bounds: Sequence[tuple[int, int]], *, where: str
+) -> list[str | None]:
+    tags: list[str | None] = [OUTSIDE] * len(bounds)
+    for start, end, label in sorted(spans):
+        touched = [index for index, (first, last) in enumerate(bounds) if first < end and start < last]
+        if not touched:
+            raise UserError(f"{where}: span {start}-{end} ({label}) covers no word")
+        if any(tags[index] != OUTSIDE for index in touched):
+            raise UserError(f"{where}: span {start}-{end} ({label}) overlaps another one")
+        tags[touched[0]] = f"B-{label}"
+        for index in touched[1:]:
+            tags[index] = f"I-{label}"
+    return tags
 
 
 def word_bounds(text: str, cuts: Container[int] = ()) -> list[tuple[int, int]]:

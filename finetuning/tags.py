@@ -1,4 +1,4 @@
-"""Tag schemes: what the tags of a file mean, and the same entities written in IOB2, the one scheme used inside.
+"""Tag schemes (IOB1, IOB2, BIOES): detects which one a file has, and converts to IOB2.
 
 Two entities of one type that touch, the first of two words, the second of one:
 
@@ -120,19 +120,22 @@ def to_iob2(sentence: TaggedSentence, scheme: str) -> TaggedSentence:
             continue
         letter, entity_type = _split(tag, scheme, sentence.where(index))
         continues = letter in "IE" and previous[2:] == entity_type and open_entity
-        if letter in "IE" and not continues and scheme in ("iob2", "bioes"):
-            raise UserError(
-                f"{sentence.where(index)}: tag {tag!r} continues no entity (before it stands {previous!r}), which "
-                f"--tag_scheme {scheme} does not allow; correct the file" + _other_scheme(scheme)
-            )
-        open_entity = letter == "B" or letter == "I"
+        if letter in "IE" and not continues:
+            _check_may_begin(tag, previous, scheme, sentence.where(index))
+        open_entity = letter in "BI"
         previous = tag
         tags.append(OUTSIDE if letter == OUTSIDE else f"{'I' if continues else 'B'}-{entity_type}")
     return replace(sentence, tags=tags)
 
 
-def _other_scheme(scheme: str) -> str:
-    return ", or give --tag_scheme iob1 if I- may begin an entity" if scheme == "iob2" else ""
+def _check_may_begin(tag: str, previous: str, scheme: str, where: str) -> None:
+    """Refuse a tag I- or E- that begins an entity, where the scheme does not allow it."""
+    if scheme in ("iob2", "bioes"):
+        other = ", or give --tag_scheme iob1 if I- may begin an entity" if scheme == "iob2" else ""
+        raise UserError(
+            f"{where}: tag {tag!r} continues no entity (before it stands {previous!r}), which --tag_scheme {scheme} "
+            f"does not allow; correct the file{other}"
+        )
 
 
 def _split(tag: str, scheme: str, where: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What a fine-tuning run asks of a task. `SequenceTask` and `TokenTask` answer.
+"""The interface of a fine-tuning task, which `SequenceTask` and `TokenTask` implement.
 
 Shapes: B sequences, T tokens, C labels.
 """
@@ -17,7 +17,7 @@ from .windows import Window, WindowMaker
 class Task(ABC):
     """Examples to model inputs, and logits to losses, scores and predictions.
 
-    Logits are of whole examples from `assemble` on: those of an example's windows are put together there.
+    `assemble` makes the logits of an example from those of its windows. All other methods take logits of examples.
 
     Args:
         problem_type: what the labels are; one of the model configuration's, or `token_classification`.

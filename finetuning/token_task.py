@@ -1,4 +1,4 @@
-"""Token classification as a task: label names, targets, loss and metrics."""
+"""Token classification: label names, targets, loss and metrics."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ class TokenTask(Task):
         )
 
     def target(self, tag: str | None) -> tuple[int, int]:
-        """Class numbers of a word's first sub-word and of its others: an entity begins but once."""
+        """Class numbers of a word's first sub-word and of its others, which never begin an entity."""
         if tag is None:
             return IGNORED_LABEL, IGNORED_LABEL
         inside = f"I-{tag[2:]}" if self.entities and tag[0] == "B" else tag

@@ -1,4 +1,4 @@
-"""From texts and words to model inputs: sub-words, windows over long documents, padded and packed batches.
+"""Model inputs from texts and words: sub-words, windows over long documents, collators that pad or pack.
 
 A window is what the model reads at once. A document longer than that becomes several windows that overlap, so nothing
 is cut; each knows which document it belongs to, and (for tagging) which words are read off at which of its positions.
@@ -8,6 +8,7 @@ Shapes: B windows, T tokens of the longest one, N tokens of all of them, L label
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -225,33 +226,45 @@ class WindowMaker:
         self, number: int, words: list[list[int]], target: Sequence[tuple[int, int]] | None
     ) -> list[Window]:
         ids = [token for word in words for token in word]
-        word_at: dict[int, int] = {}  # sub-word position -> the word that begins there
-        labels: list[int] = []
-        for index, word in enumerate(words):
-            word_at[len(labels)] = index
-            first, other = (IGNORED_LABEL, IGNORED_LABEL) if target is None else target[index]
-            labels += [first, *[other] * (len(word) - 1)]
+        word_at = _first_subwords(words)
+        labels = None if target is None else _labels_of_subwords(words, target)
         spans = window_spans(len(ids), size=self.size, overlap=self.overlap)
-        owner = [_owner(position, spans) for position in range(len(ids))] if len(spans) > 1 else [0] * len(ids)
+        owner = [_owner(position, spans) for position in range(len(ids))]
         offset = len(self.single.before[0])
         tail = [IGNORED_LABEL] * (len(self.single.between[0]) + len(self.single.after[0]))
         windows = []
         for index, (start, end) in enumerate(spans):
-            owned = [owner[position] == index for position in range(start, end)]
+            owned = [position for position in range(start, end) if owner[position] == index]
             window = self._window(ids[start:end], None, self.single, example=number, target=None)
-            kept = [label if own else IGNORED_LABEL for label, own in zip(labels[start:end], owned, strict=True)]
-            read = [
-                (word_at[position], offset + position - start)
-                for position, own in zip(range(start, end), owned, strict=True)
-                if own and position in word_at
-            ]
-            full_target = None if target is None else [IGNORED_LABEL] * offset + kept + tail
+            read = [(word_at[position], offset + position - start) for position in owned if position in word_at]
+            full_target = None
+            if labels is not None:
+                kept = [IGNORED_LABEL] * (end - start)
+                for position in owned:
+                    kept[position - start] = labels[position]
+                full_target = [IGNORED_LABEL] * offset + kept + tail
             windows.append(Window(window.input_ids, window.token_type_ids, number, full_target, read))
         return windows
 
 
+def _first_subwords(words: list[list[int]]) -> dict[int, int]:
+    """Position of a sub-word -> the word that begins there."""
+    starts = accumulate((len(word) for word in words), initial=0)
+    return {start: index for index, start in enumerate(starts) if index < len(words)}
+
+
+def _labels_of_subwords(words: list[list[int]], target: Sequence[tuple[int, int]]) -> list[int]:
+    """For each sub-word its label, from those of the first and of the other sub-words of each word."""
+    labels: list[int] = []
+    for word, (first, other) in zip(words, target, strict=True):
+        labels += [first, *[other] * (len(word) - 1)]
+    return labels
+
+
 def _owner(position: int, spans: list[tuple[int, int]]) -> int:
     """The window in which `position` is farthest from an edge that is not an edge of the document."""
+    if len(spans) == 1:
+        return 0
     length = spans[-1][1]
     best, best_context = 0, -1
     for index, (start, end) in enumerate(spans):

@@ -1,4 +1,4 @@
-"""Weights in and out: native architectures, model cards, publishing. Each name is imported when it is first used."""
+"""Converting weights, model cards, publishing on the Hub. Each name is imported when it is first used."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

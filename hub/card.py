@@ -1,4 +1,4 @@
-"""The model card: README.md with the metadata that the Hub reads, and what is known about how the model came to be.
+"""The model card: README.md with the metadata that the Hub reads.
 
 `card_template.md` shows its parts. A part of which nothing is known is left out. A card that a person edited is theirs:
 the last line of a card written here holds the hash of the rest, and where that does not fit, the file is left alone.
@@ -293,24 +293,27 @@ def _training_data(facts: Mapping[str, Any]) -> str:
 
 
 def _training(folder: Path, facts: Mapping[str, Any]) -> str:
-    lines = []
-    took = []
-    for key, form in (("steps", "{:,} optimizer steps"), ("tokens", "{:,} tokens"), ("seconds", "{:,.0f} seconds")):
-        if isinstance(facts.get(key), (int, float)):
-            took.append(form.format(facts[key]))
     sentences = [f"It began from {_model_link(str(facts['started_from']))}."] if facts.get("started_from") else []
     sentences += [_recipe(str(facts["recipe"]), _read_json(folder / "config.json"))] if facts.get("recipe") else []
-    sentences += [f"Training took {', '.join(took)}."] if took else []
-    if sentences:
-        lines.append(" ".join(sentences))
+    sentences += _took(facts)
+    lines = [" ".join(sentences)] if sentences else []
     if facts.get("hyperparameters"):
         lines.append(_table(facts["hyperparameters"]))
-    curve = facts.get("curve") or next((name for name in _CURVE_NAMES if (folder / name).is_file()), None)
-    if curve and (folder / Path(curve).name).is_file():
-        lines.append(f"![Loss over training]({Path(curve).name})")
+    lines += _loss_curve(folder, facts.get("curve"))
     if facts.get("versions"):
         lines.append("Made with " + ", ".join(f"{key} {value}" for key, value in facts["versions"].items()) + ".")
     return "\n\n".join(lines)
+
+
+def _took(facts: Mapping[str, Any]) -> list[str]:
+    forms = {"steps": "{:,} optimizer steps", "tokens": "{:,} tokens", "seconds": "{:,.0f} seconds"}
+    took = [form.format(facts[key]) for key, form in forms.items() if isinstance(facts.get(key), (int, float))]
+    return [f"Training took {', '.join(took)}."] if took else []
+
+
+def _loss_curve(folder: Path, given: Any) -> list[str]:
+    names = [Path(given).name] if given else _CURVE_NAMES
+    return [f"![Loss over training]({name})" for name in names if (folder / name).is_file()][:1]
 
 
 def _model_link(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Run by `verification` as a program of its own: loads a folder as a reader without clozebert would, and reports.
+"""The program that `verification` runs in a process of its own: loads a folder without clozebert, and reports.
 
     python clean_process.py FOLDER REPORT.json '["AutoModel", …]'
 
@@ -78,14 +78,16 @@ def _auto_classes(config: Any, auto_names: list[str]) -> list[str]:
 
     in_folder = getattr(config, "auto_map", None)
     if in_folder:
-        names = [name for name in in_folder if name.startswith("AutoModel")]
         is_image = getattr(config, "image_size", None) is not None
-        text_only = [name for name in names if name not in ("AutoModel", "AutoModelForImageClassification")]
-        left_out = text_only if is_image else ["AutoModelForImageClassification"]
-        return [name for name in names if name not in left_out]
+        return [name for name in in_folder if name.startswith("AutoModel") and _takes(name, is_image=is_image)]
     names = [name for name in auto_names if type(config) in getattr(transformers, name)._model_mapping]
     # transformers' own question answering unpacks as many outputs as there are labels.
     return [name for name in names if name != "AutoModelForQuestionAnswering" or config.num_labels == 2]
+
+
+def _takes(auto_class: str, *, is_image: bool) -> bool:
+    """Whether models of our architecture have this class, which depends on whether they read images or text."""
+    return auto_class == "AutoModel" or (auto_class == "AutoModelForImageClassification") == is_image
 
 
 def _check_auto_class(folder: str, name: str, config: Any, report: dict[str, Any]) -> None:

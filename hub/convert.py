@@ -1,4 +1,4 @@
-"""Models of transformers' own architectures to ClozeBERT and back, exactly.
+"""Converts models of transformers' own architectures to ClozeBERT and back, exactly.
 
 `from_native` takes a model (or a folder with one) and gives the same head of ours; `to_native` goes back wherever the
 configuration equals one of theirs; `convert_folder` does either with a saved model, its tokenizer and its card. Which
@@ -6,6 +6,7 @@ tensor and which field is which stands in `natives`.
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections.abc import Iterable
@@ -132,24 +133,26 @@ def save_native(
 
 def tensor_names(architecture: Architecture, class_name: str, ours: Iterable[str]) -> list[tuple[tuple[str, ...], str]]:
     """Our tensor names (several where fused) and the native one, for each native tensor that is not tied."""
-    head = architecture.heads[class_name]
-    if head.ours == "Model":
-        renames = list(architecture.renames)
-    else:
-        renames = [_prefixed(rename, architecture.prefix) for rename in architecture.renames] + list(head.renames)
     present = set(ours)
-    layers = {int(part) for name in present for part in name.split(".") if part.isdigit()}
+    layers = sorted({int(part) for name in present for part in name.split(".") if part.isdigit()})
     pairs = []
-    for left, right in renames:
+    for left, right in _renames_of(architecture, class_name):
         modules = (left,) if isinstance(left, str) else left
-        for layer in sorted(layers) if "{i}" in right else [0]:
-            for kind in ("", ".weight", ".bias"):
-                names = tuple(f"{module.replace('{i}', str(layer))}{kind}" for module in modules)
-                if names[0] in present:
-                    pairs.append((names, f"{right.replace('{i}', str(layer))}{kind}"))
+        for layer, kind in itertools.product(layers if "{i}" in right else [0], ("", ".weight", ".bias")):
+            names = tuple(f"{module.replace('{i}', str(layer))}{kind}" for module in modules)
+            if names[0] in present:
+                pairs.append((names, f"{right.replace('{i}', str(layer))}{kind}"))
     unnamed = present - {name for names, _ in pairs for name in names}
     assert not unnamed, f"no native name for {sorted(unnamed)}"
     return pairs
+
+
+def _renames_of(architecture: Architecture, class_name: str) -> list[Rename]:
+    """The renames of a class: those of the encoder, under their prefixes, and those of its head."""
+    head = architecture.heads[class_name]
+    if head.ours == "Model":
+        return list(architecture.renames)
+    return [*(_prefixed(rename, architecture.prefix) for rename in architecture.renames), *head.renames]
 
 
 def _prefixed(rename: Rename, prefix: str) -> Rename:

@@ -1,4 +1,4 @@
-"""Configurations of transformers' own architectures to ClozeBERT's and back, exactly.
+"""Converts configurations of transformers' own architectures to ClozeBERT's and back, exactly.
 
 Which field is which stands in `natives`. Whether a configuration of ours equals a native one is found by the way there
 and back: the fields that do not survive it are the obstacles.
@@ -85,7 +85,7 @@ def config_to_native(config: ClozeBertConfig, architecture: Architecture, ending
         same = _effective(_to_ours(architecture, _complete(architecture, values), ending), ending)
         for key, value in kept.items():
             changed = {**values, key: copy.deepcopy(value)}
-            # Of what was kept, leave out what the fields have meanwhile gone away from.
+            # Kept native fields that contradict fields of ours which were changed since are left out.
             if _effective(_to_ours(architecture, _complete(architecture, changed), ending), ending) == same:
                 values = changed
     native = _config_class(architecture)(**values)
@@ -102,15 +102,9 @@ def choose_architecture(
     Raises:
         UserError: none does. The message names the fields in which the nearest one differs.
     """
-    if wanted is not None and wanted not in NATIVE:
-        raise UserError(f"architecture={wanted!r} is not known; known: {', '.join(NATIVE)}")
     origin = (config.native_config or {}).get("model_type")
-    names = [wanted] if wanted else sorted(NATIVE, key=lambda name: name != origin)
-    candidates = [NATIVE[name] for name in names if ending in {head.ours for head in NATIVE[name].heads.values()}]
-    if not candidates:
-        raise UserError(f"ClozeBert{ending} has no native counterpart" + (f" in {wanted}" if wanted else ""))
     obstacles, refused = {}, {}
-    for architecture in candidates:
+    for architecture in _candidates(ending, wanted, origin):
         try:
             found = find_obstacles(config, architecture, ending, pooled=pooled)
         except (StrictDataclassError, ValueError) as error:
@@ -126,6 +120,17 @@ def choose_architecture(
         f"no native architecture equals this configuration; the nearest is {nearest}, but for "
         f"{'; '.join(obstacles[nearest])}. Save it in ClozeBERT's own format instead"
     )
+
+
+def _candidates(ending: str, wanted: str | None, origin: str | None) -> list[Architecture]:
+    """The architectures with such a head: the one wanted, or all, that of `origin` first."""
+    if wanted is not None and wanted not in NATIVE:
+        raise UserError(f"architecture={wanted!r} is not known; known: {', '.join(NATIVE)}")
+    names = [wanted] if wanted else sorted(NATIVE, key=lambda name: name != origin)
+    found = [NATIVE[name] for name in names if any(head.ours == ending for head in NATIVE[name].heads.values())]
+    if not found:
+        raise UserError(f"ClozeBert{ending} has no native counterpart" + (f" in {wanted}" if wanted else ""))
+    return found
 
 
 def find_obstacles(

@@ -1,4 +1,4 @@
-"""A page to try a model on: fill in blanks, tag, classify, and look at its attention.
+"""A page to try a model on: fill in masks, tag, classify, and see its attention.
 
 This file needs transformers and gradio only: it is also the `app.py` of a Space.
 """
@@ -6,7 +6,7 @@ This file needs transformers and gradio only: it is also the `app.py` of a Space
 import html
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,42 +149,60 @@ def fill_mask(subject: Subject, text: str) -> list[list[tuple[str, float]]]:
         raise BadInputError(f"Put {mask} where a word is missing.")
     best: dict[int, tuple[int, torch.Tensor]] = {}
     for window in windows_of(subject, text):
-        logits = None
-        for position, token in enumerate(window["input_ids"]):
-            if token != subject.tokenizer.mask_token_id:
-                continue
-            logits = _logits(subject, window) if logits is None else logits
+        ids = window["input_ids"]
+        blanks = [position for position, token in enumerate(ids) if token == subject.tokenizer.mask_token_id]
+        logits = _logits(subject, window) if blanks else None
+        for position in blanks:
+            assert logits is not None
             # Of two windows, the one in which the blank has more around it.
-            room = min(position, len(window["input_ids"]) - 1 - position)
+            room = min(position, len(ids) - 1 - position)
             start = window["offsets"][position][0]
             if start not in best or room > best[start][0]:
                 best[start] = (room, logits[position].softmax(-1))
-    answers = []
-    for start in sorted(best):
-        probabilities, ids = best[start][1].topk(min(_TOP, best[start][1].numel()))
-        words = [subject.tokenizer.decode([i]).strip() or repr(subject.tokenizer.decode([i])) for i in ids.tolist()]
-        answers.append(list(zip(words, probabilities.tolist(), strict=True)))
-    return answers
+    return [_likeliest_words(subject, best[start][1]) for start in sorted(best)]
+
+
+def _likeliest_words(subject: Subject, probabilities_V: torch.Tensor) -> list[tuple[str, float]]:
+    values, ids = probabilities_V.topk(min(_TOP, probabilities_V.numel()))
+    tokens = [subject.tokenizer.decode([i]) for i in ids.tolist()]
+    return [(token.strip() or repr(token), value) for token, value in zip(tokens, values.tolist(), strict=True)]
 
 
 def tag(subject: Subject, text: str) -> list[tuple[str, str | None]]:
     """The text in pieces, each with the label of its span, or None outside."""
+    pieces: list[tuple[str, str | None]] = []
+    at = 0
+    for start, end, name in _spans(text, _words(text, _labelled_tokens(subject, text))):
+        if start > at:
+            pieces.append((text[at:start], None))
+        pieces.append((text[start:end], name))
+        at = end
+    return [*pieces, (text[at:], None)] if at < len(text) else pieces
+
+
+def _labelled_tokens(subject: Subject, text: str) -> list[tuple[int, int, str]]:
+    """(start, end, label) of each token, from the window in which it has the most text around it."""
     labels = subject.model.config.id2label
     best: dict[tuple[int, int], tuple[int, str]] = {}
     for window in windows_of(subject, text):
         predicted, seen = _logits(subject, window).argmax(-1).tolist(), set()
         for position, (start, end) in enumerate(window["offsets"]):
-            # In some windows a piece has the space before it.
+            # In some windows a token has the space before it.
             start += len(text[start:end]) - len(text[start:end].lstrip())
-            # Several pieces may lie in one character. The first of them counts, as in a word.
+            # Several tokens may lie in one character. The first of them counts, as in a word.
             if window["special"][position] or end <= start or (start, end) in seen:
                 continue
             seen.add((start, end))
             room = min(position, len(predicted) - 1 - position)
             if (start, end) not in best or room > best[start, end][0]:
                 best[start, end] = (room, labels[predicted[position]])
+    return [(*place, label) for place, (_, label) in sorted(best.items())]
+
+
+def _spans(text: str, words: Iterable[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """(start, end, name) of the entities that labelled words make up."""
     spans: list[tuple[int, int, str]] = []
-    for start, end, label in _words(text, [(*place, label) for place, (_, label) in sorted(best.items())]):
+    for start, end, label in words:
         if label == "O":
             continue
         prefix, name = (label[0], label[2:]) if label[:2] in ("B-", "I-") else ("", label)
@@ -192,13 +210,7 @@ def tag(subject: Subject, text: str) -> list[tuple[str, str | None]]:
             spans[-1] = (spans[-1][0], end, name)
         else:
             spans.append((start, end, name))
-    pieces: list[tuple[str, str | None]] = []
-    at = 0
-    for start, end, name in spans:
-        pieces += [(text[at:start], None)] if start > at else []
-        pieces.append((text[start:end], name))
-        at = end
-    return [*pieces, (text[at:], None)] if at < len(text) else pieces
+    return spans
 
 
 def _words(text: str, pieces: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:

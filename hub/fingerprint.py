@@ -1,4 +1,4 @@
-"""What a model answers to a fixed input, small enough to lie beside the weights as `fingerprint.json`.
+"""A model's outputs for a fixed input, saved as `fingerprint.json`: shows whether it loads as it was saved.
 
 Weights that were silently drawn at random look like any others: they load, run and give numbers. The fingerprint tells
 them apart, on any machine. This file imports nothing of ours, so that the clean process, where clozebert cannot be

@@ -1,4 +1,4 @@
-"""Whatever goes wrong with the Hub, as one line that says what to do and holds no token."""
+"""Errors of the Hub as one line that says what to do and holds no token."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from ..utils.errors import UserError
 def hub_errors(repo_id: str) -> Iterator[None]:
     """Raise whatever goes wrong with the Hub as a UserError of one line.
 
-    What libraries say is not passed on but for the Hub's own sentence, and no token stands in it.
+    Messages of libraries are not shown, except for the Hub's own sentence, and no token is.
     """
     try:
         yield
@@ -33,11 +33,10 @@ def explain(error: BaseException, repo_id: str) -> str | None:
         OfflineModeIsEnabled,
     )
 
+    is_not_cached = isinstance(error, LocalEntryNotFoundError)
     if isinstance(error, LocalTokenNotFoundError):
         return "there is no token for the Hub: run `hf auth login`, or set HF_TOKEN"
-    if isinstance(error, OfflineModeIsEnabled) or (
-        isinstance(error, LocalEntryNotFoundError) and constants.HF_HUB_OFFLINE
-    ):
+    if isinstance(error, OfflineModeIsEnabled) or (is_not_cached and constants.HF_HUB_OFFLINE):
         return "HF_HUB_OFFLINE is set: unset it"
     if isinstance(error, HFValidationError):
         return f"{repo_id!r} is not a name on the Hub: it is ORG/NAME"
@@ -45,21 +44,23 @@ def explain(error: BaseException, repo_id: str) -> str | None:
         return _explain_answer(error, repo_id)
     if isinstance(error, UnicodeError):  # in the header that carries it
         return "the token for the Hub holds characters that none has: run `hf auth login`, or set HF_TOKEN"
-    in_transport = type(error).__module__.split(".")[0] in ("httpx", "httpx2", "requests")
-    if in_transport or isinstance(error, LocalEntryNotFoundError):
+    if is_not_cached or type(error).__module__.split(".")[0] in ("httpx", "httpx2", "requests"):
         return f"the Hub at {constants.ENDPOINT} cannot be reached ({type(error).__name__}): is there a network?"
-    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # an upload in a thread wraps what happened
-        return explain(error.__cause__, repo_id) or _broken_transfer(error, repo_id)
-    # Xet has no class of its own for what goes wrong, but the system's errors have a number.
-    if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None):
-        return _broken_transfer(error, repo_id)
     if isinstance(error, ValueError) and "metadata in README.md" in str(error):
         return f"the Hub does not take the metadata on top of README.md{_quote(str(error))}"
+    return _explain_transfer(error, repo_id)
+
+
+def _explain_transfer(error: BaseException, repo_id: str) -> str | None:
+    """The line for an upload or download that broke off; None for any other error."""
+    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # an upload in a thread wraps what happened
+        explained = explain(error.__cause__, repo_id)
+        if explained is not None:
+            return explained
+    # Xet has no class of its own for what goes wrong, but the system's errors have a number.
+    if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None):
+        return f"the transfer of {repo_id} broke off{_quote(str(error))}: try again, and it goes on from there"
     return None
-
-
-def _broken_transfer(error: BaseException, repo_id: str) -> str:
-    return f"the transfer of {repo_id} broke off{_quote(str(error))}: try again, and it goes on from there"
 
 
 def _quote(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Reading saved models: a folder, or a repository on the Hub.
+"""Loads saved models: from a folder, or from a repository on the Hub.
 
 Reading is strict. Weights come from safetensors. A tensor that is missing, left over or of another shape is an error
 that names it, because a model with random parts looks like any other.

@@ -1,4 +1,4 @@
-"""The tokenizer and the image processor of a saved model, brought to another folder."""
+"""Copies the tokenizer and the image processor of a saved model to another folder."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""From a run's folder to a model that anyone can load: complete it, try it as a reader would, push it.
+"""Publishes a saved model: completes its folder, verifies it, and pushes it to the Hub.
 
 Nothing is written into the folder that is published. A copy is completed beside it, of known files only, so neither a
 pickle nor what resuming needs can get out.
@@ -160,7 +160,7 @@ def _staging(output_dir: Path | None) -> Iterator[Path]:
 
 
 def completion_of_checkpoints(completion: Completion, source: Path) -> Completion:
-    """What is said of a run's checkpoints: as of the run, but for its evaluation, which is of the final model."""
+    """The completion of a run's checkpoints: that of the run, without its evaluation, which is of the final model."""
     license = completion.license or _licence_of(source)
     return dataclasses.replace(completion, license=license, evaluation=None)
 
@@ -328,13 +328,7 @@ def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion
     old = read_card(source)
     if old is not None and not old.is_ours:
         write_text(folder / CARD_NAME, old.text)
-        left_out = [
-            name
-            for name in ("license", "language", "datasets", "data_statement", "example")
-            if getattr(completion, name)
-        ]
-        say = f"{source / CARD_NAME} was edited by a person and goes up as it is"
-        return [say + (f"; say {', '.join(left_out)} there" if left_out else "")]
+        return [_not_on_the_card(source, completion)]
     facts: dict[str, Any] = {"metrics": _scores(source)} if old is None else old.facts()
     facts.update(name=repo_id.split("/")[-1], repo_id=repo_id, serving=serving, example=completion.example or True)
     for key in ("license", "language", "datasets"):
@@ -346,10 +340,22 @@ def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion
         recorded = history.get("training_data", "").replace("Not recorded.", "")
         history["training_data"] = f"{completion.data_statement}\n\n{recorded}".strip()
     write_card(folder, facts, history=history)
-    written = read_card(folder)
-    assert written is not None
+    return _missing_on_the_card(folder, facts)
+
+
+def _not_on_the_card(source: Path, completion: Completion) -> str:
+    """What a person should know whose own card is published as it is."""
+    fields = ("license", "language", "datasets", "data_statement", "example")
+    left_out = [name for name in fields if getattr(completion, name)]
+    say = f"{source / CARD_NAME} was edited by a person and goes up as it is"
+    return say + (f"; say {', '.join(left_out)} there" if left_out else "")
+
+
+def _missing_on_the_card(folder: Path, facts: Mapping[str, Any]) -> list[str]:
+    card = read_card(folder)
+    assert card is not None
     notes = [] if facts["license"] else ["the card names no licence: give --license"]
-    if "training_data" not in written.parts and not facts["datasets"]:
+    if "training_data" not in card.parts and not facts["datasets"]:
         notes.append("the card does not say what the model was trained on: give --data_statement or --datasets")
     return notes
 

@@ -1,4 +1,4 @@
-"""One folder into one repository on the Hub, in one commit, and nothing where nothing changed.
+"""Uploads a folder to a repository on the Hub, in one commit, or in none if nothing changed.
 
 huggingface_hub uploads and commits. Large files go up before the commit, so a push that is cut off leaves the last
 revision as it was, and the next one goes on from the files already there. The commit names its parent, so a push that
@@ -69,7 +69,7 @@ def check_repo_id(repo_id: str) -> None:
 def push_folder(
     folder: Path, repo_id: str, *, public: bool = False, revision: str | None = None, message: str = "Publish"
 ) -> Push:
-    """Make a branch of a repository hold `folder`: files of other people's that lie there stay.
+    """Make a branch of a repository hold `folder`; files of other people there stay.
 
     The token is the one huggingface_hub finds (`HF_TOKEN`, or `hf auth login`).
 

@@ -1,4 +1,4 @@
-"""Forms that servers take beside the weights: ONNX, its int8 form, and a sentence-transformers folder.
+"""Exports for serving: ONNX, int8 ONNX, and a sentence-transformers folder.
 
 Each is tried where it is made: ONNX in onnxruntime against PyTorch at three shapes, sentence embeddings against our own
 pooling, int8 against float on texts that a person gives.
@@ -232,42 +232,53 @@ def compare_int8(
     """
     if not texts:
         raise UserError("texts is empty: give some that are like those the model will see")
-    if labels is not None and len(labels) != len(texts):
-        raise UserError(f"labels has {len(labels)} entries for {len(texts)} texts")
     paths = [Path(directory) / name for name in (ONNX_NAME, INT8_NAME)]
     sessions = [open_onnx(path) for path in paths]
     predicted: list[list[np.ndarray]] = [[], []]
     shifts = []
     for start in range(0, len(texts), 16):
         batch = tokenizer(list(texts[start : start + 16]), padding=True, truncation=True, return_tensors="np")
-        logits = [run_onnx(session, {key: x.astype(np.int64) for key, x in batch.items()}) for session in sessions]
-        if any("logits" not in outputs for outputs in logits):
-            raise UserError("int8 is compared by predictions, and this model has no logits")
-        values = [outputs["logits"] for outputs in logits]
-        if values[0].ndim == 3:
-            values = [value[batch["attention_mask"].astype(bool)] for value in values]
-        for rows, value in zip(predicted, values, strict=True):
-            rows.append(value.argmax(-1))
-        probabilities = [_softmax(value) for value in values]
+        logits = [_logits(session, batch) for session in sessions]
+        for rows, values in zip(predicted, logits, strict=True):
+            rows.append(values.argmax(-1))
+        probabilities = [_softmax(values) for values in logits]
         shifts.append(np.abs(probabilities[0] - probabilities[1]).mean(-1))
     before, after = (np.concatenate(rows) for rows in predicted)
-    accuracies = {}
     if labels is not None:
-        if len(before) != len(labels):
-            raise UserError("labels are one for each text, and this head predicts for each token")
-        right = np.asarray(labels)
-        accuracies = {
-            "float_accuracy": float((before == right).mean()),
-            "int8_accuracy": float((after == right).mean()),
-        }
-    sizes = [sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*")) for path in paths]
+        _check_labels(labels, texts=len(texts), predictions=len(before))
     return Int8Report(
-        float_bytes=sizes[0],
-        int8_bytes=sizes[1],
+        float_bytes=_bytes_of(paths[0]),
+        int8_bytes=_bytes_of(paths[1]),
         agreement=float((before == after).mean()),
         mean_shift=float(np.concatenate(shifts).mean()),
-        **accuracies,
+        float_accuracy=_accuracy(before, labels),
+        int8_accuracy=_accuracy(after, labels),
     )
+
+
+def _check_labels(labels: Sequence[int], *, texts: int, predictions: int) -> None:
+    if len(labels) != texts:
+        raise UserError(f"labels has {len(labels)} entries for {texts} texts")
+    if len(labels) != predictions:
+        raise UserError("labels are one for each text, and this head predicts for each token")
+
+
+def _bytes_of(path: Path) -> int:
+    """The size of an ONNX file and of the weights beside it, if these have a file of their own."""
+    return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
+
+
+def _logits(session: Any, batch: Any) -> np.ndarray:
+    """The logits of a batch, [texts, classes]; of a head over tokens, [tokens that are no padding, classes]."""
+    outputs = run_onnx(session, {key: x.astype(np.int64) for key, x in batch.items()})
+    if "logits" not in outputs:
+        raise UserError("int8 is compared by predictions, and this model has no logits")
+    logits = outputs["logits"]
+    return logits[batch["attention_mask"].astype(bool)] if logits.ndim == 3 else logits
+
+
+def _accuracy(predicted: np.ndarray, labels: Sequence[int] | None) -> float | None:
+    return None if labels is None else float((predicted == np.asarray(labels)).mean())
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:

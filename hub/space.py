@@ -1,4 +1,4 @@
-"""A Space: the folder that the Hub serves as a page, here `demo_page` for one model."""
+"""Writes the folder of a Space on the Hub, which shows `demo_page` for one model."""
 
 import json
 import os

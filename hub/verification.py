@@ -1,4 +1,4 @@
-"""Does a folder open for somebody who has transformers and nothing of ours?
+"""Verifies that a saved folder loads for somebody who has transformers and not clozebert.
 
 It is loaded in a process of its own, offline, through every Auto class that it has an entry for, and has to give what
 its fingerprint says.

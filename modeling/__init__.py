@@ -1,6 +1,5 @@
 """Everything that runs in `forward`: the encoder and its heads. Importing it registers them with the Auto classes."""
 
-from .encoding import encode, encode_ids
 from .modeling_clozebert import (
     ClozeBertForImageClassification,
     ClozeBertForMaskedLM,
@@ -11,6 +10,7 @@ from .modeling_clozebert import (
     ClozeBertModel,
     ClozeBertPreTrainedModel,
 )
+from .sentence_embeddings import encode, encode_ids
 
 from . import registration as registration  # isort: skip  # last: it needs the classes above
 

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Attention over packed documents on a CPU, in tiles.
+"""Attention over packed documents on a CPU, in tiles: blocks of queries with the keys that they may see.
 
 A tile is a stretch of queries with the keys that they may see. Full attention has one tile for each document; a window
 of W has one for each block of queries, with W more keys on either side, so its cost grows as O(N W). Tiles of about one
@@ -12,7 +12,7 @@ brings a tile into the order [G, H, Q, K] that the matmuls want.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -91,45 +91,77 @@ def plan_tiles(
     """
     device = cu_seq_lens.device
     bounds = cu_seq_lens.to("cpu", torch.long).unique()  # without empty documents
-    starts, lengths = bounds[:-1], bounds.diff()
-    if window is not None and window >= int(lengths.max()) - 1:
+    tokens = int(bounds[-1])
+    if window is not None and window >= int(bounds.diff().max()) - 1:
         window = None  # no document is long enough for it to hide anything
-    query_starts, query_counts, key_starts, key_counts = starts, lengths, starts, lengths
-    if read_R is not None:
-        assert window is None
-        query_bounds = torch.searchsorted(read_R.to("cpu"), bounds)
-        query_starts, query_counts = query_bounds[:-1], query_bounds.diff()
-    elif window is not None:
-        query_starts, query_counts, key_starts, key_counts = _window_tiles(starts, lengths, window)
-    is_shared = read_R is None and window is None  # then a tile's keys are its queries' tokens
-    groups, of_queries, of_keys = [], _Rows(heads), _Rows(heads)
+    queries, keys = _queries_and_keys(bounds, window=window, read_R=read_R)
+    is_shared = queries is keys  # a tile's keys are its queries' tokens
     # Of a document few tokens are read: rounded up as far as all of them, most queries would be padding.
-    query_sizes = _rounded(query_counts, least=_LEAST if read_R is None else 8)
-    largest = _LARGEST_GROUP if torch.is_grad_enabled() else LARGEST_BLOCK // heads
-    for tiles, repeats, queries, keys in _group(query_sizes, _rounded(key_counts, least=_LEAST), largest=largest):
-        query_index_GQ = of_queries.add(query_starts[tiles], query_counts[tiles], size=queries, repeats=repeats)
-        key_index_GS = query_index_GQ
-        if not is_shared:
-            key_index_GS = of_keys.add(key_starts[tiles], key_counts[tiles], size=keys, repeats=repeats)
-        mask_GQS = (torch.arange(keys) < key_counts[tiles, None])[:, None, :]
-        if valid_N is not None:
-            mask_GQS = mask_GQS & valid_N.to("cpu")[key_index_GS][:, None, :]
-        if window is not None:
-            mask_GQS = mask_GQS & ((query_index_GQ[:, :, None] - key_index_GS[:, None, :]).abs() <= window)
-        mask = None if bool(mask_GQS.all()) else mask_GQS[:, None].to(device)
-        groups.append(TileGroup(torch.Size((len(tiles), heads, queries)), torch.Size((len(tiles), heads, keys)), mask))
-    tokens, reads = int(bounds[-1]), int(bounds[-1]) if read_R is None else len(read_R)
+    query_sizes = _rounded(queries.counts, least=_LEAST if read_R is None else 8)
+    key_sizes = _rounded(keys.counts, least=_LEAST)
+    groups, of_queries, of_keys = [], _Rows(heads), _Rows(heads)
+    for tiles, repeats, size_Q, size_S in _group(query_sizes, key_sizes, largest=_largest_group(heads)):
+        query_index_GQ = of_queries.add(queries, tiles, size=size_Q, repeats=repeats)
+        key_index_GS = query_index_GQ if is_shared else of_keys.add(keys, tiles, size=size_S, repeats=repeats)
+        mask_G1QS = _tile_mask(query_index_GQ, key_index_GS, keys.counts[tiles], window=window, valid_N=valid_N)
+        query_shape, key_shape = torch.Size((len(tiles), heads, size_Q)), torch.Size((len(tiles), heads, size_S))
+        groups.append(TileGroup(query_shape, key_shape, None if mask_G1QS is None else mask_G1QS.to(device)))
     if is_shared and len(groups) == 1 and groups[0].query_shape.numel() == tokens * heads:
         return TilePlan(tuple(groups), window)
-    return TilePlan(
+    plan = TilePlan(
         tuple(groups),
         window,
         read_R=read_R,
         query_rows_M=of_queries.rows().to(device),
-        key_rows_M=None if is_shared else of_keys.rows().to(device),
-        query_index_RH=of_queries.index(reads).to(device),
-        key_index_NH=None if is_shared or window is not None else of_keys.index(tokens).to(device),
+        query_index_RH=of_queries.index(tokens if read_R is None else len(read_R)).to(device),
     )
+    if is_shared:
+        return plan
+    key_index_NH = of_keys.index(tokens).to(device) if window is None else None
+    return replace(plan, key_rows_M=of_keys.rows().to(device), key_index_NH=key_index_NH)
+
+
+class _Tiles(NamedTuple):
+    """The queries, or the keys, of all tiles: the first token of each, and how many they are."""
+
+    starts: torch.Tensor
+    counts: torch.Tensor
+
+
+def _queries_and_keys(
+    bounds: torch.Tensor, *, window: int | None, read_R: torch.Tensor | None
+) -> tuple[_Tiles, _Tiles]:
+    """The queries and the keys of each tile; one and the same where a tile is a whole document."""
+    documents = _Tiles(bounds[:-1], bounds.diff())
+    if window is not None:
+        assert read_R is None
+        return _window_tiles(documents, window)
+    if read_R is None:
+        return documents, documents
+    read_bounds = torch.searchsorted(read_R.to("cpu"), bounds)
+    return _Tiles(read_bounds[:-1], read_bounds.diff()), documents
+
+
+def _largest_group(heads: int) -> int:
+    """Queries times keys of one group, at most."""
+    return _LARGEST_GROUP if torch.is_grad_enabled() else LARGEST_BLOCK // heads
+
+
+def _tile_mask(
+    query_index_GQ: torch.Tensor,
+    key_index_GS: torch.Tensor,
+    key_counts_G: torch.Tensor,
+    *,
+    window: int | None,
+    valid_N: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """Which keys each query of a group's tiles sees, [G, 1, Q, S]; None where all see all."""
+    mask_GQS = (torch.arange(key_index_GS.shape[1]) < key_counts_G[:, None])[:, None, :]
+    if valid_N is not None:
+        mask_GQS = mask_GQS & valid_N.to("cpu")[key_index_GS][:, None, :]
+    if window is not None:
+        mask_GQS = mask_GQS & ((query_index_GQ[:, :, None] - key_index_GS[:, None, :]).abs() <= window)
+    return None if bool(mask_GQS.all()) else mask_GQS[:, None]
 
 
 class _Rows:
@@ -140,8 +172,9 @@ class _Rows:
         self.rows_of_groups: list[torch.Tensor] = []
         self.is_real: list[torch.Tensor] = []  # and not there to pad a tile or a group
 
-    def add(self, starts: torch.Tensor, counts: torch.Tensor, *, size: int, repeats: int) -> torch.Tensor:
-        """One more group; the tokens [G, size] of its tiles, the last `repeats` of which are padding."""
+    def add(self, tiles: _Tiles, chosen_G: torch.Tensor, *, size: int, repeats: int) -> torch.Tensor:
+        """One more group, by the numbers of its tiles; its tokens [G, size]. The last `repeats` tiles are padding."""
+        starts, counts = tiles.starts[chosen_G], tiles.counts[chosen_G]
         columns = torch.arange(size)
         index_GQ = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).clamp(min=0)
         is_real_GQ = columns < counts[:, None]
@@ -162,17 +195,17 @@ class _Rows:
         return index_NH
 
 
-def _window_tiles(starts: torch.Tensor, lengths: torch.Tensor, window: int) -> tuple[torch.Tensor, ...]:
+def _window_tiles(documents: _Tiles, window: int) -> tuple[_Tiles, _Tiles]:
     """Cut each document into blocks of queries, with `window` more keys on either side, within the document."""
     block = max(2 * window, 64)
     tiles = []
-    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+    for start, length in zip(documents.starts.tolist(), documents.counts.tolist(), strict=True):
         end = start + length
         for first in range(start, end, block):
             last = min(first + block, end)
             tiles.append((first, last - first, max(start, first - window), min(end, last + window)))
     table = torch.tensor(tiles, dtype=torch.long).reshape(-1, 4)
-    return table[:, 0], table[:, 1], table[:, 2], table[:, 3] - table[:, 2]
+    return _Tiles(table[:, 0], table[:, 1]), _Tiles(table[:, 2], table[:, 3] - table[:, 2])
 
 
 def _rounded(counts: torch.Tensor, *, least: int) -> torch.Tensor:

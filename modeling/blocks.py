@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""The encoder's repeating parts: norm, feed-forward, layer.
+"""The encoder layer: feed-forward (MLP or GLU), norms, residual connections.
 
 Shapes: B rows, T tokens, D hidden size, F feed-forward size.
 """

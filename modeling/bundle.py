@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""The code that travels with every checkpoint, so that `AutoModel` loads it where clozebert is not installed.
+"""Writes the code that travels with every checkpoint, so that `AutoModel` loads it without clozebert.
 
 Code on the Hub is flat: the files of `configuration/` and `modeling/` lie side by side there, and one import prefix is
 rewritten. They are otherwise the released sources, byte for byte. A model that was loaded from such a folder writes it

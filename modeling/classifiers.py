@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""The encoder as a classifier: of sequences, tokens, answers in a text, choices, and images.
+"""The encoder with a classifier: for sequences, tokens, question answering, multiple choice, images.
 
 Shapes: B rows, T tokens of a row, D hidden size, C labels.
 """

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""The encoder as a transformers model: what it does with a batch, and how it is loaded, saved and initialised.
+"""`ClozeBertModel`, the encoder without a head, and the base class that loads, saves and initialises models.
 
 Shapes: B rows, T tokens of a row, D hidden size, V vocabulary, M masked positions, R tokens that are read.
 
@@ -55,7 +55,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal with `initializer_range`; biases, padding rows and tables of positions nobody stands on are zero."""
+        """Normal with `initializer_range`; biases, padding rows and rows of positions that no token has are zero."""
         super()._init_weights(module)
         std = self.config.initializer_range
         if isinstance(module, ImageEmbeddings):
@@ -63,7 +63,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
             if module.table is not None:
                 init.trunc_normal_(module.table, mean=0.0, std=std)
         elif getattr(module, "is_output_projection", False):
-            # By a mark of their own: transformers calls this for modules that hold parameters, which no block does.
+            # Marked by an attribute: transformers calls this for modules with own parameters, which no block has.
             self._init_output_projection(module)
 
     def _init_output_projection(self, projection: nn.Module) -> None:

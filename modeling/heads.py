@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""What stands on the encoder: pooling, the dense head, and the losses that all heads share.
+"""Pooling (CLS, mean, max, attention), the dense head, and the losses that all heads share.
 
 Shapes: B sequences, T tokens, N tokens of S packed documents, D hidden size, C labels, M predicted items.
 """

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""What a batch may look like: refused before anything is computed, with the field and its value named.
+"""Checks of a model's inputs, before anything is computed.
 
 Shapes: B rows, T tokens of a row, E embedding size.
 """

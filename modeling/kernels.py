@@ -1,10 +1,10 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Every shortcut that the encoder takes, each beside the plain formula that it stands for.
+"""Fast paths of the encoder (linear, dropout, RoPE, attention, loss), each beside the plain formula it replaces.
 
-A shortcut is taken where it pays and can be taken; everywhere else the plain formula runs. `CLOZEBERT_PLAIN=1` in the
+A fast path is taken where it pays and fits; everywhere else the plain formula runs. `CLOZEBERT_PLAIN=1` in the
 environment switches all of them off. The two agree within rounding, for every head and precision (test_kernels.py).
 
-    shortcut                     where                                what it spares (docs/speed.md, docs/LOG.md)
+    fast path                    where                                what it spares (docs/speed.md, docs/LOG.md)
     linear, with its activation  bf16 inference, CPU                  two passes over the output
     linear_together              compiled, CUDA                       reading x, and adding its gradient, for each layer
     cast_once                    autocast                             a cast of x by each linear layer that reads it
@@ -47,7 +47,7 @@ _FUSED_ACTIVATIONS = {
 
 
 def is_plain() -> bool:
-    """Whether all shortcuts are switched off."""
+    """Whether all fast paths are switched off."""
     return _PLAIN
 
 
@@ -116,7 +116,8 @@ def linear(
         activation: None: the identity.
         name: the activation's, in transformers' ACT2FN.
     """
-    if name in _FUSED_ACTIVATIONS and _is_plain_linear(layer) and _has_fused_linear(x, layer):
+    fits = name in _FUSED_ACTIVATIONS and not torch.is_grad_enabled()
+    if fits and _is_plain_linear(layer) and _has_fused_linear(x, layer):
         kind, variant = _FUSED_ACTIVATIONS[name]
         return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, kind, [], variant)
     x = layer(x)
@@ -129,7 +130,7 @@ def linear_together(layers: Sequence[Any], x: torch.Tensor) -> Sequence[torch.Te
     The parameters stay as they are: only what is multiplied is joined, in the precision of the matmul, where each
     forward pass casts the weights anyway. Not compiled, laying the gradients end to end costs what it spares.
     """
-    if len(layers) == 1 or not _can_join(layers, x):
+    if len(layers) == 1 or not torch.compiler.is_compiling() or not _can_join(layers, x):
         return [linear(layer, x) for layer in layers]
     dtype = matmul_dtype(x)
     weight = torch.cat([layer.weight.to(dtype) for layer in layers])
@@ -139,7 +140,7 @@ def linear_together(layers: Sequence[Any], x: torch.Tensor) -> Sequence[torch.Te
 
 def _can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
     """Whether all layers are plain ones on CUDA, alike in type and bias; no weight is sharded or quantised."""
-    if not torch.compiler.is_compiling() or x.device.type != "cuda" or is_plain():
+    if x.device.type != "cuda" or is_plain():
         return False
     if not all(_is_plain_linear(layer) for layer in layers):
         return False
@@ -162,12 +163,11 @@ def _is_plain_linear(layer: nn.Module) -> bool:
 
 
 def _has_fused_linear(x: torch.Tensor, layer: nn.Module) -> bool:
-    """bf16 on a CPU that multiplies it, nothing to differentiate, nothing traced."""
+    """Whether oneDNN has the fused kernel: bf16 on a CPU that multiplies it, and nothing traced."""
     return (
         not is_plain()
         and x.dtype == torch.bfloat16 == layer.weight.dtype
         and x.device.type == "cpu" == layer.weight.device.type
-        and not torch.is_grad_enabled()
         and not is_traced()
         and not torch.is_autocast_enabled("cpu")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -284,7 +284,7 @@ def attend(
     if not matmul_attention_pays(q_BHTK, k_BHSK.shape[2], dropout):
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, scale=scaling)
     rows, heads, queries, keys = *q_BHTK.shape[:3], k_BHSK.shape[2]
-    # A head's keys and values side by side: a matmul would otherwise copy them, and of a block after the other.
+    # Contiguous for each head: otherwise every matmul would copy keys and values, once for each block.
     k_BHSK, v_BHSK = k_BHSK.contiguous(), v_BHSK.contiguous()
     # A gradient keeps all scores anyway; and dropout is drawn for all of them at once, with and without a gradient.
     if torch.is_grad_enabled() or dropout or rows * heads * queries * keys <= LARGEST_BLOCK:

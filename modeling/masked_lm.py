@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""The encoder that predicts masked tokens.
+"""`ClozeBertForMaskedLM`: the encoder with its masked-LM head and loss.
 
 Shapes: B rows, T tokens of a row, D hidden size, V vocabulary, M masked positions.
 """

@@ -123,7 +123,7 @@ class Packed:
         return F.pad(x_1ND, (0, 0, 0, missing)), filled
 
     def flash_arguments(self) -> dict[str, Any]:
-        """What transformers' flash attention is told of a packed run."""
+        """The keyword arguments with which transformers' flash attention takes a packed run."""
         bounds, longest = self.cu_seq_lens, self.max_length
         return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
@@ -188,7 +188,7 @@ def _find_restarts(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed |
 def _documents_of(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed | None:
     restarts_BT = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
     found = values_of(restarts_BT.any())
-    if not found:  # nor where nobody can tell: a transform's rows are ordinary ones
+    if not found:  # None where values cannot be read, under `torch.func`: its rows count as ordinary sequences
         return None
     restarts_BT[:, 0] = True
     starts = restarts_BT.expand(shape_BT).flatten().nonzero().squeeze(1)

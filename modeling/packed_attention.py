@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""What attention needs to know of a batch, and how packed documents are attended.
+"""Attention masks, and attention over packed documents where it is not done in tiles.
 
 In place of a mask, a layer over packed documents gets a plan that names the way:
 

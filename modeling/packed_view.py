@@ -1,4 +1,4 @@
-"""Any masked-LM model behind the packed interface of `ClozeBertForMaskedLM`, so that what measures one measures all.
+"""Runs any masked-LM model on packed batches, by padding them, so that all models are evaluated alike.
 
 Shapes: N tokens in S sequences, M of them to be predicted, V vocabulary; B rows of T tokens in one padded chunk.
 """

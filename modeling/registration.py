@@ -1,4 +1,4 @@
-"""Tells transformers' Auto model classes of ours; the package's `__init__` imports this when they are there."""
+"""Registers our classes with transformers' Auto model classes; the package imports this when these are there."""
 
 from transformers.models.auto import modeling_auto
 

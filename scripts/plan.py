@@ -8,6 +8,7 @@ All flags of pretraining are understood. Without `--device` the plan is for this
 seconds to measure it, on the run's own batches where there is a `--corpus`.
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from clozebert.utils.files import write_text
 
 if TYPE_CHECKING:
     from clozebert.corpus import Mixture
+    from clozebert.training.arguments import Phase, PretrainingArguments
     from clozebert.training.planning import Device
 
 DESCRIPTION = "Plan a pretraining run: parameters, FLOPs, memory by part, tokens/s, hours and cost."
@@ -90,79 +92,122 @@ def plan(
 
     Of a run in phases each one is planned, and `seconds` and `cost` are those of all.
     """
-    import dataclasses
-
-    from clozebert.training.arguments import PretrainingArguments
-    from clozebert.training.calibration import calibrate as measure
     from clozebert.training.initial_model import padded_vocabulary
-    from clozebert.training.planning import make_plan, mean_attention_length, plan_table
-    from clozebert.training.run_length import length_by_text
-    from clozebert.training.run_settings import phase_configuration
 
-    # A plan needs none of the paths that a run needs.
-    has_corpus = bool(settings.get("corpus"))
-    paths = {"corpus": settings.get("corpus") or "-", "tokenizer_name": settings.get("tokenizer_name") or "-"}
-    run = PretrainingArguments(**{**settings, **paths, "dry_run": True})
-    if has_corpus:
-        first = _open_corpora(run)
-        run = length_by_text(run, first)
-        # The model's vocabulary is that of the tokenizer which prepared the corpus.
-        config.vocab_size = vocab_size or padded_vocabulary(first.corpora[0].manifest["tokenizer"]["vocab_size"])
-    elif run.max_steps is None:
-        run = run.of_length(_STEPS_OF_AN_UNKNOWN_TEXT)
-        print(f"for {run.num_steps:,} steps: give --corpus, or --max_steps, for those of your run")
+    run, corpora = _run_of(settings)
     phases = run.split_phases()
-    if has_corpus:
+    if corpora is not None:
+        # The model's vocabulary is that of the tokenizer which prepared the corpus.
+        config.vocab_size = vocab_size or padded_vocabulary(corpora.corpora[0].manifest["tokenizer"]["vocab_size"])
         tokens = sum(phase.num_steps * phase.arguments.tokens_per_step for phase in phases)
         print(f"steps                 {phases[-1].last_step:>18,} of {tokens / phases[-1].last_step:,.0f} tokens, "
-              f"{tokens / first.num_tokens:.1f} times the {first.num_tokens:,} tokens of the text")  # fmt: skip
+              f"{tokens / corpora.num_tokens:.1f} times the {corpora.num_tokens:,} tokens of the text")  # fmt: skip
     if calibrate and device is not None:
         raise UserError(f"--calibrate measures this machine: leave out --device {device}")
     kind, precision, here = _find_device(device, phases[0].arguments)
     found = []
     for phase in phases:
-        arguments, of_phase = phase.arguments, phase_configuration(config, phase)
-        corpora = _open_corpora(arguments) if has_corpus else None
-        length = None
-        if corpora is not None:
-            length = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length)
-        calibration = None
-        if calibrate:
-            calibration = measure(
-                arguments, of_phase, device=here, precision=precision, seconds=calibrate_seconds, corpora=corpora
-            )
-        result = make_plan(
-            arguments,
-            of_phase,
-            device=kind,
-            num_devices=num_devices,
-            half=precision != "no",
-            sharded=sharded,
-            utilization=utilization,
-            document_length=length,
-            price_per_hour=price_per_hour,
-            calibration=calibration,
-        )
         if len(phases) > 1:
             print(f"phase {phase.index + 1} of {len(phases)}: {phase.num_steps:,} steps")
-        for line in plan_table(result, device=kind, num_devices=num_devices):
-            print(line)
-        if calibration is not None and calibration.peak_bytes is not None:
-            print(f"memory measured       {calibration.peak_bytes / 2**30:>14.2f} GiB, one micro-batch to an update")
-        measured = None if calibration is None else dataclasses.asdict(calibration)
-        found.append({**dataclasses.asdict(result), "calibration": measured})
+        result = _plan_phase(
+            phase,
+            config,
+            has_corpus=corpora is not None,
+            precision=precision,
+            measured_on=here if calibrate else None,
+            calibrate_seconds=calibrate_seconds,
+            device=kind,
+            num_devices=num_devices,
+            sharded=sharded,
+            utilization=utilization,
+            price_per_hour=price_per_hour,
+        )
+        found.append(result)
     if not calibrate:
         print(f"The speed assumes {utilization:.0%} of the peak; --calibrate measures it, --utilization sets it.")
-    facts: dict[str, Any] = {**found[0], "device": dataclasses.asdict(kind)}
-    if len(found) > 1:
-        facts |= {"seconds": sum(of_one["seconds"] for of_one in found), "phases": found}
-        print(f"hours of all phases   {facts['seconds'] / 3600:>18,.2f}")
-        if price_per_hour is not None:
-            facts["cost"] = sum(of_one["cost"] for of_one in found)
-            print(f"cost of all phases    {facts['cost']:>18,.2f}")
+    facts = {**_all_phases(found), "device": dataclasses.asdict(kind)}
     if output_file is not None:
         with as_user_errors(OSError, about="--output_file"):
             write_text(Path(output_file), json.dumps(facts, indent=2) + "\n")
+    return facts
+
+
+def _run_of(settings: dict[str, Any]) -> "tuple[PretrainingArguments, Mixture | None]":
+    """The run, with a number of steps, and its corpora where they are given."""
+    from clozebert.training.arguments import PretrainingArguments
+    from clozebert.training.run_length import length_by_text
+
+    # A plan needs none of the paths that a run needs.
+    paths = {"corpus": settings.get("corpus") or "-", "tokenizer_name": settings.get("tokenizer_name") or "-"}
+    run = PretrainingArguments(**{**settings, **paths, "dry_run": True})
+    if settings.get("corpus"):
+        corpora = _open_corpora(run)
+        return length_by_text(run, corpora), corpora
+    if run.max_steps is None:
+        run = run.of_length(_STEPS_OF_AN_UNKNOWN_TEXT)
+        print(f"for {run.num_steps:,} steps: give --corpus, or --max_steps, for those of your run")
+    return run, None
+
+
+def _plan_phase(
+    phase: "Phase",
+    config: Any,
+    *,
+    has_corpus: bool,
+    precision: str,
+    measured_on: Any,
+    calibrate_seconds: float,
+    device: "Device",
+    num_devices: int,
+    **options: Any,
+) -> dict[str, Any]:
+    """Print the plan of one phase and return it.
+
+    Args:
+        measured_on: torch's device to time steps on; None: no step is timed.
+        options: further arguments of `make_plan`.
+    """
+    from clozebert.training.calibration import calibrate
+    from clozebert.training.planning import make_plan, mean_attention_length, plan_table
+    from clozebert.training.run_settings import phase_configuration
+
+    arguments, config = phase.arguments, phase_configuration(config, phase)
+    corpora = length = calibration = None
+    if has_corpus:
+        corpora = _open_corpora(arguments)
+        length = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length)
+    if measured_on is not None:
+        calibration = calibrate(
+            arguments, config, device=measured_on, precision=precision, seconds=calibrate_seconds, corpora=corpora
+        )
+    plan = make_plan(
+        arguments,
+        config,
+        device=device,
+        num_devices=num_devices,
+        half=precision != "no",
+        document_length=length,
+        calibration=calibration,
+        **options,
+    )
+    for line in plan_table(plan, device=device, num_devices=num_devices):
+        print(line)
+    if calibration is not None and calibration.peak_bytes is not None:
+        print(f"memory measured       {calibration.peak_bytes / 2**30:>14.2f} GiB, one micro-batch to an update")
+    measured = None if calibration is None else dataclasses.asdict(calibration)
+    return {**dataclasses.asdict(plan), "calibration": measured}
+
+
+def _all_phases(plans: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first phase's plan, with the hours and the cost of all where there are more; these are printed."""
+    facts = dict(plans[0])
+    if len(plans) == 1:
+        return facts
+    facts |= {"seconds": sum(of_one["seconds"] for of_one in plans), "phases": plans}
+    print(f"hours of all phases   {facts['seconds'] / 3600:>18,.2f}")
+    if facts["cost"] is not None:
+        facts["cost"] = sum(of_one["cost"] for of_one in plans)
+        print(f"cost of all phases    {facts['cost']:>18,.2f}")
     return facts
 
 

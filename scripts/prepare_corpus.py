@@ -13,6 +13,7 @@ accounts for every document.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from clozebert.scripts._program import parse, run
 from clozebert.utils.errors import UserError
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read, tokenize, write, and say what came of it."""
     arguments = parse(Arguments, argv, verb="prepare-corpus", description=DESCRIPTION, examples=_EXAMPLES)
 
-    from clozebert.corpus.stage import Preparation
+    from clozebert.corpus.preparation import Preparation
     from clozebert.utils.progress_bar import progress_bar
 
     part, num_parts = arguments.part, arguments.num_parts
@@ -99,6 +100,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             bar.write(f"written to {preparation.run_part(part, num_parts, report)}")
             return
         manifests = preparation.run(report) if num_parts is None else preparation.merge(num_parts, report)
+    print_account(manifests)
+    print("\n".join(sample_documents(arguments.output_dir, preparation.tokenizer_folder)))
+    print(f"written to {arguments.output_dir}")
+
+
+def print_account(manifests: dict[str, dict[str, Any]]) -> None:
+    """Print how many documents each split holds, how many were left out, and what is likely wrong."""
     for split, manifest in manifests.items():
         print(
             f"{split:10} {manifest['documents']:>12,} documents {manifest['tokens']:>14,} tokens "
@@ -114,8 +122,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown, tokens = manifests["train"]["unknown_tokens"], manifests["train"]["tokens"]
     if unknown > 0.01 * tokens:
         print(f"warning: {unknown / tokens:.1%} of the tokens are unknown to the tokenizer; train one on this text")
-    print("\n".join(sample_documents(arguments.output_dir, preparation.tokenizer_folder)))
-    print(f"written to {arguments.output_dir}")
 
 
 def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every field of a pretraining run, with the names that transformers gives them where it has one."""
+"""`PretrainingArguments`: every field of a pretraining run, with transformers' names where it has one."""
 
 import dataclasses
 import math
@@ -13,12 +13,13 @@ from ..utils.errors import UserError, did_you_mean, reject_unknown_keys
 if TYPE_CHECKING:
     from ..corpus import BatchSize
 
-# What a changed value means for a run that is resumed: other batches (refused), other updates (said aloud), or nothing.
+# What a changed value means for a resumed run: other batches (refused), other updates (reported), or nothing.
 _SAME = "same"
 _SAID = "said"
 # What a later phase of a run cannot change.
 _OF_THE_RUN = (
     "tokenizer_name", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path", "dry_run",
+    "teacher_name_or_path",
     "seed", "optimizer", "mixed_precision", "use_cpu", "full_determinism", "report_to", "disable_tqdm", "phases",
 )  # fmt: skip
 # What depends on the number of steps.
@@ -27,6 +28,13 @@ LENGTHS = ("max_steps", "warmup_steps", "decay_steps", "batch_warmup_steps")
 _SHARES = ("warmup_steps", "decay_steps", "batch_warmup_steps")
 # What describes the course of one phase: the next one does not take it over.
 _OF_A_PHASE = ("warmup_steps", "decay_steps", "initial_global_batch_size", "batch_warmup_steps")
+_TRACKERS = ("tensorboard", "trackio", "wandb")
+# By the type of a field: what its value may be, and how a message says so.
+_KINDS: dict[Any, tuple[Any, str]] = {
+    dict: (dict, "a list of phases, each of `name: value` entries"),
+    bool: (bool, "true or false"),
+    str: ((str, os.PathLike), "text"),
+}
 
 
 def _field(default: Any, text: str, section: str = "", *, on_resume: str = "") -> Any:
@@ -66,6 +74,9 @@ class PretrainingArguments:
     tokenizer_name: str = _field("", "the tokenizer of the corpus: a folder, or a name on the Hub")
     output_dir: str = _field("", "folder for the model, its checkpoints and the log")
     model_name_or_path: str | None = _field(None, "continue from the weights of this model instead of random ones")
+    teacher_name_or_path: str | None = _field(
+        None, "distil from this model: it has the tokenizer, and predicts beside the text", _MORE, on_resume=_SAME
+    )
     num_train_epochs: float | None = _field(None, "passes over the corpus (default: 1 to 40, more for less text)")
     max_steps: int | None = _field(None, "updates of the weights, instead of epochs", on_resume=_SAID)
     max_minutes: float | None = _field(
@@ -259,7 +270,7 @@ class PretrainingArguments:
         )
 
     def micro_batches(self, world_size: int) -> int:
-        """Into how many micro-batches each of `world_size` processes splits its share of a whole global batch.
+        """How many micro-batches each of `world_size` processes makes of its share of a full global batch.
 
         Raises:
             ValueError: the global batch cannot be split evenly over the processes and micro-batches.
@@ -284,11 +295,11 @@ class PretrainingArguments:
         return rows // size
 
     def decisive(self) -> dict[str, Any]:
-        """The fields that decide what the weights become; neither paths nor how the work is laid over the machine."""
+        """The fields that decide what the weights become: no paths, and nothing about the machine."""
         return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.metadata["on_resume"]}
 
     def changes_since(self, saved: dict[str, Any]) -> tuple[list[str], list[str]]:
-        """How these arguments differ from a checkpoint's: what forbids resuming, and what deserves a word.
+        """How these arguments differ from a checkpoint's: changes that forbid resuming, and changes that are reported.
 
         Returns:
             Two lists of `name=old there, name=new here`.
@@ -324,6 +335,23 @@ class PretrainingArguments:
                 raise UserError(f"{name}={getattr(self, name)} must lie in [0, 1)")
 
     def _check_together(self) -> None:
+        """Refuse what is missing, and values that contradict one another."""
+        self._check_paths()
+        _ = self.batch_size  # raises where its values contradict one another
+        if self.mask_share < 0 or self.random_share < 0 or self.mask_share + self.random_share > 1:
+            raise UserError(
+                f"mask_share={self.mask_share} and random_share={self.random_share} share the predicted tokens: "
+                f"neither may be negative, nor their sum above 1"
+            )
+        self._check_length()
+        self._check_schedule()
+        if self.overwrite_output_dir and self.resume_from_checkpoint == "latest":
+            raise UserError("overwrite_output_dir deletes the run that resume_from_checkpoint=latest would continue")
+        for name in self.report_to:
+            if name not in _TRACKERS:
+                raise UserError(f"report_to={name!r} must be one of {', '.join(_TRACKERS)}")
+
+    def _check_paths(self) -> None:
         if not self.corpus:
             raise UserError("corpus is missing: give the folder that prepare_corpus wrote (--corpus DIR)")
         if self.corpus_weights and len(self.corpus_weights) != len(self.corpus):
@@ -334,12 +362,8 @@ class PretrainingArguments:
             raise UserError("tokenizer_name is missing: give the tokenizer's folder (--tokenizer_name DIR)")
         if not self.output_dir and not self.dry_run:
             raise UserError("output_dir is missing: say where the model goes (--output_dir DIR)")
-        _ = self.batch_size  # raises where its values contradict one another
-        if self.mask_share < 0 or self.random_share < 0 or self.mask_share + self.random_share > 1:
-            raise UserError(
-                f"mask_share={self.mask_share} and random_share={self.random_share} share the predicted tokens: "
-                f"neither may be negative, nor their sum above 1"
-            )
+
+    def _check_length(self) -> None:
         for name in ("max_minutes", "num_train_epochs"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -348,23 +372,17 @@ class PretrainingArguments:
             raise UserError("phases need max_steps: say how long the first phase is, too (--max_steps)")
         if self.max_minutes is not None and self.phases:
             raise UserError("max_minutes gives the run one length, but it has phases: say max_steps of each instead")
-        decay, shares = self.decay_steps or 0, [getattr(self, name) or 0 for name in ("warmup_steps", "decay_steps")]
-        if self.max_steps is not None and self.warmup_steps + decay > self.max_steps:
-            raise UserError(
-                f"warmup_steps={self.warmup_steps} and decay_steps={decay} do not fit into max_steps={self.max_steps}"
-            )
-        if sum(share for share in shares if share < 1) > 1:
-            raise UserError(f"warmup_steps={self.warmup_steps} and decay_steps={decay} are more than the whole run")
+
+    def _check_schedule(self) -> None:
+        warmup, decay = self.warmup_steps, self.decay_steps or 0
+        if self.max_steps is not None and warmup + decay > self.max_steps:
+            raise UserError(f"warmup_steps={warmup} and decay_steps={decay} do not fit into max_steps={self.max_steps}")
+        if sum(share for share in (warmup, decay) if share < 1) > 1:
+            raise UserError(f"warmup_steps={warmup} and decay_steps={decay} are more than the whole run")
         if self.decay_steps is not None and self.lr_scheduler_type != "wsd":
             raise UserError(
                 f"decay_steps={self.decay_steps} needs lr_scheduler_type='wsd', not {self.lr_scheduler_type!r}"
             )
-        if self.overwrite_output_dir and self.resume_from_checkpoint == "latest":
-            raise UserError("overwrite_output_dir deletes the run that resume_from_checkpoint=latest would continue")
-        trackers = ("tensorboard", "trackio", "wandb")
-        for name in self.report_to:
-            if name not in trackers:
-                raise UserError(f"report_to={name!r} must be one of {', '.join(trackers)}")
 
 
 @dataclass(frozen=True)
@@ -396,40 +414,37 @@ def _read(name: str, value: Any, annotation: Any) -> Any:
     Raises:
         ValueError: the value does not fit.
     """
-    origin = typing.get_origin(annotation)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        if {int, float} <= set(typing.get_args(annotation)):
-            number = _number(name, value, float)
-            return number if 0 < number < 1 else _number(name, value, int)
-        annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))
-        origin = typing.get_origin(annotation)
+        return None if value is None else _read_one_of(name, value, arguments)
     if origin is Literal:
-        choices = typing.get_args(annotation)
-        # YAML reads a bare `no` as False.
-        value = "no" if value is False and "no" in choices else value
-        if value not in choices:
-            hint = did_you_mean(value, choices, otherwise="")
-            raise UserError(f"{name}={value!r} must be one of {', '.join(choices)}{hint and '; '}{hint}")
-        return value
+        return _read_choice(name, value, arguments)
     if origin is list:
         items = list(value) if isinstance(value, (list, tuple)) else [value]
-        kind = typing.get_args(annotation)[0]
-        return [] if items in ([None], [""], ["none"]) else [_read(name, item, kind) for item in items]
-    if annotation is dict:
-        if not isinstance(value, dict):
-            raise UserError(f"{name}={value!r} must be a list of phases, each of `name: value` entries")
-        return value
-    if annotation is bool:
-        if not isinstance(value, bool):
-            raise UserError(f"{name}={value!r} must be true or false")
-        return value
+        return [] if items in ([None], [""], ["none"]) else [_read(name, item, arguments[0]) for item in items]
     if annotation in (int, float):
         return _number(name, value, annotation)
-    if not isinstance(value, (str, os.PathLike)):
-        raise UserError(f"{name}={value!r} must be text")
-    return str(value)
+    kinds, wanted = _KINDS[annotation]
+    if not isinstance(value, kinds):
+        raise UserError(f"{name}={value!r} must be {wanted}")
+    return str(value) if annotation is str else value
+
+
+def _read_one_of(name: str, value: Any, annotations: tuple[Any, ...]) -> Any:
+    """A value of `int | float` is a share below 1, and a whole number otherwise; other unions are `X | None`."""
+    if {int, float} <= set(annotations):
+        number = _number(name, value, float)
+        return number if 0 < number < 1 else _number(name, value, int)
+    return _read(name, value, next(kind for kind in annotations if kind is not type(None)))
+
+
+def _read_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    # YAML reads a bare `no` as False.
+    value = "no" if value is False and "no" in choices else value
+    if value not in choices:
+        hint = did_you_mean(value, choices, otherwise="")
+        raise UserError(f"{name}={value!r} must be one of {', '.join(choices)}{hint and '; '}{hint}")
+    return value
 
 
 def _steps_of(steps: int | float | None, max_steps: int) -> int | None:

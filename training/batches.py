@@ -1,4 +1,4 @@
-"""The batches of a run: the stream of its global batches, and the share of them that a process takes."""
+"""The training batches of a run, and the share of them that one process takes."""
 
 import dataclasses
 from collections.abc import Generator
@@ -45,7 +45,7 @@ def load_batches(
         processes,
         phase.arguments.micro_batches(processes),
         config=plan_for,
-        # Worker processes cannot; there the loop copies as it is.
+        # Worker processes cannot pin memory; their batches are copied from ordinary memory.
         pins=accelerator.device.type == "cuda" and phase.arguments.dataloader_num_workers == 0,
     )
     return prefetch(

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent: a reader, or a run that was killed, never sees half of one.
+"""Writes, finds and deletes training checkpoints. Each is whole or absent, even after a kill.
 
     OUTPUT_DIR/checkpoint-500/                 a model: config, weights, code, tokenizer, README.md
     OUTPUT_DIR/checkpoint-500/training_state/  what only resuming needs:
@@ -36,7 +36,7 @@ from .training_state import (
 
 logger = logging.getLogger(__name__)
 
-# What --overwrite_output_dir deletes; see `files.written_in`. A card may be a person's, and the rest is written over.
+# What --overwrite_output_dir deletes; see `files.written_in`. A card may have been edited, so it stays.
 RUN_FILES = (
     r"(damaged-)?checkpoint-\d+", r"\.incomplete-.+", "latest", r"training_log\.jsonl", r"all_results\.json",
     r"loss_curve\.png", r"config\.json", r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json",
@@ -51,13 +51,13 @@ def commit_checkpoint(
     *,
     keep: int | None = None,
 ) -> Path:
-    """Make `checkpoint-STEP` at one instant, and prune all but the `keep` newest checkpoints.
+    """Write `checkpoint-STEP` atomically, and delete all but the `keep` newest checkpoints.
 
     Args:
         write_model: writes everything but what only resuming needs into the folder that it is given.
     """
     final = output_dir / f"checkpoint-{state.step}"
-    # One of that name was left by a run that was resumed from before it; the two need not be the same.
+    # A checkpoint of this step may be there: a run wrote it and was then resumed from an earlier step.
     with whole_folder(final, replace=True) as folder:
         write_model(folder)
         (folder / STATE_FOLDER).mkdir()
@@ -77,7 +77,7 @@ def newest_valid(output_dir: Path) -> Path | None:
     """The checkpoint with the highest step that is whole, or None where there is no checkpoint at all.
 
     Raises:
-        ValueError: there are checkpoints, but none is whole; beginning afresh has to be a person's decision.
+        ValueError: there are checkpoints, but none is whole; whether to start over is the user's decision.
     """
     found = list_checkpoints(output_dir)
     for path in reversed(found):
@@ -112,7 +112,7 @@ def prune_checkpoints(output_dir: Path, *, keep: int | None) -> None:
 
 
 def clear_way(output_dir: Path, *, step: int) -> None:
-    """Before a run goes on from `step`: delete what was left half-written, set damaged later checkpoints aside.
+    """Before a run resumes at `step`: delete half-written folders, and rename damaged later checkpoints.
 
     Raises:
         ValueError: whole checkpoints of later steps, which this run would mix with its own.

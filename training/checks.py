@@ -1,6 +1,6 @@
-"""What must fit before a run starts: corpus, tokenizer, model, phases and trackers.
+"""Checks before a run starts that corpus, tokenizer, model, phases and trackers fit together.
 
-Everything that a person can get wrong is refused here, that of the last phase too, before any work is done.
+Mistakes in the settings, those of later phases included, are found here, before any work is done.
 """
 
 import importlib.util
@@ -16,6 +16,7 @@ from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
 from .arguments import Phase, PretrainingArguments
+from .distillation import check_teacher
 from .initial_model import load_configuration, padded_vocabulary, set_token_ids
 from .run_length import length_by_text
 from .run_settings import phase_configuration
@@ -60,6 +61,9 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
     else:
         config.vocab_size = padded_vocabulary(len(tokenizer))
     set_token_ids(config, tokenizer)
+    if arguments.teacher_name_or_path is not None:
+        longest = max(phase.arguments.max_seq_length for phase in phases)
+        check_teacher(arguments.teacher_name_or_path, tokenizer, max_seq_length=longest)
     configs = [phase_configuration(config, phase) for phase in phases]
     for phase, of_phase, mixture in zip(phases, configs, mixtures, strict=True):
         check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)
@@ -100,7 +104,7 @@ def check_fit(
             f"max_seq_length={arguments.max_seq_length} exceeds the model's "
             f"max_position_embeddings={config.max_position_embeddings}"
         )
-    # Sizes that do not divide one another show when the model is built; here it costs nothing.
+    # Building the model finds sizes that are not divisible; on the meta device it costs nothing.
     with torch.device("meta"), as_user_errors():
         ClozeBertForMaskedLM(config)
 

@@ -1,4 +1,4 @@
-"""The loss curve of a run as an image."""
+"""Draws the loss curve of a run."""
 
 import json
 from pathlib import Path

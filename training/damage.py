@@ -1,7 +1,7 @@
-"""Whether a checkpoint is what the run wrote: found before anything of it is used.
+"""Checks a checkpoint for damage (hashes, shapes, NaN) before anything of it is used.
 
 The manifest has the size and the SHA-256 of every file. The state has them too, and the type and shape of each tensor,
-so that weights, optimizer and state of different steps do not pass for one checkpoint although the manifest fits.
+which shows when weights, optimizer and state come from different steps, even under a manifest that fits them.
 """
 
 import re

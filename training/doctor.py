@@ -1,4 +1,4 @@
-"""What is likely wrong with a run, from figures that the loop has anyway.
+"""Warns when a run goes wrong: plateaus, repeated data, gradients that are not finite, unknown tokens.
 
 Each function gives a sentence, or None; `Doctor` asks them all.
 """
@@ -12,7 +12,7 @@ from ..corpus import Corpus, Mixture
 from .arguments import PretrainingArguments
 from .training_state import TrainingState
 
-# A loss above this share of the unigram entropy knows frequencies and little else.
+# With a loss above this share of the unigram entropy, a model has learned token frequencies and little else.
 _PLATEAU = 0.96
 _MANY_UNKNOWN, _MANY_REPEATED = 0.01, 0.05
 _SAMPLED_DOCUMENTS, _SAMPLED_TOKENS = 20_000, 2_000_000
@@ -57,7 +57,7 @@ class Doctor:
         epochs: float,
         gradient_norm: float,
     ) -> list[str]:
-        """What is new.
+        """The findings that were not reported before.
 
         Args:
             arguments, corpora: of the phase.
@@ -157,9 +157,9 @@ def plateau(
 
 
 def repetition(*, epochs: float, train_loss: float | None, eval_loss: float, repeated_share: float) -> str | None:
-    """Documents come again: in the corpus itself, or so many epochs that the model knows them by heart.
+    """Documents are repeated: in the corpus itself, or over so many epochs that the model memorises them.
 
-    The training loss is normally the higher one, for more tokens are masked there.
+    The training loss is normally the higher one, because more tokens are masked in training.
     """
     if repeated_share > _MANY_REPEATED:
         return (
@@ -176,7 +176,7 @@ def repetition(*, epochs: float, train_loss: float | None, eval_loss: float, rep
 
 def gradients(*, skipped_steps: int, step: int, warmup_steps: int, precision: str) -> str | None:
     """Updates were left out because a gradient was not finite."""
-    # fp16 finds its scale by overflowing, about once in two thousand steps.
+    # Dynamic loss scaling of fp16 overflows about once in two thousand steps.
     if skipped_steps == 0 or (precision == "fp16" and skipped_steps <= 20 + step // 500):
         return None
     found = f"{skipped_steps} of {step:,} updates were left out, for their gradient was not finite. "

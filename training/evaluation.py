@@ -1,4 +1,4 @@
-"""Masked-LM loss and accuracy on frozen masks, over any number of processes and corpora."""
+"""Validation during training: masked-LM loss and accuracy on fixed masks, over all processes and corpora."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..corpus import Corpus, Mixture, validation_batches
+from ..corpus import Corpus, Mixture, ValidationBatches
 from ..utils.errors import UserError
 from .arguments import PretrainingArguments
 from .batches import make_masking
@@ -32,9 +32,9 @@ def evaluate_masked_lm(
     max_batches: int | None = None,
     should_stop: Callable[[], bool] = _go_on,
 ) -> dict[str, float]:
-    """The mean of -log p(token) over all predicted tokens, and how many of them the model's first guess gets right.
+    """The mean of -log p(token) over all predicted tokens, and the accuracy of the most likely token.
 
-    Of each run of as many batches as there are processes, every process takes one.
+    Batches are dealt out in rounds: in each, every process takes one.
 
     Args:
         should_stop: asked before each batch; True in one process ends the evaluation in all.
@@ -80,7 +80,7 @@ def _sum_batches(
             return totals
         try:
             totals += _score(model, batches, first, num_batches, accelerator)
-        except Exception as error:  # said in the next round, so that no process waits for this one
+        except Exception as error:  # raised in the next round, in all processes, so that none waits for this one
             failure = error
     raise AssertionError("unreachable")
 
@@ -99,8 +99,8 @@ def _agree_to_go_on(failure: Exception | None, stop: bool, accelerator: Any) -> 
 def _score(
     model: torch.nn.Module, batches: Sequence[Any], first: int, num_batches: int, accelerator: Any
 ) -> torch.Tensor:
-    """This process' batch of a run of them, the only one that it makes."""
-    # The last run may be short. All processes go through the model all the same: a sharded one needs them.
+    """This process' batch of a round: its loss, right guesses and predicted tokens, float64 [3]."""
+    # The last round may have too few batches. All processes run the model all the same: a sharded one needs them.
     index = first + accelerator.process_index
     counts = index < num_batches
     batch = batches[index if counts else first]
@@ -143,7 +143,7 @@ def _evaluate_split(
     accelerator: Any,
     should_stop: Callable[[], bool],
 ) -> dict[str, float]:
-    batches = validation_batches(
+    batches = ValidationBatches(
         split,
         max_seq_length=arguments.max_seq_length,
         batch_size=arguments.per_device_eval_batch_size,

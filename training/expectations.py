@@ -1,4 +1,4 @@
-"""What a person should expect of a run before it starts: its epochs, its hours, and warnings where those are many."""
+"""What to expect of a run, printed before it starts: epochs, hours, and warnings where those are many."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,12 +6,13 @@ from typing import Any
 from .arguments import Phase, PretrainingArguments
 from .calibration import seconds_per_token
 from .phase_setup import PhaseSetup
+from .processes import mean_over_processes
 from .reporting import epochs_of
 from .run_length import hours_lines, length_lines
 from .training_state import TrainingState
 
-# The share of the plain matrix product's speed that training usually reaches. A run that would be shorter than this by
-# it is not timed beforehand.
+# The share of a plain matmul's speed that training usually reaches. A run that takes less than these hours at that
+# speed is not timed beforehand.
 _USUAL_SHARE, _SHORT_HOURS = 0.4, 1 / 60
 
 
@@ -31,7 +32,7 @@ def what_to_expect(
         setup: the first phase in memory; of a dry run, a small part of it.
         phases: of the run; of a dry run, those of the real one.
         given: the run as a person described it, maybe without a number of steps.
-        peak_flops: FLOP/s of products of plain matrices, of all processes.
+        peak_flops: FLOP/s of plain matmuls, of all processes.
         measured: seconds of a step for each token of one process, where steps were timed already.
     """
     lines = []
@@ -66,7 +67,8 @@ def _hours(
     if state.step and state.seconds:
         left = (tokens - state.tokens_seen) * state.seconds / max(1, state.tokens_seen)
         return max(0.0, left) / 3600, "for what is left, at the speed so far"
-    by_formula = tokens * setup.flops_per_token / (_USUAL_SHARE * peak_flops) / 3600
+    # Each process measured its own peak. All must choose the same way, as the timing below is done together.
+    by_formula = mean_over_processes(tokens * setup.flops_per_token / (_USUAL_SHARE * peak_flops) / 3600, accelerator)
     if measured is None and by_formula < _SHORT_HOURS and not dry:
         return by_formula, "from its FLOPs"
     of_one = seconds_per_token(setup, accelerator=accelerator) if measured is None else measured

@@ -1,4 +1,4 @@
-"""Starting a larger model from a trained one: more tokens, more or wider layers, longer sequences.
+"""Grows a trained model into a larger one: more tokens, more or wider layers, longer sequences.
 
 Each function gives a new model and its pseudo-perplexity beside that of the old one, on the same documents, so that one
 sees what was kept before training goes on. The old model is left as it is.
@@ -22,6 +22,7 @@ from ..modeling.pseudo_likelihood import Documents, masked_log_likelihoods
 from ..utils.errors import UserError
 from ..utils.progress_bar import StageBars
 from ..utils.weights import fill, make_empty
+from .depth import take_layers
 from .vocabulary_rows import take_rows
 
 
@@ -130,7 +131,7 @@ def extend_vocabulary(
 
 
 def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
-    """What each new token is cut into so far."""
+    """The ids into which the tokenizer cuts each new token before it is added."""
     known = tokenizer.get_vocab()
     pieces: dict[str, list[int]] = {}
     for token in new_tokens:
@@ -157,20 +158,7 @@ def grow_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int, *, documents
     _check_depth(model, num_hidden_layers)
     old_layers = model.config.num_hidden_layers
     sources = [index * old_layers // num_hidden_layers for index in range(num_hidden_layers)]
-    changes: dict[str, Any] = {"num_hidden_layers": num_hidden_layers}
-    if model.config.layer_types is not None:
-        changes["layer_types"] = [model.config.layer_types[source] for source in sources]
-    config = _changed(model.config, **changes)
-    old = model.state_dict()
-    tensors = {name: tensor for name, tensor in old.items() if not name.startswith("model.layers.")}
-    for layer, source in enumerate(sources):
-        names = [name for name in old if name.startswith(f"model.layers.{source}.")]
-        tensors.update({_at_layer(name, layer): old[name] for name in names})
-        if layer > 0 and source == 0 and not config.first_attention_norm:
-            # Layer 0 has no norm before its attention; a copy further up, where activations are larger, needs one.
-            norms = [name for name in old if name.startswith("model.layers.1.attention_norm.")]
-            tensors.update({_at_layer(name, layer): old[name] for name in norms})
-    return _report(model, _rebuild(config, tensors), documents)
+    return _report(model, take_layers(model, sources), documents)
 
 
 def _check_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int) -> None:
@@ -180,12 +168,6 @@ def _check_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int) -> None:
         raise UserError(f"num_hidden_layers={num_hidden_layers} is less than the model's {old}: layers are added")
     if old == 1 and num_hidden_layers > 1 and not model.config.first_attention_norm:
         raise UserError("first_attention_norm=False and a single layer: there is no norm to copy for a second")
-
-
-def _at_layer(name: str, layer: int) -> str:
-    parts = name.split(".")
-    parts[2] = str(layer)
-    return ".".join(parts)
 
 
 # Width
@@ -248,8 +230,6 @@ def grow_width(
     for name, tensor in model.state_dict().items():
         module = name.split(".")[-2]
         rows, columns = _AXES[module]
-        if name.endswith(".bias") and module not in _LOOKED_UP:
-            columns = None
         tied_decoder = module == "decoder" and config.tie_word_embeddings
         tile = _tile(
             tensor,
@@ -261,10 +241,17 @@ def grow_width(
             # The tied decoder sums over copies and cannot be divided, as it is also what ids are looked up in.
             tile = tile / _multiplicity(index_of["embedding"], tile)
         if noise and tensor.shape != tile.shape:
-            scale = noise * float(tensor.float().std()) if tensor.numel() > 1 else 0.0
-            tile = tile + scale * torch.randn(tile.shape, generator=generator).to(tile)
+            tile = _with_noise(tile, noise * _deviation(tensor), generator)
         tensors[name] = tile.to(tensor.dtype)
     return _report(model, _rebuild(config, tensors), documents)
+
+
+def _deviation(tensor: torch.Tensor) -> float:
+    return float(tensor.float().std()) if tensor.numel() > 1 else 0.0
+
+
+def _with_noise(tensor: torch.Tensor, deviation: float, generator: torch.Generator) -> torch.Tensor:
+    return tensor + deviation * torch.randn(tensor.shape, generator=generator).to(tensor)
 
 
 def _check_width(
@@ -288,19 +275,28 @@ def _check_width(
             f"{size // head_size} heads"
         )
     if size != old.hidden_size:
-        if old.position_embedding_type == "sinusoidal":
-            raise UserError("position_embedding_type='sinusoidal' is a function of hidden_size: it cannot be tiled")
-        if old.tie_word_embeddings and not old.prediction_dense:
-            raise UserError("tie_word_embeddings needs prediction_dense: a layer before the decoder that can be scaled")
-    key_heads, old_key_heads = heads, old.num_key_value_heads or old.num_attention_heads
-    if old_key_heads != old.num_attention_heads:
-        if heads % old.num_attention_heads:
-            raise UserError(
-                f"num_attention_heads={heads} must be a multiple of the model's {old.num_attention_heads}, as groups "
-                f"of heads share num_key_value_heads={old_key_heads}"
-            )
-        key_heads = old_key_heads * heads // old.num_attention_heads
-    return _changed(old, **sizes, num_key_value_heads=key_heads)
+        _check_can_widen(old)
+    return _changed(old, **sizes, num_key_value_heads=_key_heads_for(heads, old))
+
+
+def _check_can_widen(old: ClozeBertConfig) -> None:
+    if old.position_embedding_type == "sinusoidal":
+        raise UserError("position_embedding_type='sinusoidal' is a function of hidden_size: it cannot be tiled")
+    if old.tie_word_embeddings and not old.prediction_dense:
+        raise UserError("tie_word_embeddings needs prediction_dense: a layer before the decoder that can be scaled")
+
+
+def _key_heads_for(heads: int, old: ClozeBertConfig) -> int:
+    """The key heads beside so many heads: as many heads share one as before."""
+    old_key_heads = old.num_key_value_heads or old.num_attention_heads
+    if old_key_heads == old.num_attention_heads:
+        return heads
+    if heads % old.num_attention_heads:
+        raise UserError(
+            f"num_attention_heads={heads} must be a multiple of the model's {old.num_attention_heads}, as groups of "
+            f"heads share num_key_value_heads={old_key_heads}"
+        )
+    return old_key_heads * heads // old.num_attention_heads
 
 
 def _copies(old: ClozeBertConfig, new: ClozeBertConfig) -> dict[str | None, torch.Tensor | None]:

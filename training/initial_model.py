@@ -1,4 +1,4 @@
-"""The model that a run begins from: its configuration, its special tokens and its weights."""
+"""The model that a run starts from: its configuration, its special tokens, random or loaded weights."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ def load_configuration(name_or_path: str) -> ClozeBertConfig:
 
 
 def padded_vocabulary(tokens: int) -> int:
-    """The size of the model's vocabulary: that of the tokenizer, rounded up to a multiple of 64 for fast products."""
+    """The size of the model's vocabulary: that of the tokenizer, rounded up to a multiple of 64 for fast matmuls."""
     return -(-tokens // 64) * 64
 
 

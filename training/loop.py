@@ -24,7 +24,7 @@ from .machine import choose_compilation, make_accelerator, make_deterministic, s
 from .optimizers import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase
 from .prefetch import ModelInputs
-from .processes import on_main_process, sum_over_processes
+from .processes import leave, on_main_process, sum_over_processes
 from .progress import EVALUATION_FAILED, LOG_NAME, RunLog, Stopwatch
 from .reporting import facts_of_run, plan_lines, results_of, speed, tracker_settings
 from .resume import check_resume, find_checkpoint
@@ -421,5 +421,5 @@ class Pretraining:
         """Stop the loader, the bar and the trackers."""
         self.setup.loader.close()
         self.log.close()
-        self.accelerator.end_training()
+        leave(self.accelerator)
         self.output.release()

@@ -1,4 +1,4 @@
-"""How a run is laid over a machine: processes, precision, compilation, determinism."""
+"""Sets up the machine: Accelerate, processes, precision, compilation, determinism."""
 
 import datetime
 import importlib.util
@@ -42,7 +42,7 @@ def make_accelerator(
     if AcceleratorState._shared_state.get("_mixed_precision", precision) != precision:
         AcceleratorState._reset_state()
     accelerator = Accelerator(
-        fsdp_plugin=sharding(precision) if _is_sharded() else None,
+        fsdp_plugin=sharding(precision) if is_sharded() else None,
         cpu=use_cpu,
         mixed_precision=precision,
         log_with=report_to or None,
@@ -59,7 +59,7 @@ def make_accelerator(
     return accelerator
 
 
-def _is_sharded() -> bool:
+def is_sharded() -> bool:
     """Whether the launcher was asked for FSDP."""
     return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
@@ -91,18 +91,18 @@ def _check_launch(*, use_cpu: bool) -> None:
             "accelerate launch was asked for several processes but started one: on CPUs it needs a configuration file "
             "with `distributed_type: MULTI_GPU` and `use_cpu: true` (see docs/many_gpus.md)"
         )
-    if use_cpu and _is_sharded():
+    if use_cpu and is_sharded():
         raise UserError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")
 
 
 def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
     """Whether to compile: as wanted, or, where nothing was said, on CUDA with a compiler for it (Triton).
 
-    Not a sharded model: FSDP's hooks would stand within the graphs, and nobody has tried it.
+    Not a sharded model: FSDP's hooks would be inside the graphs, and that is untested.
     """
     if wanted is not None:
         return wanted
-    if device.type != "cuda" or _is_sharded() or torch.cuda.get_device_capability(device) < (7, 0):
+    if device.type != "cuda" or is_sharded() or torch.cuda.get_device_capability(device) < (7, 0):
         return False
     if importlib.util.find_spec("triton") is None:
         logger.warning("training is not compiled: torch.compile on CUDA needs Triton (pip install triton)")
@@ -119,7 +119,7 @@ def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor"
     if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl")):
         logger.warning("torch_compile needs a C++ compiler on the CPU, and there is none: running without it")
         return
-    # Kinds of layers, with and without a gradient, in each phase: beyond the limit PyTorch would stop to compile.
+    # A graph for each kind of layer, with and without a gradient, in each phase: PyTorch stops at a limit.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     # Functions and not modules: hooks, such as FSDP's, stay outside.
     parts = [(model.model.embeddings, "forward"), *((layer, "forward") for layer in model.model.layers)]

@@ -1,8 +1,9 @@
-"""AdamW, and Muon with AdamW for the rest, as one optimizer whose state is tensors by parameter name.
+"""Optimizers: AdamW, or Muon with AdamW for the rest; their parameter groups, with and without weight decay.
 
-Which parameter is treated how follows from the module that holds it, never from its name: weights of linear maps and
+Which group a parameter is in follows from the module that holds it, never from its name: weights of linear layers and
 convolutions decay; embeddings, norms, biases and loose parameters do not. Muon (Jordan et al. 2024) takes the matrices
-between the embeddings and the vocabulary projection, AdamW (Loshchilov & Hutter 2019) all others.
+between the embeddings and the vocabulary projection, AdamW (Loshchilov & Hutter 2019) all others. The state is tensors
+by parameter name.
 """
 
 from collections.abc import Callable, Iterable

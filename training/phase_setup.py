@@ -1,4 +1,4 @@
-"""A phase of a run in memory: its batches, and model and optimizer at the step where it begins."""
+"""Sets up a phase of a run: its batches, and model and optimizer at the step where it begins."""
 
 import dataclasses
 import os
@@ -14,6 +14,7 @@ from ..corpus import BatchStream, Mixture
 from ..modeling import ClozeBertForMaskedLM
 from .arguments import Phase, PretrainingArguments
 from .batches import load_batches, make_stream
+from .distillation import with_teacher
 from .initial_model import make_model
 from .machine import choose_compilation, choose_muon_dtype, compile_model
 from .optimizers import load_optimizer_state, make_optimizer
@@ -110,10 +111,13 @@ def set_up_model(
         compile_model(core, device)
     muon_dtype = choose_muon_dtype(accelerator.mixed_precision, device)
     optimizer = make_optimizer(core, arguments, muon_dtype=muon_dtype)
+    trained: torch.nn.Module = core
+    if arguments.teacher_name_or_path is not None:
+        trained = with_teacher(core, arguments.teacher_name_or_path)
     with warnings.catch_warnings():
         # torch announces another name for the `broadcast_buffers` that Accelerate passes.
         warnings.simplefilter("ignore", FutureWarning)
-        model, optimizer = accelerator.prepare(core, optimizer)
+        model, optimizer = accelerator.prepare(trained, optimizer)
     return core, model, optimizer
 
 

@@ -1,4 +1,4 @@
-"""What a pretraining run will take: FLOPs, memory on each device by part, hours and money; from closed formulas.
+"""Plans a run by closed formulas: FLOPs, memory on each device by part, hours and cost.
 
 Symbols as in `clozebert.configuration.costs`; N tokens and M predicted tokens in a micro-batch, P parameters, c bytes
 of a number in the computing precision (2 under bf16 and fp16, else 4).
@@ -7,7 +7,7 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
     weights           4 P, and under half precision their copies, 2 for each weight of a matrix
     gradients         4 P
     optimizer         AdamW 8 P; Muon 4 for each weight of its matrices, 8 for each of the rest
-    activations       for each layer and token: two norms read 4 D each; the maps read c (3 D + F); attention
+    activations       for each layer and token: two norms read 4 D each; linear layers read c (3 D + F); attention
                       keeps c (D + 2 G) of queries, keys and values; the feed-forward keeps c F before its activation,
                       gated ones c 3 F, and c F after it, which for many tokens is computed again, as are gated ones'
                       products. The last layer works for predicted tokens, but for keys and values, on a CPU. With
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 # Room that a plan leaves free: the device's own context, its libraries' workspace, and gaps between blocks.
 _FREE_SHARE, _FREE_BYTES = 0.06, GIB
-# From Python an operation reaches the device at best so fast.
+# The least seconds that Python takes to launch one operation on the device.
 _LAUNCH_SECONDS = 5e-6
 # How many logits in half precision are widened to float32 at once, by the loss.
 _WIDENED_ON_CPU, _WIDENED = 1 << 20, 1 << 28
@@ -84,7 +84,7 @@ class Calibration:
 
     micro_batch_seconds: float
     update_seconds: float
-    peak_bytes: float | None
+    peak_bytes: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Plan:
     Attributes:
         flops_per_step: of the whole global batch, optimizer included; smaller batches of a warm-up take fewer.
         update_flops: of them, those of the optimizer on one device.
-        memory: bytes by part; `peak_memory` is less than their sum where they do not meet.
+        memory: bytes by part; `peak_memory` is less than their sum where parts are not held at the same time.
         largest_batch: rows of the largest micro-batch that fits and divides a process' share; None: not even one row.
     """
 
@@ -170,21 +170,18 @@ def make_plan(
     )
     update = _update_flops(arguments, config, owners=num_devices if sharded else 1)
     passes = 4 if arguments.gradient_checkpointing else 3
-    if calibration is not None:
-        micro_batch_seconds, update_seconds = calibration.micro_batch_seconds, calibration.update_seconds
-    else:
+    if calibration is None:
         speed = device.peak_flops * utilization
-        micro_batch_seconds = passes * forward / num_devices / micro_batches / speed
-        update_seconds = update / speed
-    if calibration is None and not on_cpu:
-        launches = launches_of(config, muon=arguments.optimizer == "muon")
-        micro_batch_seconds = max(micro_batch_seconds, _LAUNCH_SECONDS * launches[0])
-        update_seconds = max(update_seconds, _LAUNCH_SECONDS * launches[1])
-    # An update is one a step; what goes before it is as much as there are rows.
+        calibration = Calibration(passes * forward / num_devices / micro_batches / speed, update / speed)
+        if not on_cpu:
+            calibration = _at_least_launches(calibration, config, muon=arguments.optimizer == "muon")
+    # Each step has one update. A step of fewer rows, while the batch size warms up, is a part of a whole one.
     size = arguments.batch_size
     of_whole_steps = size.before(arguments.num_steps) / size.rows
-    seconds = of_whole_steps * micro_batches * micro_batch_seconds + arguments.num_steps * update_seconds
-    if num_devices > 1 and not on_cpu:
+    seconds = of_whole_steps * micro_batches * calibration.micro_batch_seconds
+    seconds += arguments.num_steps * calibration.update_seconds
+    if not on_cpu:
+        # The gradient in float32, to and from every other device (ring all-reduce); of one device nothing.
         exchanged = 2 * (num_devices - 1) / num_devices * 4 * parameters_of(config)
         seconds = max(seconds, arguments.num_steps * exchanged / device.link)
     all_tokens = size.before(arguments.num_steps) * arguments.max_seq_length
@@ -201,6 +198,12 @@ def make_plan(
         seconds=seconds,
         cost=None if price_per_hour is None else price_per_hour * num_devices * seconds / 3600,
     )
+
+
+def _at_least_launches(calibration: Calibration, config: ClozeBertConfig, *, muon: bool) -> Calibration:
+    """No micro-batch and no update is faster than its kernels are launched."""
+    micro_batch, update = (_LAUNCH_SECONDS * launches for launches in launches_of(config, muon=muon))
+    return Calibration(max(calibration.micro_batch_seconds, micro_batch), max(calibration.update_seconds, update))
 
 
 def launches_of(config: ClozeBertConfig, *, muon: bool = False) -> tuple[int, int]:
@@ -220,7 +223,7 @@ def parameters_of(config: ClozeBertConfig) -> int:
 
 
 def matrix_parameters(config: ClozeBertConfig) -> int:
-    """The weights of the linear maps between embeddings and vocabulary projection: half their FLOPs for one token."""
+    """The weights of the linear layers between embeddings and vocabulary projection: half their FLOPs for one token."""
     symbols = symbols_of(config, batch_size=1, length=1)
     maps = [part for part in parts_of(config) if not part.name.startswith(("attention, ", "decoder"))]
     return sum(part.count(part.flops, symbols) for part in maps) // 2
@@ -343,7 +346,7 @@ def activation_bytes(
 ) -> float:
     """Bytes that the encoder keeps of each token for the backward pass, without dropout; see the module's formulas.
 
-    On a CPU documents that all have one length keep somewhat less: they are attended where they stand.
+    On a CPU, documents of one common length keep somewhat less: their attention gathers no copies.
 
     Args:
         on_cpu: attention there has no kernel that reads packed runs: it keeps copies, in half precision its weights.
@@ -357,17 +360,14 @@ def activation_bytes(
     d, g, f, heads = (symbols[name] for name in "DGFH")
     c = 2 if half else 4
     norm = 4 * d + 8
-    glu = config.mlp_type == "glu"
+    inner = c * f * (2 if config.mlp_type == "glu" else 1)
     of_keys = norm + c * d + c * 2 * g  # all that the last layer needs of tokens that are not predicted
     of_queries: float = norm + c * d + c * 2 * d + 4 * heads
     if on_cpu:
         of_queries += c * heads * length if half and length <= SHORT_IN_TRAINING else c * d
     if config.qk_norm:
         of_keys, of_queries = of_keys + 4 * g, of_queries + 4 * d
-    if tokens * f >= RECOMPUTE_FROM:
-        of_queries += c * (2 * f if glu else f)
-    else:
-        of_queries += c * (4 * f if glu else 2 * f)
+    of_queries += inner if tokens * f >= RECOMPUTE_FROM else 2 * inner
     layer, layers = of_keys + of_queries, config.num_hidden_layers
     unread = of_queries * (1 - predicted) if on_cpu and not _ends_in_a_window(config) else 0.0
     final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm

@@ -1,4 +1,4 @@
-"""Batches made ahead of the loop: by a thread, or by worker processes. Neither holds any state of the stream."""
+"""Makes batches ahead of the loop (data loading), in a thread or in worker processes."""
 
 import contextlib
 import queue
@@ -57,7 +57,7 @@ def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, trainin
     """A packed batch of `clozebert.corpus` as keyword arguments of `ClozeBertForMaskedLM`, on the CPU.
 
     Args:
-        plan_for: a model's configuration: what its attention on a CPU has to work out of the batch is worked out here.
+        plan_for: a model's configuration; the plans of its attention on a CPU are then made here.
         training: whether the model will want a gradient.
     """
     packed = Packed.from_cu_seq_lens(
@@ -153,7 +153,7 @@ class _Steps(Dataset):
 def _from_processes(
     load: Callable[[int], Any], start: int, stop: int, workers: int, timeout: float
 ) -> Generator[Any, None, None]:
-    # Its own generator: a loader draws a base seed, which must not come out of the model's random numbers.
+    # A generator of its own: the loader draws a seed, and must not change the model's random numbers.
     yield from DataLoader(
         _Steps(load, start, stop),
         batch_size=None,
@@ -167,7 +167,7 @@ def _from_processes(
 
 
 def _ignore_signals(worker: int) -> None:
-    """A signal to the whole group asks the main process to save and end, which needs no new workers for that."""
+    """A worker ignores signals to the whole process group: the main process handles them, and still needs it."""
     signal.set_wakeup_fd(-1)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

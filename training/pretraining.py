@@ -1,4 +1,4 @@
-"""A pretraining run from its arguments to its results; the loop itself is in loop.py."""
+"""`pretrain`: one run, from its arguments to its results. The loop itself is in loop.py."""
 
 import contextlib
 from pathlib import Path

@@ -11,6 +11,8 @@ from accelerate.utils import broadcast_object_list
 from ..utils.errors import UserError
 
 _Result = TypeVar("_Result")
+# Process groups that were left, see `leave`.
+_left: list[Any] = []
 # How the errors of collective operations begin, or what they name.
 _OF_COLLECTIVES = re.compile(r"gloo[/\\]|NCCL|nccl|TCPStore|recvValue|Connection closed by peer")
 
@@ -65,3 +67,14 @@ def lost_processes(accelerator: Any) -> Iterator[None]:
             f"process {accelerator.process_index}: another process of the run has ended or does not answer; what it "
             f"said stands above, and --resume_from_checkpoint latest goes on from the last checkpoint"
         ) from error
+
+
+def leave(accelerator: Any) -> None:
+    """End the trackers and leave the process group.
+
+    The group itself lives on as long as the program. Its destructor waits for gloo's thread and holds the interpreter's
+    lock meanwhile. That thread needs the lock to free the tensors of the last collective operation.
+    """
+    if accelerator.num_processes > 1:
+        _left.append(torch.distributed.group.WORLD)
+    accelerator.end_training()

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar, a JSON line for each entry, trackers."""
+"""Logging of a run: a progress bar, a JSON line for each entry, trackers."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What a run says of itself: its plan, its results, and the facts of its model card."""
+"""What a run reports: its plan, its results, and the facts for its model card."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -61,10 +61,10 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
 
 
 def speed(flops: float, *, peak: float) -> dict[str, float]:
-    """Model FLOP/s of all processes together, and what share it is of their products of plain matrices.
+    """Model FLOP/s of all processes together, and their share of the measured speed of plain matmuls.
 
     Args:
-        peak: FLOP/s of those products, of all processes.
+        peak: FLOP/s of plain matmuls, of all processes.
     """
     return {"model_flops_per_second": flops, "model_flops_share": flops / peak}
 
@@ -133,5 +133,5 @@ def _card_values(arguments: PretrainingArguments) -> dict[str, Any]:
 
 
 def _hub_name(name_or_path: str | None) -> str | None:
-    """The repository that a continued pretraining began from; a local folder is nobody else's business."""
+    """The repository that a continued pretraining began from; the path of a local folder is private."""
     return None if name_or_path is None or Path(name_or_path).exists() else name_or_path

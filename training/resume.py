@@ -1,4 +1,4 @@
-"""Going on with a run: which checkpoint, and whether it belongs to this run."""
+"""Resumes a run: from which checkpoint, and whether that belongs to this run."""
 
 import logging
 from collections.abc import Callable
@@ -52,7 +52,10 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
 
 def _inputs(arguments: PretrainingArguments) -> list[tuple[str, str | None]]:
     """What the run reads, each after the flag that names it."""
-    found = [(name, getattr(arguments, name)) for name in ("resume_from_checkpoint", "model_name_or_path")]
+    found = [
+        (name, getattr(arguments, name))
+        for name in ("resume_from_checkpoint", "model_name_or_path", "teacher_name_or_path")
+    ]
     corpora = [*arguments.corpus, *(place for phase in arguments.phases for place in _as_list(phase.get("corpus")))]
     found += [("corpus", place) for place in corpora]
     # The tokenizer's own files are never deleted, so it may lie in output_dir itself.
@@ -66,7 +69,7 @@ def _as_list(value: Any) -> list[str]:
 
 
 def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, accelerator: Any) -> int:
-    """Refuse to go on with another corpus, stream or model; say aloud what else has changed.
+    """Refuse to go on with another corpus, stream or model; report what else has changed.
 
     Returns:
         The phase to go on in: that of the checkpoint, at its end too, for its last evaluation may be missing.
@@ -119,7 +122,7 @@ def _other_model(saved: ClozeBertConfig, config: ClozeBertConfig) -> list[str]:
 
 
 def _other_machine(state: TrainingState, accelerator: Any) -> list[str]:
-    """What keeps a resumed run from having the same bits."""
+    """Differences of the machine, with which a resumed run is not bitwise the same."""
     now = {
         "threads": torch.get_num_threads(),
         "world_size": accelerator.num_processes,

@@ -1,4 +1,4 @@
-"""How long a run is where nobody said it: passes over the text by its size; and what a person should know beforehand.
+"""How many steps a run has where no flag says so: epochs by the size of the text.
 
     epochs(T) = 40 (10 M / T)^(1/3), rounded, from 1 to 40; T: tokens of the corpus
 
@@ -23,7 +23,7 @@ _MOST_EPOCHS_CONTINUED = 10
 _TOKENS_OF_MOST_EPOCHS = 10e6
 # Fewer updates than these are too few for warm-up and decay to do their work.
 _FEW_STEPS = 300
-# What a text of fewer tokens teaches a model that begins with random weights is mostly its vocabulary.
+# From fewer tokens, a model with random weights learns little more than its vocabulary.
 _LITTLE_TEXT = 20e6
 MOST_CPU_HOURS = 24.0
 
@@ -109,7 +109,7 @@ def hours_lines(hours: float, *, on_cpu: bool, how: str) -> list[str]:
     """How long the run takes, and a warning where a CPU is the wrong machine for it.
 
     Args:
-        how: the figure was found.
+        how: how the hours were found.
     """
     lines = [f"time: about {_duration(hours)} ({how}), evaluations and checkpoints on top"]
     if on_cpu and hours > MOST_CPU_HOURS:

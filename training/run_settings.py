@@ -1,4 +1,4 @@
-"""A recipe and the flags over it: what a pretraining run and its model are made from. Needs no torch."""
+"""Merges a recipe and the flags over it into the settings of a run and of its model. Needs no torch."""
 
 import dataclasses
 import itertools
@@ -49,7 +49,7 @@ MODEL_FLAGS = {
     "output_projection_init": "of projections into the residual stream: normal, scaled or zero",
 }
 MORE_MODEL_FLAGS = {"vocab_size": "entries of the vocabulary; in a run, the tokenizer's"}
-# A model that continues has settled: a fifth of the peak that begins from random weights moves it without a jump.
+# The peak learning rate of a run that continues from a model, as a share of that from random weights.
 _CONTINUED_RATE = 0.2
 
 
@@ -59,37 +59,36 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
     Raises:
         ValueError: a key that neither knows.
     """
+    recipe, model = _read_recipe(name)
+    of_run = PretrainingArguments.field_names()
+    run_flags = {key: value for key, value in flags.items() if key in of_run}
+    model_flags = {key: value for key, value in flags.items() if key not in of_run}
+    if flags.get("model_name_or_path") and model_flags:
+        raise UserError(
+            f"model_name_or_path={flags['model_name_or_path']!r} brings its own configuration: leave out "
+            f"{', '.join(f'--{key}' for key in model_flags)}"
+        )
+    for other in ("max_minutes", "num_train_epochs"):
+        if "max_steps" in flags and other in flags:
+            raise UserError(
+                f"max_steps={flags['max_steps']} and {other}={flags[other]} both say how long the run is: give one of "
+                f"them"
+            )
+    keep_schedule_shape(recipe, flags)
+    return {**recipe, **run_flags}, {**model, **model_flags}
+
+
+def _read_recipe(name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A recipe's fields of the run and of the model (with its `architecture`); without a name, none."""
     with as_user_errors(ValueError, OSError):
         recipe = load_recipe(name) if name is not None else {}
     where = f"recipe {name}"
-    of_run = PretrainingArguments.field_names()
-    reject_unknown_keys(recipe, [*of_run, *_OWN_KEYS], where=where)
+    reject_unknown_keys(recipe, [*PretrainingArguments.field_names(), *_OWN_KEYS], where=where)
     model = recipe.pop("model", None) or {}
     if not isinstance(model, dict):
         raise UserError(f"{where}: model={model!r} must be `name: value` lines")
-    model = dict(model)
     reject_unknown_keys(model, ClozeBertConfig.field_names(), where=f"{where}, under `model`")
-    model["architecture"] = recipe.pop("architecture", None)
-    of_model = {key: value for key, value in flags.items() if key not in of_run}
-    if flags.get("model_name_or_path") and of_model:
-        raise UserError(
-            f"model_name_or_path={flags['model_name_or_path']!r} brings its own configuration: leave out "
-            f"{', '.join(f'--{key}' for key in of_model)}"
-        )
-    if "max_steps" in flags and "max_minutes" in flags:
-        raise UserError(
-            f"max_steps={flags['max_steps']} and max_minutes={flags['max_minutes']} both say how long the run is: "
-            f"give one of them"
-        )
-    if "max_steps" in flags and "num_train_epochs" in flags:
-        raise UserError(
-            f"max_steps={flags['max_steps']} and num_train_epochs={flags['num_train_epochs']} both say how long the "
-            f"run is: give one of them"
-        )
-    keep_schedule_shape(recipe, flags)
-    recipe.update({key: value for key, value in flags.items() if key in of_run})
-    model.update(of_model)
-    return recipe, model
+    return recipe, {**model, "architecture": recipe.pop("architecture", None)}
 
 
 def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
@@ -229,7 +228,7 @@ def recipe_notes() -> list[str]:
 
 
 def hints() -> dict[str, str]:
-    """Of names that are no flags of pretraining: what to do instead."""
+    """What to do instead of flags that pretraining does not have, by their names."""
     found = dict.fromkeys(
         (name for name in ClozeBertConfig.__annotations__ if name not in MODEL_FLAGS),
         "set it in a recipe file, under `model:`",

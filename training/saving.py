@@ -1,4 +1,4 @@
-"""What a run leaves in its output folder: checkpoints, then the finished model with its card, curve and results."""
+"""Writes the output folder of a run: checkpoints, then the final model with its card, curve and results."""
 
 import json
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class OutputFolder:
         """Commit the model with what resuming needs, as checkpoint-STEP.
 
         Args:
-            weights: the model's, where they do not lie whole in it.
+            weights: the whole weights of a sharded model; None: those of the model.
             tensors: the optimizer's state.
             facts: for the card.
             keep: how many of the newest checkpoints stay; None: all.

@@ -1,4 +1,4 @@
-"""What a masked-LM model knows, measured without training it: frozen masks, pseudo-perplexity, minimal pairs.
+"""Scores a trained masked-LM model: fixed masks, pseudo-perplexity, minimal pairs.
 
 Works on any `AutoModelForMaskedLM`. The masks are a function of (seed, document, position), so two models with one
 tokenizer predict the same tokens, and their figures can be compared.
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..corpus import Corpus, Masking, validation_batches
+from ..corpus import Corpus, Masking, ValidationBatches
 from ..corpus.tables import BadText, open_table
 from ..modeling.packed_view import packed_view
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
@@ -43,7 +43,7 @@ def score_frozen_masks(
     Args:
         report: called with (batches scored, batches in all).
     """
-    batches = validation_batches(
+    batches = ValidationBatches(
         corpus,
         max_seq_length=max_seq_length,
         batch_size=batch_size,

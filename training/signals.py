@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: it saves a checkpoint first."""
+"""Handles signals that ask a run to stop: it saves a checkpoint first."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ class StopRequest:
         self.request(signal.Signals(number).name, number)
 
     def _read(self, descriptor: int) -> None:
-        """Note signals as they come, though the main thread waits in another process' stead and runs no Python."""
+        """Note signals as they come, also while the main thread waits in a library and runs no Python."""
         while number := os.read(descriptor, 1):
             if number[0] in STOP_SIGNALS:
                 self._answer(number[0])

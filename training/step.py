@@ -1,4 +1,4 @@
-"""One training step: forward and backward of its micro-batches, then the update of the weights.
+"""One training step: gradient accumulation over its micro-batches, clipping, and the update of the weights.
 
 The loss of a step is the sum of -log p(token) over the predicted tokens of the whole global batch, divided by their
 number. However the batch is split into micro-batches and processes, the gradient is the same.

@@ -1,4 +1,4 @@
-"""How many steps a machine takes in so many minutes: `--max_minutes`."""
+"""How many steps fit into `--max_minutes`, from the time that steps take on this machine."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ def time_steps(
         step: takes one and says how long each part took.
         seconds: to do so for; some steps are taken in any case, and no more than `MOST_TIMED`.
         agree: the mean of a number over all processes, the same in each, so that all take as many steps.
-        longest: seconds after which what is known must do, for a single step may be a large part of all the time.
+        longest: seconds after which no further step is timed; a single step may take a large part of the time.
     """
     times: list[StepTime] = []
     begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a resumed run has to know beside weights and optimizer tensors, and its file `state.json`."""
+"""The state that resuming needs beside weights and optimizer tensors, and its file `state.json`."""
 
 import dataclasses
 import hashlib
@@ -143,7 +143,7 @@ def _check_kinds(values: dict[str, Any], hints: dict[str, Any]) -> None:
 
 
 def _check_values(state: TrainingState) -> None:
-    """Refuse values that no run comes to."""
+    """Refuse values that no run can have written."""
     least = {"threads": 1, "world_size": 1}
     for item in dataclasses.fields(state):
         value = getattr(state, item.name)

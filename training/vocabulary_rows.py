@@ -1,4 +1,4 @@
-"""A masked-LM model for another vocabulary: each of its rows is taken from rows that the old one had.
+"""Rebuilds a masked-LM model for another vocabulary: each new embedding row is made from old ones.
 
 Shapes: V old vocabulary, W new vocabulary, E embedding size.
 """
@@ -30,16 +30,9 @@ def take_rows(
             does, the rows of the positions move along.
     """
     tensors = dict(model.state_dict())
-    first = torch.tensor([ids[0] if ids else 0 for ids in sources])
-    several = [(row, list(ids)) for row, ids in enumerate(sources) if len(ids) != 1]
     for name in _BY_TOKEN:
-        if name not in tensors:
-            continue
-        old_VE = tensors[name]
-        new_WE = old_VE[first.to(old_VE.device)]
-        for row, ids in several:
-            new_WE[row] = old_VE[ids].float().mean(dim=0).to(old_VE.dtype) if ids else 0
-        tensors[name] = new_WE
+        if name in tensors:
+            tensors[name] = _rows_of(tensors[name], sources)
     config = model.config
     values = {**copy.deepcopy(config.to_dict()), "vocab_size": len(sources)}
     pad = (config.pad_token_id or 0) if pad_token_id is None else pad_token_id
@@ -53,3 +46,13 @@ def take_rows(
     new = make_empty(ClozeBertForMaskedLM, ClozeBertConfig.from_dict(values))
     fill(new, {name: tensor.clone().contiguous() for name, tensor in tensors.items()})
     return new.train(model.training)
+
+
+def _rows_of(old_VE: torch.Tensor, sources: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Shape: [V, E], or [V] of a bias -> [W, E] or [W]."""
+    first = torch.tensor([ids[0] if ids else 0 for ids in sources])
+    new_WE = old_VE[first.to(old_VE.device)]
+    for row, ids in enumerate(sources):
+        if len(ids) != 1:
+            new_WE[row] = old_VE[list(ids)].float().mean(dim=0).to(old_VE.dtype) if ids else 0
+    return new_WE

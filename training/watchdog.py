@@ -1,4 +1,4 @@
-"""Ends a process of a run that waits in vain: for another process, for its launcher, or for its own last step."""
+"""A watchdog that ends a hung process: one that waits for another, for its launcher, or for its own last step."""
 
 import contextlib
 import faulthandler
@@ -18,7 +18,7 @@ SECONDS_TO_COMPILE = 1800.0
 
 
 class Watchdog:
-    """Looks every second at a process of several; where it hangs, says where, and ends it.
+    """Checks every second whether this process, one of several, makes progress. If it hangs, prints where, and ends it.
 
     Args:
         timeout: seconds without progress after which a process hangs.

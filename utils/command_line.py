@@ -1,5 +1,7 @@
-"""The flags of a program: read from the command line, and shown by `--help`. Names are written with underscores; dashes
-are understood too."""
+"""Command-line parsing: the flags of a program, read and shown by `--help`.
+
+Names are written with underscores; dashes are understood too.
+"""
 
 import argparse
 import dataclasses
@@ -158,9 +160,6 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         if not action.option_strings or action.nargs == 0 or action.const is True:
             return ", ".join(action.option_strings)
         return f"{action.option_strings[0]} {action.metavar}"
-
-    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
-        super().add_usage(usage, actions, groups, prefix)
 
 
 def _with_underscores(word: str) -> str:

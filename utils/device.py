@@ -1,4 +1,4 @@
-"""What a device is good at: the precision it multiplies fast, its FLOP/s, its memory."""
+"""Devices: which one to use, which precision it is fast at, its FLOP/s and its memory."""
 
 import logging
 import os
@@ -84,7 +84,7 @@ def memory_of(device: torch.device) -> float:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -1,4 +1,4 @@
-"""A person's mistakes, told from bugs of ours by their type, and the nearest name to one that is not known.
+"""`UserError`, for a person's mistakes as opposed to bugs of ours, and `did_you_mean`.
 
 A program shows a `UserError` as one line and exits with status 2. Every other exception keeps its traceback and exits
 with status 1. So `UserError` is raised on purpose only: where a value is checked, or where a person's path is opened.

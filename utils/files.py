@@ -1,4 +1,4 @@
-"""Files: where caches lie, hashes, writing whole or not at all, and what may be written over.
+"""Writes files whole or not at all, hashes them, and says what may be overwritten.
 
 Whatever is being written has a name that begins with `INCOMPLETE`, beside its place, and is renamed when it is whole
 and on the disk. So a reader, or a run that was killed, never meets half of a file or folder under its name. While it is
@@ -186,7 +186,7 @@ def _incomplete(path: Path, kind: str = "") -> Path:
 
 
 def _left_over(path: Path, kind: str = "") -> list[Path]:
-    """What has a name of `_incomplete(path, kind)`, and nobody writes."""
+    """Paths named by `_incomplete(path, kind)` that no program is writing."""
     name = re.compile(re.escape(f"{INCOMPLETE}{path.name}{kind}-") + "[0-9a-f]{8}")
     return [one for one in sorted(path.parent.iterdir()) if name.fullmatch(one.name) and not _is_locked(one)]
 
@@ -318,20 +318,24 @@ def check_output_dir(
         raise ExistingFileError(f"{name}={directory} is a file: give a folder")
     if not folder.is_dir():
         return
-    # What a killed program left half-written is nobody's; what is being written is somebody's.
-    left = [path for path in folder.iterdir() if path.name.startswith(INCOMPLETE)]
-    if fcntl is not None and any(_is_locked(path) for path in left if path.is_dir()):
-        raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
-    if not overwrite:
-        if any(path.name != LOCK_NAME and path not in left for path in folder.iterdir()):
-            raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
-        return
-    doomed = [path.resolve() for path in written_in(folder, written)]
+    # A killed program's half-written folders may go. Those that a running program has locked may not.
+    for path in folder.glob(f"{INCOMPLETE}*"):
+        if fcntl is not None and path.is_dir() and _is_locked(path):
+            raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
+    if overwrite:
+        _check_inputs_stay(written_in(folder, written), inputs, name=name)
+    elif any(path.name != LOCK_NAME and not path.name.startswith(INCOMPLETE) for path in folder.iterdir()):
+        raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
+
+
+def _check_inputs_stay(deleted: Iterable[Path], inputs: Iterable[tuple[str, str | Path | None]], *, name: str) -> None:
+    """Refuse to delete what the program is going to read, or what lies in a folder that it is going to read."""
+    paths = [path.resolve() for path in deleted]
     for flag, value in inputs:
         if value is None:
             continue
         place = Path(value).resolve()
-        for path in doomed:
+        for path in paths:
             if place.is_relative_to(path) or path.parent == place:
                 raise UserError(f"overwrite_output_dir deletes {path}, but {flag}={value}: give another {name}")
 

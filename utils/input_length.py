@@ -1,4 +1,4 @@
-"""How many tokens a model takes."""
+"""The longest input of a model, in tokens."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, answered within a second whatever the program is doing.
+"""Ctrl-C ends a program within a second, whatever it is doing.
 
 Python runs a signal's handler between two of its own instructions. A long call into a library, such as the training of
 a tokenizer, gives it none. So a thread is told of the signal too, by a pipe; when the program has not ended by itself

@@ -1,4 +1,4 @@
-"""One program at a time in a folder."""
+"""A lock file: one program at a time in a folder."""
 
 import os
 from pathlib import Path

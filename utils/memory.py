@@ -1,4 +1,4 @@
-"""What becomes of memory that torch has freed on a CPU."""
+"""Tells the allocator of a CPU to keep freed memory for reuse."""
 
 import ctypes
 import sys

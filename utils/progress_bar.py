@@ -1,4 +1,4 @@
-"""Progress: in a terminal a bar with a total and an estimate; elsewhere, such as in a log file, a line a minute."""
+"""Progress bars; where there is no terminal, such as in a log file, a line a minute."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""Saving a tokenizer so that older programs open it too."""
+"""Saves a tokenizer so that older programs open it too."""
 
 import json
 import os

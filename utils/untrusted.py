@@ -1,4 +1,4 @@
-"""Files that others made: names that stay in their folder, JSON of a known form, folders of models without pickles.
+"""Checks files that others made: names that stay in their folder, JSON of a known form, no pickles.
 
 A manifest or an index of a stranger may name any path. So a name is checked before a byte is fetched or read, and a
 link is followed only where it leads to a file of the same folder, or of the same repository in the Hub's cache.
@@ -7,6 +7,7 @@ link is followed only where it leads to a file of the same folder, or of the sam
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -108,29 +109,33 @@ def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False)
     except OSError as error:
         raise UserFileError(f"{folder} cannot be read: {error.strerror}") from None
     for path in paths:
-        if path.is_symlink() and path.is_file() and not is_within(path, home):
-            raise UserError(f"{path} is a link that leaves its folder: put the file itself there")
-        if path.suffix == ".json" and path.is_file():
-            values = _read_settings(path)
-            if path.name.endswith(".index.json"):
-                shards_of(path, values)
-    names = [path.name for path in paths]
-    if allow_pickle or any(name.endswith(".safetensors") for name in names):
-        return
-    pickles = [name for name in names if name.startswith(("pytorch_model", "adapter_model")) and _is_pickle(name)]
-    if pickles:
-        raise UserError(
-            f"{home / pickles[0]} is a pickle, which can run code when it is read: have it as safetensors, by "
-            f"`clozebert convert --allow_pickle true`, which reads its tensors only"
-        )
+        if path.is_file():
+            _check_file(path, home)
+    if not allow_pickle and not any(path.suffix == ".safetensors" for path in paths):
+        _refuse_pickles(paths)
 
 
-def _is_pickle(name: str) -> bool:
-    return name.endswith(_PICKLES)
+def _check_file(path: Path, home: Path) -> None:
+    """Refuse a link that leads out of the folder, and a JSON file that is none."""
+    if path.is_symlink() and not is_within(path, home):
+        raise UserError(f"{path} is a link that leaves its folder: put the file itself there")
+    if path.suffix == ".json":
+        values = _read_settings(path)
+        if path.name.endswith(".index.json"):
+            shards_of(path, values)
+
+
+def _refuse_pickles(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.name.startswith(("pytorch_model", "adapter_model")) and path.name.endswith(_PICKLES):
+            raise UserError(
+                f"{path} is a pickle, which can run code when it is read: have it as safetensors, by "
+                f"`clozebert convert --allow_pickle true`, which reads its tensors only"
+            )
 
 
 def _read_settings(path: Path) -> Any:
-    """A JSON file's value: an object where a library takes it for one."""
+    """The object in a configuration or an index; None for any other JSON file."""
     if path.name in ("vocab.json", "tokenizer.json", "added_tokens.json"):
         return None  # large, and read by tokenizers, which says what is wrong with them
     return read_json_object(path) if path.name.endswith(("config.json", ".index.json")) else None

@@ -1,4 +1,4 @@
-"""Models made from tensors that are already there, without drawing random ones first."""
+"""Makes a model from given tensors, without drawing random weights first."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The architectures of transformers that convert, one file and one reversible table for each family."""
+"""The architectures of transformers that convert: one table of parameter names for each family."""
 
 from ...utils.errors import UserError
 from .architecture import FULL, PER_TOKEN, POOLED, SLIDING, Architecture, Head, Rename, Values, rope_by_layer_type

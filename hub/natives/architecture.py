@@ -1,4 +1,4 @@
-"""What a table of a native architecture consists of, and the pieces that several tables share.
+"""What the conversion table of an architecture consists of, and what several tables share.
 
 A table has three parts: names of tensors, names of configuration fields, and the fields of ours that have one value
 there. Conversion in both directions reads the same table, so what goes in comes out again.

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018), and what the architectures descended from it share with it."""
+"""Parameter names and fields of BERT (Devlin et al. 2018), and what its descendants share with it."""
 
 from .architecture import (
     COMMON_VALUES,

@@ -84,7 +84,7 @@ def test_unigram_joins_neighbours_unless_two_cuts_score_the_same() -> None:
 def test_wordpiece_leaves_words_without_a_new_entry_alone() -> None:
     old = make_tokenizer("wordpiece")
     new = extend(old, new_documents(), 25)
-    entries = [join.text.removeprefix("##") for join in new.joins]
+    entries = [merge.text.removeprefix("##") for merge in new.merges]
     words = {word for text in other_texts() + old_documents() for word in text.split()}
     untouched = [word for word in words if not any(entry in word for entry in entries)]
     assert len(untouched) > 50

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clozebert.corpus import Batch, BatchStream, Masking, validation_batches
+from clozebert.corpus import Batch, BatchStream, Masking, ValidationBatches
 
 from .conftest import Written
 
@@ -137,14 +137,14 @@ def test_a_known_batch(make_corpus: Callable[..., Written]) -> None:
 @pytest.mark.parametrize("batch_size", [1, 5, 1000])
 def test_validation_sees_each_document_once_with_frozen_masks(written: Written, batch_size: int) -> None:
     options: dict[str, Any] = {"max_seq_length": 80, "masking": Masking(unit="word"), "seed": 1}
-    reference = list(validation_batches(written.corpus, batch_size=7, **options))
-    batches = list(validation_batches(written.corpus, batch_size=batch_size, **options))
+    reference = list(ValidationBatches(written.corpus, batch_size=7, **options))
+    batches = list(ValidationBatches(written.corpus, batch_size=batch_size, **options))
     assert joined(batches) == joined(reference)
     found = sorted(segments_of_all(batches))
     expected = [document[first : first + 78].tolist() for document in written.documents
                 for first in range(0, len(document), 78)]  # fmt: skip
     assert found == sorted(expected)
-    other = list(validation_batches(written.corpus, batch_size=7, **{**options, "seed": 2}))
+    other = list(ValidationBatches(written.corpus, batch_size=7, **{**options, "seed": 2}))
     assert joined(other)["masked"] != joined(reference)["masked"]
 
 
@@ -152,7 +152,7 @@ def test_validation_masks_of_a_document_do_not_depend_on_packing(written: Writte
     found = []
     for max_seq_length in (500, 900):
         masks = {}
-        for batch in validation_batches(
+        for batch in ValidationBatches(
             written.corpus, max_seq_length=max_seq_length, batch_size=3, masking=Masking(), seed=0
         ):
             ids = originals(batch)
@@ -244,6 +244,5 @@ def test_what_is_wrong_with_a_stream_is_said(
     with pytest.raises(ValueError, match="is empty"):
         BatchStream(make_corpus([]).corpus, **common)
     assert (
-        list(validation_batches(make_corpus([]).corpus, max_seq_length=9, batch_size=2, masking=Masking(), seed=0))
-        == []
+        list(ValidationBatches(make_corpus([]).corpus, max_seq_length=9, batch_size=2, masking=Masking(), seed=0)) == []
     )

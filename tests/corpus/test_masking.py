@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from clozebert.corpus import BatchStream, Masking
-from clozebert.corpus.masking import UNITS, _span_law, runs, select
+from clozebert.corpus.masking import UNITS, _span_distribution, runs, select
 from clozebert.corpus.randomness import fold
 
 from .conftest import VOCAB_SIZE, Written
@@ -72,7 +72,7 @@ def test_spans_hold_whole_words() -> None:
 
 
 def test_span_lengths_are_geometric() -> None:
-    cumulative, start = _span_law(0.15, 0.2, 10)
+    cumulative, start = _span_distribution(0.15, 0.2, 10)
     law = np.diff(np.concatenate([[0], cumulative, [1]]))
     assert law @ np.arange(1, 11) == pytest.approx(3.8, abs=0.01)  # the mean that SpanBERT reports
     assert law[1:] / law[:-1] == pytest.approx(0.8)

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from clozebert.corpus import Corpus
 from clozebert.corpus.parts import cut, part_folder
+from clozebert.corpus.preparation import Merge, Preparation
 from clozebert.corpus.readers import Reader
-from clozebert.corpus.stage import Merge, Preparation
 
 from .test_prepare import files_of
 

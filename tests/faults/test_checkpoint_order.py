@@ -51,7 +51,7 @@ def test_an_evaluation_that_fails_ends_no_run(
     def fails(*args: Any, **options: Any) -> None:
         raise error
 
-    monkeypatch.setattr(evaluation, "validation_batches", fails)
+    monkeypatch.setattr(evaluation, "ValidationBatches", fails)
     run_here(prepared, tmp_path / "run", **RUN)
     events = [(entry["step"], entry["event"]) for entry in log_of(tmp_path / "run") if "event" in entry]
     said = f"the evaluation failed: {type(error).__name__}: {error}"

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.corpus import BatchStream, Corpus, Masking, validation_batches
+from clozebert.corpus import BatchStream, Corpus, Masking, ValidationBatches
 from clozebert.training.arguments import PretrainingArguments
 from clozebert.training.batches import make_masking
 from clozebert.training.evaluation import evaluate_masked_lm
@@ -261,7 +261,7 @@ def train(
 def evaluate(model: Any, folder: Path, accelerator: ByHand) -> dict[str, float]:
     """On three batches: one of two processes has none in the second round."""
     corpus = Corpus(folder / "corpus", "validation")
-    batches = list(validation_batches(corpus, max_seq_length=40, batch_size=5, masking=Masking(rate=0.15), seed=5))
+    batches = list(ValidationBatches(corpus, max_seq_length=40, batch_size=5, masking=Masking(rate=0.15), seed=5))
     assert len(batches) >= 3
     return evaluate_masked_lm(model, batches[:3], accelerator=accelerator)
 

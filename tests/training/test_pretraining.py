@@ -15,7 +15,7 @@ from pretraining_helpers import dense_loss, log_of, losses_of, make_corpus, make
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.corpus import BatchSize, BatchStream, Corpus, Masking, validation_batches
+from clozebert.corpus import BatchSize, BatchStream, Corpus, Masking, ValidationBatches
 from clozebert.training import PretrainingArguments, evaluate_masked_lm, loop, pretrain
 from clozebert.training.prefetch import StepLoader, prefetch
 from clozebert.training.step import accumulate_gradient, clip_gradient
@@ -63,9 +63,9 @@ def test_evaluation_is_the_mean_over_all_documents(prepared: Path, accelerator: 
     torch.manual_seed(3)
     model = ClozeBertForMaskedLM(model_config(initializer_range=0.2)).train()
     options = {"max_seq_length": 40, "masking": Masking(rate=0.15), "seed": 5}
-    whole = list(validation_batches(corpus, batch_size=1000, **options))
+    whole = list(ValidationBatches(corpus, batch_size=1000, **options))
     assert len(whole) == 1
-    metrics = evaluate_masked_lm(model, validation_batches(corpus, batch_size=3, **options), accelerator=accelerator)
+    metrics = evaluate_masked_lm(model, ValidationBatches(corpus, batch_size=3, **options), accelerator=accelerator)
     with torch.no_grad():
         expected = dense_loss(model, whole[0]).item() / len(whole[0].labels)
     assert metrics["eval_loss"] == pytest.approx(expected, rel=1e-5)
@@ -74,7 +74,7 @@ def test_evaluation_is_the_mean_over_all_documents(prepared: Path, accelerator: 
     assert 0 <= metrics["eval_accuracy"] <= 1
     assert model.training, "evaluating leaves the model as it was"
     first = evaluate_masked_lm(
-        model, validation_batches(corpus, batch_size=3, **options), accelerator=accelerator, max_batches=1
+        model, ValidationBatches(corpus, batch_size=3, **options), accelerator=accelerator, max_batches=1
     )
     assert 0 < first["eval_predicted_tokens"] < metrics["eval_predicted_tokens"]
 

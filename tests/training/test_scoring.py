@@ -14,7 +14,7 @@ from pretraining_helpers import make_corpus, make_tokenizer, model_config
 from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.corpus import Corpus, Masking, validation_batches
+from clozebert.corpus import Corpus, Masking, ValidationBatches
 from clozebert.modeling.packed_view import PackedView, packed_view
 from clozebert.modeling.pseudo_likelihood import masked_log_likelihoods
 from clozebert.training.scoring import (
@@ -99,7 +99,7 @@ def test_frozen_masks_score_as_the_table_says(text: Path) -> None:
     metrics = score_frozen_masks(model, corpus, max_seq_length=40, masking=masking)
     hits = total = 0
     loss = 0.0
-    for batch in validation_batches(corpus, max_seq_length=40, batch_size=32, masking=masking, seed=42):
+    for batch in ValidationBatches(corpus, max_seq_length=40, batch_size=32, masking=masking, seed=42):
         before = batch.input_ids[0][batch.masked_positions - 1]
         total += len(before)
         hits += int(np.sum(before > MASK))

@@ -1,9 +1,10 @@
-"""Vectors for texts, with no time spent on padding: sequences of like length, packed up to a budget of tokens.
+"""Sentence embeddings: `encode` packs texts of like length, with no padding, and pools their vectors.
 
 Shapes: S sequences, T tokens of one of them, N tokens of a packed run, D hidden size.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -60,26 +61,31 @@ def encode_ids(
     lengths = [len(sequence) for sequence in sequences]
     if 0 in lengths:
         raise ValueError(f"sequence {lengths.index(0)} is empty: leave it out")
-    device = model.device
-    budget = tokens_per_batch or (_TOKENS_ON_CPU if device.type == "cpu" else _TOKENS_ON_DEVICE)
+    budget = tokens_per_batch or (_TOKENS_ON_CPU if model.device.type == "cpu" else _TOKENS_ON_DEVICE)
     results: list[Any] = [None] * len(sequences)
     was_training = model.training
     model.eval()
     try:
         for batch in batches_by_length(lengths, budget):
-            ids_1N = torch.tensor([[token for index in batch for token in sequences[index]]], device=device)
-            sizes = [lengths[index] for index in batch]
-            x_ND = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, device)).last_hidden_state[0]
-            for index, x_TD in zip(batch, x_ND.split(sizes), strict=True):
-                results[index] = x_TD.clone() if pooling is None else _pool(x_TD, pooling)
+            for index, x_TD in zip(batch, _run(model, [sequences[index] for index in batch]), strict=True):
+                results[index] = _pool(x_TD, pooling)
     finally:
         model.train(was_training)
     if pooling is None:
         return results
-    return torch.stack(results) if results else torch.empty(0, model.config.hidden_size, device=device)
+    return torch.stack(results) if results else torch.empty(0, model.config.hidden_size, device=model.device)
 
 
-def _pool(x_TD: torch.Tensor, pooling: str) -> torch.Tensor:
+def _run(model: ClozeBertModel, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
+    """The last hidden states of some sequences, packed into one run; [T, D] each."""
+    sizes = [len(sequence) for sequence in sequences]
+    ids_1N = torch.tensor([list(chain.from_iterable(sequences))], device=model.device)
+    return model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, model.device)).last_hidden_state[0].split(sizes)
+
+
+def _pool(x_TD: torch.Tensor, pooling: str | None) -> torch.Tensor:
+    if pooling is None:
+        return x_TD.clone()
     if pooling == "cls":
         return x_TD[0].clone()
     # Summed in float32: bf16 loses the small parts of a long sum.

@@ -1,4 +1,4 @@
-"""Another tokenizer for a trained model: each of its entries takes the row of the same form, or of the pieces of it.
+"""Gives a trained model another tokenizer: which old embedding rows each new entry takes over.
 
 A form is what an entry stands for, whatever the algorithm writes: its bytes, and whether a space or a word begins with
 it. `##ing` and `ing` (of bytes) are one form, `the`, `Ġthe` and `▁the` another.
@@ -31,20 +31,15 @@ def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[Ne
     Raises:
         UserError: the new tokenizer has no token for a role that masked-language modelling needs.
     """
-    special = {
-        getattr(new, f"{role}_token_id"): getattr(old, f"{role}_token_id")
-        for role in reversed(_ROLES)
-        if getattr(new, f"{role}_token_id") is not None and getattr(old, f"{role}_token_id") is not None
-    }
+    special = _same_roles(old, new)
     never = set(old.all_special_ids)
     old_forms, old_numbers = forms(old), old.get_vocab()
-    rows: dict[Form, int] = {}
-    for number in sorted(old_forms):
-        if number not in never:
-            rows.setdefault(old_forms[number], number)
     everything = [number for number in sorted(old_forms) if number not in never]
     if not everything:
         raise UserError("tokenizer_name: the model's own tokenizer has no entry to take a row from")
+    rows: dict[Form, int] = {}
+    for number in everything:
+        rows.setdefault(old_forms[number], number)
     sources: list[list[int]] = []
     counts = {"same_form": 0, "pieces": 0, "mean": 0}
     new_forms = forms(new)
@@ -52,22 +47,34 @@ def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[Ne
         if number in special:
             sources.append([special[number]])
             continue
-        begins, content = new_forms.get(number, (False, b""))
-        same = next((rows[form] for form in ((begins, content), (not begins, content)) if form in rows), None)
+        begins, content = form = new_forms.get(number, (False, b""))
+        same = rows.get(form, rows.get((not begins, content)))
         written_alike = old_numbers.get(str(new.convert_ids_to_tokens(number)))
-        if written_alike is not None and old_forms[written_alike] == (begins, content):
+        if written_alike is not None and old_forms[written_alike] == form:
             same = written_alike  # a byte and the letter that it is are one form
         if same is not None:
-            sources.append([same])
-            counts["same_form"] += 1
-            continue
-        pieces = _pieces(old, begins, content, never)
-        counts["pieces" if pieces else "mean"] += 1
-        sources.append(pieces or everything)
+            way, rows_taken = "same_form", [same]
+        elif pieces := _pieces(old, form, never):
+            way, rows_taken = "pieces", pieces
+        else:
+            way, rows_taken = "mean", everything
+        sources.append(rows_taken)
+        counts[way] += 1
     return NewVocabulary(new, sources), counts
 
 
-def _pieces(tokenizer: PreTrainedTokenizerFast, begins: bool, content: bytes, never: set[int]) -> list[int]:
+def _same_roles(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> dict[int, int]:
+    """The old special token of each new one. A new one with several roles takes the first of `_ROLES`."""
+    found = {}
+    for role in reversed(_ROLES):
+        ours, theirs = (getattr(tokenizer, f"{role}_token_id") for tokenizer in (new, old))
+        if ours is not None and theirs is not None:
+            found[ours] = theirs
+    return found
+
+
+def _pieces(tokenizer: PreTrainedTokenizerFast, form: Form, never: set[int]) -> list[int]:
+    begins, content = form
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:

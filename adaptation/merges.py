@@ -1,6 +1,6 @@
-"""New vocabulary entries learned from text: neighbouring pieces of a word that often stand together are joined.
+"""Learns new vocabulary entries from text, as byte-pair encoding does: frequent neighbouring pieces are merged.
 
-The words are first cut by the old tokenizer. Then the most frequent pair of neighbours is joined, again and again, as
+The words are first cut by the old tokenizer. Then the most frequent pair of neighbours is merged, again and again, as
 byte-pair encoding does (Sennrich et al. 2016), but over the old pieces instead of characters.
 """
 
@@ -16,7 +16,7 @@ from tokenizers import Encoding, Tokenizer
 Word = tuple[int, ...]
 Pair = tuple[int, int]
 
-# A pair that occurs less often is not joined.
+# A pair that occurs less often is not merged.
 LEAST_COUNT = 2
 # From how much text entries are learned, at most.
 _MOST_CHARACTERS = 1 << 28
@@ -25,18 +25,18 @@ _PIECES_WITH_THEIR_SPACES = re.compile(r"\s*\S+")
 _WORD_MARK = "\u2581"  # what SentencePiece writes for a space
 
 
-class Join(NamedTuple):
+class LearnedMerge(NamedTuple):
     """An entry made from two neighbours.
 
     Attributes:
-        left, right, joined: their ids. text: the entry.
+        left, right, merged: their ids. text: the entry.
         pieces: the old ids that it stands for.
-        uses: how often it stands in the text, when all joins are made.
+        uses: how often it stands in the text, when all merges are made.
     """
 
     left: int
     right: int
-    joined: int
+    merged: int
     text: str
     pieces: Word
     uses: int
@@ -77,16 +77,16 @@ def _words(encoding: Encoding, marked: set[int]) -> list[Word]:
     return [tuple(word) for word in words]
 
 
-def learn_joins(
+def learn_merges(
     words: Mapping[Word, int],
     count: int,
     *,
     texts: Mapping[int, str],
     concatenate: Callable[[str, str], str],
     first_id: int,
-    never_joined: frozenset[int] = frozenset(),
-) -> list[Join]:
-    """Join the most frequent pair of neighbours `count` times, or until none occurs `LEAST_COUNT` times.
+    never_merged: frozenset[int] = frozenset(),
+) -> list[LearnedMerge]:
+    """Merge the most frequent pair of neighbours `count` times, or until none occurs `LEAST_COUNT` times.
 
     Of pairs that are equally frequent, the one of the smaller ids comes first. No entry is made whose text the
     vocabulary holds already.
@@ -96,51 +96,56 @@ def learn_joins(
         texts: the old entries by id.
         concatenate: the entry of two neighbours.
         first_id: of the first new entry.
-        never_joined: ids that stay as they are, such as special tokens.
+        never_merged: ids that stay as they are, such as special tokens.
     """
     cut = [list(word) for word in words]
     counts = list(words.values())
     text_of = dict(texts)
     taken = set(text_of.values())
     pieces_of: dict[int, Word] = {}
-    pairs: Counter[Pair] = Counter()
-    where: dict[Pair, set[int]] = defaultdict(set)
-    for number, word in enumerate(cut):
-        for pair in pairwise(word):
-            pairs[pair] += counts[number]
-            where[pair].add(number)
+    pairs, where = _count_pairs(cut, counts)
     heap = [(-found, pair) for pair, found in pairs.items()]
     heapq.heapify(heap)
-    joins: list[tuple[Pair, int]] = []
-    while heap and len(joins) < count:
+    merges: list[tuple[Pair, int]] = []
+    while heap and len(merges) < count:
         negative, pair = heapq.heappop(heap)
         if -negative != pairs[pair]:  # outdated: it stands in the heap again, with its count of now
             continue
         if -negative < LEAST_COUNT:
             break
         text = concatenate(text_of[pair[0]], text_of[pair[1]])
-        if text in taken or never_joined.intersection(pair):
+        if text in taken or never_merged.intersection(pair):
             continue
-        joined = first_id + len(joins)
+        merged = first_id + len(merges)
         taken.add(text)
-        text_of[joined] = text
-        pieces_of[joined] = (*pieces_of.get(pair[0], pair[:1]), *pieces_of.get(pair[1], pair[1:]))
-        joins.append((pair, joined))
-        changed = _replace(pair, joined, cut, counts, pairs, where)
-        for other in changed:
+        text_of[merged] = text
+        pieces_of[merged] = (*pieces_of.get(pair[0], pair[:1]), *pieces_of.get(pair[1], pair[1:]))
+        merges.append((pair, merged))
+        for other in _replace(pair, merged, cut, counts, pairs, where):
             heapq.heappush(heap, (-pairs[other], other))
     usage: Counter[int] = Counter()
     for word, found in zip(cut, counts, strict=True):
         for token in word:
             usage[token] += found
-    return [Join(*pair, joined, text_of[joined], pieces_of[joined], usage[joined]) for pair, joined in joins]
+    return [LearnedMerge(*pair, merged, text_of[merged], pieces_of[merged], usage[merged]) for pair, merged in merges]
+
+
+def _count_pairs(cut: list[list[int]], counts: list[int]) -> tuple[Counter[Pair], dict[Pair, set[int]]]:
+    """How often each pair of neighbours occurs, and the numbers of the words that hold it."""
+    pairs: Counter[Pair] = Counter()
+    where: dict[Pair, set[int]] = defaultdict(set)
+    for number, word in enumerate(cut):
+        for pair in pairwise(word):
+            pairs[pair] += counts[number]
+            where[pair].add(number)
+    return pairs, where
 
 
 def _replace(
-    pair: Pair, joined: int, cut: list[list[int]], counts: list[int], pairs: Counter[Pair],
+    pair: Pair, merged: int, cut: list[list[int]], counts: list[int], pairs: Counter[Pair],
     where: dict[Pair, set[int]],
 ) -> set[Pair]:  # fmt: skip
-    """Join a pair in all words that hold it, from left to right; the pairs whose count has changed."""
+    """Merge a pair in all words that hold it, from left to right; the pairs whose count has changed."""
     changed: set[Pair] = set()
     for number in where.pop(pair):
         word = cut[number]
@@ -151,7 +156,7 @@ def _replace(
         place = 0
         while place < len(word):
             if tuple(word[place : place + 2]) == pair:
-                new.append(joined)
+                new.append(merged)
                 place += 2
             else:
                 new.append(word[place])
@@ -165,13 +170,13 @@ def _replace(
     return changed
 
 
-def best_joins(joins: list[Join], count: int) -> list[Join]:
-    """The `count` joins that save the most tokens, in the order in which they were learned.
+def best_merges(merges: list[LearnedMerge], count: int) -> list[LearnedMerge]:
+    """The `count` merges that save the most tokens, in the order in which they were learned.
 
-    For tokenizers that find a long entry without the shorter ones that it was joined from.
+    For tokenizers that find a long entry without the shorter ones that it was merged from.
     """
-    saved = sorted(joins, key=lambda join: (-join.uses * (len(join.pieces) - 1), join.joined))[:count]
-    return sorted(saved, key=lambda join: join.joined)
+    saved = sorted(merges, key=lambda merge: (-merge.uses * (len(merge.pieces) - 1), merge.merged))[:count]
+    return sorted(saved, key=lambda merge: merge.merged)
 
 
-__all__ = ["LEAST_COUNT", "Join", "best_joins", "count_words", "learn_joins"]
+__all__ = ["LEAST_COUNT", "LearnedMerge", "best_merges", "count_words", "learn_merges"]

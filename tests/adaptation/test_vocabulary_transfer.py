@@ -5,7 +5,7 @@ import pytest
 from small_models import OLD_WORDS, make_tokenizer
 
 from clozebert.adaptation.overlap import RUN_WORDS, run_hashes
-from clozebert.adaptation.swap import forms, swap
+from clozebert.adaptation.vocabulary_transfer import forms, swap
 
 
 @pytest.mark.parametrize("old", ["wordpiece", "bpe", "unigram"])

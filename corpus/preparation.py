@@ -1,4 +1,4 @@
-"""A preparation as one value: run on one machine, or as the steps of an engine that runs tasks on several.
+"""`Preparation`: a corpus preparation as an object, run here or as steps of an engine such as datatrove.
 
     preparation = Preparation(input=["text"], tokenizer_name="tokenizer", output_dir="corpus")
     preparation.run()                                # here, or with the same bytes as a result:
@@ -19,7 +19,7 @@ from ..utils.errors import UserError
 from ..utils.files import check_output_dir
 from ..utils.tokenizer_files import save_tokenizer
 from .ids import TOKENIZER_FOLDER, check_id_column, id_reader, make_id_tokenizer
-from .prepare import ReportProgress, merge_parts, prepare, prepare_part
+from .prepare import ReportProgress, prepare, prepare_part
 from .readers import INSTALLED_PYTHON, Reader
 from .shards import CORPUS_FILES
 
@@ -59,15 +59,7 @@ class Preparation:
     def run(self, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Read, tokenize and write everything; the manifests by split. See `prepare`."""
         self.check()
-        manifests = prepare(
-            **self._common,
-            validation_fraction=self._fraction(),
-            num_processes=self.num_processes,
-            overwrite=self.overwrite_output_dir,
-            report=report,
-        )
-        self._save_id_tokenizer()
-        return manifests
+        return self._write(report)
 
     def run_part(self, part: int, num_parts: int, report: ReportProgress | None = None) -> Path:
         """Read and tokenize one part; its folder. See `prepare_part`."""
@@ -81,15 +73,20 @@ class Preparation:
         )
 
     def merge(self, num_parts: int, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
-        """Write the corpus of all parts; the manifests by split. See `merge_parts`."""
-        manifests = merge_parts(
+        """Write the corpus of all parts; the manifests by split. See `prepare`."""
+        return self._write(report, num_parts=num_parts)
+
+    def _write(self, report: ReportProgress | None, *, num_parts: int | None = None) -> dict[str, dict[str, Any]]:
+        manifests = prepare(
             **self._common,
-            num_parts=num_parts,
             validation_fraction=self._fraction(),
+            num_processes=self.num_processes,
+            num_parts=num_parts,
             overwrite=self.overwrite_output_dir,
             report=report,
         )
-        self._save_id_tokenizer()
+        if self.id_column is not None:
+            save_tokenizer(self._common["tokenizer"], self.tokenizer_folder)
         return manifests
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
@@ -129,10 +126,6 @@ class Preparation:
         if self.vocab_size is None:
             raise UserError(f"id_column={self.id_column!r} needs --vocab_size: how many ids there are")
         return make_id_tokenizer(self.vocab_size)
-
-    def _save_id_tokenizer(self) -> None:
-        if self.id_column is not None:
-            save_tokenizer(self._common["tokenizer"], self.tokenizer_folder)
 
     def _reader(self, inputs: list[str], held_out_fraction: float) -> Reader:
         return Reader(

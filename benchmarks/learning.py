@@ -1,0 +1,461 @@
+#!/usr/bin/env python
+"""What is learned in equal processor time: our recipes beside transformers' own models under their own loop.
+
+    python benchmarks/learning.py time   --corpus CORPUS --tokenizer_name TOKENIZER   # seconds of a step, all sides
+    python benchmarks/learning.py floors --corpus CORPUS --tokenizer_name TOKENIZER   # unigram entropy, trigram model
+    python benchmarks/learning.py run    --corpus CORPUS --tokenizer_name TOKENIZER [--only 'nano*'] [--seeds 1 2]
+    python benchmarks/learning.py render --into docs/recipes.md [--claim nano modernbert]
+
+Every run has one thread and `--seconds` of processor time (default 180): its steps are that budget divided by the
+side's seconds of a step, which `time` takes in turns. So neighbours on the machine do not matter, and all runs of a
+side have the same number of steps. What is in the results file is not run again: a list of runs may take hours, and be
+stopped between them.
+
+The baselines have the layers, width and heads of `nano`, and as many weights in them: transformers' BertForMaskedLM and
+ModernBertForMaskedLM, trained as `run_mlm_no_trainer.py` does: documents joined and cut into rows of 128, masks of 15 %
+drawn for each batch, AdamW, linear decay; a 20th of the steps is warm-up. Several rates and two batch sizes; the best
+one counts. All are scored on the same tokens of books that none has seen, under the same frozen masks.
+
+`render` refuses a claim unless the gain is more than twice the standard error of the difference of the means.
+"""
+
+import argparse
+import contextlib
+import fnmatch
+import io
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "learning.json"
+MARKER = "learning"
+ROW = 128
+# 32 batches of 32 rows: 131,000 tokens of held-out books, of which 15 % are predicted.
+EVALUATION = {"max_seq_length": ROW, "batch_size": 32, "max_batches": 32, "seed": 42}
+
+Job = dict[str, Any]
+
+# Ours: a recipe, and what differs from it (None: left out).
+OURS: dict[str, dict[str, Any]] = {
+    "nano": {},
+    "nano, masks 30 to 15 %": {"final_mlm_probability": 0.15},
+    "nano, linear decay": {"lr_scheduler_type": "linear", "decay_steps": None},
+    "nano, cosine decay": {"lr_scheduler_type": "cosine", "decay_steps": None},
+    "nano, Muon at 0.03": {"muon_learning_rate": 0.03},
+    "nano, weight decay 0.1": {"weight_decay": 0.1},
+    "nano, AdamW": {"optimizer": "adamw", "learning_rate": 4.0e-3},
+}
+BASELINES = ("bert", "modernbert")
+RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+BATCHES = (16, 32)
+
+
+def all_jobs(seeds: list[int]) -> list[Job]:
+    """Every run, in the order of what is wanted first."""
+    ours = [{"name": name, "side": "ours", "rows": 16, "seed": seed} for seed in seeds for name in OURS]
+    theirs = [
+        {"name": f"{side}, {rate:g}, {rows} rows", "side": side, "rows": rows, "learning_rate": rate, "seed": seed}
+        for seed in seeds
+        for rows in BATCHES
+        for rate in RATES
+        for side in BASELINES
+    ]
+    return ours + theirs
+
+
+# The baselines -------------------------------------------------------------------------------------------------------
+
+
+def make_baseline(side: str, tokenizer: Any) -> Any:
+    """A model of transformers with as many weights in its layers as `nano`: 4 (4 D² + 3 D F)."""
+    import transformers
+
+    shape = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "max_position_embeddings": 512}
+    # Of whole multiples of 64 entries, as ours.
+    entries = {"vocab_size": -(-len(tokenizer) // 64) * 64, "pad_token_id": tokenizer.pad_token_id}
+    if side == "bert":  # its feed-forward has two matrices, not three
+        return transformers.BertForMaskedLM(transformers.BertConfig(**shape, **entries, intermediate_size=384))
+    ids = {
+        "cls_token_id": tokenizer.cls_token_id,
+        "sep_token_id": tokenizer.sep_token_id,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    config = transformers.ModernBertConfig(**shape, **entries, **ids, intermediate_size=256, sparse_prediction=True)
+    return transformers.ModernBertForMaskedLM(config)
+
+
+def baseline_steps(job: Job, corpus: str, tokenizer: Any, *, steps: int) -> Iterator[Any]:
+    """Train as `run_mlm_no_trainer.py` does, yielding the model after each step."""
+    import torch
+    from reference_bert import grouped_rows
+    from transformers import DataCollatorForLanguageModeling, get_scheduler
+
+    torch.manual_seed(job["seed"])
+    model = make_baseline(job["side"], tokenizer)
+    no_decay = ("bias", "LayerNorm.weight", "norm.weight")
+    named = list(model.named_parameters())
+    groups = [
+        {"params": [p for name, p in named if not name.endswith(no_decay)], "weight_decay": 0.01},
+        {"params": [p for name, p in named if name.endswith(no_decay)], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=job["learning_rate"])
+    schedule = get_scheduler("linear", optimizer, num_warmup_steps=steps // 20, num_training_steps=steps)
+    loader = torch.utils.data.DataLoader(
+        [{"input_ids": row} for row in torch.from_numpy(grouped_rows(corpus))],
+        shuffle=True,
+        batch_size=job["rows"],
+        drop_last=True,
+        collate_fn=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
+    )
+    model.train()
+    done = 0
+    while True:
+        for batch in loader:
+            model(**batch).loss.backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            yield model
+            done += 1
+            if done == steps:
+                return
+
+
+# Ours ----------------------------------------------------------------------------------------------------------------
+
+
+def recipe_file(job: Job, folder: str) -> str:
+    """The recipe of a job as a YAML file."""
+    import yaml
+
+    from clozebert.configuration.recipes import load_recipe
+
+    values = {**load_recipe("nano"), **OURS[job["name"]]}
+    path = Path(folder, "recipe.yaml")
+    path.write_text(yaml.safe_dump({name: value for name, value in values.items() if value is not None}))
+    return str(path)
+
+
+def train_ours(job: Job, corpus: str, tokenizer_name: str, *, steps: int, folder: str) -> Any:
+    """The program itself, `clozebert pretrain`; the model that it saved."""
+    from clozebert.scripts import pretrain_mlm
+    from clozebert.training.scoring import load_masked_lm
+
+    output = str(Path(folder, "model"))
+    flags = {
+        "config": recipe_file(job, folder),
+        "corpus": corpus,
+        "tokenizer_name": tokenizer_name,
+        "output_dir": output,
+        "max_steps": steps,
+        "seed": job["seed"],
+        "eval_steps": 0,
+        "max_eval_batches": 1,
+        "save_steps": 0,
+        "logging_steps": 50,
+    }
+    argv = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    with contextlib.redirect_stdout(io.StringIO()):
+        pretrain_mlm.main([*argv, "--disable_tqdm"])
+    return load_masked_lm(output)
+
+
+def our_steps(job: Job, corpus: str, tokenizer_name: str, folder: str) -> Iterator[None]:
+    """The steps of our loop, without logging and evaluation, to time them."""
+    from clozebert.training.arguments import PretrainingArguments
+    from clozebert.training.loop import Pretraining
+    from clozebert.training.machine import seed_step
+    from clozebert.training.run_settings import make_config, split_settings
+    from clozebert.training.step import accumulate_gradient, clip_gradient, update_weights
+
+    flags = {"corpus": corpus, "tokenizer_name": tokenizer_name, "output_dir": str(Path(folder, job["name"]))}
+    settings, model = split_settings(recipe_file(job, folder), {**flags, "disable_tqdm": True, "max_steps": 10_000})
+    run = Pretraining(PretrainingArguments(**settings), make_config(model))
+    setup = run.setup
+    for step in range(run.run.last_step):
+        batches, num_predicted = next(setup.loader)
+        setup.optimizer.optimizer.set_learning_rate(setup.arguments.learning_rate_factor(step))
+        seed_step(setup.arguments.seed, step, 0)
+        accumulate_gradient(setup.model, batches, num_predicted=num_predicted, accelerator=run.accelerator)
+        clip_gradient(setup.model, max_grad_norm=setup.arguments.max_grad_norm, accelerator=run.accelerator)
+        update_weights(setup.optimizer, num_broken=0, accelerator=run.accelerator)
+        yield
+
+
+# Time and runs -------------------------------------------------------------------------------------------------------
+
+
+def kind_of(job: Job) -> str:
+    """Runs of one kind have steps of one cost."""
+    optimizer = OURS.get(job["name"], {}).get("optimizer", "muon")
+    return f"ours, {optimizer}" if job["side"] == "ours" else f"{job['side']}, {job['rows']} rows"
+
+
+def measure_time(corpus: str, tokenizer_name: str, *, rounds: int = 5, block: int = 4) -> dict[str, float]:
+    """Processor seconds of a step of every kind: medians over blocks of steps, taken in turns."""
+    from clozebert.corpus.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(tokenizer_name)
+    kinds = {kind_of(job): job for job in reversed(all_jobs([0]))}
+    with tempfile.TemporaryDirectory() as folder:
+        sides: dict[str, Iterator[Any]] = {
+            kind: our_steps(job, corpus, tokenizer_name, folder)
+            if job["side"] == "ours"
+            else baseline_steps(job, corpus, tokenizer, steps=10_000)
+            for kind, job in kinds.items()
+        }
+        for steps in sides.values():  # what is allocated and chosen once
+            next(steps), next(steps)
+        taken: dict[str, list[float]] = {kind: [] for kind in sides}
+        for _ in range(rounds):
+            for kind, steps in sides.items():
+                begun = time.process_time()
+                for _ in range(block):
+                    next(steps)
+                taken[kind].append((time.process_time() - begun) / block)
+    return {kind: round(statistics.median(values), 5) for kind, values in taken.items()}
+
+
+def run_job(job: Job, corpus: str, tokenizer_name: str, *, steps: int) -> dict[str, Any]:
+    """Train and score, in this process."""
+    from clozebert.corpus import Corpus
+    from clozebert.corpus.tokenizer import load_tokenizer
+    from clozebert.training.scoring import score_frozen_masks
+
+    begun = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        if job["side"] == "ours":
+            model = train_ours(job, corpus, tokenizer_name, steps=steps, folder=folder)
+        else:
+            *_, model = baseline_steps(job, corpus, load_tokenizer(tokenizer_name), steps=steps)
+    taken = time.process_time() - begun
+    embedding = model.get_input_embeddings().weight.numel()
+    scores = score_frozen_masks(model.eval(), Corpus(Path(corpus, "validation")), **EVALUATION)
+    return {
+        **job,
+        "steps": steps,
+        "loss": round(scores["eval_loss"], 4),
+        "accuracy": round(scores["eval_accuracy"], 4),
+        "processor_seconds": round(taken, 1),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "beside_embeddings": sum(p.numel() for p in model.parameters()) - embedding,
+    }
+
+
+def run_all(arguments: argparse.Namespace) -> None:
+    """What is missing in the results, each run in a process of its own with one thread."""
+    results = read_results()
+    if "seconds_of_a_step" not in results:
+        sys.exit("take the time of a step first: learning.py time")
+    for job in all_jobs(arguments.seeds):
+        wanted = any(fnmatch.fnmatchcase(job["name"], pattern) for pattern in arguments.only)
+        if not wanted or any(same_run(job, done, arguments.seconds) for done in results["runs"]):
+            continue
+        steps = int(arguments.seconds / results["seconds_of_a_step"][kind_of(job)])
+        where = ("--corpus", arguments.corpus, "--tokenizer_name", arguments.tokenizer_name)
+        command = [sys.executable, __file__, "one", *where, "--job", json.dumps(job), "--steps", str(steps)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=one_thread())
+        if done.returncode:
+            print(f"{job['name']}, seed {job['seed']}: failed with status {done.returncode}", flush=True)
+            continue
+        found = {**json.loads(done.stdout.splitlines()[-1]), "seconds": arguments.seconds}
+        results = read_results()  # another process may have written
+        results["runs"].append(found)
+        write_results(results)
+        print(f"{job['name']}, seed {job['seed']}: {steps} steps, loss {found['loss']}", flush=True)
+
+
+def same_run(job: Job, done: dict[str, Any], seconds: float) -> bool:
+    return all(job[name] == done[name] for name in ("name", "seed")) and done["seconds"] == seconds
+
+
+def one_thread() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def read_results() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"runs": []}
+
+
+def write_results(results: dict[str, Any]) -> None:
+    temporary = RESULTS.with_suffix(".tmp")
+    temporary.write_text(json.dumps(results, indent=1) + "\n")
+    temporary.replace(RESULTS)
+
+
+# Floors --------------------------------------------------------------------------------------------------------------
+
+
+def floors(corpus: str) -> dict[str, float]:
+    """Nats for a token of the validation split: by its frequency, and by the two tokens before it.
+
+    The trigram model mixes frequencies after two, one and no tokens before, and a uniform one; the weights of the
+    mixture are those that suit the last 200,000 tokens of the training split best, which it does not count.
+    """
+    import numpy as np
+
+    from clozebert.corpus import Corpus
+
+    def read(split: str) -> tuple[Any, int]:
+        found = Corpus(Path(corpus, split))
+        return np.concatenate([found.document(i) for i in range(len(found))]).astype(np.int64), found.vocab_size
+
+    train, size = read("train")
+    counted, tuning = train[:-200_000], train[-200_000:]
+    keys = {order: np.unique(_grams(counted, order, size), return_counts=True) for order in (1, 2, 3)}
+
+    def probabilities(ids: Any) -> Any:
+        """[4, tokens]: uniform, then after 0, 1 and 2 tokens."""
+        rows = [np.full(len(ids) - 2, 1 / size)]
+        for order in (1, 2, 3):
+            grams = _grams(ids, order, size)[3 - order :]
+            seen = _counts(keys[order], grams)
+            before = _counts(keys[order - 1], grams // size) if order > 1 else np.full(len(grams), len(counted))
+            rows.append(seen / np.maximum(before, 1))
+        return np.stack(rows)
+
+    p = probabilities(tuning)
+    weights = np.full(4, 0.25)
+    for _ in range(30):  # expectation and maximisation
+        shares = weights[:, None] * p
+        weights = (shares / shares.sum(0)).mean(1)
+    p = probabilities(read("validation")[0])
+    unigram = 0.999 * p[1] + 0.001 * p[0]
+    return {
+        "unigram": round(float(-np.log(unigram).mean()), 3),
+        "trigram": round(float(-np.log(weights @ p).mean()), 3),
+    }
+
+
+def _grams(ids: Any, order: int, size: int) -> Any:
+    """A number for each run of `order` tokens."""
+    found = ids[: len(ids) - order + 1].copy()
+    for place in range(1, order):
+        found = found * size + ids[place : len(ids) - order + 1 + place]
+    return found
+
+
+def _counts(table: Any, grams: Any) -> Any:
+    import numpy as np
+
+    keys, counts = table
+    place = np.minimum(np.searchsorted(keys, grams), len(keys) - 1)
+    return np.where(keys[place] == grams, counts[place], 0)
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+
+def summaries(runs: list[dict[str, Any]], seconds: float) -> dict[str, dict[str, Any]]:
+    """n, mean and standard deviation of the losses of each name."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        if run["seconds"] == seconds:
+            entry = found.setdefault(run["name"], {"side": run["side"], "steps": run["steps"], "losses": {}})
+            entry["losses"][run["seed"]] = run["loss"]
+    for entry in found.values():
+        losses = list(entry["losses"].values())
+        entry["mean"], entry["n"] = statistics.mean(losses), len(losses)
+        entry["sigma"] = statistics.stdev(losses) if len(losses) > 1 else None
+    return found
+
+
+def check_claim(better: dict[str, Any], worse: dict[str, Any]) -> tuple[float, float]:
+    """The gain of the one over the other, and the standard error of the difference of the means.
+
+    Raises:
+        ValueError: fewer than two runs on a side, or a gain of no more than twice that error.
+    """
+    if better["n"] < 2 or worse["n"] < 2:
+        raise ValueError(f"a claim needs two runs or more on both sides, and has {better['n']} and {worse['n']}")
+    gain = worse["mean"] - better["mean"]
+    error = math.sqrt(better["sigma"] ** 2 / better["n"] + worse["sigma"] ** 2 / worse["n"])
+    if gain <= 2 * error:
+        raise ValueError(f"a gain of {gain:.4f} is not more than twice its error of {error:.4f}")
+    return gain, error
+
+
+def best_of(found: dict[str, dict[str, Any]], name: str) -> tuple[str, dict[str, Any]]:
+    """The entry of that name, or the best one of that baseline."""
+    if name in found:
+        return name, found[name]
+    return min(
+        ((key, entry) for key, entry in found.items() if entry["side"] == name), key=lambda pair: pair[1]["mean"]
+    )
+
+
+def table(results: dict[str, Any], seconds: float, claims: list[list[str]]) -> str:
+    """Markdown: every name with its losses, the floors, the claims."""
+    found = summaries(results["runs"], seconds)
+    lines = ["| side | steps | n | held-out loss | sd |", "| --- | --- | --- | --- | --- |"]
+    for name, entry in sorted(found.items(), key=lambda pair: pair[1]["mean"]):
+        sigma = "" if entry["sigma"] is None else f"{entry['sigma']:.3f}"
+        lines.append(f"| {name} | {entry['steps']:,} | {entry['n']} | {entry['mean']:.3f} | {sigma} |")
+    for name, loss in results.get("floors", {}).items():
+        lines.append(f"| {name} model, which sees all tokens before | | | {loss:.3f} | |")
+    lines.append("")
+    for better, worse in claims:
+        (left, a), (right, b) = best_of(found, better), best_of(found, worse)
+        gain, error = check_claim(a, b)
+        lines.append(f"- {left} against {right}: {gain:.3f} ± {error:.3f} nats lower.")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """One of the steps above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("time", "floors", "run", "render", "one"))
+    parser.add_argument("--corpus")
+    parser.add_argument("--tokenizer_name")
+    parser.add_argument("--seconds", type=float, default=180, help="processor time of a run")
+    parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--into", type=Path)
+    parser.add_argument("--claim", nargs=2, action="append", default=[], metavar=("BETTER", "WORSE"))
+    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.what == "render":
+        from speed import put
+
+        text = table(read_results(), arguments.seconds, arguments.claim)
+        print(text)
+        if arguments.into:
+            put(text, arguments.into, marker=MARKER)
+        return
+    if not (arguments.corpus and arguments.tokenizer_name):
+        parser.error(f"{arguments.what} needs --corpus and --tokenizer_name")
+    if arguments.what == "run":
+        run_all(arguments)
+        return
+    import torch
+
+    from clozebert.utils.memory import keep_freed_memory
+
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as our programs do, on all sides
+    if arguments.what == "one":
+        found = run_job(arguments.job, arguments.corpus, arguments.tokenizer_name, steps=arguments.steps)
+        print(json.dumps(found))
+    elif arguments.what == "time":
+        taken = measure_time(arguments.corpus, arguments.tokenizer_name)
+        write_results({**read_results(), "seconds_of_a_step": taken})
+        print(json.dumps(taken, indent=1))
+    else:
+        found = floors(arguments.corpus)
+        write_results({**read_results(), "floors": found})
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""`adapt --student`: a smaller model of the same architecture, its report, and what is refused before work."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_models import adapt_flags, save_native
+from transformers import AutoModelForMaskedLM
+
+from clozebert.adaptation.adapt import adapt
+from clozebert.adaptation.arguments import AdaptationArguments
+from clozebert.utils.errors import UserError
+
+
+def run(*places: Path, **changes: Any) -> dict[str, Any]:
+    return adapt(AdaptationArguments(**adapt_flags(*places, **changes)), say=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def modernbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_native(tmp_path_factory.mktemp("models") / "modernbert", "modernbert", num_hidden_layers=4)
+
+
+def test_a_student_keeps_some_of_the_layers_and_the_architecture(modernbert: Path, texts: Path, tmp_path: Path) -> None:
+    results = run(modernbert, texts / "new.txt", tmp_path / "out", student="2", max_steps=20)
+    student, teacher = (AutoModelForMaskedLM.from_pretrained(place) for place in (tmp_path / "out", modernbert))
+    assert student.config.model_type == "modernbert"
+    assert student.config.num_hidden_layers == 2
+    assert results["parameters"]["after"] < results["parameters"]["before"]
+    assert results["vocabulary"]["before"] == results["vocabulary"]["after"] == teacher.config.vocab_size
+    losses = {stage: found["new"]["eval_loss"] for stage, found in results["evaluation"].items()}
+    assert losses["after"] < losses["start"]
+    report, card = ((tmp_path / "out" / name).read_text() for name in ("report.md", "README.md"))
+    assert f"distilled into a student of {results['parameters']['after']:,} parameters" in report
+    assert "| teacher | student, untrained | student |" in report
+    assert "compare the loss for each word" not in report
+    assert "held-out new text, teacher" in card
+
+
+def test_a_student_may_be_another_model_with_the_same_tokenizer(texts: Path, tmp_path: Path) -> None:
+    teacher = save_native(tmp_path / "teacher", "bert")
+    narrow = save_native(tmp_path / "narrow", "bert", hidden_size=24, num_hidden_layers=1)
+    run(teacher, texts / "new.txt", tmp_path / "out", student=str(narrow))
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "out").config.hidden_size == 24
+
+
+def test_what_is_refused_before_work(modernbert: Path, texts: Path, tmp_path: Path) -> None:
+    bert = save_native(tmp_path / "bert", "bert")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"student": "5"}, "student=5: take 1 to 4 of the model's layers"),
+        ({"student": "0"}, "student=0: take 1 to 4 of the model's layers"),
+        ({"student": str(bert)}, "has another tokenizer than the model"),
+        ({"student": "2", "extend_vocabulary": 5}, "a student needs its teacher's tokenizer"),
+    ]
+    for changes, message in cases:
+        with pytest.raises(UserError, match=message):
+            run(modernbert, texts / "new.txt", tmp_path / "out", **changes)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,157 @@
+"""Distillation: the loss against NumPy, a teacher that nothing changes, and a run with one."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pretraining_helpers import make_corpus, model_config, run_forked, run_here
+from safetensors.torch import load_file
+
+from clozebert import ClozeBertForMaskedLM
+from clozebert.corpus import BatchStream, Corpus, Masking
+from clozebert.training.depth import evenly_spaced, take_layers
+from clozebert.training.distillation import TEACHER_SHARE, Distillation
+from clozebert.training.prefetch import model_inputs
+from clozebert.utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def make_batch(prepared: Path) -> Any:
+    stream = BatchStream(
+        Corpus(prepared / "corpus"), max_seq_length=40, global_batch_size=4, masking=Masking(rate=0.3), seed=0
+    )
+    return stream.batch(0)
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def states_and_logits(model: ClozeBertForMaskedLM, batch: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Last hidden states [M, D] and logits [M, V] at the masked tokens, one document at a time."""
+    ids, states, logits = torch.from_numpy(batch.input_ids[0]), [], []
+    with torch.no_grad():
+        for begin, end in zip(batch.cu_seq_lens[:-1], batch.cu_seq_lens[1:], strict=True):
+            states.append(model.model(ids[begin:end][None]).last_hidden_state[0])
+            logits.append(model(ids[begin:end][None]).logits[0])
+    at = batch.masked_positions
+    return torch.cat(states).numpy()[at], torch.cat(logits).numpy()[at]
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+def test_the_loss_is_the_formula(prepared: Path, same_size: bool) -> None:
+    batch = make_batch(prepared)
+    sizes = {} if same_size else {"hidden_size": 24, "vocab_size": 61}
+    student = ClozeBertForMaskedLM(model_config(num_hidden_layers=1, **sizes)).double().eval()
+    teacher = ClozeBertForMaskedLM(model_config()).double()
+    both = Distillation(student, teacher)
+    inputs = {**model_inputs(batch), "num_items_in_batch": torch.tensor(7.0)}
+    with torch.no_grad():
+        assert both(**inputs).loss == student(**inputs).loss
+    both.train()
+    assert student.training
+    assert not teacher.training
+    loss = both(**inputs, loss_only=True).loss
+    (g, found), (h, wanted) = states_and_logits(student.eval(), batch), states_and_logits(teacher, batch)
+    log_q, log_p = log_softmax(found), log_softmax(wanted)
+    entropy = -log_q[np.arange(len(batch.labels)), batch.labels].sum()
+    # Of the rows that both have; the larger vocabulary's are normed again over them.
+    rows = min(found.shape[1], wanted.shape[1])
+    log_q, log_p = log_softmax(found[:, :rows]), log_softmax(wanted[:, :rows])
+    divergence = (np.exp(log_p) * (log_p - log_q)).sum()
+    expected = (1 - TEACHER_SHARE) * entropy + TEACHER_SHARE * divergence
+    if same_size:
+        expected += (1 - (g * h).sum(-1) / np.linalg.norm(g, axis=-1) / np.linalg.norm(h, axis=-1)).sum()
+    # Softmax and cosine are in float32; measured: 2e-8.
+    assert loss.item() == pytest.approx(expected / 7, rel=1e-6)
+    loss.backward()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert all(parameter.grad is not None for name, parameter in student.named_parameters() if "norm" in name)
+
+
+def test_layers_are_spaced_evenly_with_both_ends() -> None:
+    assert evenly_spaced(12, 6) == [0, 2, 4, 7, 9, 11]
+    assert evenly_spaced(22, 1) == [0]
+    assert evenly_spaced(4, 4) == [0, 1, 2, 3]
+
+
+def test_a_model_of_all_layers_is_the_model() -> None:
+    model = ClozeBertForMaskedLM(model_config()).eval()
+    ids = torch.arange(5, 25)[None]
+    assert torch.equal(take_layers(model, [0, 1])(ids).logits, model(ids).logits)
+    one = take_layers(model, [1])
+    assert torch.equal(one.model.layers[0].attention.o_proj.weight, model.model.layers[1].attention.o_proj.weight)
+
+
+@pytest.fixture(scope="module")
+def teacher(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("teacher") / "model"
+    run_here(prepared, folder, max_steps=40)
+    return folder
+
+
+def die_in_forward(batch: int) -> None:
+    """Let this process be killed in the forward pass of a micro-batch, counted from 1."""
+    forward, calls = Distillation.forward, [0]
+
+    def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == batch:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return forward(self, *args, **kwargs)
+
+    Distillation.forward = dying  # type: ignore[method-assign]
+
+
+def test_a_run_with_a_teacher_follows_it(prepared: Path, teacher: Path, tmp_path: Path) -> None:
+    """Two processes end with the weights of one, resumed or not, and nearer to the teacher than without it."""
+    flags: dict[str, Any] = {"num_hidden_layers": 1, "max_steps": 20, "save_steps": 10}
+    with_it = {**flags, "teacher_name_or_path": str(teacher)}
+    before = {path.name: path.read_bytes() for path in teacher.iterdir() if path.is_file()}
+    assert run_forked(prepared, tmp_path / "one", **with_it) == [0]
+    assert run_forked(prepared, tmp_path / "two", processes=2, **with_it) == [0, 0]
+    assert run_forked(prepared, tmp_path / "cut", prelude=lambda rank: die_in_forward(30), **with_it) == [-9]
+    assert run_forked(prepared, tmp_path / "cut", resume_from_checkpoint="latest", **with_it) == [0]
+    assert run_forked(prepared, tmp_path / "alone", **flags) == [0]
+    one, two, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two", "cut"))
+    for name, tensor in one.items():
+        assert torch.equal(tensor, cut[name])
+        # Measured: 3e-6; the processes' parts are summed in another order.
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-4)
+    assert before == {path.name: path.read_bytes() for path in teacher.iterdir() if path.is_file()}
+
+    batch = make_batch(prepared)
+    wanted = log_softmax(states_and_logits(ClozeBertForMaskedLM.from_pretrained(teacher), batch)[1])
+
+    def divergence(name: str) -> float:
+        model = ClozeBertForMaskedLM.from_pretrained(tmp_path / name)
+        found = log_softmax(states_and_logits(model, batch)[1])
+        return float((np.exp(wanted) * (wanted - found)).sum(-1).mean())
+
+    assert divergence("one") < 0.9 * divergence("alone")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 32}, "has 32 rows, and the tokenizer 61 tokens"),
+        ({"pad_token_id": 3}, "has pad_token_id=3, and the tokenizer 0"),
+        ({"max_position_embeddings": 32}, "max_seq_length=40 exceeds the 32 tokens"),
+    ],
+)
+def test_a_teacher_that_cannot_read_the_rows_is_refused(
+    prepared: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    ClozeBertForMaskedLM(model_config(**changes)).save_pretrained(tmp_path / "teacher")
+    with pytest.raises(UserError, match=message):
+        run_here(prepared, tmp_path / "out", max_steps=9, teacher_name_or_path=str(tmp_path / "teacher"))
+    assert not (tmp_path / "out").exists()
