@@ -31,8 +31,8 @@ test-slow: $(READY)
 FIGURES := $(CURDIR)/build/faults.jsonl
 faults: $(READY)
 	mkdir -p build && rm -f $(FIGURES)
-	CLOZEBERT_FAULT_FIGURES=$(FIGURES) $(BIN)/python -m pytest -n 2 --dist loadfile -m faults tests
-	$(BIN)/python tests/faults/render.py $(FIGURES) docs/reliability.md
+	CLOZEBERT_FAULT_FIGURES=$(FIGURES) $(BIN)/python -m pytest -n 2 --dist load tests/faults; status=$$?; \
+	$(BIN)/python tests/faults/render.py $(FIGURES) docs/reliability.md && exit $$status
 
 # Other people's programs on our models, their current versions from the package index: about half an hour and 10 GB.
 doors: $(READY)

@@ -231,7 +231,7 @@ class Adaptation:
         return splits
 
     def _evaluate(self, model: ClozeBertForMaskedLM, suffix: str) -> dict[str, dict[str, float]]:
-        """Loss on frozen masks, and how finely words are cut, of each held-out text."""
+        """Loss on fixed masks, and tokens per word, of each held-out text."""
         arguments = self.arguments
         device = torch.device("cuda" if torch.cuda.is_available() and not arguments.use_cpu else "cpu")
         torch.nn.Module.to(model, device).eval()

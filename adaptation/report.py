@@ -24,7 +24,7 @@ def render_report(results: Mapping[str, Any]) -> str:
         f"whole command {results['seconds']:,.0f} seconds.",
         "## Masked-LM loss",
         "The mean of -log p over masked tokens, in nats. The masks are frozen: 15 % of the tokens, the same before and "
-        "after." + (" The tokenizers differ, so compare the loss for each word." if new_vocabulary else ""),
+        "after." + (" The tokenizers differ, so compare the loss per word." if new_vocabulary else ""),
         _table(["", *(names[stage] for stage in stages)], list(_loss_rows(results["evaluation"], stages))),
         "## Vocabulary",
         _table(["", "before", "after"], list(_vocabulary_rows(results))),
@@ -54,11 +54,11 @@ def _loss_rows(evaluation: Mapping[str, Any], stages: list[str]) -> Any:
         if text not in evaluation["before"]:
             continue
         found = [evaluation[stage][text] for stage in stages]
-        yield [f"{name}: loss for each token", *(f"{one['eval_loss']:.4f}" for one in found)]
+        yield [f"{name}: loss per token", *(f"{one['eval_loss']:.4f}" for one in found)]
         yield [f"{name}: accuracy", *(f"{one['eval_accuracy']:.4f}" for one in found)]
-        yield [f"{name}: tokens for each word", *(f"{one['tokens_per_word']:.3f}" for one in found)]
+        yield [f"{name}: tokens per word", *(f"{one['tokens_per_word']:.3f}" for one in found)]
         if len(stages) > 2:
-            yield [f"{name}: loss for each word", *(f"{one['loss_per_word']:.4f}" for one in found)]
+            yield [f"{name}: loss per word", *(f"{one['loss_per_word']:.4f}" for one in found)]
 
 
 def _vocabulary_rows(results: Mapping[str, Any]) -> Any:

@@ -148,6 +148,8 @@ def recipe_file(job: Job, folder: str) -> str:
 
 def train_ours(job: Job, corpus: str, tokenizer_name: str, *, steps: int, folder: str) -> Any:
     """The program itself, `clozebert pretrain`; the model that it saved."""
+    import torch
+
     from clozebert.scripts import pretrain_mlm
     from clozebert.training.scoring import load_masked_lm
 
@@ -167,7 +169,7 @@ def train_ours(job: Job, corpus: str, tokenizer_name: str, *, steps: int, folder
     argv = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
     with contextlib.redirect_stdout(io.StringIO()):
         pretrain_mlm.main([*argv, "--disable_tqdm"])
-    return load_masked_lm(output)
+    return load_masked_lm(output, device=torch.device("cpu"))
 
 
 def our_steps(job: Job, corpus: str, tokenizer_name: str, folder: str) -> Iterator[None]:
@@ -240,7 +242,7 @@ def run_job(job: Job, corpus: str, tokenizer_name: str, *, steps: int) -> dict[s
             *_, model = baseline_steps(job, corpus, load_tokenizer(tokenizer_name), steps=steps)
     taken = time.process_time() - begun
     embedding = model.get_input_embeddings().weight.numel()
-    scores = score_frozen_masks(model.eval(), Corpus(Path(corpus, "validation")), **EVALUATION)
+    scores = score_frozen_masks(model.eval(), Corpus(corpus, "validation"), **EVALUATION)
     return {
         **job,
         "steps": steps,
@@ -307,7 +309,7 @@ def floors(corpus: str) -> dict[str, float]:
     from clozebert.corpus import Corpus
 
     def read(split: str) -> tuple[Any, int]:
-        found = Corpus(Path(corpus, split))
+        found = Corpus(corpus, split)
         return np.concatenate([found.document(i) for i in range(len(found))]).astype(np.int64), found.vocab_size
 
     train, size = read("train")

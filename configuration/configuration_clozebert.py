@@ -372,7 +372,7 @@ def _warn_of_foreign(keys: list[str], known: list[str]) -> None:
 
 
 def _follow_heads(values: dict[str, Any], overrides: dict[str, Any]) -> None:
-    """Key heads that are as many as the heads stay so when the heads are overridden."""
+    """An override of the number of heads is one of the key heads too, where both were the same."""
     is_overridden = "num_attention_heads" in overrides and "num_key_value_heads" not in overrides
     if is_overridden and values.get("num_key_value_heads") == values.get("num_attention_heads"):
         overrides["num_key_value_heads"] = overrides["num_attention_heads"]

@@ -27,7 +27,7 @@ GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s
 
 _CACHED_PIECES, _CACHED_CHARACTERS = 1 << 19, 1 << 25
 LONGEST_PART = 1 << 18  # characters
-_CUT = re.compile(r"(?<=\w)[ \n\t]")  # between what no tokenizer takes for a space and what all do
+_CUT = re.compile(r"(?<=\w)[ \n\t]")  # after a word character and before a space: there every tokenizer may cut
 # Normalizers that change characters only next to their neighbours, never across a space.
 _LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
 _SPACE_DROPPING = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}

@@ -55,7 +55,7 @@ def files_matching(pattern: str) -> list[Path]:
 
 
 def _walk(base: Path) -> Iterator[str]:
-    """The names of all files below a folder, with `/`; each folder is entered once, by links only in the end."""
+    """The names of all files below a folder, with `/`; each folder is entered once, links last."""
     entered: set[str] = set()
     real, links = deque([""]), deque[str]()
     while real or links:

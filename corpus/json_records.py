@@ -37,7 +37,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def begins_array(file: BinaryIO) -> bool:
-    """Whether the first sign in a file that is not blank is a bracket; the file is read up to there."""
+    """Whether the first character of a file that is not blank is a bracket; the file is read up to there."""
     while line := file.readline(_CHUNK):
         if start := line.removeprefix(b"\xef\xbb\xbf").lstrip():
             return start.startswith(b"[")
@@ -75,30 +75,30 @@ def read_array(file: TextIO, source: str) -> Iterator[tuple[int, Any]]:
     """
     text = _Text(file, source)
     text.expect("[")
-    if text.sign() == "]":
+    if text.peek() == "]":
         text.expect("]")
     else:
         while True:
-            text.sign()
+            text.peek()
             yield text.line, text.value()
-            if text.sign() != ",":
+            if text.peek() != ",":
                 break
             text.expect(",")
         text.expect("]")
-    if text.sign():
+    if text.peek():
         text.fail("something stands behind the array")
 
 
 class _Text:
-    """A text that is read by and by, and the place reached in it."""
+    """A text that is read in chunks, and the position in it."""
 
     def __init__(self, file: TextIO, source: str) -> None:
         self._file, self._source = file, source
         self._buffer, self._place, self._is_whole = "", 0, False
         self.line = 1
 
-    def sign(self) -> str:
-        """The next sign that is not blank; the empty string at the end."""
+    def peek(self) -> str:
+        """The next character that is not blank; the empty string at the end."""
         while True:
             match = _BLANK.match(self._buffer, self._place)
             assert match is not None
@@ -107,7 +107,7 @@ class _Text:
                 return self._buffer[self._place : self._place + 1]
 
     def expect(self, sign: str) -> None:
-        found = self.sign()
+        found = self.peek()
         if found != sign:
             self.fail(f"not JSON: expected {sign} and found {found or 'the end'}")
         self._go_to(self._place + 1)

@@ -142,7 +142,7 @@ def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether an index is there and as it was written; one that is damaged is said to be."""
+    """Whether an index is there and as it was written; damage is logged."""
     if not folder.is_dir():
         return False
     try:

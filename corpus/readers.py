@@ -100,9 +100,10 @@ class Reader:
         self.held_out_fraction = held_out_fraction
         self.sources: list[Source] = []
         self.bytes_read = 0
-        self._inputs: list[str | list[tuple[str, Path]] | TableFile] = [
-            _resolve(str(entry), dataset_config_name) for entry in inputs
-        ]
+        self._inputs: list[str | list[tuple[str, Path]] | TableFile] = []
+        for entry in inputs:
+            with as_user_errors(OSError, about=f"{entry} cannot be read"):  # a folder above it may be closed
+                self._inputs.append(_resolve(str(entry), dataset_config_name))
         self.files = [path for files in self._inputs if isinstance(files, list) for _, path in files]
         for path in self.files:
             check_file(path, text_column, read_cell=read_cell)

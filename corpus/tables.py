@@ -74,7 +74,7 @@ class TableFile:
 
     @property
     def is_sure_of_columns(self) -> bool:
-        """Whether nothing but names can stand where the names were read."""
+        """Whether the names of the columns are certain; the first row of a CSV or TSV may be data."""
         return True
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
@@ -384,7 +384,7 @@ def open_dataset(name: str, configuration: str | None, *, split: str | None = No
 
     Raises:
         MissingPackageError: `datasets` is not installed.
-        MissingFileError: there is no such dataset, or it cannot be had.
+        MissingFileError: there is no such dataset, or it cannot be loaded.
     """
     try:
         import datasets

@@ -53,8 +53,9 @@ def table_of_fields(path: Path, class_name: str) -> str:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Call):
             constants = [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
             text = max((value for value in constants if isinstance(value, str)), key=len, default="")
-            kind, meaning = (value.replace("|", "\\|") for value in (ast.unparse(node.annotation), text))
-            rows.append(f"| `{node.target.id}` | `{kind}` | {meaning} |")
+            # Within `code` a bar stands for itself, and so would a backslash.
+            meaning = text.replace("|", "\\|")
+            rows.append(f"| `{node.target.id}` | `{ast.unparse(node.annotation)}` | {meaning} |")
     return "\n".join(rows)
 
 

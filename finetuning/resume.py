@@ -81,6 +81,7 @@ def _is_whole(checkpoint: str) -> bool:
     """Trainer writes trainer_state.json last."""
     try:
         with open(os.path.join(checkpoint, "trainer_state.json"), encoding="utf-8") as file:
-            return "global_step" in json.load(file)
-    except (OSError, json.JSONDecodeError):
+            state = json.load(file)
+    except (OSError, ValueError, RecursionError):  # not there, not text, not JSON
         return False
+    return isinstance(state, dict) and isinstance(state.get("global_step"), int)

@@ -6,6 +6,7 @@ batch, so no split into micro-batches changes the gradient. Scores are those of 
 windows.
 """
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +101,23 @@ def make_adamw(groups: list[dict[str, Any]], *, learning_rate: float) -> torch.o
     return torch.optim.AdamW(groups, lr=learning_rate, fused=device in ("cpu", "cuda"))
 
 
+@contextlib.contextmanager
+def _reading(checkpoint: str | None) -> Iterator[None]:
+    """Around Trainer's reading of a checkpoint, which takes no pickle that could run code.
+
+    Raises:
+        UserError: whatever was wrong with a file of it.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).strip().split(". ")[0].split("\n")[0]
+        raise UserError(
+            f"--resume_from_checkpoint: {checkpoint} cannot be read ({type(error).__name__}: {reason}); name another "
+            f"checkpoint, or begin afresh with --overwrite_output_dir"
+        ) from error
+
+
 class FinetuningTrainer(Trainer):
     """Trainer with our evaluation (documents put together from windows) and optimizer groups.
 
@@ -141,6 +159,24 @@ class FinetuningTrainer(Trainer):
         # The whole global batch: what is in it must not depend on how it is split.
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return LengthGroupedSampler(lengths, batch_size=per_step, seed=self.args.seed)
+
+    # Trainer reads a checkpoint by these four. What is wrong with one is the checkpoint's, so it is told in one line.
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with _reading(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with _reading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with _reading(checkpoint):
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with _reading(checkpoint):
+            super()._load_rng_state(checkpoint)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """AdamW over the groups that were given."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 MAX_CHARACTERS = 20_000
+MAX_BODY = 1_000_000  # bytes of a request; a text of MAX_CHARACTERS takes at most 240,000 as JSON
 _LONGEST, _SHOWN, _TOP = 512, 40, 5
 EXAMPLES = {
     "fill-mask": "The capital of France is {mask}.",
@@ -147,25 +148,26 @@ def fill_mask(subject: Subject, text: str) -> list[list[tuple[str, float]]]:
     mask = subject.tokenizer.mask_token
     if text and text.strip() and mask not in text:
         raise BadInputError(f"Put {mask} where a word is missing.")
-    best: dict[int, tuple[int, torch.Tensor]] = {}
+    best: dict[int, tuple[int, list[float], list[int]]] = {}
     for window in windows_of(subject, text):
-        ids = window["input_ids"]
-        blanks = [position for position, token in enumerate(ids) if token == subject.tokenizer.mask_token_id]
-        logits = _logits(subject, window) if blanks else None
-        for position in blanks:
-            assert logits is not None
+        places = [place for place, token in enumerate(window["input_ids"]) if token == subject.tokenizer.mask_token_id]
+        if not places:
+            continue
+        # The best alone: the probabilities of all words, for thousands of blanks, would fill the memory.
+        probabilities_MV = _logits(subject, window)[places].softmax(-1)
+        found = probabilities_MV.topk(min(_TOP, probabilities_MV.shape[-1]))
+        for place, values, ids in zip(places, found.values.tolist(), found.indices.tolist(), strict=True):
             # Of two windows, the one in which the blank has more around it.
-            room = min(position, len(ids) - 1 - position)
-            start = window["offsets"][position][0]
+            room = min(place, len(window["input_ids"]) - 1 - place)
+            start = window["offsets"][place][0]
             if start not in best or room > best[start][0]:
-                best[start] = (room, logits[position].softmax(-1))
-    return [_likeliest_words(subject, best[start][1]) for start in sorted(best)]
+                best[start] = (room, values, ids)
+    return [_as_words(subject, *best[start][1:]) for start in sorted(best)]
 
 
-def _likeliest_words(subject: Subject, probabilities_V: torch.Tensor) -> list[tuple[str, float]]:
-    values, ids = probabilities_V.topk(min(_TOP, probabilities_V.numel()))
-    tokens = [subject.tokenizer.decode([i]) for i in ids.tolist()]
-    return [(token.strip() or repr(token), value) for token, value in zip(tokens, values.tolist(), strict=True)]
+def _as_words(subject: Subject, values: list[float], ids: list[int]) -> list[tuple[str, float]]:
+    tokens = [subject.tokenizer.decode([i]) for i in ids]
+    return [(token.strip() or repr(token), value) for token, value in zip(tokens, values, strict=True)]
 
 
 def tag(subject: Subject, text: str) -> list[tuple[str, str | None]]:
@@ -249,7 +251,7 @@ def attention(subject: Subject, text: str, layer: int, head: int) -> tuple[list[
     """
     config = subject.model.config
     for name, value, number in (("layer", layer, config.num_hidden_layers), ("head", head, config.num_attention_heads)):
-        if not 1 <= int(value) <= number:
+        if not isinstance(value, (int, float)) or not 1 <= value <= number:
             raise BadInputError(f"There is no {name} {value}: the model has {number}.")
     window = windows_of(subject, text)[0]
     ids = window["input_ids"][:_SHOWN]
@@ -299,32 +301,77 @@ def draw_scores(scores: dict[str, float]) -> str:
     for label, score in sorted(scores.items(), key=lambda item: -item[1])[:_MOST_SCORES]:
         bar = f'<div class="bar" style="width: {score:.1%}"></div>' if len(scores) > 1 else ""
         shown = f"{score:.1%}" if len(scores) > 1 else f"{score:.4g}"
-        rows.append(f'<tr><td class="label">{html.escape(label)}</td><td class="bars">{bar}</td><td>{shown}</td></tr>')
+        rows.append(
+            f'<tr><td class="label">{html.escape(str(label))}</td><td class="bars">{bar}</td><td>{shown}</td></tr>'
+        )
     return f'<div class="scroll"><table class="scores">{"".join(rows)}</table></div>'
 
 
 def describe(subject: Subject) -> str:
-    """A heading and what the model does, as Markdown."""
+    """A heading and what the model does, as HTML; a stranger's names and labels are text in it, and no markup."""
     names = [str(name) for name in subject.model.config.id2label.values()]
     kinds = list(dict.fromkeys(name[2:] if name[:2] in ("B-", "I-") else name for name in names if name != "O"))
-    listed = ", ".join(f"`{name}`" for name in kinds[:_MOST_LABELS])
+    listed = ", ".join(_code(name) for name in kinds[:_MOST_LABELS])
     listed += f" and {len(kinds) - _MOST_LABELS} more" if len(kinds) > _MOST_LABELS else ""
     does = {
-        "fill-mask": f"This model fills in blanks: put `{subject.tokenizer.mask_token}` where a word is missing.",
+        "fill-mask": f"This model fills in blanks: put {_code(subject.tokenizer.mask_token)} where a word is missing.",
         "tagging": f"This model marks words and spans in a text as {listed}.",
         "classification": f"This model gives a text scores for {listed}.",
     }[subject.kind]
     parameters = sum(parameter.numel() for parameter in subject.model.parameters())
     size = f"It has {parameters:,} parameters and reads {subject.window:,} tokens at a time, longer texts in parts."
-    return f"# {subject.name}\n\n{does} {size}"
+    return f"<h1>{html.escape(subject.name)}</h1><p>{does} {size}</p>"
+
+
+def _code(text: str) -> str:
+    return f"<code>{html.escape(text)}</code>"
 
 
 def _said(answer: Callable[[], Any], empty: Any) -> tuple[Any, str]:
-    """An answer and no message, or nothing and what is wrong with the input."""
+    """An answer and no message, or nothing and what is wrong with the input, as HTML."""
     try:
         return answer(), ""
     except BadInputError as error:
-        return empty, f"⚠️ {error}"
+        return empty, f"<p>⚠️ {html.escape(str(error))}</p>"
+
+
+class SmallRequests:
+    """Refuses a request with a larger body than a text takes, before the server reads it into its memory (ASGI)."""
+
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Hand a request on, as long as it is small."""
+        from starlette.exceptions import HTTPException
+
+        length = dict(scope.get("headers") or []).get(b"content-length", b"0")
+        if scope["type"] == "http" and not (length.isdigit() and int(length) <= MAX_BODY):
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        taken = 0
+
+        async def receive_little() -> Any:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body") or b"")
+            if taken > MAX_BODY:  # it did not say how long it is
+                raise HTTPException(413)
+            return message
+
+        await self.app(scope, receive_little if scope["type"] == "http" else receive, send)
+
+
+def serve(subjects: list[Subject], **options: Any) -> None:
+    """Show the page until the program is ended.
+
+    Args:
+        options: of gradio's `launch`, such as server_name and server_port.
+    """
+    from starlette.middleware import Middleware
+
+    build_page(subjects).launch(css=STYLE, app_kwargs={"middleware": [Middleware(SmallRequests)]}, **options)
 
 
 def build_page(subjects: list[Subject]) -> Any:
@@ -341,10 +388,10 @@ def build_page(subjects: list[Subject]) -> Any:
 
 def _build_view(gr: Any, subject: Subject) -> None:
     example = EXAMPLES[subject.kind].format(mask=subject.tokenizer.mask_token)
-    gr.Markdown(describe(subject))
+    gr.HTML(describe(subject))
     text = gr.Textbox(example, lines=4, label="Text", elem_id=f"text-{subject.kind}")
     button = gr.Button("Run", variant="primary", elem_id=f"run-{subject.kind}")
-    message = gr.Markdown(elem_id=f"message-{subject.kind}")
+    message = gr.HTML(elem_id=f"message-{subject.kind}")
     answer: Callable[[str], Any] = {
         "fill-mask": lambda given: draw_blanks(fill_mask(subject, given)),
         "tagging": lambda given: tag(subject, given),
@@ -385,4 +432,4 @@ def _build_view(gr: Any, subject: Subject) -> None:
 if __name__ == "__main__":
     # In a Space: the models of this list, whose code the person who made the Space trusts.
     MODELS: list[str] = []
-    build_page([load_subject(name, trust_remote_code=True) for name in MODELS]).launch(css=STYLE)
+    serve([load_subject(name, trust_remote_code=True) for name in MODELS])

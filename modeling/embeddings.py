@@ -61,6 +61,8 @@ class TextEmbeddings(nn.Module):
                 f"inputs_embeds of shape {tuple(inputs_embeds.shape)} must be [batch, length, {self.size}], the "
                 f"embeddings' size"
             )
+        else:
+            self._check_type(inputs_embeds)
         x_BTE = inputs_embeds
         if self.token_type_embeddings is not None:
             if token_type_ids is None:
@@ -77,6 +79,15 @@ class TextEmbeddings(nn.Module):
             x_BTE = self.norm(x_BTE)
         x_BTE = self.dropout(x_BTE)
         return x_BTE if self.projection is None else self.projection(x_BTE)
+
+    def _check_type(self, inputs_embeds: torch.Tensor) -> None:
+        """Refuse numbers of another type than the weights', but under autocast, which converts them."""
+        weight = getattr(self.word_embeddings, "weight", None)
+        ours = getattr(weight, "dtype", torch.float32)
+        if inputs_embeds.dtype == ours or not ours.is_floating_point:
+            return
+        if not inputs_embeds.is_floating_point() or not torch.is_autocast_enabled(inputs_embeds.device.type):
+            raise ValueError(f"inputs_embeds are {inputs_embeds.dtype}, the model's weights {ours}: give them as {ours}")
 
     def count_positions(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Positions [B or 1, T] from 0. Rule `row` counts columns; rule `non_pad` counts tokens that are not padding.

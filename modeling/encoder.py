@@ -182,15 +182,10 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         check_length(self.config, shape_BT, packed)
         if read_positions is not None:
             check_ids(read_positions, shape_BT.numel(), name="read_positions", limit="batch * length")
-        if packed is not None:
-            position_ids = packed.position_ids
-        elif position_ids is None and isinstance(self.embeddings, TextEmbeddings):
-            position_ids = self.embeddings.count_positions(input_ids, inputs_embeds)
+        ids = input_ids if self.config.image_size is None else pixel_values
+        position_ids = self._positions(input_ids, inputs_embeds, position_ids, packed)
         x_BTD = self.embeddings(
-            pixel_values if self.config.image_size is not None else input_ids,
-            inputs_embeds=inputs_embeds,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
+            ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids
         )
         x_BTD = keep_wide(x_BTD, self.layers[0].mlp_norm)
         run, shows_states = packed, self._shows_states(kwargs)
@@ -215,10 +210,29 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             x_BTD = x_BTD.masked_fill(mask_BT.unsqueeze(-1) == 0, 0)
         if index_R is not None:
             return BaseModelOutputWithPooling(last_hidden_state=x_BTD.flatten(0, 1)[index_R].unsqueeze(0))
-        x_BTD = x_BTD[:, : shape_BT[1]]
-        pooled_BD = None
-        if self.pooling is not None and self.pooler is not None:
-            pooled_BD = self.pooler(self.pooling(x_BTD, mask_BT, packed))
+        return self._pooled(x_BTD[:, : shape_BT[1]], mask_BT, packed)
+
+    def _positions(
+        self,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        packed: Packed | None,
+    ) -> torch.Tensor | None:
+        """Positions [B or 1, T]: those of packed documents, those given, or counted; None for images."""
+        if packed is not None:
+            return packed.position_ids
+        if position_ids is None and isinstance(self.embeddings, TextEmbeddings):
+            return self.embeddings.count_positions(input_ids, inputs_embeds)
+        return position_ids
+
+    def _pooled(
+        self, x_BTD: torch.Tensor, mask_BT: torch.Tensor | None, packed: Packed | None
+    ) -> BaseModelOutputWithPooling:
+        """The output of the model, with that of the pooler where it has one."""
+        if self.pooling is None or self.pooler is None:
+            return BaseModelOutputWithPooling(last_hidden_state=x_BTD)
+        pooled_BD = self.pooler(self.pooling(x_BTD, mask_BT, packed))
         return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled_BD)
 
     def _rotary_tables(

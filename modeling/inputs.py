@@ -22,10 +22,13 @@ def check_text(
     """The batch's rows and tokens, [B, T].
 
     Raises:
-        ValueError: not exactly one input, one without a token, or shapes that do not fit one another.
+        ValueError: not exactly one input, one without a token, or shapes or devices that do not fit one another.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give exactly one of input_ids and inputs_embeds")
+    for name, value in (("input_ids", input_ids), ("inputs_embeds", inputs_embeds), ("token_type_ids", token_type_ids)):
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise ValueError(f"{name} is a {type(value).__name__}; give a tensor")
     if input_ids is not None and input_ids.dim() != 2:
         raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} must be [batch, length]")
     if inputs_embeds is not None and inputs_embeds.dim() != 3:
@@ -35,6 +38,10 @@ def check_text(
         raise ValueError(f"input of shape {tuple(shape_BT)} holds no token: leave an empty batch out")
     _check_shape(token_type_ids, shape_BT, name="token_type_ids")
     check_mask(attention_mask, shape_BT)
+    given = input_ids if input_ids is not None else inputs_embeds
+    for name, value in (("token_type_ids", token_type_ids), ("attention_mask", attention_mask)):
+        if isinstance(value, torch.Tensor) and given is not None and value.device != given.device:
+            raise ValueError(f"{name} lies on {value.device}, the input on {given.device}: move one to the other")
     return shape_BT
 
 

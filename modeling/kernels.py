@@ -70,7 +70,7 @@ def is_transformed() -> bool:
 
 
 def values_of(tensor: torch.Tensor) -> list[Any] | None:
-    """The numbers of a tensor; None where there are none to be had: in a traced program, or of a fake tensor."""
+    """The values of a tensor; None where they cannot be read: in a traced program, or of a fake tensor."""
     if is_traced():
         return None
     try:
@@ -125,10 +125,10 @@ def linear(
 
 
 def linear_together(layers: Sequence[Any], x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """[layer(x) for layer in layers]; compiled on CUDA as one matmul, by the layers' weights laid end to end.
+    """[layer(x) for layer in layers]; compiled on CUDA as one matmul, by the concatenated weights.
 
-    The parameters stay as they are: only what is multiplied is joined, in the precision of the matmul, where each
-    forward pass casts the weights anyway. Not compiled, laying the gradients end to end costs what it spares.
+    The parameters stay as they are: only their copies in the precision of the matmul, which each forward pass makes
+    anyway, are concatenated. Without compilation, concatenating the gradients costs what this saves.
     """
     if len(layers) == 1 or not torch.compiler.is_compiling() or not _can_join(layers, x):
         return [linear(layer, x) for layer in layers]
@@ -182,7 +182,7 @@ def _multiplies_bf16() -> bool:
 
 
 def recompute(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-    """function(*inputs); of large inputs, what it keeps for the gradient is computed again in the backward pass."""
+    """function(*inputs), for large inputs with activation checkpointing: the backward pass computes it again."""
     if is_plain() or is_traced() or not torch.is_grad_enabled() or inputs[0].numel() < RECOMPUTE_FROM:
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False)

@@ -110,7 +110,7 @@ class Packed:
         return (starts_G1 + columns_L).masked_fill(~is_token_GL, 0), is_token_GL
 
     def fill_up(self, x_1ND: torch.Tensor, multiple: int) -> tuple[torch.Tensor, "Packed"]:
-        """Zeros after the run, as one more document, so that its length is a multiple. Of one row."""
+        """Pad a run with zeros, as one more document, to a multiple of `multiple` tokens. For a batch of one row."""
         missing = -x_1ND.shape[1] % multiple
         if not missing:
             return x_1ND, self

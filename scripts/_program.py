@@ -1,5 +1,7 @@
 """What every program here shares: reading its flags, telling a person's mistake from a bug of ours, and Ctrl-C."""
 
+import atexit
+import gc
 import os
 import select
 import sys
@@ -75,11 +77,13 @@ def run(main: Callable[[], Any]) -> NoReturn:
     """Run a program and exit: with status 0, or 2 after a person's mistake, which is one line on stderr.
 
     A mistake is a `UserError`; `CLOZEBERT_TRACEBACK=1` shows its traceback too. Every other exception is a bug, or the
-    machine's: it keeps its traceback, and the status is 1. Ctrl-C ends the program within a second, with status 130.
+    machine's: it keeps its traceback, and the status is 1. Ctrl-C ends the program soon, with status 130.
     """
     from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()
+    # Python's last collection goes through all that torch and transformers made: most of a second, for nothing.
+    atexit.register(gc.freeze)
     if sys.stderr.isatty() and not {"-h", "--help"} & set(sys.argv):
         # A sign of life: to import torch and transformers takes seconds.
         print("loading …", file=sys.stderr, flush=True)

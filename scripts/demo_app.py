@@ -33,14 +33,14 @@ def main(argv: list[str] | None = None) -> None:
         import gradio  # noqa: F401
     except ImportError:
         raise MissingPackageError("the page needs gradio: pip install gradio") from None
-    from clozebert.hub.demo_page import STYLE, build_page, load_subject
+    from clozebert.hub.demo_page import load_subject, serve
     from clozebert.hub.loading import find_folder
 
     names = [arguments.model_name_or_path, *(arguments.more_models or [])]
     # clozebert is imported, so none of the folders' code is run.
     with as_user_errors(Exception):  # whatever a library meets in files that others made
         subjects = [load_subject(str(find_folder(name))) for name in names]
-    build_page(subjects).launch(server_name=arguments.host, server_port=arguments.port, css=STYLE)
+    serve(subjects, server_name=arguments.host, server_port=arguments.port)
 
 
 if __name__ == "__main__":

@@ -90,15 +90,19 @@ def plan(
 ) -> dict[str, Any]:
     """Print the plan of a run and return it; `settings` are fields of PretrainingArguments.
 
-    Of a run in phases each one is planned, and `seconds` and `cost` are those of all.
+    With `model_name_or_path` that model's own configuration takes the place of `config`, as in a run. Of a run in
+    phases each one is planned, and `seconds` and `cost` are those of all.
     """
-    from clozebert.training.initial_model import padded_vocabulary
+    from clozebert.training.initial_model import load_configuration, padded_vocabulary
 
     run, corpora = _run_of(settings)
     phases = run.split_phases()
-    if corpora is not None:
+    if run.model_name_or_path is not None:
+        config = load_configuration(run.model_name_or_path)
+    elif corpora is not None:
         # The model's vocabulary is that of the tokenizer which prepared the corpus.
         config.vocab_size = vocab_size or padded_vocabulary(corpora.corpora[0].manifest["tokenizer"]["vocab_size"])
+    if corpora is not None:
         tokens = sum(phase.num_steps * phase.arguments.tokens_per_step for phase in phases)
         print(f"steps                 {phases[-1].last_step:>18,} of {tokens / phases[-1].last_step:,.0f} tokens, "
               f"{tokens / corpora.num_tokens:.1f} times the {corpora.num_tokens:,} tokens of the text")  # fmt: skip
@@ -168,10 +172,12 @@ def _plan_phase(
         options: further arguments of `make_plan`.
     """
     from clozebert.training.calibration import calibrate
+    from clozebert.training.checks import check_positions
     from clozebert.training.planning import make_plan, mean_attention_length, plan_table
     from clozebert.training.run_settings import phase_configuration
 
     arguments, config = phase.arguments, phase_configuration(config, phase)
+    check_positions(arguments, config)
     corpora = length = calibration = None
     if has_corpus:
         corpora = _open_corpora(arguments)

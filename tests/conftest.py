@@ -11,6 +11,8 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 if os.environ.get("CLOZEBERT_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,24 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no ../shared/data beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of what git knows, so that no build folder is left in the checkout."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (repository / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((repository / name).read_bytes())
+    command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(out)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return next(out.glob("*.whl"))

@@ -311,27 +311,6 @@ def test_auto_classes_know_the_architecture_in_any_import_order(first: str, pack
     assert run_python(code) == "clozebert.modeling.encoder"
 
 
-@pytest.fixture(scope="module")
-def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of what git knows, so that no build folder is left in the checkout."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=repository,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for name in listed.stdout.splitlines():
-        if (repository / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((repository / name).read_bytes())
-    command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(out)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return next(out.glob("*.whl"))
-
-
 def test_the_wheel_holds_every_module_and_recipe_and_nothing_else(wheel: Path, repository: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = {f"clozebert/{name}" for name in ("__init__.py", "__main__.py", "py.typed")}

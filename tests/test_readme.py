@@ -1,5 +1,11 @@
-"""The README's commands and code, run as they stand but for sizes that fit a test."""
+"""The README's commands and code, run as they stand, on a small real text: the project's own pages.
 
+Two of them get flags beside, so that they take seconds: see `SMALLER`. What `pretrain` sets out on by itself is tested
+for each recipe, in dry runs.
+"""
+
+import contextlib
+import io
 import json
 import os
 import re
@@ -9,19 +15,35 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
+from clozebert.configuration import list_recipes
+from clozebert.scripts.prepare_corpus import main as prepare_corpus
+from clozebert.scripts.pretrain_mlm import main as pretrain
+from clozebert.scripts.train_tokenizer import main as train_tokenizer
+from clozebert.training import checks
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NARROW = ["--hidden_size", "24", "--num_attention_heads", "2", "--intermediate_size", "36"]
 # What each command gets beside what the README says, so that it takes seconds.
 SMALLER = {
-    "train-tokenizer": ["--vocab_size", "300"],
-    "prepare-corpus": ["--validation_fraction", "0.2"],
-    "pretrain": [
-        *("--max_steps", "2", "--global_batch_size", "4", "--max_seq_length", "32", "--hidden_size", "24"),
-        *("--num_attention_heads", "2", "--intermediate_size", "36", "--num_hidden_layers", "1"),
-    ],
+    "train-tokenizer": [],
+    "prepare-corpus": [],
+    "pretrain": [*NARROW, "--num_hidden_layers", "1", "--max_steps", "2", "--global_batch_size", "4"],
     "finetune-token": ["--num_train_epochs", "1"],
     "publish": ["--dry_run"],
 }
+MOST_EPOCHS = 40
+# Rows have some padding, and documents a token at each end.
+ROOM = 1.2
+
+
+def write_pages(folder: Path) -> None:
+    """The project's pages, as a folder of text files."""
+    folder.mkdir()
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        (folder / f"{page.stem}.txt").write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -31,17 +53,15 @@ def blocks(language: str) -> list[str]:
 def commands() -> list[list[str]]:
     """The `clozebert VERB …` lines of the five-command block."""
     block = next(block for block in blocks("bash") if "train-tokenizer" in block)
-    return [shlex.split(line)[1:] for line in block.splitlines() if line.startswith("clozebert ")]
+    lines = block.replace("\\\n", "").splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith("clozebert ")]
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the five commands have been run, on text and tagged sentences made here."""
+    """A folder in which the five commands have been run, on the project's pages and on tagged sentences made here."""
     folder = tmp_path_factory.mktemp("readme")
-    (folder / "my_text").mkdir()
-    for name in ("one", "two", "three"):
-        lines = [f"The {name} cat number {i} sat on mat {i % 7} and looked at the dog.\n" for i in range(120)]
-        (folder / "my_text" / f"{name}.txt").write_text("\n".join(lines))
+    write_pages(folder / "my_text")
     sentence = "".join(
         f"{i}\t{word}\t{word}\t{tag}\t_\t_\t0\troot\t_\t_\n"
         for i, (word, tag) in enumerate([("The", "DET"), ("cat", "NOUN"), ("sat", "VERB")], start=1)
@@ -84,6 +104,54 @@ def test_the_python_code_runs(workplace: Path) -> None:
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
         assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the README's commands have been run, as they stand, up to `pretrain`."""
+    folder = tmp_path_factory.mktemp("prepared")
+    write_pages(folder / "my_text")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for main, command in zip((train_tokenizer, prepare_corpus), commands(), strict=False):
+            main(command[1:])
+    return folder
+
+
+def dry_run(recipe: str, *more: str) -> str:
+    """What the README's `pretrain` says before it begins, with another recipe in it and a narrow model."""
+    (command,) = (command for command in commands() if command[0] == "pretrain")
+    command[command.index("--config") + 1] = recipe
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        pretrain([*command[1:], "--dry_run", "--mixed_precision", "no", *NARROW, *more])
+    return shown.getvalue()
+
+
+def check_epochs_and_vocabulary(shown: str) -> None:
+    """What a run says, against the tokenizer's own file and the text counted with it."""
+    tokenizer = Tokenizer.from_file("tokenizer/tokenizer.json")
+    (rows,) = re.findall(r"vocabulary ([\d,]+)\n", shown)
+    assert tokenizer.get_vocab_size() <= int(rows.replace(",", "")) < tokenizer.get_vocab_size() + 64
+    pages = [page.read_text(encoding="utf-8") for page in Path("my_text").iterdir()]
+    in_text = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(pages))
+    ((steps, tokens, epochs),) = re.findall(r"steps: ([\d,]+) of ([\d,]+) tokens, ([\d.]+) epochs", shown)
+    assert 1 < float(epochs) <= MOST_EPOCHS
+    seen = int(steps.replace(",", "")) * int(tokens.replace(",", ""))
+    assert 1 < seen / in_text <= MOST_EPOCHS * ROOM, (seen, in_text)
+
+
+def test_every_recipe_sets_out_on_40_epochs_at_most_and_on_no_idle_row(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(prepared)
+    for recipe in list_recipes():
+        check_epochs_and_vocabulary(dry_run(recipe))
+    # The check can fail.
+    with pytest.raises(AssertionError, match="<= 40"):
+        check_epochs_and_vocabulary(dry_run("nano", "--num_train_epochs", "60"))
+    monkeypatch.setattr(checks, "padded_vocabulary", lambda tokens: 50_368)
+    with pytest.raises(AssertionError, match="50368"):
+        check_epochs_and_vocabulary(dry_run("nano"))
 
 
 def test_the_readme_lists_every_command_and_no_other() -> None:

@@ -8,7 +8,7 @@ from ..configuration import ClozeBertConfig
 from ..corpus import BatchStream, Masking, Mixture
 from ..corpus.randomness import derive
 from .arguments import Phase, PretrainingArguments
-from .prefetch import StepLoader, prefetch
+from .prefetch import StepLoader, prefetch, sizes_recur
 
 
 def make_masking(arguments: PretrainingArguments, *, rate: float) -> Masking:
@@ -47,6 +47,7 @@ def load_batches(
         config=plan_for,
         # Worker processes cannot pin memory; their batches are copied from ordinary memory.
         pins=accelerator.device.type == "cuda" and phase.arguments.dataloader_num_workers == 0,
+        recurs=sizes_recur(accelerator),
     )
     return prefetch(
         loader,

@@ -20,7 +20,7 @@ from .batches import make_masking
 from .machine import make_accelerator
 from .phase_setup import PhaseSetup, set_up_model, set_up_phase
 from .planning import Calibration
-from .prefetch import ModelInputs, model_inputs
+from .prefetch import ModelInputs, count_predicted, model_inputs, sizes_recur
 from .processes import mean_over_processes
 from .step import accumulate_gradient, timed_step
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
@@ -48,7 +48,8 @@ def calibrate(
     before = _peak_bytes(device, reset=True)
     core, model, optimizer = set_up_model(arguments, config, accelerator=accelerator)
     plan_for = core.config if device.type == "cpu" else None
-    batches = micro_batches(arguments, config, corpora, rows=rows, plan_for=plan_for)
+    recurs = sizes_recur(accelerator)
+    batches = micro_batches(arguments, config, corpora, rows=rows, plan_for=plan_for, recurs=recurs)
 
     def step() -> StepTime:
         batch = next(batches)
@@ -56,7 +57,7 @@ def calibrate(
             model,
             optimizer,
             batch,
-            num_predicted=len(batch["labels"]),
+            num_predicted=count_predicted(batch),
             max_grad_norm=arguments.max_grad_norm,
             accelerator=accelerator,
         )
@@ -83,6 +84,7 @@ def micro_batches(
     *,
     rows: int,
     plan_for: ClozeBertConfig | None = None,
+    recurs: bool = False,
 ) -> Iterator[ModelInputs]:
     """Micro-batches of the run, or the same random one again and again; on the CPU."""
     if corpora is None:
@@ -97,7 +99,7 @@ def micro_batches(
         weights=corpora.shares,
     )
     for step in itertools.count():
-        yield model_inputs(stream.batch(step), plan_for=plan_for)
+        yield model_inputs(stream.batch(step), plan_for=plan_for, recurs=recurs)
 
 
 def _random_batch(arguments: PretrainingArguments, config: ClozeBertConfig, *, rows: int) -> ModelInputs:
@@ -192,14 +194,14 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
     rows = max(1, min(arguments.per_device_train_batch_size, _TIMED_TOKENS // arguments.max_seq_length))
     plan_for = setup.core.config if accelerator.device.type == "cpu" else None
     rate = arguments.mlm_probability
-    batch = model_inputs(setup.stream.rows(0, rows, rate=rate), plan_for=plan_for)
+    batch = model_inputs(setup.stream.rows(0, rows, rate=rate), plan_for=plan_for, recurs=sizes_recur(accelerator))
     seconds: list[float] = []
     # The first one compiles kernels and gets memory from the system.
     while len(seconds) < 3 and (not seconds or mean_over_processes(seconds[-1], accelerator) < _LONG_SECONDS):
         begun = time.perf_counter()
         # Processes do not exchange this gradient.
         with accelerator.no_sync(setup.model):
-            accumulate_gradient(setup.model, [batch], num_predicted=len(batch["labels"]), accelerator=accelerator)
+            accumulate_gradient(setup.model, [batch], num_predicted=count_predicted(batch), accelerator=accelerator)
         wait_for(accelerator.device)
         seconds.append(time.perf_counter() - begun)
         setup.optimizer.zero_grad()

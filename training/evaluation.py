@@ -1,5 +1,6 @@
 """Validation during training: masked-LM loss and accuracy on fixed masks, over all processes and corpora."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from .arguments import PretrainingArguments
 from .batches import make_masking
 from .prefetch import model_inputs, to_device
 from .processes import sum_over_processes
+from .signals import LeftEarlyError, leaving_early
 
 
 class EvaluationStoppedError(Exception):
@@ -37,7 +39,8 @@ def evaluate_masked_lm(
     Batches are dealt out in rounds: in each, every process takes one.
 
     Args:
-        should_stop: asked before each batch; True in one process ends the evaluation in all.
+        should_stop: asked before each batch, and by one process alone on a CPU in each layer too; True in one process
+            ends the evaluation in all.
 
     Returns:
         eval_loss (nats per predicted token), eval_perplexity (its exponential), eval_accuracy, eval_predicted_tokens.
@@ -50,7 +53,12 @@ def evaluate_masked_lm(
     model.eval()
     try:
         num_batches = len(batches) if max_batches is None else min(max_batches, len(batches))
-        totals = _sum_batches(model, batches, num_batches, accelerator, should_stop)
+        # Of several processes, none leaves a batch by itself.
+        is_alone = accelerator.num_processes == 1
+        with leaving_early(model, should_stop, accelerator.device) if is_alone else contextlib.nullcontext():
+            totals = _sum_batches(model, batches, num_batches, accelerator, should_stop)
+    except LeftEarlyError:
+        raise EvaluationStoppedError from None
     finally:
         model.train(was_training)
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()

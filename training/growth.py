@@ -20,10 +20,14 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling.modeling_clozebert import ClozeBertForMaskedLM
 from ..modeling.pseudo_likelihood import Documents, masked_log_likelihoods
 from ..utils.errors import UserError
+from ..utils.input_length import beginning_of
 from ..utils.progress_bar import StageBars
 from ..utils.weights import fill, make_empty
 from .depth import take_layers
 from .vocabulary_rows import take_rows
+
+# Where all tokens of a document are masked, one at a time, the work grows with the square of its length.
+_EXCERPT = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +110,7 @@ def extend_vocabulary(
     Args:
         tokenizer: the model's; a copy of it gets the tokens.
         new_tokens: whole words or strings, none of which the tokenizer has.
-        texts: on which pseudo-perplexity is measured, per token of the old tokenizer.
+        texts: on whose first 64 tokens pseudo-perplexity is measured, per token of the old tokenizer.
 
     Raises:
         UserError: a token is known already, or is cut into nothing but unknown tokens.
@@ -121,9 +125,11 @@ def extend_vocabulary(
     for token, ids in pieces.items():
         sources[larger.convert_tokens_to_ids(token)] = ids
     new = take_rows(model, sources)
-    length = model.config.max_position_embeddings
+    most = model.config.max_position_embeddings
+    # Both models read the same text: the new tokenizer cuts it into fewer tokens, and would reach further.
+    excerpts = [text[: beginning_of(tokenizer, text, min(_EXCERPT, most))[1]] for text in texts]
     old_documents, new_documents = (
-        [cut(text, truncation=True, max_length=length)["input_ids"] for text in texts] for cut in (tokenizer, larger)
+        [cut(text, truncation=True, max_length=most)["input_ids"] for text in excerpts] for cut in (tokenizer, larger)
     )
     loss, count = _masked_loss(model, old_documents, None, 32)
     after = pseudo_perplexity(new, new_documents, num_tokens=count)
@@ -458,7 +464,7 @@ def _take(
         result = extend_vocabulary(model, tokenizer, new_tokens, texts=texts)
         model, tokenizer = result.model, result.tokenizer
         yield "vocabulary", result
-    documents = [tokenizer(text, truncation=True, max_length=length)["input_ids"] for text in texts]
+    documents = [beginning_of(tokenizer, text, length)[0] for text in texts]
     for name, step in steps.items():
         result = step(model, documents=documents)
         model = result.model

@@ -88,8 +88,8 @@ def _check_launch(*, use_cpu: bool) -> None:
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in os.environ
     if by_accelerate and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
         raise UserError(
-            "accelerate launch was asked for several processes but started one: on CPUs it needs a configuration file "
-            "with `distributed_type: MULTI_GPU` and `use_cpu: true` (see docs/many_gpus.md)"
+            "accelerate launch was asked for several processes but started one, as it does with --cpu: give it "
+            '--config_file "$(clozebert launch-config cpu)" instead'
         )
     if use_cpu and is_sharded():
         raise UserError("Accelerate has no FSDP on CPUs: it would run DDP instead; take a configuration without FSDP")

@@ -18,6 +18,10 @@ from .signals import STOP_SIGNALS
 
 ModelInputs = dict[str, Any]
 _AHEAD = 2
+# On a CPU in half precision, the number of predicted tokens of a micro-batch is filled up to a multiple of this: oneDNN
+# compiles a kernel for each shape that it meets, and keeps about a thousand.
+_RECURRING_SIZE = 64
+_IGNORED = -100
 
 
 @dataclass
@@ -26,6 +30,7 @@ class StepLoader:
 
     `micro_batches`: of a whole global batch; a smaller one takes fewer of the same size. `config`: of a model that
     trains on a CPU, whose attention is planned here. `pins`: into memory from which CUDA copies without a wait.
+    `recurs`: see `model_inputs`.
     """
 
     stream: Any
@@ -34,6 +39,7 @@ class StepLoader:
     micro_batches: int
     config: ClozeBertConfig | None = None
     pins: bool = False
+    recurs: bool = False
 
     def __call__(self, step: int) -> tuple[list[ModelInputs], int]:
         size = self.stream.batch_size
@@ -49,16 +55,19 @@ class StepLoader:
             for micro_batch in range(micro_batches)
         ]
         num_predicted = sum(len(batch.labels) for batch in batches)
-        inputs = [model_inputs(batch, plan_for=self.config) for batch in batches]
+        inputs = [model_inputs(batch, plan_for=self.config, recurs=self.recurs) for batch in batches]
         return [pin(one) for one in inputs] if self.pins else inputs, num_predicted
 
 
-def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, training: bool = True) -> ModelInputs:
+def model_inputs(
+    batch: Any, *, plan_for: ClozeBertConfig | None = None, training: bool = True, recurs: bool = False
+) -> ModelInputs:
     """A packed batch of `clozebert.corpus` as keyword arguments of `ClozeBertForMaskedLM`, on the CPU.
 
     Args:
         plan_for: a model's configuration; the plans of its attention on a CPU are then made here.
         training: whether the model will want a gradient.
+        recurs: fill the predicted tokens up to a size that comes again, with labels that count nowhere.
     """
     packed = Packed.from_cu_seq_lens(
         torch.from_numpy(batch.cu_seq_lens),
@@ -66,15 +75,29 @@ def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, trainin
         max_length=int(batch.max_length),
         position_ids=torch.from_numpy(batch.position_ids),
     )
-    masked_positions = torch.from_numpy(batch.masked_positions)
+    masked_positions, labels = torch.from_numpy(batch.masked_positions), torch.from_numpy(batch.labels)
+    if recurs and len(labels):
+        missing = -len(labels) % _RECURRING_SIZE
+        masked_positions = torch.cat([masked_positions, masked_positions[-1:].expand(missing)])
+        labels = torch.cat([labels, labels.new_full((missing,), _IGNORED)])
     if plan_for is not None:
         prepare_attention(packed, plan_for, training=training, read_positions=masked_positions)
     return {
         "input_ids": torch.from_numpy(batch.input_ids),
         "packed": packed,
         "masked_positions": masked_positions,
-        "labels": torch.from_numpy(batch.labels),
+        "labels": labels,
     }
+
+
+def sizes_recur(accelerator: Any) -> bool:
+    """Whether micro-batches of a few sizes are faster than of any: on a CPU in half precision."""
+    return accelerator.device.type == "cpu" and accelerator.mixed_precision != "no"
+
+
+def count_predicted(inputs: ModelInputs) -> int:
+    """How many tokens a micro-batch predicts; what it was filled up with does not count."""
+    return int((inputs["labels"] != _IGNORED).sum())
 
 
 def pin(inputs: ModelInputs) -> ModelInputs:

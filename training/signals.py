@@ -5,9 +5,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
+from ..modeling.blocks import EncoderLayer
 from ..utils.interrupts import end_after_patience, say_now
 
 # SIGHUP comes when a terminal is closed; Windows has none.
@@ -89,3 +92,39 @@ class StopRequest:
             os.close(writing)  # which ends the thread, unless a forked child holds it too
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+class LeftEarlyError(Exception):
+    """A stop was asked for within a forward or a backward pass."""
+
+
+@contextlib.contextmanager
+def leaving_early(model: torch.nn.Module, should_stop: Callable[[], bool], device: torch.device) -> Iterator[None]:
+    """On a CPU, where one pass through a large model takes many seconds, ask twice in each layer whether to stop.
+
+    On other devices nothing is changed: the host is ahead of the device, and a pass is short.
+
+    Raises:
+        LeftEarlyError: out of the model's forward pass, or out of `backward`; gradients are incomplete then.
+    """
+
+    def ask(*_: Any) -> None:
+        if should_stop():
+            raise LeftEarlyError
+
+    def at_part(_: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        ask()
+        if inputs[0].requires_grad:
+            inputs[0].register_hook(ask)  # on the way back
+
+    parts: list[torch.nn.Module] = []
+    for layer in model.modules() if device.type == "cpu" else ():
+        if isinstance(layer, EncoderLayer):
+            is_compiled = "forward" in vars(layer)  # by `machine.compile_model`: hooks within would break its graph
+            parts += [layer] if is_compiled else [layer.attention, layer.mlp]
+    hooks = [part.register_forward_pre_hook(at_part) for part in parts]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -14,6 +14,7 @@ import torch
 from ..utils.device import wait_for
 from .optimizers import whole_tensor
 from .prefetch import ModelInputs, to_device
+from .signals import LeftEarlyError, leaving_early
 from .time_budget import StepTime
 
 
@@ -24,7 +25,7 @@ def accumulate_gradient(
 
     Args:
         num_predicted: tokens that this process predicts in them.
-        stop: where it becomes true between two micro-batches, the rest is left out and the result is None.
+        stop: where it becomes true, the rest is left out and the result is None.
 
     Returns:
         This process' part of the loss, a scalar: the sum over its predicted tokens, divided by how many all processes
@@ -36,15 +37,19 @@ def accumulate_gradient(
     if accelerator.num_processes > 1:
         torch.distributed.all_reduce(items)
     total = torch.zeros((), device=device)
-    for index, batch in enumerate(batches):
-        if stop:
-            return None
-        is_last = index == len(batches) - 1
-        with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
-            loss = model(**to_device(batch, device), num_items_in_batch=items, loss_only=True).loss
-            # DDP and FSDP take the mean of the processes' gradients; the loss is their sum.
-            accelerator.backward(loss * accelerator.num_processes)
-        total = total + loss.detach()
+    try:
+        with contextlib.nullcontext() if stop is False else leaving_early(model, lambda: bool(stop), device):
+            for index, batch in enumerate(batches):
+                if stop:
+                    return None
+                is_last = index == len(batches) - 1
+                with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
+                    loss = model(**to_device(batch, device), num_items_in_batch=items, loss_only=True).loss
+                    # DDP and FSDP take the mean of the processes' gradients; the loss is their sum.
+                    accelerator.backward(loss * accelerator.num_processes)
+                total = total + loss.detach()
+    except LeftEarlyError:
+        return None
     return total
 
 

@@ -69,7 +69,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-    _flush_entries(path.parent)
+        _flush_entries(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -108,7 +108,7 @@ def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         finally:
             for folder in (temporary, outdated):
                 shutil.rmtree(folder, ignore_errors=True)
-    _flush_entries(path.parent)
+        _flush_entries(path.parent)
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def whole_files(directory: Path, *, replacing: Iterable[str] = ()) -> Iterator[P
         finally:
             for folder in (temporary, outdated):
                 shutil.rmtree(folder, ignore_errors=True)
-    _flush_entries(directory)
+        _flush_entries(directory)
 
 
 def remove_left_over(path: Path) -> None:

@@ -25,3 +25,16 @@ def longest_input(model: nn.Module, tokenizer: Any) -> int:
             padding_idx = getattr(module, "padding_idx", None)
             limits.append(len(module.weight) - (0 if padding_idx is None else padding_idx + 1))
     return min(limits)
+
+
+def beginning_of(tokenizer: Any, text: str, tokens: int) -> tuple[list[int], int]:
+    """The ids of the first tokens of a text, special ones included, and the place in it where they end.
+
+    Only as much of the text is tokenized as that takes.
+    """
+    characters = 16 * tokens
+    while True:
+        cut = tokenizer(text[:characters], truncation=True, max_length=tokens, return_offsets_mapping=True)
+        if len(cut["input_ids"]) >= tokens or characters >= len(text):
+            return cut["input_ids"], max((end for _, end in cut["offset_mapping"]), default=0)
+        characters *= 4

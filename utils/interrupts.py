@@ -1,4 +1,4 @@
-"""Ctrl-C ends a program within a second, whatever it is doing.
+"""Ctrl-C ends a program soon, whatever it is doing.
 
 Python runs a signal's handler between two of its own instructions. A long call into a library, such as the training of
 a tokenizer, gives it none. So a thread is told of the signal too, by a pipe; when the program has not ended by itself
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-PATIENCE = 0.6
+PATIENCE = 0.4
 
 _interrupted = False
 

@@ -51,7 +51,7 @@ def test_the_architecture_that_came_in_comes_out(model_type: str, texts: Path, t
     assert f"{losses['after']:.4f}" in report
     assert f"{losses['after']:.6g}" in card
     assert "| new.txt |" in report
-    assert "held-out new text: tokens for each word" in report
+    assert "held-out new text: tokens per word" in report
     assert str(tmp_path) not in report + card
 
 

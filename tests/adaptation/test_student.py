@@ -33,7 +33,7 @@ def test_a_student_keeps_some_of_the_layers_and_the_architecture(modernbert: Pat
     report, card = ((tmp_path / "out" / name).read_text() for name in ("report.md", "README.md"))
     assert f"distilled into a student of {results['parameters']['after']:,} parameters" in report
     assert "| teacher | student, untrained | student |" in report
-    assert "compare the loss for each word" not in report
+    assert "compare the loss per word" not in report
     assert "held-out new text, teacher" in card
 
 

@@ -1,7 +1,9 @@
 """No damaged checkpoint is gone on from: the one before it is taken, and it is said."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_damage import MANIFEST, Damage, mend_manifest, mended_damages, plain_damages
@@ -50,14 +52,15 @@ def test_some_damages_of_each_kind(output_dir: Path, tmp_path: Path, caplog: pyt
 
 
 @pytest.mark.faults
-def test_a_thousand_damages(output_dir: Path, tmp_path: Path) -> None:
+def test_a_thousand_damages(output_dir: Path, tmp_path: Path, figure: Callable[[str, Any], None]) -> None:
     checkpoint = output_dir / "checkpoint-6"
     plain = plain_damages(checkpoint, flips=25)
     mended = mended_damages(checkpoint, flips=15, every=1)
-    print(f"{len(plain)} damages of files, {len(mended)} more under a manifest that fits")
     assert len(plain) + len(mended) >= 1000
     assert silent(plain, output_dir, tmp_path / "run", mended=False) == []
     assert silent(mended, output_dir, tmp_path / "run", mended=True) == []
+    figure("checkpoints", f"{len(plain):,} damages, 0 silent loads, 0 tracebacks")
+    figure("checkpoints, mended", f"{len(mended):,} damages, 0 silent loads, 0 tracebacks")
 
 
 def test_a_damaged_checkpoint_is_set_aside(output_dir: Path, tmp_path: Path) -> None:

@@ -136,6 +136,27 @@ def test_no_pickle_in_a_corpus_is_read(corpus: Path, tmp_path: Path) -> None:
     assert not ran.exists()
 
 
+def test_a_fine_tuning_checkpoint_with_a_pickle_in_it_is_refused_in_one_line(model: Path, tmp_path: Path) -> None:
+    """Under each name that Trainer reads, and in place of what it reads as JSON and tensors."""
+    from clozebert.scripts.finetune_sequence_classification import main
+
+    table, out = write_sentiment(tmp_path / "a.csv", rows=24), tmp_path / "tuned"
+    run = ["--model_name_or_path", str(model), "--train_file", str(table), "--num_train_epochs", "1"]
+    run += ["--output_dir", str(out), "--learning_rate", "1e-3", "--mixed_precision", "no"]
+    main(run)
+    (checkpoint,) = out.glob("checkpoint-*")
+    names = {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.is_file()}
+    read = {"model.safetensors", "config.json", "optimizer.pt", "scheduler.pt", "trainer_state.json"}
+    assert read <= names.keys()
+    for number, name in enumerate((*sorted(read), "pytorch_model_fsdp.bin")):
+        (checkpoint / name).write_bytes(contents(tmp_path / "ran")[number % 2])
+        with pytest.raises(UserError, match=f"resume_from_checkpoint.*{checkpoint.name}"):
+            main([*run, "--resume_from_checkpoint", str(checkpoint)])
+        (checkpoint / name).unlink() if name not in names else (checkpoint / name).write_bytes(names[name])
+    assert not (tmp_path / "ran").exists()
+    main([*run, "--resume_from_checkpoint", str(checkpoint)])
+
+
 # Every command -------------------------------------------------------------------------------------------------------
 
 RUN = """
@@ -237,7 +258,8 @@ def test_no_command_runs_a_pickle_from_any_folder(
     tracebacks = {verb: end for verb, end in said.items() if end.startswith("traceback")}
     figure(
         f"pickles, form {kind}",
-        f"{int(ran.exists())} executed by {len(said)} commands on {len(NAMES)} names in every folder",
+        f"{int(ran.exists())} executed by {len(said)} commands on {len(NAMES)} names in every folder, "
+        f"{len(tracebacks)} tracebacks",
     )
     assert not ran.exists()
     assert tracebacks == {}

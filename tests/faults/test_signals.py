@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def test_a_signal_to_a_launcher_and_its_group(
 
 @pytest.mark.faults
 def test_processes_end_when_their_launcher_is_gone(
-    prepared: Path, tmp_path: Path, programs: list[subprocess.Popen[str]]
+    prepared: Path, tmp_path: Path, programs: list[subprocess.Popen[str]], figure: Callable[[str, Any], None]
 ) -> None:
     program = start(programs, prepared, tmp_path / "run", processes=2)
     ranks = descendants(program.pid)
@@ -135,19 +135,21 @@ def test_processes_end_when_their_launcher_is_gone(
     begun = time.monotonic()
     os.kill(program.pid, signal.SIGKILL)
     wait_until(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks), 60, tmp_path / "shown.txt")
-    print(f"the processes ended after {time.monotonic() - begun:.1f} s")
+    figure("launcher", f"saved and ended after {time.monotonic() - begun:.1f} s")
     assert saved_step(tmp_path / "run") >= 3
 
 
 @pytest.mark.faults
-def test_a_process_that_hangs_is_found(prepared: Path, tmp_path: Path, programs: list[subprocess.Popen[str]]) -> None:
+def test_a_process_that_hangs_is_found(
+    prepared: Path, tmp_path: Path, programs: list[subprocess.Popen[str]], figure: Callable[[str, Any], None]
+) -> None:
     """One of two is stopped by SIGSTOP: the other shows its stacks and ends, and so does the launcher."""
     program = start(programs, prepared, tmp_path / "run", processes=2, ddp_timeout=5)
     ranks = descendants(program.pid)
     begun = time.monotonic()
     os.kill(ranks[-1], signal.SIGSTOP)
     assert program.wait(timeout=90) != 0
-    print(f"found and ended after {time.monotonic() - begun:.1f} s")
+    figure("hang", f"all ended after {time.monotonic() - begun:.0f} s, of which the launcher waits 30")
     shown = (tmp_path / "shown.txt").read_text()
     assert "seconds (ddp_timeout) nothing has moved" in shown
     assert "most recent call first" in shown

@@ -213,12 +213,12 @@ def test_attention_names_tokens_as_they_stand_in_the_text(algorithm, pieces):
 def test_what_the_page_says_of_a_model():
     said = describe(subject("ForSequenceClassification", id2label={0: "bad", 1: "so-so", 2: "good"}))
     model = make_model("ForSequenceClassification")
-    assert said.startswith("# tiny\n")
+    assert said.startswith("<h1>tiny</h1>")
     assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in said
-    assert "`bad`, `so-so`, `good`" in said
+    assert "<code>bad</code>, <code>so-so</code>, <code>good</code>" in said
     labels = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-creative-work"}
-    assert "as `PER`, `creative-work`." in describe(subject("ForTokenClassification", id2label=labels, num_labels=4))
-    assert "put `[MASK]` where" in describe(subject("ForMaskedLM"))
+    assert "as <code>PER</code>, <code>creative-work</code>." in describe(subject("ForTokenClassification", id2label=labels, num_labels=4))
+    assert "put <code>[MASK]</code> where" in describe(subject("ForMaskedLM"))
 
 
 def test_scores_are_drawn_from_the_highest_on():

@@ -125,6 +125,23 @@ INPUTS = {
         r"inputs_embeds of shape \(2, 9, 23\) must be \[batch, length, 24\]",
     ),
     "embeddings of two dimensions": ({}, {"inputs_embeds": torch.zeros(9, 24)}, r"inputs_embeds of shape \(9, 24\)"),
+    "embeddings of another type": (
+        {},
+        {"inputs_embeds": torch.zeros(2, 9, 24, dtype=torch.float32)},
+        "inputs_embeds are torch.float32, the model's weights torch.float64",
+    ),
+    "whole numbers as embeddings": ({}, {"inputs_embeds": ones(2, 9, 24)}, r"inputs_embeds are torch\.int64"),
+    "a mask elsewhere": (
+        {},
+        {"input_ids": IDS, "attention_mask": ones(2, 9).to("meta")},
+        "attention_mask lies on meta, the input on cpu",
+    ),
+    "types elsewhere": (
+        {"type_vocab_size": 3},
+        {"input_ids": IDS, "token_type_ids": ones(2, 9).to("meta")},
+        "token_type_ids lies on meta, the input on cpu",
+    ),
+    "ids in a list": ({}, {"input_ids": IDS.tolist()}, "input_ids is a list; give a tensor"),
     "pixels for a text model": ({}, {"pixel_values": torch.zeros(1, 3, 8, 8)}, "pixel_values .* image_size=None"),
     "ids for an image model": (IMAGE, {"input_ids": IDS}, "image model .* pixel_values"),
     "pixels of other channels": (

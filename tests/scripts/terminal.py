@@ -1,10 +1,12 @@
 """Programs in a pseudo-terminal: when the first sign of life comes, whether there is a bar, how soon Ctrl-C ends them.
 
-`python tests/scripts/terminal.py` measures every verb, and prints a table.
+`python tests/scripts/terminal.py FOLDER TEXT [WORD]` measures every verb, or the rows that hold the word, on a text
+file of some megabytes, and prints a table. FOLDER keeps what the verbs need.
 """
 
 import contextlib
 import fcntl
+import importlib.util
 import itertools
 import os
 import pty
@@ -28,7 +30,7 @@ class Session:
 
     Attributes:
         first_sign: seconds to its first output.
-        answered, ended: seconds from Ctrl-C to more output, and to the end of the process.
+        answered, ended: seconds from Ctrl-C to a line that says what happens now, and to the end of the process.
         shown: all of its output.
     """
 
@@ -61,7 +63,7 @@ def in_terminal(
         preexec_fn=_make_controlling,
     )  # fmt: skip
     os.close(theirs)
-    shown, pressed = "", None
+    shown, pressed, before = "", None, 0
     first_sign = answered = ended = None
     while time.monotonic() - begun < timeout:
         ready, _, _ = select.select([ours], [], [], 0.02)
@@ -74,15 +76,14 @@ def in_terminal(
             text = data.decode("utf-8", errors="replace")
             if text.strip() and first_sign is None:
                 first_sign = now - begun
-            # The terminal itself echoes ^C.
-            if pressed is not None and answered is None and text.replace("^C", "").strip():
-                answered = now - pressed
             shown += text
+            if pressed is not None and answered is None and re.search("stopping: |interrupted", shown[before:]):
+                answered = now - pressed
         if process.poll() is not None:
             ended = None if pressed is None else now - pressed
             break
         if pressed is None and interrupt_when(shown, now - begun):
-            pressed = time.monotonic()
+            pressed, before = time.monotonic(), len(shown)
             os.write(ours, b"\x03")
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
@@ -119,7 +120,7 @@ def measure(rows: dict[str, tuple[list[str], Callable[[str, float], bool]]]) -> 
         return "none" if value is None else f"{value:.2f}"
 
     for name, (flags, decide) in rows.items():
-        done = in_terminal([sys.executable, "-m", "clozebert", *flags], interrupt_when=decide, timeout=60)
+        done = in_terminal([sys.executable, "-m", "clozebert", *flags], interrupt_when=decide, timeout=120)
         lines.append(
             f"| {name} | {figure(done.first_sign)} | {figure(done.answered)} | {figure(done.ended)} | "
             f"{'yes' if done.has_bar else 'no'} |"
@@ -130,7 +131,7 @@ def measure(rows: dict[str, tuple[list[str], Callable[[str, float], bool]]]) -> 
     return lines
 
 
-def main(folder: Path, text: Path) -> None:
+def main(folder: Path, text: Path, only: str = "") -> None:
     """Measure the verbs on the text of a folder, with all that they need made in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -168,14 +169,19 @@ def main(folder: Path, text: Path) -> None:
     run = ["--corpus", str(corpus), "--tokenizer_name", str(tokenizer)]
     bar, loading = r"\d+%\|", "loading"
     tune = ["--model_name_or_path", str(model), "--train_file"]
-    print("\n".join(measure({
+    rows = {
         "train-tokenizer, reading": (["train-tokenizer", "--input", *[str(text)] * 5, *out()], after(bar, 0.05)),
         "train-tokenizer, training": (["train-tokenizer", "--input", str(text), "--algorithm", "unigram", *out()],
                                       after(r"00:00:0\d\]", 1.0)),
         "prepare-corpus": (["prepare-corpus", "--input", *[str(text)] * 5, "--tokenizer_name", str(tokenizer), *out()],
                            after(bar, 1.0)),
         "pretrain, loading": (["pretrain", "--config", "small", *run, *out()], after(loading, 1.0)),
-        "pretrain, training": (["pretrain", "--config", "small", *run, *out()], after(r"\d%\|", 4.0)),
+        "pretrain, training": (["pretrain", "--config", "small", *run, *out()], after("time: about", 3.0)),
+        "pretrain, BERT-base": (["pretrain", "--config", "bert-base", *run, *out(), "--global_batch_size", "32",
+                                 "--max_steps", "9", "--warmup_steps", "1"], after("time: about", 4.0)),
+        "pretrain, evaluating": (["pretrain", "--config", "small", *run, *out(), "--global_batch_size", "16",
+                                  "--eval_steps", "1", "--max_eval_batches", "1000"], after("loss", 2.0)),
+        "check": (["check", str(corpus)], after(loading, 0.05)),
         "plan --calibrate": (["plan", "--config", "small", "--calibrate"], after(bar, 2.0)),
         "evaluate": (["evaluate", str(model), "--corpus", str(corpus), "--pseudo_perplexity_documents", "1000"],
                      after(bar, 3.0)),
@@ -185,13 +191,19 @@ def main(folder: Path, text: Path) -> None:
                      str(folder / "predicted.jsonl")], after(bar, 1.0)),
         "grow": (["grow", "--model_name_or_path", str(model), "--input", str(sample), "--num_hidden_layers", "8",
                   "--num_texts", "2000", *out()], after(bar, 1.0)),
+        "grow --new_tokens": (["grow", "--model_name_or_path", str(model), "--input", str(many), "--new_tokens",
+                               "astronomers", "--num_texts", "2000", *out()], after(bar, 1.0)),
         "adapt": (["adapt", "--model_name_or_path", str(model), "--input", str(sample), *out()], after(loading, 8.0)),
         "convert": (["convert", "--input", str(model), "--to", "native", *out()], after(loading, 1.0)),
         "describe": (["describe", "bert-base"], after(loading, 1.0)),
         "publish --dry_run": (["publish", str(model), "--repo_id", "a/b", "--dry_run"], after(loading, 6.0)),
         "demo": (["demo", *out()], after(loading, 12.0)),
-    })))  # fmt: skip
+        "demo-app": (["demo-app", str(model)], after("http://", 2.0)),
+    }  # fmt: skip
+    if importlib.util.find_spec("gradio") is None:
+        del rows["demo-app"]
+    print("\n".join(measure({name: row for name, row in rows.items() if only in name})))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

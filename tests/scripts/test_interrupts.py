@@ -26,7 +26,7 @@ run(main)
 """
 # One call into a library that takes hours and gives Python's handlers no turn, without the lock of the interpreter.
 LONG_CALL = "hashlib.pbkdf2_hmac('sha256', b'x', b'y', 2_000_000_000)"
-# Measured 0.6 s; a busy machine gets some more.
+# Measured 0.4 s; a busy machine gets some more.
 SOON = 5.0
 
 

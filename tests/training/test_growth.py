@@ -115,6 +115,35 @@ def test_new_tokens_are_means_of_their_parts(tokenizer, kind):
     assert result.after > 1
 
 
+def masked_one_at_a_time(model, document):
+    """-log p of each token in its place, by the formula; [CLS] and [SEP] stay."""
+    losses = []
+    for place in range(1, len(document) - 1):
+        masked = torch.tensor([[4 if index == place else token for index, token in enumerate(document)]])
+        losses.append(-float(model(input_ids=masked).logits[0, place].log_softmax(-1)[document[place]]))
+    return losses
+
+
+def test_both_models_are_measured_on_the_same_beginning_of_a_long_text(tokenizer, monkeypatch):
+    model = make(vocab_size=len(tokenizer)).requires_grad_(False)
+    text = "face a bad cab " * 20_000
+    seen = []
+    call = type(tokenizer).__call__
+    monkeypatch.setattr(
+        type(tokenizer), "__call__", lambda self, text, **more: (seen.append(len(text)), call(self, text, **more))[1]
+    )
+    result = extend_vocabulary(model, tokenizer, ["face"], texts=[text])
+    # 27 letters and the two ends are the model's 29 positions; to the larger tokenizer they are 20 tokens.
+    read = "face a bad cab face a bad cab face a"
+    assert len(read.replace(" ", "")) == 27
+    old, new = tokenizer(read)["input_ids"], result.tokenizer(read)["input_ids"]
+    assert (len(old), len(new)) == (29, 20)
+    before, after = masked_one_at_a_time(model, old), masked_one_at_a_time(result.model.requires_grad_(False), new)
+    assert result.before == pytest.approx(math.exp(sum(before) / 27), rel=1e-5)
+    assert result.after == pytest.approx(math.exp(sum(after) / 27), rel=1e-5)
+    assert max(seen) < 1000, "the rest of the text is not even tokenized"
+
+
 def test_spare_rows_are_used_before_new_ones(tokenizer):
     model = make(vocab_size=40)
     result = extend_vocabulary(model, tokenizer, ["face"], texts=["face"])

@@ -287,6 +287,20 @@ def test_phases_are_planned_one_by_one(tmp_path: Path, capsys: pytest.CaptureFix
     assert "hours of all phases" in shown
 
 
+def test_a_continued_run_is_planned_with_the_models_own_shape(tmp_path: Path) -> None:
+    """The recipe says how it is trained; its shape and its vocabulary are not looked at."""
+    corpus, output = str(make_corpus(tmp_path, documents=20) / "corpus"), tmp_path / "plan.json"
+    config = ClozeBertConfig(**{**BERT, "max_position_embeddings": 160})
+    config.save_pretrained(tmp_path / "model")
+    for more in ([], ["--corpus", corpus]):
+        main(["--config", "bert-base", "--model_name_or_path", str(tmp_path / "model"), "--max_seq_length", "128",
+              "--device", "h100", "--output_file", str(output), *more])  # fmt: skip
+        assert json.loads(output.read_text())["parameters"] == parameters_of(config)
+    with pytest.raises(ValueError, match="max_seq_length=512 exceeds the model's max_position_embeddings=160"):
+        main(["--config", "bert-base", "--model_name_or_path", str(tmp_path / "model"), "--device", "h100",
+              "--max_seq_length", "512"])  # fmt: skip
+
+
 def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_corpus(tmp_path, documents=20)
     output = tmp_path / "plan.json"

@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import BatchSize, BatchStream, Corpus, Masking, ValidationBatches
 from clozebert.training import PretrainingArguments, evaluate_masked_lm, loop, pretrain
-from clozebert.training.prefetch import StepLoader, prefetch
+from clozebert.training.prefetch import StepLoader, count_predicted, prefetch
 from clozebert.training.step import accumulate_gradient, clip_gradient
 
 
@@ -47,9 +47,11 @@ def test_every_split_of_a_batch_gives_the_same_gradient(
     dense.backward()
     expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     assert all(gradient.abs().max() > 0 for gradient in expected.values())
-    for micro_batches in (1, 2, 4):
+    for micro_batches, recurs in itertools.product((1, 2, 4), (False, True)):
         model.zero_grad()
-        batches, num_predicted = StepLoader(stream, 0, 1, micro_batches)(2)
+        batches, num_predicted = StepLoader(stream, 0, 1, micro_batches, recurs=recurs)(2)
+        assert num_predicted == sum(map(count_predicted, batches))
+        assert not recurs or all(len(batch["labels"]) % 64 == 0 for batch in batches)
         loss = accumulate_gradient(model, batches, num_predicted=num_predicted, accelerator=accelerator)
         assert len(batches) == micro_batches
         assert loss.item() == pytest.approx(dense.item(), rel=tolerance)

@@ -60,9 +60,10 @@ def test_what_a_killed_run_leaves(prepared: Path, tmp_path: Path, capsys: pytest
     assert "resumed at step 17" in capsys.readouterr().out
 
 
-def test_sigterm_saves_the_step_that_it_came_in(prepared: Path, undisturbed: dict[int, Path], tmp_path: Path) -> None:
+def test_sigterm_leaves_the_step_that_it_came_in(prepared: Path, undisturbed: dict[int, Path], tmp_path: Path) -> None:
+    """In the second micro-batch of step 11: the ten before it are saved."""
     run = {**RUN, "resume_from_checkpoint": "latest"}
-    stopped = run_forked(prepared, tmp_path / "run", die_at=20, how=signal.SIGTERM, **run)
+    stopped = run_forked(prepared, tmp_path / "run", die_at=22, how=signal.SIGTERM, **run)
     assert stopped == [128 + 15]
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-10"]
     state, _ = read_training_state(tmp_path / "run" / "checkpoint-10")
