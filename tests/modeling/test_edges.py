@@ -377,15 +377,17 @@ def test_an_adapter_is_saved_without_the_code_of_a_model(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
-@pytest.mark.parametrize("kind", ["lora", "tokens"])
+@pytest.mark.parametrize("kind", ["lora", "tokens", "whole"])
 def test_adapters_of_the_embeddings(kind):
     """New words of a domain are trained so; forward must not look for rows on whatever took the embedding's place."""
     peft = pytest.importorskip("peft")
     model = build(ClozeBertForMaskedLM, tiny_config(positions="absolute", type_vocab_size=2), dtype=torch.float32)
     if kind == "lora":
         config = peft.LoraConfig(r=2, target_modules=["word_embeddings", "token_type_embeddings"])
-    else:
+    elif kind == "tokens":
         config = peft.LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices={"word_embeddings": [5, 6]})
+    else:
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["word_embeddings"])
     torch.nn.init.zeros_(model.decoder.bias)  # peft leaves the bias of a tied decoder out, of a native BERT too
     wanted = model(IDS).logits
     adapted = peft.get_peft_model(model, config)
