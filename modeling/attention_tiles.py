@@ -21,6 +21,7 @@ from .kernels import LARGEST_BLOCK, attend, repeat_heads
 _LARGEST_GROUP = 1 << 24  # with a gradient, queries times keys: 16 M scores a head at a time
 _ROUNDED_UP_TO = 512  # queries or keys: lengths up to here are rounded, so that shapes of tiles recur
 _LEAST = 32  # queries and keys of a tile: below, groups are too many for what they spare
+_LEAST_OF_SHORT = 8  # the same, where with 32 more than two thirds of the tiles would be padding
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,8 @@ def _rounded(counts: torch.Tensor, *, least: int) -> torch.Tensor:
 
     oneDNN compiles a kernel for each shape that it meets first, which takes longer than a small matmul (docs/LOG.md).
     """
+    if int(counts.clamp(min=least).sum()) > 3 * int(counts.sum()):
+        least = _LEAST_OF_SHORT
     step = (2 ** (counts.clamp(min=2) - 1).log2().floor().long() // 8).clamp(min=least)
     return torch.where(counts <= _ROUNDED_UP_TO, -(-counts.clamp(min=1) // step) * step, counts)
 

@@ -220,6 +220,32 @@ def test_a_rotary_base_that_gives_no_angles(theta):
         tiny_config(rope_parameters={"rope_type": "default", "rope_theta": theta})
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}}, r"rope_theta=-1.0 must be above 0"),
+        ({"rope_parameters": {"rope_typ": "linear"}}, "did you mean 'rope_type'"),
+        ({"rope_theta": 500.0}, r"rope_theta=500.0 cannot be overridden by itself: give rope_parameters"),
+    ],
+)
+def test_rotary_overrides_are_checked(override, message, tmp_path):
+    ClozeBertForMaskedLM(tiny_config(position_embedding_type="rope")).save_pretrained(tmp_path)
+    for load in (AutoConfig.from_pretrained, AutoModelForMaskedLM.from_pretrained):
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path, **override)
+
+
+def test_rotary_overrides_are_completed(tmp_path):
+    """Another base, or other layer types, as if they had been given to the constructor."""
+    ClozeBertForMaskedLM(tiny_config(position_embedding_type="rope")).save_pretrained(tmp_path)
+    base = AutoConfig.from_pretrained(tmp_path, rope_parameters={"rope_theta": 500.0})
+    assert base.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
+    layers = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path, **layers).eval()
+    assert set(model.config.rope_parameters) == {"full_attention", "sliding_attention"}
+    assert torch.isfinite(model(IDS).logits).all()
+
+
 def test_keys_of_other_programs_are_kept(tmp_path):
     config = tiny_config()
     config.save_pretrained(tmp_path)
