@@ -92,8 +92,7 @@ def plan_tiles(
     device = cu_seq_lens.device
     bounds = cu_seq_lens.to("cpu", torch.long).unique()  # without empty documents
     tokens = int(bounds[-1])
-    if window is not None and window >= int(bounds.diff().max()) - 1:
-        window = None  # no document is long enough for it to hide anything
+    window = _window_that_hides(window, longest=int(bounds.diff().max()))
     queries, keys = _queries_and_keys(bounds, window=window, read_R=read_R)
     is_shared = queries is keys  # a tile's keys are its queries' tokens
     # Of a document few tokens are read: rounded up as far as all of them, most queries would be padding.
@@ -119,6 +118,11 @@ def plan_tiles(
         return plan
     key_index_NH = of_keys.index(tokens).to(device) if window is None else None
     return replace(plan, key_rows_M=of_keys.rows().to(device), key_index_NH=key_index_NH)
+
+
+def _window_that_hides(window: int | None, *, longest: int) -> int | None:
+    """The window; None where no document is long enough for it to hide a token."""
+    return None if window is None or window >= longest - 1 else window
 
 
 class _Tiles(NamedTuple):
