@@ -264,6 +264,9 @@ class ClozeBertConfig(PreTrainedConfig):
                 raise ValueError(unknown_key_message(key, cls.field_names()))
         values = {key: config_dict[key] for key in config_dict if key in known}
         _follow_heads(values, kwargs)
+        _refuse_parts_of_rope(kwargs)
+        # Overrides go through the constructor: it completes and checks what the base class would only set afterwards.
+        values |= {key: kwargs.pop(key) for key in cls.__annotations__ if key in kwargs}
         found = super().from_dict(values, **kwargs)
         config = found[0] if isinstance(found, tuple) else found
         for key, value in foreign.items():
@@ -373,6 +376,13 @@ def _follow_heads(values: dict[str, Any], overrides: dict[str, Any]) -> None:
     is_overridden = "num_attention_heads" in overrides and "num_key_value_heads" not in overrides
     if is_overridden and values.get("num_key_value_heads") == values.get("num_attention_heads"):
         overrides["num_key_value_heads"] = overrides["num_attention_heads"]
+
+
+def _refuse_parts_of_rope(overrides: dict[str, Any]) -> None:
+    """An override by a key that older configurations have beside the rotary parameters would lose to these."""
+    for key in ("rope_theta", "rope_scaling"):
+        if key in overrides:
+            raise ValueError(f"{key}={overrides[key]} cannot be overridden by itself: give rope_parameters")
 
 
 def _check_rope(parameters: dict[str, Any]) -> None:

@@ -139,7 +139,7 @@ class _ZstdReader:
         try:
             import zstandard
         except ImportError:
-            raise MissingPackageError(f"reading {path.name} needs zstandard: pip install 'clozebert[data]'") from None
+            raise MissingPackageError(f"reading {path.name} needs zstandard: pip install zstandard") from None
         self._error = zstandard.ZstdError
         self._held_back = b""
         source: Any = _Followed(raw, zstandard.compress(self._END))

@@ -338,9 +338,7 @@ class _Parquet(TableFile):
             import pyarrow as pa
             from pyarrow import parquet
         except ImportError:
-            raise MissingPackageError(
-                f"reading {self._path.name} needs pyarrow: pip install 'clozebert[data]'"
-            ) from None
+            raise MissingPackageError(f"reading {self._path.name} needs pyarrow: pip install pyarrow") from None
         with open_decompressed(self._path):  # for its errors, which are a person's
             pass
         try:
@@ -391,7 +389,7 @@ def open_dataset(name: str, configuration: str | None, *, split: str | None = No
     try:
         import datasets
     except ImportError:
-        raise MissingPackageError("a dataset of the Hub needs datasets: pip install 'clozebert[data]'") from None
+        raise MissingPackageError("a dataset of the Hub needs datasets: pip install datasets") from None
     from huggingface_hub import HfApi, constants
 
     is_local = Path(name).exists()

@@ -16,7 +16,7 @@ def check_metric_libraries() -> None:
     """Raise an `ImportError` that says what to install, before training rather than after."""
     for library in ("sklearn", "seqeval"):
         if importlib.util.find_spec(library) is None:
-            raise MissingPackageError("scores need scikit-learn and seqeval: pip install 'clozebert[finetune]'")
+            raise MissingPackageError("scores need scikit-learn and seqeval: pip install scikit-learn seqeval")
 
 
 def single_label_metrics(targets: np.ndarray, predicted: np.ndarray, *, num_labels: int) -> dict[str, float]:

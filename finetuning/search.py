@@ -35,7 +35,7 @@ def check_search(arguments: Any) -> list[str]:
     if not free:
         raise UserError(f"--hyperparameter_search: nothing to search, {', '.join(SEARCHED)} are all given")
     if importlib.util.find_spec("optuna") is None:
-        raise MissingPackageError("--hyperparameter_search needs optuna: pip install 'clozebert[search]'")
+        raise MissingPackageError("--hyperparameter_search needs optuna: pip install optuna")
     return free
 
 

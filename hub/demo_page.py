@@ -39,7 +39,7 @@ STYLE = """
 .scroll td, .scroll th { padding: 2px 12px 2px 0; white-space: nowrap; text-align: left; }
 .scroll .scores td.label { white-space: normal; overflow-wrap: anywhere; }
 .scroll .scores td.bars { width: 8rem; min-width: 5rem; }
-.prose code { white-space: normal; overflow-wrap: anywhere; }
+code { font-size: 0.875em; white-space: normal; overflow-wrap: anywhere; }
 #spans * { word-break: normal; overflow-wrap: break-word; }
 .scores .bar { height: 0.6rem; min-width: 1px; background: rgb(37, 99, 235); border-radius: 2px; }
 .grid td { width: 1.1rem; min-width: 1.1rem; height: 1.1rem; padding: 0; }

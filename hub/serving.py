@@ -118,7 +118,7 @@ def _need(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise MissingPackageError(f"this needs {name}: pip install 'clozebert[serving]'") from None
+        raise MissingPackageError(f"this needs {name}: pip install {name}") from None
 
 
 def _inputs(model: Any, rows: int, length: int) -> dict[str, torch.Tensor]:

@@ -21,6 +21,7 @@ from .kernels import LARGEST_BLOCK, attend, repeat_heads
 _LARGEST_GROUP = 1 << 24  # with a gradient, queries times keys: 16 M scores a head at a time
 _ROUNDED_UP_TO = 512  # queries or keys: lengths up to here are rounded, so that shapes of tiles recur
 _LEAST = 32  # queries and keys of a tile: below, groups are too many for what they spare
+_LEAST_OF_SHORT = 8  # the same, where with 32 more than two thirds of the tiles would be padding
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,7 @@ def plan_tiles(
     device = cu_seq_lens.device
     bounds = cu_seq_lens.to("cpu", torch.long).unique()  # without empty documents
     tokens = int(bounds[-1])
-    if window is not None and window >= int(bounds.diff().max()) - 1:
-        window = None  # no document is long enough for it to hide anything
+    window = _window_that_hides(window, longest=int(bounds.diff().max()))
     queries, keys = _queries_and_keys(bounds, window=window, read_R=read_R)
     is_shared = queries is keys  # a tile's keys are its queries' tokens
     # Of a document few tokens are read: rounded up as far as all of them, most queries would be padding.
@@ -118,6 +118,11 @@ def plan_tiles(
         return plan
     key_index_NH = of_keys.index(tokens).to(device) if window is None else None
     return replace(plan, key_rows_M=of_keys.rows().to(device), key_index_NH=key_index_NH)
+
+
+def _window_that_hides(window: int | None, *, longest: int) -> int | None:
+    """The window; None where no document is long enough for it to hide a token."""
+    return None if window is None or window >= longest - 1 else window
 
 
 class _Tiles(NamedTuple):
@@ -212,6 +217,8 @@ def _rounded(counts: torch.Tensor, *, least: int) -> torch.Tensor:
 
     oneDNN compiles a kernel for each shape that it meets first, which takes longer than a small matmul (docs/LOG.md).
     """
+    if int(counts.clamp(min=least).sum()) > 3 * int(counts.sum()):
+        least = _LEAST_OF_SHORT
     step = (2 ** (counts.clamp(min=2) - 1).log2().floor().long() // 8).clamp(min=least)
     return torch.where(counts <= _ROUNDED_UP_TO, -(-counts.clamp(min=1) // step) * step, counts)
 

@@ -87,7 +87,9 @@ class TextEmbeddings(nn.Module):
         if inputs_embeds.dtype == ours or not ours.is_floating_point:
             return
         if not inputs_embeds.is_floating_point() or not torch.is_autocast_enabled(inputs_embeds.device.type):
-            raise ValueError(f"inputs_embeds are {inputs_embeds.dtype}, the model's weights {ours}: give them as {ours}")
+            raise ValueError(
+                f"inputs_embeds are {inputs_embeds.dtype}, the model's weights {ours}: give them as {ours}"
+            )
 
     def count_positions(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Positions [B or 1, T] from 0. Rule `row` counts columns; rule `non_pad` counts tokens that are not padding.

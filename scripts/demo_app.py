@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         import gradio  # noqa: F401
     except ImportError:
-        raise MissingPackageError("the page needs gradio: pip install 'clozebert[page]'") from None
+        raise MissingPackageError("the page needs gradio: pip install gradio") from None
     from clozebert.hub.demo_page import load_subject, serve
     from clozebert.hub.loading import find_folder
 

@@ -181,7 +181,7 @@ def draw_attention_map(folder: str, text: str, output_file: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingPackageError("drawing attention maps needs matplotlib: pip install 'clozebert[plots]'") from None
+        raise MissingPackageError("drawing attention maps needs matplotlib: pip install matplotlib") from None
     tokens, weights_LHTT = attention_of(folder, text)
     layers, heads = len(weights_LHTT), len(weights_LHTT[0])
     side = max(1.2, 0.16 * len(tokens))

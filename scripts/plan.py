@@ -106,9 +106,7 @@ def plan(
         tokens = sum(phase.num_steps * phase.arguments.tokens_per_step for phase in phases)
         print(f"steps                 {phases[-1].last_step:>18,} of {tokens / phases[-1].last_step:,.0f} tokens, "
               f"{tokens / corpora.num_tokens:.1f} times the {corpora.num_tokens:,} tokens of the text")  # fmt: skip
-    if calibrate and device is not None:
-        raise UserError(f"--calibrate measures this machine: leave out --device {device}")
-    kind, precision, here = _find_device(device, phases[0].arguments)
+    kind, precision, here = _find_device(device, phases[0].arguments, calibrate=calibrate)
     found = []
     for phase in phases:
         if len(phases) > 1:
@@ -223,11 +221,13 @@ def _open_corpora(arguments: Any) -> "Mixture":
     return Mixture(arguments.corpus, arguments.corpus_weights)
 
 
-def _find_device(name: str | None, arguments: Any) -> "tuple[Device, str, Any]":
+def _find_device(name: str | None, arguments: Any, *, calibrate: bool) -> "tuple[Device, str, Any]":
     """The kind of device, the precision that a run chooses there, and, for this machine, torch's device."""
     from clozebert.training.planning import DEVICES, Device
 
     if name is not None:
+        if calibrate:
+            raise UserError(f"--calibrate measures this machine: leave out --device {name}")
         reject_unknown_keys([name], DEVICES, where="the kinds of devices (--device)")
         precision = arguments.mixed_precision
         return DEVICES[name], "bf16" if precision == "auto" else precision, None

@@ -18,7 +18,7 @@ def draw_loss_curve(log: Path, image: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingPackageError("drawing the loss curve needs matplotlib: pip install 'clozebert[plots]'") from None
+        raise MissingPackageError("drawing the loss curve needs matplotlib: pip install matplotlib") from None
 
     entries = read_log(log)
     figure = Figure(figsize=(7, 4), layout="constrained")

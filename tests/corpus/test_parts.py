@@ -111,7 +111,7 @@ def test_files_are_cut_into_runs_of_about_one_size(inputs: dict[str, Any]) -> No
 
 
 def test_under_datatrove(inputs: dict[str, Any], tmp_path: Path) -> None:
-    """Real tasks in processes of their own, as on a cluster: `pip install 'clozebert[datatrove]'`."""
+    """Real tasks in processes of their own, as on a cluster: with datatrove."""
     executors = pytest.importorskip("datatrove.executor")
     options = {"validation_fraction": 0.2, "deduplicate": "exact"}
     preparation(inputs, tmp_path / "whole", **options).run()

@@ -47,7 +47,12 @@ REVIEWS = [
     for label, words in enumerate((BAD, GOOD))
     for word in words
     for thing in THINGS
-    for form in ("a {word} {thing} from {city}", "this {thing} is {word}", "what a {word} {thing}")
+    for form in (
+        "a {word} {thing} from {city}",
+        "this {thing} is {word}",
+        "what a {word} {thing}",
+        "she lives in {city} and likes a {word} long {thing} from {city}",
+    )
     for city in list(CAPITALS)[:3]
 ]
 TEXTS = [

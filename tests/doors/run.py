@@ -206,7 +206,8 @@ def row(name: str, result: dict[str, Any]) -> str:
     versions = (result["native"] or result["bundle"])[-1].get("versions", {})
     others = [version for key, version in versions.items() if key not in ("transformers", "torch")]
     own = others[0] if others else versions.get("transformers", "")
-    cells = [f"{result['program']} {own}", versions.get("transformers", ""), result["job"]]
+    known = result["program"] if result["program"].endswith(own) else f"{result['program']} {own}"
+    cells = [known, versions.get("transformers", ""), result["job"]]
     return "| " + " | ".join([*cells, *(cell(result[form]) for form in FORMS)]) + " |"
 
 

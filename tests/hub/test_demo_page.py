@@ -217,7 +217,9 @@ def test_what_the_page_says_of_a_model():
     assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in said
     assert "<code>bad</code>, <code>so-so</code>, <code>good</code>" in said
     labels = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-creative-work"}
-    assert "as <code>PER</code>, <code>creative-work</code>." in describe(subject("ForTokenClassification", id2label=labels, num_labels=4))
+    assert "as <code>PER</code>, <code>creative-work</code>." in describe(
+        subject("ForTokenClassification", id2label=labels, num_labels=4)
+    )
     assert "put <code>[MASK]</code> where" in describe(subject("ForMaskedLM"))
 
 

@@ -220,6 +220,32 @@ def test_a_rotary_base_that_gives_no_angles(theta):
         tiny_config(rope_parameters={"rope_type": "default", "rope_theta": theta})
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}}, r"rope_theta=-1.0 must be above 0"),
+        ({"rope_parameters": {"rope_typ": "linear"}}, "did you mean 'rope_type'"),
+        ({"rope_theta": 500.0}, r"rope_theta=500.0 cannot be overridden by itself: give rope_parameters"),
+    ],
+)
+def test_rotary_overrides_are_checked(override, message, tmp_path):
+    ClozeBertForMaskedLM(tiny_config(position_embedding_type="rope")).save_pretrained(tmp_path)
+    for load in (AutoConfig.from_pretrained, AutoModelForMaskedLM.from_pretrained):
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path, **override)
+
+
+def test_rotary_overrides_are_completed(tmp_path):
+    """Another base, or other layer types, as if they had been given to the constructor."""
+    ClozeBertForMaskedLM(tiny_config(position_embedding_type="rope")).save_pretrained(tmp_path)
+    base = AutoConfig.from_pretrained(tmp_path, rope_parameters={"rope_theta": 500.0})
+    assert base.rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
+    layers = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 4}
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path, **layers).eval()
+    assert set(model.config.rope_parameters) == {"full_attention", "sliding_attention"}
+    assert torch.isfinite(model(IDS).logits).all()
+
+
 def test_keys_of_other_programs_are_kept(tmp_path):
     config = tiny_config()
     config.save_pretrained(tmp_path)
@@ -351,15 +377,17 @@ def test_an_adapter_is_saved_without_the_code_of_a_model(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
-@pytest.mark.parametrize("kind", ["lora", "tokens"])
+@pytest.mark.parametrize("kind", ["lora", "tokens", "whole"])
 def test_adapters_of_the_embeddings(kind):
     """New words of a domain are trained so; forward must not look for rows on whatever took the embedding's place."""
     peft = pytest.importorskip("peft")
     model = build(ClozeBertForMaskedLM, tiny_config(positions="absolute", type_vocab_size=2), dtype=torch.float32)
     if kind == "lora":
         config = peft.LoraConfig(r=2, target_modules=["word_embeddings", "token_type_embeddings"])
-    else:
+    elif kind == "tokens":
         config = peft.LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices={"word_embeddings": [5, 6]})
+    else:
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["word_embeddings"])
     torch.nn.init.zeros_(model.decoder.bias)  # peft leaves the bias of a tied decoder out, of a native BERT too
     wanted = model(IDS).logits
     adapted = peft.get_peft_model(model, config)

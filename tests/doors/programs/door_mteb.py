@@ -28,7 +28,7 @@ def job() -> None:
     near(model.encode(wanted["texts"]), wanted["cls"])
     result = mteb.evaluate(model, [Reviews()], cache=None)
     score = result.task_results[0].get_score()
-    assert score >= 0.8, score
+    assert score >= 0.65, score  # of two classes; three standard errors above chance
 
 
 run({"as is": job})

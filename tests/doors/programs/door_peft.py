@@ -1,8 +1,8 @@
 # /// script
 # dependencies = ["peft", "transformers"]
 # ///
-"""PEFT: LoRA on all linear layers, on the word embeddings, with trainable_token_indices, and TrainableTokensConfig:
-each learns, is saved and opened; LoRA on the linear layers is merged"""
+"""PEFT: LoRA on all linear layers, on the word embeddings, with trainable_token_indices, with modules_to_save, and
+TrainableTokensConfig: each learns, is saved and opened; LoRA on the linear layers is merged"""
 
 from door import answers, auto, near, run, tokenizer
 
@@ -22,6 +22,7 @@ def job() -> None:
             LoraConfig(r=4, target_modules="all-linear"),
             LoraConfig(r=4, target_modules=[embedding]),
             LoraConfig(r=4, target_modules="all-linear", trainable_token_indices={embedding: rows}),
+            LoraConfig(r=4, target_modules="all-linear", modules_to_save=[embedding]),
             TrainableTokensConfig(target_modules=[embedding], token_indices=rows),
         )
     ):
