@@ -57,6 +57,7 @@ OURS: dict[str, dict[str, Any]] = {
 BASELINES = ("bert", "modernbert")
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 BATCHES = (16, 32)
+FLOORS = {"unigram": "frequencies of the tokens", "trigram": "trigram model, which sees the two tokens before"}
 
 
 def all_jobs(seeds: list[int]) -> list[Job]:
@@ -404,7 +405,7 @@ def table(results: dict[str, Any], seconds: float, claims: list[list[str]]) -> s
         sigma = "" if entry["sigma"] is None else f"{entry['sigma']:.3f}"
         lines.append(f"| {name} | {entry['steps']:,} | {entry['n']} | {entry['mean']:.3f} | {sigma} |")
     for name, loss in results.get("floors", {}).items():
-        lines.append(f"| {name} model, which sees all tokens before | | | {loss:.3f} | |")
+        lines.append(f"| {FLOORS[name]} | | | {loss:.3f} | |")
     lines.append("")
     for better, worse in claims:
         (left, a), (right, b) = best_of(found, better), best_of(found, worse)
