@@ -16,8 +16,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 DESCRIPTION = (
-    "A small English encoder, pretrained from scratch by masked-language modelling on 46 books: textbooks of "
-    "OpenStax and novels and essays of Standard Ebooks. It is an example of what a CPU gives in hours, and a start "
+    "A small English encoder, pretrained from scratch by masked-language modelling on 41 books: textbooks of "
+    "OpenStax and novels and essays of Standard Ebooks. It is an example of what a CPU gives in minutes, and a start "
     "for experiments; for English at large, a larger published model is better."
 )
 STATEMENT = """\
@@ -76,8 +76,7 @@ def complete(run: Path, masked_lm: Path, output: Path) -> None:
     figures = json.loads(masked_lm.read_text(encoding="utf-8"))
     parts = [
         f"Held-out books, all of their tokens, masks of 15 %, rows of 128: loss {figures['eval_loss']:.3f} nats, "
-        f"accuracy {100 * figures['eval_accuracy']:.1f} %. Measured on the weights in float32, before they were "
-        f"rounded to bf16."
+        f"accuracy {100 * figures['eval_accuracy']:.1f} %. Measured before the weights were rounded to bf16."
     ]
     if (HERE / "scores.json").is_file():
         parts.append(score_table(json.loads((HERE / "scores.json").read_text(encoding="utf-8"))))

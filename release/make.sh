@@ -4,7 +4,8 @@
 #   release/make.sh BOOKS [MINUTES]     BOOKS holds the files named in release/books.tsv; MINUTES of pretraining: 180
 #
 # Everything is written to $WORK (default: runs/release). PYTHON is the Python with clozebert in it. Scores of fine-tuning
-# are in release/scores.json, made by benchmarks/finetuning_table.py; this script puts them on the card and makes none.
+# (benchmarks/finetuning_table.py) and of BLiMP (clozebert evaluate --blimp) are in release/scores.json; this script puts them
+# on the card and makes none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BOOKS=${1:?"give the folder that holds the books: release/make.sh BOOKS [MINUTES]"}
@@ -35,6 +36,6 @@ rm -rf "$WORK/complete" "$WORK/published"
 "$PYTHON" release/complete.py --run "$WORK/clozebert-books" --masked_lm "$WORK/masked_lm.json" --output_dir "$WORK/complete"
 run publish "$WORK/complete" --repo_id release/clozebert-books --format native --dry_run \
   --license cc-by-4.0 --language en --data_statement @"$WORK/complete/statement.md" \
-  --example "The heart pumps [MASK] through the body." --output_dir "$WORK/published"
+  --example "In the nineteenth [MASK], many people moved to the cities." --output_dir "$WORK/published"
 rm -rf release/clozebert-books
 cp -r "$WORK/published" release/clozebert-books

@@ -61,6 +61,7 @@ def commands() -> list[list[str]]:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the five commands have been run, on the project's pages and on tagged sentences made here."""
     folder = tmp_path_factory.mktemp("readme")
+    (folder / "release").symlink_to(ROOT / "release")
     write_pages(folder / "my_text")
     sentence = "".join(
         f"{i}\t{word}\t{word}\t{tag}\t_\t_\t0\troot\t_\t_\n"
