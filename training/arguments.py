@@ -132,7 +132,7 @@ class PretrainingArguments:
     muon_learning_rate: float = _field(0.02, "peak learning rate of Muon", _OPTIMIZER, on_resume=_SAID)
     muon_momentum: float = _field(0.95, "momentum of Muon", _OPTIMIZER, on_resume=_SAID)
     weight_decay: float = _field(
-        0.01, "decoupled weight decay of the matrices; nothing else decays", _OPTIMIZER, on_resume=_SAID
+        0.01, "decoupled weight decay of the matrices; nothing else decays; Muon wants 0.1", _OPTIMIZER, on_resume=_SAID
     )
     adam_beta1: float = _field(0.9, "decay of AdamW's first moment", _OPTIMIZER, on_resume=_SAID)
     adam_beta2: float = _field(0.98, "decay of AdamW's second moment", _OPTIMIZER, on_resume=_SAID)
