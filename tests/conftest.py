@@ -11,6 +11,7 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 if os.environ.get("CLOZEBERT_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,12 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+# A shell that starts the tests in the background, or nohup, has signals ignored, and so would the programs under test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
