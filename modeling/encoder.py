@@ -37,7 +37,7 @@ from .packed import Packed, find_packed
 from .packed_attention import make_masks, read_in_last_layer
 
 # A packed run in half precision is filled up to a multiple of this, so that oneDNN's kernels recur.
-_RECURRING_SIZE = 64
+RECURRING_SIZE = 64
 
 
 class ClozeBertPreTrainedModel(PreTrainedModel):
@@ -190,7 +190,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         x_BTD = keep_wide(x_BTD, self.layers[0].mlp_norm)
         run, shows_states = packed, self._shows_states(kwargs)
         if run is not None and not shows_states and self._sizes_should_recur(x_BTD):
-            x_BTD, run = run.fill_up(x_BTD, _RECURRING_SIZE)
+            x_BTD, run = run.fill_up(x_BTD, RECURRING_SIZE)
             position_ids = run.position_ids
         tables = self._rotary_tables(x_BTD, position_ids, run, row_mask(attention_mask))
         masks = make_masks(self.config, x_BTD, attention_mask, run, training=self.training)
@@ -287,4 +287,4 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         )
 
 
-__all__ = ["ClozeBertModel", "ClozeBertPreTrainedModel"]
+__all__ = ["RECURRING_SIZE", "ClozeBertModel", "ClozeBertPreTrainedModel"]

@@ -4,7 +4,7 @@ Mistakes in the settings, those of later phases included, are found here, before
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +16,8 @@ from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
 from .arguments import Phase, PretrainingArguments
-from .distillation import check_teacher
 from .initial_model import load_configuration, padded_vocabulary, set_token_ids
+from .machine import is_sharded
 from .run_length import length_by_text
 from .run_settings import phase_configuration
 
@@ -149,10 +149,39 @@ def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
 
 def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast, *, name_or_path: str) -> None:
     """Refuse to go on from a model whose special tokens show that it learned with another tokenizer."""
+    for name, theirs, ours in _differing_tokens(config, tokenizer):
+        raise UserError(
+            f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings belong to "
+            f"another one; name its own as tokenizer_name, and prepare the corpus with it"
+        )
+
+
+def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_seq_length: int) -> None:
+    """Refuse a teacher that does not read the student's rows.
+
+    Raises:
+        UserError: names what differs.
+    """
+    teacher = load_configuration(name_or_path, flag="teacher_name_or_path")
+    what = f"teacher_name_or_path={name_or_path!r}"
+    if is_sharded():
+        raise UserError(f"{what}: a teacher is not sharded, so distillation runs without FSDP")
+    if len(tokenizer) > teacher.vocab_size:
+        raise UserError(
+            f"{what} has {teacher.vocab_size} rows, and the tokenizer {len(tokenizer)} tokens: student and teacher "
+            f"need the same tokenizer"
+        )
+    for name, theirs, ours in _differing_tokens(teacher, tokenizer):
+        raise UserError(f"{what} has {name}={theirs}, and the tokenizer {ours}: both need the same tokenizer")
+    if max_seq_length > teacher.max_position_embeddings:
+        raise UserError(
+            f"max_seq_length={max_seq_length} exceeds the {teacher.max_position_embeddings} tokens that {what} takes"
+        )
+
+
+def _differing_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int, int]]:
+    """Special tokens that a model has and that are others in the tokenizer: name, the model's id, the tokenizer's."""
     for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
         theirs, ours = getattr(config, name), getattr(tokenizer, name)
         if theirs is not None and theirs != ours:
-            raise UserError(
-                f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings "
-                f"belong to another one; name its own as tokenizer_name, and prepare the corpus with it"
-            )
+            yield name, theirs, ours

@@ -14,14 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedTokenizerFast
 from transformers.modeling_outputs import MaskedLMOutput
 
 from ..modeling import ClozeBertForMaskedLM
 from ..modeling.packed import Packed
-from ..utils.errors import UserError
 from .initial_model import load_configuration, make_model
-from .machine import is_sharded
+from .prefetch import IGNORED
 
 # w: the teacher's share of what the logits learn.
 TEACHER_SHARE = 0.5
@@ -73,48 +71,24 @@ class Distillation(nn.Module):
         assert loss is not None
         assert logits_MV is not None
         assert wanted_MV is not None
-        divergence = F.kl_div(
+        divergence_M = F.kl_div(
             F.log_softmax(logits_MV[:, : self.common].float(), dim=-1),
             F.log_softmax(wanted_MV[:, : self.common].float(), dim=-1),
             log_target=True,
-            reduction="sum",
-        )
-        total = (1 - TEACHER_SHARE) * loss + TEACHER_SHARE * divergence / num_items_in_batch
+            reduction="none",
+        ).sum(dim=-1)
+        follows_M = TEACHER_SHARE * divergence_M
         if self.compares_states:
-            angles_M = F.cosine_similarity(found_MD.float(), states_MD.float(), dim=-1)
-            total = total + (1 - angles_M).sum() / num_items_in_batch
-        return MaskedLMOutput(loss=total, logits=None if loss_only else logits_MV)
-
-
-def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_seq_length: int) -> None:
-    """Refuse a teacher that does not read the student's rows.
-
-    Raises:
-        UserError: names what differs.
-    """
-    teacher = load_configuration(name_or_path)
-    what = f"teacher_name_or_path={name_or_path!r}"
-    if is_sharded():
-        raise UserError(f"{what}: a teacher is not sharded, so distillation runs without FSDP")
-    if len(tokenizer) > teacher.vocab_size:
-        raise UserError(
-            f"{what} has {teacher.vocab_size} rows, and the tokenizer {len(tokenizer)} tokens: student and teacher "
-            f"need the same tokenizer"
-        )
-    for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
-        theirs, ours = getattr(teacher, name), getattr(tokenizer, name)
-        if theirs is not None and theirs != ours:
-            raise UserError(f"{what} has {name}={theirs}, and the tokenizer {ours}: both need the same tokenizer")
-    if max_seq_length > teacher.max_position_embeddings:
-        raise UserError(
-            f"max_seq_length={max_seq_length} exceeds the {teacher.max_position_embeddings} tokens that {what} takes"
-        )
+            follows_M = follows_M + 1 - F.cosine_similarity(found_MD.float(), states_MD.float(), dim=-1)
+        # Tokens that a batch was filled up with count here no more than in the student's own loss.
+        follows = follows_M.masked_fill(labels == IGNORED, 0).sum() / num_items_in_batch
+        return MaskedLMOutput(loss=(1 - TEACHER_SHARE) * loss + follows, logits=None if loss_only else logits_MV)
 
 
 def with_teacher(student: ClozeBertForMaskedLM, name_or_path: str) -> Distillation:
     """The student beside the teacher of a folder or the Hub, on the student's device."""
-    teacher = make_model(load_configuration(name_or_path), name_or_path, strict=True)
-    return Distillation(student, teacher)
+    config = load_configuration(name_or_path, flag="teacher_name_or_path")
+    return Distillation(student, make_model(config, name_or_path, strict=True))
 
 
-__all__ = ["TEACHER_SHARE", "Distillation", "check_teacher", "with_teacher"]
+__all__ = ["TEACHER_SHARE", "Distillation", "with_teacher"]

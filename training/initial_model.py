@@ -18,20 +18,21 @@ from ..utils.untrusted import check_model_folder
 _REPORTED = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
 
-def load_configuration(name_or_path: str) -> ClozeBertConfig:
+def load_configuration(name_or_path: str, *, flag: str = "model_name_or_path") -> ClozeBertConfig:
     """The configuration of a ClozeBERT model.
+
+    Args:
+        flag: which names it.
 
     Raises:
         ValueError: it is a model of another kind.
     """
     check_model_folder(name_or_path)
     # Whatever a library meets in files that others made.
-    with as_user_errors(Exception, about=f"model_name_or_path={name_or_path!r}"):
+    with as_user_errors(Exception, about=f"{flag}={name_or_path!r}"):
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
     if config.model_type != "clozebert":
-        raise UserError(
-            f"model_name_or_path={name_or_path!r} is a {config.model_type} model: convert it first (clozebert convert)"
-        )
+        raise UserError(f"{flag}={name_or_path!r} is a {config.model_type} model: convert it first (clozebert convert)")
     return config
 
 

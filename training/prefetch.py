@@ -12,16 +12,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from ..configuration import ClozeBertConfig
+from ..modeling.encoder import RECURRING_SIZE
 from ..modeling.packed import Packed
 from ..modeling.packed_attention import prepare_attention
 from .signals import STOP_SIGNALS
 
 ModelInputs = dict[str, Any]
 _AHEAD = 2
-# On a CPU in half precision, the number of predicted tokens of a micro-batch is filled up to a multiple of this: oneDNN
-# compiles a kernel for each shape that it meets, and keeps about a thousand.
-_RECURRING_SIZE = 64
-_IGNORED = -100
+# The label of a token that does not count.
+IGNORED = -100
 
 
 @dataclass
@@ -67,7 +66,8 @@ def model_inputs(
     Args:
         plan_for: a model's configuration; the plans of its attention on a CPU are then made here.
         training: whether the model will want a gradient.
-        recurs: fill the predicted tokens up to a size that comes again, with labels that count nowhere.
+        recurs: fill the predicted tokens up to a size that comes again, with labels that count nowhere: oneDNN
+            compiles a kernel for each shape that it meets, and keeps about a thousand.
     """
     packed = Packed.from_cu_seq_lens(
         torch.from_numpy(batch.cu_seq_lens),
@@ -77,9 +77,9 @@ def model_inputs(
     )
     masked_positions, labels = torch.from_numpy(batch.masked_positions), torch.from_numpy(batch.labels)
     if recurs and len(labels):
-        missing = -len(labels) % _RECURRING_SIZE
+        missing = -len(labels) % RECURRING_SIZE
         masked_positions = torch.cat([masked_positions, masked_positions[-1:].expand(missing)])
-        labels = torch.cat([labels, labels.new_full((missing,), _IGNORED)])
+        labels = torch.cat([labels, labels.new_full((missing,), IGNORED)])
     if plan_for is not None:
         prepare_attention(packed, plan_for, training=training, read_positions=masked_positions)
     return {
@@ -97,7 +97,7 @@ def sizes_recur(accelerator: Any) -> bool:
 
 def count_predicted(inputs: ModelInputs) -> int:
     """How many tokens a micro-batch predicts; what it was filled up with does not count."""
-    return int((inputs["labels"] != _IGNORED).sum())
+    return int((inputs["labels"] != IGNORED).sum())
 
 
 def pin(inputs: ModelInputs) -> ModelInputs:

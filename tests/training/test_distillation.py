@@ -47,14 +47,16 @@ def states_and_logits(model: ClozeBertForMaskedLM, batch: Any) -> tuple[np.ndarr
     return torch.cat(states).numpy()[at], torch.cat(logits).numpy()[at]
 
 
+@pytest.mark.parametrize("recurs", [False, True])
 @pytest.mark.parametrize("same_size", [True, False])
-def test_the_loss_is_the_formula(prepared: Path, same_size: bool) -> None:
+def test_the_loss_is_the_formula(prepared: Path, same_size: bool, recurs: bool) -> None:
+    """Also of a batch whose predicted tokens are filled up with some that do not count."""
     batch = make_batch(prepared)
     sizes = {} if same_size else {"hidden_size": 24, "vocab_size": 61}
     student = ClozeBertForMaskedLM(model_config(num_hidden_layers=1, **sizes)).double().eval()
     teacher = ClozeBertForMaskedLM(model_config()).double()
     both = Distillation(student, teacher)
-    inputs = {**model_inputs(batch), "num_items_in_batch": torch.tensor(7.0)}
+    inputs = {**model_inputs(batch, recurs=recurs), "num_items_in_batch": torch.tensor(7.0)}
     with torch.no_grad():
         assert both(**inputs).loss == student(**inputs).loss
     both.train()
