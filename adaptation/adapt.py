@@ -182,7 +182,7 @@ class Adaptation:
         texts = [self.readers[name] for name in _TEXTS if name in self.readers and name != "protect"]
         start = make_start(
             self.arguments,
-            self.source,
+            self.trained,
             texts=self.readers["input"].texts() if "input" in self.readers else [],
             kept_texts=chain.from_iterable(reader.texts() for reader in texts),
         )

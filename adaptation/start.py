@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ class SourceModel:
 
     Attributes:
         model_type: its architecture, which the result has too.
-        tokenizer: its own. longest: how many tokens it takes at once. layers: how many it has.
+        tokenizer: its own. longest: how many tokens it takes at once.
+        layers: how many of its layers are loaded, evenly spaced.
     """
 
     folder: Path
@@ -53,6 +54,8 @@ class SourceModel:
     def load(self) -> ClozeBertForMaskedLM:
         """The model in float32, in our form."""
         model = load_clozebert_masked_lm(self.folder).float()
+        if self.layers < model.config.num_hidden_layers:
+            model = take_layers(model, evenly_spaced(model.config.num_hidden_layers, self.layers))
         model.set_attn_implementation("sdpa")  # conversion loads with the plain formula, which is several times slower
         set_token_ids(model.config, self.tokenizer)
         return model
@@ -156,8 +159,6 @@ def make_start(
         texts: the new text. kept_texts: all whose entries stay when the vocabulary is trimmed, the new text included.
     """
     start = Start(source.load(), source.tokenizer)
-    if arguments.student is not None:
-        start.model = make_student(arguments.student, start.model)
     if arguments.tokenizer_name is not None:
         new, counts = swap(start.tokenizer, load_tokenizer(arguments.tokenizer_name))
         start.facts["rows of the new tokenizer"] = counts
@@ -186,7 +187,7 @@ def open_student(student: str | None, source: SourceModel) -> SourceModel:
     if student.isdecimal():
         if not 1 <= int(student) <= source.layers:
             raise UserError(f"student={student}: take 1 to {source.layers} of the model's layers")
-        return source
+        return replace(source, layers=int(student))
     opened = open_source_model(student)
     ours, theirs = tokenizer_facts(source.tokenizer), tokenizer_facts(opened.tokenizer)
     differing = [name for name, value in ours.items() if theirs.get(name) != value]
@@ -196,13 +197,6 @@ def open_student(student: str | None, source: SourceModel) -> SourceModel:
             f"needs its teacher's"
         )
     return opened
-
-
-def make_student(student: str, teacher: ClozeBertForMaskedLM) -> ClozeBertForMaskedLM:
-    """The student before training: evenly spaced layers of its teacher, or a named model."""
-    if student.isdecimal():
-        return take_layers(teacher, evenly_spaced(teacher.config.num_hidden_layers, int(student)))
-    return open_source_model(student).load()
 
 
 def _apply(start: Start, new: NewVocabulary, *, spare: int) -> None:
