@@ -96,40 +96,17 @@ def make_baseline(side: str, tokenizer: Any) -> Any:
 
 
 def baseline_steps(job: Job, corpus: str, tokenizer: Any, *, steps: int) -> Iterator[Any]:
-    """Train as `run_mlm_no_trainer.py` does, yielding the model after each step."""
+    """Train as `run_mlm_no_trainer.py` does, in float32, yielding the model after each step."""
     import torch
-    from reference_bert import grouped_rows
-    from transformers import DataCollatorForLanguageModeling, get_scheduler
+    from reference_bert import script_steps
 
     torch.manual_seed(job["seed"])
     model = make_baseline(job["side"], tokenizer)
-    no_decay = ("bias", "LayerNorm.weight", "norm.weight")
-    named = list(model.named_parameters())
-    groups = [
-        {"params": [p for name, p in named if not name.endswith(no_decay)], "weight_decay": 0.01},
-        {"params": [p for name, p in named if name.endswith(no_decay)], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=job["learning_rate"])
-    schedule = get_scheduler("linear", optimizer, num_warmup_steps=steps // 20, num_training_steps=steps)
-    loader = torch.utils.data.DataLoader(
-        [{"input_ids": row} for row in torch.from_numpy(grouped_rows(corpus))],
-        shuffle=True,
-        batch_size=job["rows"],
-        drop_last=True,
-        collate_fn=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
-    )
-    model.train()
-    done = 0
-    while True:
-        for batch in loader:
-            model(**batch).loss.backward()
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            yield model
-            done += 1
-            if done == steps:
-                return
+    rate, rows = job["learning_rate"], job["rows"]
+    for _ in script_steps(
+        model, corpus, tokenizer, steps=steps, learning_rate=rate, rows=rows, bf16=False, drop_last=True
+    ):
+        yield model
 
 
 # Ours ----------------------------------------------------------------------------------------------------------------
@@ -142,7 +119,7 @@ def recipe_file(job: Job, folder: str) -> str:
     from clozebert.configuration.recipes import load_recipe
 
     values = {**load_recipe("nano"), **OURS[job["name"]]}
-    path = Path(folder, "recipe.yaml")
+    path = Path(folder, f"{job['name']}.yaml")
     path.write_text(yaml.safe_dump({name: value for name, value in values.items() if value is not None}))
     return str(path)
 
@@ -173,28 +150,6 @@ def train_ours(job: Job, corpus: str, tokenizer_name: str, *, steps: int, folder
     return load_masked_lm(output, device=torch.device("cpu"))
 
 
-def our_steps(job: Job, corpus: str, tokenizer_name: str, folder: str) -> Iterator[None]:
-    """The steps of our loop, without logging and evaluation, to time them."""
-    from clozebert.training.arguments import PretrainingArguments
-    from clozebert.training.loop import Pretraining
-    from clozebert.training.machine import seed_step
-    from clozebert.training.run_settings import make_config, split_settings
-    from clozebert.training.step import accumulate_gradient, clip_gradient, update_weights
-
-    flags = {"corpus": corpus, "tokenizer_name": tokenizer_name, "output_dir": str(Path(folder, job["name"]))}
-    settings, model = split_settings(recipe_file(job, folder), {**flags, "disable_tqdm": True, "max_steps": 10_000})
-    run = Pretraining(PretrainingArguments(**settings), make_config(model))
-    setup = run.setup
-    for step in range(run.run.last_step):
-        batches, num_predicted = next(setup.loader)
-        setup.optimizer.optimizer.set_learning_rate(setup.arguments.learning_rate_factor(step))
-        seed_step(setup.arguments.seed, step, 0)
-        accumulate_gradient(setup.model, batches, num_predicted=num_predicted, accelerator=run.accelerator)
-        clip_gradient(setup.model, max_grad_norm=setup.arguments.max_grad_norm, accelerator=run.accelerator)
-        update_weights(setup.optimizer, num_broken=0, accelerator=run.accelerator)
-        yield
-
-
 # Time and runs -------------------------------------------------------------------------------------------------------
 
 
@@ -206,13 +161,17 @@ def kind_of(job: Job) -> str:
 
 def measure_time(corpus: str, tokenizer_name: str, *, rounds: int = 5, block: int = 4) -> dict[str, float]:
     """Processor seconds of a step of every kind: medians over blocks of steps, taken in turns."""
+    from reference_bert import our_steps
+
     from clozebert.corpus.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(tokenizer_name)
     kinds = {kind_of(job): job for job in reversed(all_jobs([0]))}
     with tempfile.TemporaryDirectory() as folder:
         sides: dict[str, Iterator[Any]] = {
-            kind: our_steps(job, corpus, tokenizer_name, folder)
+            kind: our_steps(
+                recipe_file(job, folder), corpus, tokenizer_name, str(Path(folder, job["name"])), max_steps=10_000
+            )
             if job["side"] == "ours"
             else baseline_steps(job, corpus, tokenizer, steps=10_000)
             for kind, job in kinds.items()

@@ -15,6 +15,7 @@ other figure is the processor's time, which does not count waiting at all.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -61,13 +62,36 @@ def grouped_rows(corpus_folder: str) -> Any:
 def bert_steps(
     corpus: str, tokenizer: Any, *, steps: int, learning_rate: float, seed: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Train, yielding (model, loss) after each step."""
+    """Train the BERT in bf16, yielding (model, loss) after each step."""
     import torch
-    from transformers import DataCollatorForLanguageModeling, get_scheduler
 
     torch.manual_seed(seed)
     model = make_bert(len(tokenizer), tokenizer.pad_token_id)
-    no_decay = ("bias", "LayerNorm.weight")
+    for loss in script_steps(model, corpus, tokenizer, steps=steps, learning_rate=learning_rate, rows=ROWS, bf16=True):
+        yield model, loss
+
+
+def script_steps(
+    model: Any,
+    corpus: str,
+    tokenizer: Any,
+    *,
+    steps: int,
+    learning_rate: float,
+    rows: int,
+    bf16: bool,
+    drop_last: bool = False,
+) -> Iterator[Any]:
+    """Train any masked-LM model of transformers as `run_mlm_no_trainer.py` does, yielding the loss of each step.
+
+    Args:
+        bf16: under autocast; else in float32.
+        drop_last: leave out the last batch of an epoch, which has fewer rows.
+    """
+    import torch
+    from transformers import DataCollatorForLanguageModeling, get_scheduler
+
+    no_decay = ("bias", "LayerNorm.weight", "norm.weight")
     named = list(model.named_parameters())
     groups = [
         {"params": [p for name, p in named if not name.endswith(no_decay)], "weight_decay": 0.01},
@@ -75,28 +99,25 @@ def bert_steps(
     ]
     optimizer = torch.optim.AdamW(groups, lr=learning_rate)
     schedule = get_scheduler("linear", optimizer, num_warmup_steps=steps // 20, num_training_steps=steps)
-    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
-    rows = torch.from_numpy(grouped_rows(corpus))
     loader = torch.utils.data.DataLoader(
-        [{"input_ids": row} for row in rows], shuffle=True, batch_size=ROWS, collate_fn=collator
+        [{"input_ids": row} for row in torch.from_numpy(grouped_rows(corpus))],
+        shuffle=True,
+        batch_size=rows,
+        drop_last=drop_last,
+        collate_fn=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
     )
     model.train()
-    done = 0
-    while done < steps:
-        for batch in loader:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = model(**batch).loss
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            yield model, loss.detach()
-            done += 1
-            if done == steps:
-                return
+    for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+            loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        yield loss.detach()
 
 
-def our_steps(corpus: str, tokenizer_name: str, folder: str) -> Iterator[None]:
+def our_steps(recipe: str, corpus: str, tokenizer_name: str, folder: str, **flags: Any) -> Iterator[None]:
     """The steps of our own loop, without its logging and evaluation."""
     from clozebert.training.arguments import PretrainingArguments
     from clozebert.training.loop import Pretraining
@@ -104,8 +125,8 @@ def our_steps(corpus: str, tokenizer_name: str, folder: str) -> Iterator[None]:
     from clozebert.training.run_settings import make_config, split_settings
     from clozebert.training.step import accumulate_gradient, clip_gradient, update_weights
 
-    flags = {"corpus": corpus, "tokenizer_name": tokenizer_name, "output_dir": folder, "disable_tqdm": True}
-    settings, model = split_settings(RECIPE, flags)
+    flags |= {"corpus": corpus, "tokenizer_name": tokenizer_name, "output_dir": folder, "disable_tqdm": True}
+    settings, model = split_settings(recipe, flags)
     run = Pretraining(PretrainingArguments(**settings), make_config(model))
     setup = run.setup
     for step in range(run.run.last_step):
@@ -125,7 +146,7 @@ def compare_speed(corpus: str, tokenizer_name: str, *, blocks: int, block: int) 
     tokenizer = load_tokenizer(tokenizer_name)
     with tempfile.TemporaryDirectory() as folder:
         sides: dict[str, Iterator[Any]] = {
-            "ours": our_steps(corpus, tokenizer_name, folder),
+            "ours": our_steps(RECIPE, corpus, tokenizer_name, folder),
             "bert": bert_steps(corpus, tokenizer, steps=10**6, learning_rate=1e-4, seed=0),
         }
         for side in sides.values():  # what is allocated and chosen once
