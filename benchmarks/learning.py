@@ -51,7 +51,7 @@ OURS: dict[str, dict[str, Any]] = {
     "nano, linear decay": {"lr_scheduler_type": "linear", "decay_steps": None},
     "nano, cosine decay": {"lr_scheduler_type": "cosine", "decay_steps": None},
     "nano, Muon at 0.03": {"muon_learning_rate": 0.03},
-    "nano, weight decay 0.1": {"weight_decay": 0.1},
+    "nano, weight decay 0.01": {"weight_decay": 0.01},
     "nano, AdamW": {"optimizer": "adamw", "learning_rate": 4.0e-3},
 }
 BASELINES = ("bert", "modernbert")
