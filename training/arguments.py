@@ -28,6 +28,8 @@ LENGTHS = ("max_steps", "warmup_steps", "decay_steps", "batch_warmup_steps")
 _SHARES = ("warmup_steps", "decay_steps", "batch_warmup_steps")
 # What describes the course of one phase: the next one does not take it over.
 _OF_A_PHASE = ("warmup_steps", "decay_steps", "initial_global_batch_size", "batch_warmup_steps")
+# With less, the weights that Muon trains grow with the run, and the encoder fine-tunes badly (docs/LOG.md).
+_WEIGHT_DECAY = {"muon": 0.1, "adamw": 0.01}
 _TRACKERS = ("tensorboard", "trackio", "wandb")
 # By the type of a field: what its value may be, and how a message says so.
 _KINDS: dict[Any, tuple[Any, str]] = {
@@ -131,8 +133,11 @@ class PretrainingArguments:
     )
     muon_learning_rate: float = _field(0.02, "peak learning rate of Muon", _OPTIMIZER, on_resume=_SAID)
     muon_momentum: float = _field(0.95, "momentum of Muon", _OPTIMIZER, on_resume=_SAID)
-    weight_decay: float = _field(
-        0.01, "decoupled weight decay of the matrices; nothing else decays; Muon wants 0.1", _OPTIMIZER, on_resume=_SAID
+    weight_decay: float | None = _field(
+        None,
+        "decoupled weight decay of the matrices; nothing else decays (default: muon 0.1, adamw 0.01)",
+        _OPTIMIZER,
+        on_resume=_SAID,
     )
     adam_beta1: float = _field(0.9, "decay of AdamW's first moment", _OPTIMIZER, on_resume=_SAID)
     adam_beta2: float = _field(0.98, "decay of AdamW's second moment", _OPTIMIZER, on_resume=_SAID)
@@ -174,6 +179,8 @@ class PretrainingArguments:
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             setattr(self, item.name, _read(item.name, getattr(self, item.name), item.type))
+        if self.weight_decay is None:
+            self.weight_decay = _WEIGHT_DECAY[self.optimizer]
         self._check_ranges()
         if self.max_steps is not None:
             for name in _SHARES:

@@ -100,6 +100,8 @@ def make_optimizer(
         muon_dtype: of Muon's products, see `machine.choose_muon_dtype`.
     """
     matrices, rest = split_parameters(model)
+    decay = arguments.weight_decay
+    assert decay is not None  # the arguments choose it
     for_muon: list[NamedParameter] = []
     if arguments.optimizer == "muon":
         for_muon = [(name, parameter) for name, parameter in matrices if parameter.dim() == 2]
@@ -110,13 +112,13 @@ def make_optimizer(
             Muon(
                 for_muon,
                 lr=arguments.muon_learning_rate,
-                weight_decay=arguments.weight_decay,
+                weight_decay=decay,
                 momentum=arguments.muon_momentum,
                 dtype=muon_dtype,
             )
         )
     groups = [
-        {"params": matrices, "weight_decay": arguments.weight_decay},
+        {"params": matrices, "weight_decay": decay},
         {"params": rest, "weight_decay": 0.0},
     ]
     parts.append(

@@ -190,7 +190,7 @@ def test_lora_saves_an_ordinary_model(models: dict[str, str], data: dict[str, tu
     output = tmp_path / "o"
     results = finetune(
         arguments_of(
-            "single", data["single"], models["bert"], output, lora_rank=4, num_train_epochs=20.0, learning_rate=2e-2
+            "single", data["single"], models["bert"], output, lora_rank=4, num_train_epochs=20.0, learning_rate=5e-3
         )
     )
     assert results["eval_accuracy"] > 0.8 > results["eval_majority_accuracy"]

@@ -65,8 +65,15 @@ def test_the_encoder_decays_its_matrices_alone(norm_type: str) -> None:
     assert treatment.keys() == {name for name, _ in model.named_parameters()}
     for name, (part, decay) in treatment.items():
         of_a_matrix = "embeddings" not in name and dict(model.named_parameters())[name].dim() == 2
-        assert (part, decay) == ((0, 0.01) if of_a_matrix else (1, 0.0)), name
+        assert (part, decay) == ((0, 0.1) if of_a_matrix else (1, 0.0)), name
     assert sum(part == 0 for part, _ in treatment.values()) == 2 * (4 + 3) + 1
+
+
+@pytest.mark.parametrize(("kind", "default"), [("adamw", 0.01), ("muon", 0.1)])
+def test_the_default_decay_is_the_optimizers(kind: str, default: float) -> None:
+    assert arguments(optimizer=kind).weight_decay == default
+    assert arguments(optimizer=kind, weight_decay=0.3).weight_decay == 0.3
+    assert arguments(optimizer=kind, weight_decay=0.0).weight_decay == 0.0
 
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
