@@ -52,7 +52,7 @@ class DemoArguments:
     )
     input: str = field(default="installed-python", metadata={"help": "text to learn from"})
     config: str = field(default="nano", metadata={"help": "recipe of the pretraining run"})
-    max_minutes: float = field(default=3.0, metadata={"help": "minutes of pretraining"})
+    max_minutes: float = field(default=3.5, metadata={"help": "minutes of pretraining"})
     max_steps: int | None = field(default=None, metadata={"help": "steps of pretraining, in place of minutes"})
     task_examples: int = field(default=1500, metadata={"help": "training examples of each fine-tuning task, at most"})
 
