@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import io
 import os
 import select
 import sys
@@ -82,6 +83,9 @@ def run(main: Callable[[], Any]) -> NoReturn:
     from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()
+    # Into a file or a pipe, too, a line goes when it is written, and not thousands of characters later.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     # Python's last collection goes through all that torch and transformers made: most of a second, for nothing.
     atexit.register(gc.freeze)
     if sys.stderr.isatty() and not {"-h", "--help"} & set(sys.argv):

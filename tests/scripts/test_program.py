@@ -1,6 +1,7 @@
 """A person's mistake is one line and status 2; a bug of ours keeps its traceback and has a status of its own."""
 
 import os
+import select
 import subprocess
 import sys
 
@@ -66,6 +67,19 @@ def test_a_reader_that_goes_is_no_error() -> None:
         program.stdout.close()
         said = program.stderr.read()
     assert (program.returncode, said) == (141, "")
+
+
+def test_a_line_reaches_a_pipe_while_the_program_runs() -> None:
+    command = [sys.executable, "-c", PROGRAM.format(body="import sys; print('step 1'); sys.stdin.readline()")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as program:
+        assert program.stdout
+        readable, _, _ = select.select([program.stdout], [], [], 60)
+        said = program.stdout.readline() if readable else None
+        program.communicate("\n", timeout=60)
+    assert (program.returncode, said) == (0, "step 1\n")
 
 
 def test_what_runs_through_is_status_0() -> None:
