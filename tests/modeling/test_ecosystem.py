@@ -292,7 +292,8 @@ def test_resizing_the_vocabulary(tied, tmp_path):
     assert model.config.vocab_size == 60
     assert model.decoder.out_features == len(model.decoder.bias) == 60
     assert (model.decoder.weight is model.model.embeddings.word_embeddings.weight) is tied
-    assert torch.equal(model(IDS).logits[..., :53], before(IDS).logits)
+    # Measured: 0 with AVX-512; 5e-7 with AVX2, where a product of another width adds in another order.
+    torch.testing.assert_close(model(IDS).logits[..., :53], before(IDS).logits, rtol=0, atol=3e-6)
     new = torch.full((1, 4), 59)
     assert model(new, labels=new).loss.isfinite()
     model.save_pretrained(tmp_path)

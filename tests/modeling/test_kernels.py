@@ -146,6 +146,7 @@ def test_bf16_is_left_to_pytorch_where_the_processor_does_not_multiply_it(keys, 
 @pytest.mark.parametrize("masked", [False, True])
 def test_long_sequences_are_attended_in_blocks_of_queries(masked, monkeypatch):
     monkeypatch.setattr(kernels, "LARGEST_BLOCK", 2 * 3 * 700 * 64)  # 64 queries at a time
+    monkeypatch.setattr(kernels, "_multiplies_bf16", lambda: True)
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 3, 700, 16).bfloat16()
     mask = torch.rand(2, 1, 700, 700) < 0.5 if masked else None
@@ -163,6 +164,7 @@ def test_long_sequences_are_attended_in_blocks_of_queries(masked, monkeypatch):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_many_short_sequences_are_attended_some_at_a_time(masked, monkeypatch):
+    monkeypatch.setattr(kernels, "_multiplies_bf16", lambda: True)
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 7, 48, 3, 16).bfloat16().transpose(2, 3)  # as projections give them
     mask = torch.rand(7, 1, 48, 48) < 0.5 if masked else None
