@@ -26,6 +26,15 @@ from finetuning_helpers import arguments_of, write_json_lines, write_sentiment
 # What a run leaves
 
 
+def check_predictions_are_the_pipelines(folder: Path, classify: Any) -> list[dict[str, Any]]:
+    """The predictions of a run, which the pipeline shares to the last digits."""
+    predictions = [json.loads(line) for line in (folder / "eval_predictions.jsonl").read_text().splitlines()]
+    answers = classify([p["text"] for p in predictions])
+    assert [a["label"] for a in answers] == [p["label"] for p in predictions]
+    torch.testing.assert_close([a["score"] for a in answers], [p["score"] for p in predictions], rtol=1e-4, atol=1e-4)
+    return predictions
+
+
 def test_results_files_and_pipelines_of_a_classifier(
     models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
 ) -> None:
@@ -43,14 +52,10 @@ def test_results_files_and_pipelines_of_a_classifier(
     assert results["eval_majority_accuracy"] < 0.8
     for name in ("eval_predictions.jsonl", "eval_mistakes.txt", "eval_report.json", "finetuning_settings.json"):
         assert (output / name).stat().st_size > 0
-    predictions = [json.loads(line) for line in (output / "eval_predictions.jsonl").read_text().splitlines()]
-    assert all(p["label"] == p["gold"] for p in predictions)
     classify = pipeline("text-classification", str(output))
     assert [answer["label"] for answer in classify(["a great film", "boring acting"])] == ["pos", "neg"]
-    # the pipeline and our own predictions are of one mind, to the last digits
-    answers = classify([p["text"] for p in predictions])
-    assert [a["label"] for a in answers] == [p["label"] for p in predictions]
-    torch.testing.assert_close([a["score"] for a in answers], [p["score"] for p in predictions], rtol=1e-4, atol=1e-4)
+    predictions = check_predictions_are_the_pipelines(output, classify)
+    assert all(p["label"] == p["gold"] for p in predictions)
 
 
 def test_pictures(models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path) -> None:
@@ -194,12 +199,9 @@ def test_lora_saves_an_ordinary_model(models: dict[str, str], data: dict[str, tu
         )
     )
     # All right in most processes; their tokenizers differ in the order of the vocabulary, so their models do.
-    assert results["eval_accuracy"] > 0.7 > results["eval_majority_accuracy"]
+    assert results["eval_accuracy"] > 0.8 > results["eval_majority_accuracy"]
     assert not (output / "adapter_config.json").exists()
-    predictions = [json.loads(line) for line in (output / "eval_predictions.jsonl").read_text().splitlines()]
-    answers = pipeline("text-classification", str(output))([p["text"] for p in predictions])
-    assert [a["label"] for a in answers] == [p["label"] for p in predictions]
-    torch.testing.assert_close([a["score"] for a in answers], [p["score"] for p in predictions], rtol=1e-4, atol=1e-4)
+    check_predictions_are_the_pipelines(output, pipeline("text-classification", str(output)))
 
 
 def test_validation_is_held_out_where_there_is_none(
