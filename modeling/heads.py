@@ -64,8 +64,7 @@ class Pooling(nn.Module):
         if self.kind == "mean":
             return sums_SD.index_add(0, documents_N, x_ND) / lengths_S.clamp(min=1).to(x_ND.dtype).unsqueeze(1)
         if self.kind == "max":
-            of_documents = documents_N.unsqueeze(1).expand_as(x_ND)
-            return sums_SD.scatter_reduce(0, of_documents, x_ND, "amax", include_self=False)
+            return self._highest_of_documents(x_ND, documents_N, sums_SD)
         assert self.score is not None
         scores_N = self.score(x_ND).squeeze(1)
         highest_S = scores_N.new_zeros(packed.num_documents)
@@ -74,6 +73,21 @@ class Pooling(nn.Module):
         totals_S = weights_N.new_zeros(packed.num_documents).index_add(0, documents_N, weights_N)
         weights_N = weights_N / totals_S[documents_N]
         return sums_SD.index_add(0, documents_N, weights_N.unsqueeze(1) * x_ND)
+
+    def _highest_of_documents(
+        self, x_ND: torch.Tensor, documents_N: torch.Tensor, zeros_SD: torch.Tensor
+    ) -> torch.Tensor:
+        """The highest value of each channel; equal ones share its gradient, as in `amax`.
+
+        The gradient of `scatter_reduce` takes five tensors [N, D], and is too small where the highest value is 0: it
+        counts the zero that the reduction began with.
+        """
+        of_documents_ND = documents_N.unsqueeze(1).expand_as(x_ND)
+        highest_SD = zeros_SD.scatter_reduce(0, of_documents_ND, x_ND.detach(), "amax", include_self=False)
+        is_highest_ND = x_ND.detach() == highest_SD.index_select(0, documents_N)
+        counts_SD = zeros_SD.index_add(0, documents_N, is_highest_ND.to(x_ND.dtype)).clamp(min=1)
+        mean_SD = zeros_SD.index_add(0, documents_N, x_ND.masked_fill(~is_highest_ND, 0)) / counts_SD
+        return highest_SD + (mean_SD - mean_SD.detach())
 
 
 class DenseHead(nn.Module):

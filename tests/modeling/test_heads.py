@@ -12,6 +12,7 @@ import transformers
 from encoder_cases import PAD, VOCABULARY, arrays, build, gradients, random_ids, same_gradients, tiny_config
 
 from clozebert import (
+    ClozeBertConfig,
     ClozeBertForImageClassification,
     ClozeBertForMaskedLM,
     ClozeBertForMultipleChoice,
@@ -19,7 +20,8 @@ from clozebert import (
     ClozeBertForSequenceClassification,
     ClozeBertForTokenClassification,
 )
-from clozebert.modeling.heads import cross_entropy
+from clozebert.modeling.heads import Pooling, cross_entropy
+from clozebert.modeling.packed import Packed
 
 ROWS, LENGTH, SHORTEST, CHOICES, LABELS = 8, 11, 4, 3, 5
 
@@ -221,6 +223,20 @@ def test_a_batch_without_a_label_has_zero_loss_and_zero_gradient(head, items):
     assert loss.item() == 0.0
     for name, gradient in gradients(loss, model).items():
         assert torch.equal(gradient, torch.zeros_like(gradient)), name
+
+
+@pytest.mark.parametrize("highest", [-1.0, 0.0, 1.0])
+def test_equal_highest_values_share_the_gradient_packed_as_padded(highest):
+    """Also where the highest value is 0."""
+    pooling = Pooling(ClozeBertConfig(classifier_pooling="max"))
+    lengths = [5, 1, 3, 40]
+    values_ND = torch.randint(-3, 1, (sum(lengths), 7)).double() + highest
+    wanted, found = values_ND.clone().requires_grad_(), values_ND.clone().requires_grad_()
+    weights_SD = torch.randn(len(lengths), 7, dtype=torch.double)
+    (torch.stack([part.amax(0) for part in wanted.split(lengths)]) * weights_SD).sum().backward()
+    packed = Packed.from_lengths(lengths)
+    (pooling(found[None], packed=packed) * weights_SD).sum().backward()
+    torch.testing.assert_close(found.grad, wanted.grad)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
