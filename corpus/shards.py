@@ -182,7 +182,7 @@ class Corpus:
             splits = sorted(p.parent.name for p in self.directory.glob("*/manifest.json"))
             if splits:
                 raise UserError(f"split={split!r} is not in the corpus {directory}; it has {', '.join(splits)}")
-            raise MissingFileError(f"{directory} holds no prepared corpus; write one with scripts/prepare_corpus.py")
+            raise MissingFileError(f"{directory} holds no prepared corpus; write one with clozebert prepare-corpus")
         self.manifest, self.fingerprint = read_manifest(path)
         self.num_documents: int = self.manifest["documents"]
         self.num_tokens: int = self.manifest["tokens"]
