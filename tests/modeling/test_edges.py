@@ -333,6 +333,23 @@ def test_dynamic_rope_goes_by_the_length_of_each_document(layer_types):
         torch.testing.assert_close(found[0, 0], wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_dynamic_rope_counts_lengths_in_whole_numbers(dtype):
+    """bf16 has 2,048 and then 2,064; 2,055 tokens are so many with a mask and without."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    config = tiny_config(max_position_embeddings=16, position_embedding_type="rope", rope_parameters=rope)
+    model = build(ClozeBertModel, config, dtype=dtype)
+    ids = torch.as_tensor(random_ids(1, 2055))
+    tables = []
+    model.layers[0].register_forward_pre_hook(
+        lambda module, args, kwargs: tables.append(torch.stack(kwargs["position_embeddings"])), with_kwargs=True
+    )
+    with torch.no_grad():
+        model(ids)
+        model(ids, attention_mask=torch.ones_like(ids))
+    assert torch.equal(tables[0], tables[1])
+
+
 @pytest.mark.parametrize("head", [ClozeBertForSequenceClassification, ClozeBertForTokenClassification])
 def test_labels_that_are_no_classes(head):
     model = build(head, tiny_config(problem_type="single_label_classification"))
