@@ -195,7 +195,8 @@ def sequence_loss(
         return cross_entropy(logits_BC, labels.reshape(-1), num_items_in_batch, class_weights_C=class_weights_C)
     if class_weights_C is not None:
         raise ValueError(f"class weights are for single_label_classification, not for problem_type={problem_type!r}")
-    if labels.numel() != logits_BC.numel():
+    # Of one dimension they are a number for each sequence; of two, not the transpose of what is wanted.
+    if labels.numel() != logits_BC.numel() or (labels.dim() > 1 and labels.shape != logits_BC.shape):
         raise ValueError(
             f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits_BC.shape)} "
             f"under problem_type={problem_type!r}"

@@ -358,6 +358,14 @@ def test_labels_that_are_no_classes(head):
         model(IDS, labels=labels)
 
 
+@pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
+def test_labels_of_a_transposed_shape_are_refused(problem_type):
+    model = build(ClozeBertForSequenceClassification, tiny_config(problem_type=problem_type, num_labels=3))
+    with pytest.raises(ValueError, match=r"labels of shape \(3, 2\) do not fit logits of shape \(2, 3\)"):
+        model(IDS, labels=torch.zeros(3, 2))
+    assert model(IDS, labels=torch.zeros(2, 3)).loss > 0
+
+
 def test_answers_that_are_no_positions_and_answers_in_packed_rows():
     model = build(ClozeBertForQuestionAnswering, tiny_config())
     with pytest.raises(ValueError, match="must be whole numbers: each is the number of a class"):
