@@ -333,6 +333,17 @@ def test_dynamic_rope_goes_by_the_length_of_each_document(layer_types):
         torch.testing.assert_close(found[0, 0], wanted)
 
 
+def test_dynamic_rope_of_one_pair_of_channels():
+    """Its angle is the position at any base: theta^0 is 1."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    config = tiny_config(hidden_size=6, num_attention_heads=3, max_position_embeddings=4,
+                         position_embedding_type="rope", rope_parameters=rope)  # fmt: skip
+    cos_1TK, _ = build(ClozeBertModel, config).rotary_emb(
+        torch.zeros(1, 9, 6, dtype=torch.double), torch.arange(9)[None]
+    )
+    torch.testing.assert_close(cos_1TK[0, :, 0], torch.arange(9).double().cos())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_dynamic_rope_counts_lengths_in_whole_numbers(dtype):
     """bf16 has 2,048 and then 2,064; 2,055 tokens are so many with a mask and without."""
