@@ -28,8 +28,9 @@ _FREE = (
 _SCHEDULE_STEPS = 1000
 _WARM_UP, _DECAY = 0.05, 0.3
 _USUAL_STEPS, _LEAST_ROWS, _MOST_ROWS = 1000, 8, 64
-# The rate that a model of this width continues with; others in inverse proportion to their width.
-_LEARNING_RATE, _WIDTH = 1e-4, 768
+# The rate that a model of this width continues with; others in inverse proportion to their width. A student's layers do
+# not fit one another at first, and it learns more at a higher rate (docs/LOG.md).
+_LEARNING_RATE, _STUDENT_LEARNING_RATE, _WIDTH = 1e-4, 5e-4, 768
 
 
 _TEXT, _VOCABULARY, _TRAINING = "text", "another vocabulary", "training and machine"
@@ -90,7 +91,9 @@ class AdaptationArguments:
     max_minutes: float | None = _flag("how long the whole command may take; the steps follow from it")
     max_steps: int | None = _flag("updates of the weights (default: by --num_train_epochs)")
     num_train_epochs: float = _flag("passes over the new text", 1.0)
-    learning_rate: float | None = _flag("peak learning rate (default: 1e-4 x 768 / hidden size)", section=_TRAINING)
+    learning_rate: float | None = _flag(
+        "peak learning rate (default: 1e-4 x 768 / hidden size, of a student 5e-4)", section=_TRAINING
+    )
     global_batch_size: int | None = _flag(
         "rows of max_seq_length tokens in a step (default: 8 to 64, by the tokens)", section=_TRAINING
     )
@@ -164,7 +167,8 @@ class AdaptationArguments:
         if self.replay_input:
             corpora.append(str(work / "replay"))
             weights = [1 - self.replay_share, self.replay_share]
-        rate = _LEARNING_RATE * _WIDTH / hidden_size if self.learning_rate is None else self.learning_rate
+        of_width = _LEARNING_RATE if self.student is None else _STUDENT_LEARNING_RATE
+        rate = of_width * _WIDTH / hidden_size if self.learning_rate is None else self.learning_rate
         arguments = PretrainingArguments(
             corpus=corpora,
             corpus_weights=weights,

@@ -52,12 +52,17 @@ def books(data: Path, name: str, count: int) -> list[str]:
     return [str(path) for path in sorted((data / name / "text").glob("*"))[:count]]
 
 
-def make_native(model_type: str, folder: Path, data: Path) -> None:
-    """A model of transformers' own class with random weights, and a tokenizer trained on novels."""
-    texts = [Path(path).read_text(encoding="utf-8")[:400_000] for path in books(data, "mlm_standardebooks", NOVELS)]
+def make_native(
+    model_type: str, folder: Path, data: Path, *, texts: list[str] | None = None, vocabulary: int | None = None
+) -> None:
+    """A model of transformers' own class with random weights, and a tokenizer trained on novels or on `texts`."""
+    texts = texts or [
+        Path(path).read_text(encoding="utf-8")[:400_000] for path in books(data, "mlm_standardebooks", NOVELS)
+    ]
     tokenizer = train_tokenizer(
-        texts, algorithm="wordpiece" if model_type == "bert" else "bpe", vocab_size=VOCABULARY, model_max_length=256
-    )
+        texts, algorithm="wordpiece" if model_type == "bert" else "bpe", vocab_size=vocabulary or VOCABULARY,
+        model_max_length=256,
+    )  # fmt: skip
     ids = {"pad_token_id": tokenizer.pad_token_id}
     if model_type == "modernbert":
         ids |= {"cls_token_id": tokenizer.cls_token_id, "sep_token_id": tokenizer.sep_token_id}

@@ -188,9 +188,9 @@ DATASETS: dict[str, Dataset] = {
 }
 
 
-def make_data(work: Path, source: Path) -> None:
+def make_data(work: Path, source: Path, datasets: dict[str, Dataset] = DATASETS) -> None:
     """The splits of every dataset, as files that the programs read."""
-    for name, dataset in DATASETS.items():
+    for name, dataset in datasets.items():
         folder = work / "data" / name
         if not folder.is_dir():
             folder.mkdir(parents=True)
@@ -257,15 +257,17 @@ def cells(names: Iterable[str], models: Iterable[str], seeds: Iterable[int]) -> 
     return ((name, model, seed) for seed in seeds for name in names for model in models)
 
 
-def run_cells(work: Path, names: list[str], models: list[str], seeds: list[int]) -> None:
-    """Run the cells that no other process has done or is doing."""
+def run_cells(
+    work: Path, names: list[str], models: list[str], seeds: list[int], datasets: dict[str, Dataset] = DATASETS
+) -> None:
+    """Run the cells that no other process has done or is doing. A model is a folder in `work`."""
     for name, model, seed in cells(names, models, seeds):
         result = work / "cells" / f"{name}-{model}-{seed}.json"
         if result.is_file() or not (work / model).is_dir():
             continue
         with claimed(result.with_suffix(".lock")) as mine:
             if mine and not result.is_file():
-                run_cell(work, name, model, seed, result)
+                run_cell(work, name, datasets[name], model, seed, result)
 
 
 @contextlib.contextmanager
@@ -287,12 +289,12 @@ def claimed(lock: Path) -> Iterator[bool]:
         lock.unlink()
 
 
-def run_cell(work: Path, name: str, model: str, seed: int, result: Path) -> None:
+def run_cell(work: Path, name: str, dataset: Dataset, model: str, seed: int, result: Path) -> None:
     """Fine-tune, and keep the scores with what was printed and the time it took."""
     from clozebert.scripts import finetune_sequence_classification, finetune_token_classification
 
     program = {"sequence": finetune_sequence_classification, "token": finetune_token_classification}
-    dataset, output = DATASETS[name], work / "runs" / f"{name}-{model}-{seed}"
+    output = work / "runs" / f"{name}-{model}-{seed}"
     argv = ["--model_name_or_path", str(work / model), "--output_dir", str(output), "--seed", str(seed)]
     for split in ("train", "validation", "test"):
         path = work / "data" / name / f"{split}.{dataset.suffix}"

@@ -1,6 +1,8 @@
 """What a pooled head over packed documents keeps for the gradient, counted to the byte, beside the encoder's share."""
 
 import functools
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +10,10 @@ from encoder_cases import build, random_ids, tiny_config
 
 from clozebert import ClozeBertForSequenceClassification
 from clozebert.modeling import kernels
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from pooling_memory import peak_of_live_tensors
 
 LENGTHS = [200] + [4] * 100  # padded rows would have 34 times as many tokens
 TOKENS, SIZE = sum(LENGTHS), 24
@@ -42,9 +48,12 @@ def kept(pooling, *, layers, reads_all=False):
     return sum(storage.nbytes() for storage in storages.values())
 
 
-@pytest.mark.parametrize(("pooling", "states"), [("mean", 1), ("max", 1), ("attention", 2)])
+@pytest.mark.parametrize(("pooling", "states"), [("mean", 1), ("max", 1.25), ("attention", 2)])
 def test_a_pooled_head_keeps_its_input_and_a_few_numbers_a_token(pooling, states):
-    """Beside `cls` over the same work. Learned attention keeps the weighted states too. Measured: 1.07, 1.24, 2.25."""
+    """Beside `cls` over the same work. `max` keeps a bool for each value, learned attention the weighted states.
+
+    Measured: 1.07, 1.49, 2.25.
+    """
     more = kept(pooling, layers=1) - kept("cls", layers=1, reads_all=True)
     assert more <= (states + 0.3) * STATES
 
@@ -70,3 +79,9 @@ def test_tiles_of_short_documents_are_short(monkeypatch):
     rows = kept("mean", layers=4)
     kept.cache_clear()
     assert tiles <= 1.5 * rows
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "attention"])
+def test_at_one_layer_a_step_with_a_pooled_head_takes_what_one_with_cls_takes(pooling):
+    """Peak of live tensors. Measured with torch 2.13: 1.09, 1.17, 1.19; `max` by `scatter_reduce` 1.38."""
+    assert peak_of_live_tensors(pooling, 1) <= 1.25 * peak_of_live_tensors("cls", 1)
