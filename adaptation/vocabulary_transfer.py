@@ -86,9 +86,11 @@ def _pieces(tokenizer: PreTrainedTokenizerFast, form: Form, never: set[int]) -> 
 def forms(tokenizer: PreTrainedTokenizerFast) -> dict[int, Form]:
     """The form of each entry, by id."""
     spec = read_spec(tokenizer)
-    written, algorithm = json.dumps(spec), spec["model"]["type"]
+    steps = [spec[name] for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
+    # Not all that mark words do it by Metaspace: Llama and Gemma replace spaces while normalizing.
+    written, algorithm = json.dumps(steps, ensure_ascii=False), spec["model"]["type"]
     of_bytes = '"type": "ByteLevel"' in written
-    marked = _WORD_MARK in written.split('"model"')[0] or '"type": "Metaspace"' in written
+    marked = _WORD_MARK in written or '"type": "Metaspace"' in written
     prefix = spec["model"].get("continuing_subword_prefix") if algorithm == "WordPiece" else None
     found = {}
     for entry, number in tokenizer.get_vocab().items():

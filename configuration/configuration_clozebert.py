@@ -357,7 +357,7 @@ def _check_number(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} is a probability: it must lie between 0 and 1")
     if name in _POSITIVE and value <= 0:
         raise ValueError(f"{name}={value} must be at least 1")
-    if name in _NOT_NEGATIVE and value < 0:
+    if name in _NOT_NEGATIVE and not value >= 0:  # NaN neither
         raise ValueError(f"{name}={value} must not be negative")
 
 

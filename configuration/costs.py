@@ -136,7 +136,7 @@ def short_number(number: int) -> str:
     """`1.23 G`: three digits and a thousand's prefix."""
     value = float(number)
     for prefix in ("", "k", "M", "G", "T", "P"):
-        if value < 1000:
+        if value < 999.5:  # three digits of more are 1e+03
             return f"{value:.3g} {prefix}"
         value /= 1000
     return f"{value:.3g} E"

@@ -68,6 +68,8 @@ def regression_metrics(targets: np.ndarray, predicted: np.ndarray, *, training_m
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Pearson's r = cov(a, b) / (sd(a) sd(b)); 0 if either is constant."""
+    if (a == a[0]).all() or (b == b[0]).all():  # less its mean, which is rounded, a constant may not be 0
+        return 0.0
     a, b = a - a.mean(), b - b.mean()
     scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
     return float((a * b).sum() / scale) if scale > 0 else 0.0

@@ -353,7 +353,7 @@ def make_sequence_task(
     """The task that training examples define; `known_names` (the model's) keep their order if they cover the labels."""
     if problem_type == REGRESSION:
         values = np.asarray([example.label for example in examples], dtype=float)
-        if values.std() == 0:
+        if (values == values[0]).all():  # their standard deviation may be a rounding error above 0
             raise UserError(f"every label of the training data is {values[0]:g}; nothing to learn")
         return SequenceTask(
             problem_type=problem_type,

@@ -123,5 +123,6 @@ class Task(ABC):
 
 
 def balanced_weights(counts: Sequence[int]) -> list[float]:
-    """Weight n / (labels × count) of each class: every class weighs the same, and the mean over examples is 1."""
-    return [sum(counts) / (len(counts) * count) if count else 0.0 for count in counts]
+    """Weight n / (classes × count) of each class that occurs: all weigh the same, and the mean over examples is 1."""
+    classes = sum(count > 0 for count in counts)
+    return [sum(counts) / (classes * count) if count else 0.0 for count in counts]

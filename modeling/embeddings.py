@@ -260,7 +260,7 @@ class RotaryEmbedding(nn.Module):
             assert lengths_BT is not None
             longest, factor = self.config.max_position_embeddings, parameters["factor"]
             beyond_BT1 = lengths_BT.to(device, dtype).clamp(min=longest).unsqueeze(-1) / longest
-            theta = theta * (factor * beyond_BT1 - (factor - 1)) ** (size / (size - 2))
+            theta = theta * (factor * beyond_BT1 - (factor - 1)) ** (size / max(size - 2, 1))
         # Here, not by transformers' own functions, which know float32 only.
         frequencies = 1.0 / theta**exponents
         return (frequencies / parameters["factor"] if kind == "linear" else frequencies), 1.0

@@ -244,7 +244,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             return dict.fromkeys(layer_types)
         lengths_BT = None
         if self.rotary_emb.needs_lengths:
-            lengths_BT = x_BTD.new_full((1, x_BTD.shape[1]), x_BTD.shape[1])
+            lengths_BT = x_BTD.new_full((1, x_BTD.shape[1]), x_BTD.shape[1], dtype=torch.long)
             if packed is not None:
                 lengths_BT = packed.lengths_of_tokens()
             elif mask_BT is not None:

@@ -46,33 +46,35 @@ class Pooling(nn.Module):
         if self.kind == "mean":
             total_BD = x_BTD.masked_fill(~is_token_BT1, 0).sum(dim=1)
             return total_BD / is_token_BT1.sum(dim=1).clamp(min=1).to(x_BTD.dtype)
-        lowest = torch.finfo(x_BTD.dtype).min
         if self.kind == "max":
-            highest_BD = x_BTD.masked_fill(~is_token_BT1, lowest).amax(dim=1)
+            highest_BD = x_BTD.masked_fill(~is_token_BT1, torch.finfo(x_BTD.dtype).min).amax(dim=1)
             return highest_BD.masked_fill(~is_token_BT1.any(dim=1), 0)
         assert self.score is not None
-        scores_BT1 = self.score(x_BTD).masked_fill(~is_token_BT1, lowest)
+        scores_BT1 = self.score(x_BTD)  # under autocast of another type than x
+        scores_BT1 = scores_BT1.masked_fill(~is_token_BT1, torch.finfo(scores_BT1.dtype).min)
         return (scores_BT1.softmax(dim=1) * x_BTD.masked_fill(~is_token_BT1, 0)).sum(dim=1)
 
     def _of_documents(self, x_ND: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """Without padding: sums over segments."""
+        """Without padding: sums over segments, in float32 or better: in bf16, 256 and 1 are 256."""
         lengths_S, documents_N = packed.lengths(), packed.document_ids(x_ND.shape[0])
         is_empty_S1 = (lengths_S == 0).unsqueeze(1)
         if self.kind == "cls":
             return x_ND[packed.first_tokens()].masked_fill(is_empty_S1, 0)
-        sums_SD = x_ND.new_zeros(packed.num_documents, x_ND.shape[1])
-        if self.kind == "mean":
-            return sums_SD.index_add(0, documents_N, x_ND) / lengths_S.clamp(min=1).to(x_ND.dtype).unsqueeze(1)
+        zeros_SD = x_ND.new_zeros(packed.num_documents, x_ND.shape[1])
         if self.kind == "max":
-            return self._highest_of_documents(x_ND, documents_N, sums_SD)
+            return self._highest_of_documents(x_ND, documents_N, zeros_SD)
+        sums_SD = widen(zeros_SD)
+        if self.kind == "mean":
+            sums_SD = sums_SD.index_add(0, documents_N, widen(x_ND))
+            return (sums_SD / lengths_S.clamp(min=1).unsqueeze(1)).to(x_ND.dtype)
         assert self.score is not None
-        scores_N = self.score(x_ND).squeeze(1)
+        scores_N = widen(self.score(x_ND)).squeeze(1)
         highest_S = scores_N.new_zeros(packed.num_documents)
         highest_S = highest_S.scatter_reduce(0, documents_N, scores_N, "amax", include_self=False).detach()
         weights_N = (scores_N - highest_S[documents_N]).exp()
         totals_S = weights_N.new_zeros(packed.num_documents).index_add(0, documents_N, weights_N)
         weights_N = weights_N / totals_S[documents_N]
-        return sums_SD.index_add(0, documents_N, weights_N.unsqueeze(1) * x_ND)
+        return sums_SD.index_add(0, documents_N, weights_N.unsqueeze(1) * x_ND).to(x_ND.dtype)
 
     def _highest_of_documents(
         self, x_ND: torch.Tensor, documents_N: torch.Tensor, zeros_SD: torch.Tensor
@@ -193,7 +195,8 @@ def sequence_loss(
         return cross_entropy(logits_BC, labels.reshape(-1), num_items_in_batch, class_weights_C=class_weights_C)
     if class_weights_C is not None:
         raise ValueError(f"class weights are for single_label_classification, not for problem_type={problem_type!r}")
-    if labels.numel() != logits_BC.numel():
+    # Of one dimension they are a number for each sequence; of two, not the transpose of what is wanted.
+    if labels.numel() != logits_BC.numel() or (labels.dim() > 1 and labels.shape != logits_BC.shape):
         raise ValueError(
             f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits_BC.shape)} "
             f"under problem_type={problem_type!r}"

@@ -62,8 +62,11 @@ class PackedView(nn.Module):
             sequences = sequences_M[here]
             parts.append(logits_BTV[row_of_S[sequences], masked_positions[here] - starts_S[sequences]])
             places.append(here)
-        # Back into the order of the positions.
-        logits_MV = torch.cat(parts)[torch.cat(places).argsort()]
+        if parts:  # back into the order of the positions
+            logits_MV = torch.cat(parts)[torch.cat(places).argsort()]
+        else:  # a short batch in which nothing is masked
+            config: Any = self.model.config
+            logits_MV = torch.zeros(0, config.vocab_size, device=input_ids.device)
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits_MV.float(), labels, reduction="sum") / num_items_in_batch

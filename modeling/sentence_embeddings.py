@@ -74,7 +74,8 @@ def encode_ids(
         model.train(was_training)
     if pooling is None:
         return results
-    return torch.stack(results) if results else torch.empty(0, model.config.hidden_size, device=model.device)
+    nothing = torch.empty(0, model.config.hidden_size, dtype=model.dtype, device=model.device)
+    return torch.stack(results) if results else nothing
 
 
 def _run(model: ClozeBertModel, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:

@@ -10,6 +10,7 @@ language already: it takes half as many passes, and 10 at most.
 """
 
 import math
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from ..utils.errors import UserError
@@ -58,11 +59,14 @@ def length_by_text(arguments: PretrainingArguments, corpora: "Mixture") -> Pretr
         epochs = epochs_by_text(corpora.num_tokens, continued=arguments.model_name_or_path is not None)
     rows = epochs * rows_of_text(corpora, max_seq_length=arguments.max_seq_length)
     steps = max(1, int(rows / arguments.global_batch_size))
-    if arguments.initial_global_batch_size is not None:
-        # While the batch warms up a step takes fewer rows.
-        while arguments.of_length(steps + 1).batch_size.before(steps + 1) <= rows:
-            steps += max(1, steps // 50)
     try:
+        if arguments.initial_global_batch_size is not None:
+            # While the batch warms up a step takes fewer rows: the most steps that take no more than there are.
+            most = max(steps, int(rows / arguments.initial_global_batch_size))
+            steps = bisect_right(
+                range(most + 1), rows, lo=steps + 1, key=lambda n: arguments.of_length(n).batch_size.before(n)
+            )
+            steps -= 1
         return arguments.of_length(steps)
     except UserError as error:
         raise UserError(f"the run has {steps:,} steps, {epochs:g} epochs of the text: {error}") from None
@@ -122,7 +126,7 @@ def hours_lines(hours: float, *, on_cpu: bool, how: str) -> list[str]:
 
 def _short(tokens: float) -> str:
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if tokens >= size:
+        if tokens >= 0.9995 * size:  # three digits of what is just below are 1, and not 1e+03
             return f"{tokens / size:.3g} {letter}"
     return f"{tokens:.0f}"
 

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from small_models import OLD_WORDS, make_tokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from clozebert.adaptation.overlap import RUN_WORDS, run_hashes
 from clozebert.adaptation.vocabulary_transfer import forms, swap
@@ -33,6 +35,23 @@ def test_forms_of_bytes_are_the_bytes() -> None:
     found = forms(tokenizer)
     assert found[tokenizer.convert_tokens_to_ids("Ġ")] == (True, b"")
     assert {content for _, content in found.values()} >= {bytes([byte]) for byte in range(256) if byte != 32}
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "replaced", "prepended"])
+def test_forms_of_marked_words_have_no_mark(kind: str) -> None:
+    """However the mark gets into the text: as in XLM-RoBERTa, in Gemma and in Llama."""
+    vocabulary = {entry: number for number, entry in enumerate(["<unk>", "▁", "t", "▁t", "a", "<0x41>"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("▁", "t")], unk_token="<unk>", byte_fallback=True))
+    if kind == "metaspace":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    else:
+        steps = [normalizers.Prepend("▁")] if kind == "prepended" else []
+        tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    found = forms(PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>"))
+    assert [found[number] for number in range(1, 6)] == [
+        (True, b""), (False, b"t"), (True, b"t"), (False, b"a"), (False, b"A")
+    ]  # fmt: skip
 
 
 def naive(documents: list[list[list[int]]], others: list[list[list[int]]]) -> tuple[int, int]:

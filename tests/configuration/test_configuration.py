@@ -20,6 +20,7 @@ CONTRADICTIONS = {
     "no vocabulary": ({"vocab_size": 0, "pad_token_id": None}, "vocab_size=0 must be at least 1"),
     "negative types": ({"type_vocab_size": -1}, "type_vocab_size=-1 must not be negative"),
     "negative eps": ({"norm_eps": -1e-5}, "norm_eps=-1e-05 must not be negative"),
+    "no number": ({"norm_eps": float("nan")}, "norm_eps=nan must not be negative"),
     "negative offset": ({"position_offset": -1}, "position_offset=-1 must not be negative"),
     "negative deviation": ({"initializer_range": -0.02}, "initializer_range=-0.02 must not be negative"),
     "layers and layer types": (

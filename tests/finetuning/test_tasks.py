@@ -139,6 +139,20 @@ def test_correlations_are_those_of_scipy(pairs: list[tuple[int, int]]) -> None:
         assert scores["spearman"] == pytest.approx(stats.spearmanr(a, b)[0], abs=1e-9)
 
 
+@pytest.mark.parametrize("count", range(1, 12))
+def test_constants_have_no_correlation(count: int) -> None:
+    """Whatever their mean is rounded to: that of seven times 0.1 is not 0.1."""
+    scores = regression_metrics(np.full(count, 0.1), np.full(count, 0.7), training_mean=0.0)
+    assert scores["pearson"] == scores["spearman"] == 0
+
+
+@pytest.mark.parametrize("count", range(2, 12))
+def test_a_regression_on_a_constant_is_refused(count: int) -> None:
+    examples = [SequenceExample("text", None, 0.1, f"line {row}") for row in range(count)]
+    with pytest.raises(ValueError, match=r"every label of the training data is 0\.1"):
+        make_sequence_task(examples, problem_type=REGRESSION, value_name="v", known_names=None, balanced=False)
+
+
 TAGS = st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), min_size=1, max_size=8)
 
 
@@ -227,8 +241,9 @@ def test_losses_are_the_textbook_ones() -> None:
     torch.testing.assert_close(regression.loss({"logits": r_logits}, r_labels), expected)
 
 
-def test_balanced_weights_are_one_on_average() -> None:
-    counts = [10, 30, 60]
+@pytest.mark.parametrize("counts", [[10, 30, 60], [10, 30, 60, 0, 0]])
+def test_balanced_weights_are_one_on_average(counts: list[int]) -> None:
+    """Classes that do not occur, as I- of entities of one word, change nothing."""
     weights = balanced_weights(counts)
     assert sum(w * c for w, c in zip(weights, counts, strict=True)) == pytest.approx(100)
     assert weights[0] * 10 == pytest.approx(weights[1] * 30) == pytest.approx(weights[2] * 60)

@@ -333,12 +333,48 @@ def test_dynamic_rope_goes_by_the_length_of_each_document(layer_types):
         torch.testing.assert_close(found[0, 0], wanted)
 
 
+def test_dynamic_rope_of_one_pair_of_channels():
+    """Its angle is the position at any base: theta^0 is 1."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    config = tiny_config(hidden_size=6, num_attention_heads=3, max_position_embeddings=4,
+                         position_embedding_type="rope", rope_parameters=rope)  # fmt: skip
+    cos_1TK, _ = build(ClozeBertModel, config).rotary_emb(
+        torch.zeros(1, 9, 6, dtype=torch.double), torch.arange(9)[None]
+    )
+    torch.testing.assert_close(cos_1TK[0, :, 0], torch.arange(9).double().cos())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_dynamic_rope_counts_lengths_in_whole_numbers(dtype):
+    """bf16 has 2,048 and then 2,064; 2,055 tokens are so many with a mask and without."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    config = tiny_config(max_position_embeddings=16, position_embedding_type="rope", rope_parameters=rope)
+    model = build(ClozeBertModel, config, dtype=dtype)
+    ids = torch.as_tensor(random_ids(1, 2055))
+    tables = []
+    model.layers[0].register_forward_pre_hook(
+        lambda module, args, kwargs: tables.append(torch.stack(kwargs["position_embeddings"])), with_kwargs=True
+    )
+    with torch.no_grad():
+        model(ids)
+        model(ids, attention_mask=torch.ones_like(ids))
+    assert torch.equal(tables[0], tables[1])
+
+
 @pytest.mark.parametrize("head", [ClozeBertForSequenceClassification, ClozeBertForTokenClassification])
 def test_labels_that_are_no_classes(head):
     model = build(head, tiny_config(problem_type="single_label_classification"))
     labels = torch.full((2,) if head is ClozeBertForSequenceClassification else (2, 9), 0.9)
     with pytest.raises(ValueError, match=r"labels of type torch.float32"):
         model(IDS, labels=labels)
+
+
+@pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
+def test_labels_of_a_transposed_shape_are_refused(problem_type):
+    model = build(ClozeBertForSequenceClassification, tiny_config(problem_type=problem_type, num_labels=3))
+    with pytest.raises(ValueError, match=r"labels of shape \(3, 2\) do not fit logits of shape \(2, 3\)"):
+        model(IDS, labels=torch.zeros(3, 2))
+    assert model(IDS, labels=torch.zeros(2, 3)).loss > 0
 
 
 def test_answers_that_are_no_positions_and_answers_in_packed_rows():

@@ -55,7 +55,9 @@ def test_texts_go_through_the_tokenizer_with_its_special_tokens(model, sequences
 
 
 def test_nothing_to_encode(model):
-    assert encode(model, None, []).shape == (0, model.config.hidden_size)
+    nothing = encode(model, None, [])
+    assert nothing.shape == (0, model.config.hidden_size)
+    assert nothing.dtype == torch.float64  # the model's
     assert encode_ids(model, [], pooling=None) == []
 
 

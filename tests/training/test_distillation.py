@@ -80,6 +80,19 @@ def test_the_loss_is_the_formula(prepared: Path, same_size: bool, recurs: bool) 
     assert all(parameter.grad is not None for name, parameter in student.named_parameters() if "norm" in name)
 
 
+@pytest.mark.parametrize("labels", [[], [-100, -100]], ids=["none", "none that counts"])
+def test_a_step_in_which_nothing_is_masked_has_no_loss(prepared: Path, labels: list[int]) -> None:
+    both = Distillation(ClozeBertForMaskedLM(model_config()), ClozeBertForMaskedLM(model_config())).train()
+    inputs = model_inputs(make_batch(prepared))
+    inputs |= {"masked_positions": torch.full((len(labels),), 2), "labels": torch.tensor(labels, dtype=torch.long)}
+    loss = both(**inputs, num_items_in_batch=torch.tensor(0.0)).loss
+    loss.backward()
+    assert loss == 0
+    gradients = [parameter.grad for parameter in both.student.parameters() if parameter.grad is not None]
+    assert gradients
+    assert not any(gradient.any() for gradient in gradients)
+
+
 def test_layers_are_spaced_evenly_with_both_ends() -> None:
     assert evenly_spaced(12, 6) == [0, 2, 4, 7, 9, 11]
     assert evenly_spaced(22, 1) == [0]

@@ -11,7 +11,8 @@ from pretraining_helpers import make_corpus, make_tokenizer, model_config, run_h
 
 from clozebert import ClozeBertConfig
 from clozebert.configuration import list_recipes
-from clozebert.corpus import Mixture, ShardWriter
+from clozebert.configuration.costs import short_number
+from clozebert.corpus import BatchSize, Mixture, ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
 from clozebert.training import checks
 from clozebert.training.arguments import PretrainingArguments
@@ -89,8 +90,24 @@ def test_lengths_that_are_given(texts: dict[str, Path]) -> None:
     assert steps(max_steps=7) == 7
     rising = steps(num_train_epochs=2, initial_global_batch_size=4, batch_warmup_steps=0.5)
     assert 2 * rows / 16 < rising < 1.4 * 2 * rows / 16, "while the batch rises, more steps see as much text"
+    for epochs in (0.3, 2, 9.7):
+        for share in (0.1, 0.5):
+            batch = {"initial_global_batch_size": 4, "batch_warmup_steps": share}
+            number = steps(num_train_epochs=epochs, **batch)
+            seen, more = (BatchSize(16, 4, int(share * n + 1e-9)).before(n) for n in (number, number + 1))
+            assert seen <= epochs * rows < more, "as many steps as there are rows for"
     with pytest.raises(ValueError, match=r"the run has 2,135 steps, 4.15 epochs of the text: warmup_steps=9000"):
         steps(num_train_epochs=4.15, warmup_steps=9000)
+
+
+def test_numbers_are_short() -> None:
+    """Three digits of what is just below the next prefix are 1 with it, and not 1e+03 without."""
+    assert [short_number(number) for number in (999, 999_499, 999_500, 1_000_000)] == ["999 ", "999 k", "1 M", "1 M"]
+    given = PretrainingArguments(corpus="c", tokenizer_name="t", output_dir="o")
+    for tokens, shown in ((999_499, "999 k"), (999_500, "1 M"), (10**9 - 1, "1 B")):
+        assert f"the default for {shown} tokens is" in length_lines(
+            given.of_length(5000), epochs=39.9, tokens=tokens, given=given
+        )[0]  # fmt: skip
 
 
 def test_shares_of_a_run() -> None:

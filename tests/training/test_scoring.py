@@ -156,6 +156,19 @@ def write_pairs(path: Path, pairs: list[tuple[str, str]], **more: str) -> Path:
     return path
 
 
+def test_a_batch_in_which_nothing_is_masked_counts_nothing(text: Path) -> None:
+    """A document a batch, of which some have no masked token: the same figures as from larger batches."""
+    config = BertConfig(vocab_size=80, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=9)
+    model, corpus, masking = BertForMaskedLM(config).eval(), Corpus(text / "corpus"), Masking(rate=0.02)
+    small, large = (ValidationBatches(corpus, max_seq_length=12, batch_size=size, masking=masking, seed=42)
+                    for size in (1, 99))  # fmt: skip
+    assert min(len(batch.labels) for batch in small) == 0 < min(len(batch.labels) for batch in large)
+    found, wanted = (
+        score_frozen_masks(model, corpus, max_seq_length=12, batch_size=size, masking=masking) for size in (1, 99)
+    )
+    assert found == pytest.approx(wanted, rel=1e-6)
+
+
 def test_minimal_pairs_by_a_table(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(18)  # words w0 … w17 have the ids 5 … 22; no special tokens are added
     table = torch.full((23, 23), 1.0)
