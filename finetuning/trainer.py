@@ -160,6 +160,12 @@ class FinetuningTrainer(Trainer):
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return LengthGroupedSampler(lengths, batch_size=per_step, seed=self.args.seed)
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        """Nothing for a run that is resumed when it has taken all its steps; Trainer would take one more."""
+        if self.state.global_step >= self.state.max_steps:
+            return [], None
+        return super().get_batch_samples(*args, **kwargs)
+
     # Trainer reads a checkpoint by these four. What is wrong with one is the checkpoint's, so it is told in one line.
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

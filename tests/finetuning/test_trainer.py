@@ -197,3 +197,14 @@ def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
         if state is not None:
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
     assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+
+
+def test_a_run_that_took_all_its_steps_takes_no_more(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Resumed within an epoch, as after a kill while the model of the last step was scored."""
+    for resume in (None, "latest"):
+        flags = {"max_steps": 2, "resume_from_checkpoint": resume}
+        finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags))
+        assert "step 3/2" not in capsys.readouterr().out
+        assert [path.name for path in (tmp_path / "o").glob("checkpoint-*")] == ["checkpoint-2"]
