@@ -27,15 +27,15 @@ LABEL_COLUMNS = (
 USUAL_COLUMNS = frozenset((*TEXT_COLUMNS, *PARTIAL_TEXT_COLUMNS, *LABEL_COLUMNS, *sum(PAIR_COLUMNS, ())))
 
 
-def find_text_column(table: "TableFile", wanted: str | None) -> str:
-    """The column of the text: the wanted one, else the one that `text_column_of` finds.
+def find_text_column(table: "TableFile", wanted: str | None, *, flag: str = "--text_column") -> str:
+    """The column of the text: the wanted one, which `flag` named, else the one that `text_column_of` finds.
 
     Raises:
         UserError: there is none, or it cannot be told (the message lists the columns).
     """
     if wanted is not None:
         columns = table.columns if wanted in table.columns else table.all_columns
-        return check_column(columns, wanted, table.source, "--text_column")
+        return check_column(columns, wanted, table.source, flag)
     found = usual_column(table.columns, TEXT_COLUMNS)
     if found is not None:
         return found

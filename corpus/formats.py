@@ -59,7 +59,7 @@ def texts_of_table(
     if not table.columns:  # no row, or no good one
         yield from (row for row in table.rows() if isinstance(row, BadText))
         return
-    column = find_text_column(table, text_column)
+    column = find_text_column(table, text_column, flag="--text_column" if read_cell is None else "--id_column")
     for row in table.rows([column]):
         if isinstance(row, BadText):
             yield row

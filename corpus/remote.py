@@ -39,7 +39,7 @@ def local_folder(place: str | Path) -> Path:
         split: content for split in CORPUS_SPLITS if (content := _read(system, root, split, place)) is not None
     }
     if not manifests:
-        raise MissingFileError(f"{place} holds no prepared corpus; write one with scripts/prepare_corpus.py")
+        raise MissingFileError(f"{place} holds no prepared corpus; write one with clozebert prepare-corpus")
     # Before anything is written: what a manifest says is a stranger's.
     files = {
         split: files_of(parse_manifest(content, where=f"{place}/{split}/manifest.json"))

@@ -32,7 +32,8 @@ CORPUS_FILES = tuple(
     for name in (r"manifest\.json", r"documents\.bin", r"(tokens|word_starts)-\d+\.bin", r"rows-\d+-v\d+-[0-9a-f]+")
 )
 SHARD_TOKENS = 1 << 28
-_FLUSH_TOKENS = 1 << 22
+# Written at so many tokens, or documents: as arrays these take some 400 bytes each, however short they are.
+_FLUSH_TOKENS, _FLUSH_DOCUMENTS = 1 << 22, 1 << 16
 # A split of at most so many bytes is hashed when it is opened, which takes about a tenth of a second.
 HASHED_AT_ONCE = 1 << 26
 _WAY_OUT = "the corpus is damaged; prepare it again"
@@ -74,7 +75,7 @@ class ShardWriter:
         self.num_words += int(np.count_nonzero(starts))
         self._ends.append(self.num_tokens)
         self._buffered += len(ids)
-        if self._buffered >= min(_FLUSH_TOKENS, self.shard_tokens):
+        if self._buffered >= min(_FLUSH_TOKENS, self.shard_tokens) or len(self._tokens) >= _FLUSH_DOCUMENTS:
             self._flush()
 
     def close(self, facts: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +183,7 @@ class Corpus:
             splits = sorted(p.parent.name for p in self.directory.glob("*/manifest.json"))
             if splits:
                 raise UserError(f"split={split!r} is not in the corpus {directory}; it has {', '.join(splits)}")
-            raise MissingFileError(f"{directory} holds no prepared corpus; write one with scripts/prepare_corpus.py")
+            raise MissingFileError(f"{directory} holds no prepared corpus; write one with clozebert prepare-corpus")
         self.manifest, self.fingerprint = read_manifest(path)
         self.num_documents: int = self.manifest["documents"]
         self.num_tokens: int = self.manifest["tokens"]

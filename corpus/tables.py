@@ -221,7 +221,7 @@ class _Delimited(TableFile):
                 if line != header.line:
                     yield BadText(line, "the header stands here again: two tables were joined; remove this line")
             else:
-                bad = next((byte for _, place in checked if (byte := _not_utf8(cells[place])) is not None), None)
+                bad = next((byte for _, place in checked if (byte := not_utf8(cells[place])) is not None), None)
                 values = {name: cells[place] for name, place in checked}
                 yield Row(line, values) if bad is None else BadText(line, f"byte 0x{bad:02x} is not UTF-8")
 
@@ -242,8 +242,8 @@ def _numbers(width: int) -> list[str]:
     return [str(number) for number in range(1, width + 1)]
 
 
-def _not_utf8(cell: str) -> int | None:
-    """The first byte that was not UTF-8; such bytes were read as lone surrogates."""
+def not_utf8(cell: str) -> int | None:
+    """The first byte of a text that was not UTF-8, where such bytes were read as lone surrogates."""
     if not cell.isascii():
         try:
             cell.encode("utf-8")

@@ -18,6 +18,11 @@ FINETUNING_FILES = tuple(
     )
 )  # fmt: skip
 
+# Transformers' names, but for those that need settings beside the steps of warm-up.
+_SCHEDULES = (
+    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+    "reduce_lr_on_plateau", "greedy",
+)  # fmt: skip
 
 _DATA, _TRAINING, _RUNS = "data", "training", "runs and machine"
 
@@ -127,6 +132,9 @@ class FinetuningArguments:
             raise UserError(f"--dropout {self.dropout}: must be at least 0 and below 1")
         if self.max_steps == 0 or self.max_steps < -1:
             raise UserError(f"--max_steps {self.max_steps}: must be above 0, or -1 for whole epochs")
+        for seed in [self.seed, *(self.seeds or [])]:
+            if not 0 <= seed < 2**32:
+                raise UserError(f"{'--seed' if self.seeds is None else '--seeds'} {seed}: must be from 0 to 2**32 - 1")
         if self.seeds is not None and len(set(self.seeds)) != len(self.seeds):
             raise UserError(f"--seeds {self.seeds}: a seed comes twice")
 
@@ -135,6 +143,7 @@ class FinetuningArguments:
             "class_weights": ("none", "balanced"),
             "packing": ("auto", "off"),
             "mixed_precision": ("auto", "no", "bf16", "fp16"),
+            "lr_scheduler_type": _SCHEDULES,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -195,6 +204,10 @@ class PredictionArguments:
         for path in self.input:
             if path != "-" and not os.path.isfile(path):
                 raise MissingFileError(f"--input {path}: there is no such file")
+        if os.path.exists(self.output_file):
+            for path in self.input:
+                if path != "-" and os.path.samefile(path, self.output_file):
+                    raise UserError(f"--output_file {self.output_file}: it is --input too, and writing would empty it")
         if self.batch_size < 1:
             raise UserError(f"--batch_size {self.batch_size}: must be at least 1")
 

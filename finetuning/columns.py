@@ -39,6 +39,7 @@ def find_columns(
     Raises:
         UserError: a given column is missing, or nothing tells the columns apart (the message lists them).
     """
+    flags: dict[str, str] = {}
     for name, flag in (
         (text_column, "--text_column"),
         (text_pair_column, "--text_pair_column"),
@@ -46,6 +47,9 @@ def find_columns(
     ):
         if name is not None:
             table.column(name, flag=flag)
+            if name in flags:
+                raise UserError(f"{flag} {name}: {flags[name]} names this column already; name another")
+            flags[name] = flag
     if text_pair_column is not None and text_column is None:
         raise UserError("--text_pair_column needs --text_column beside it")
     label = label_column or usual_column(list(table.columns), LABEL_COLUMNS, taken=(text_column, text_pair_column))

@@ -1,5 +1,6 @@
 """Predicts with a fine-tuned model: files or standard input in, one JSON object for each text out."""
 
+import io
 import json
 import os
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from ..corpus.compression import bare_suffix, read_text
-from ..corpus.tables import TABLE_SUFFIXES
+from ..corpus.tables import TABLE_SUFFIXES, not_utf8, open_table
 from ..utils.device import find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.progress_bar import progress_bar
@@ -32,6 +33,8 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
     """
     predictor = Predictor(arguments)
     lines = sys.stdin if standard_input is None else standard_input
+    if isinstance(lines, io.TextIOWrapper):
+        lines.reconfigure(errors="surrogateescape")  # bytes that are no text are found in their own line
     with as_user_errors(OSError, about="--output_file"):
         output = sys.stdout if arguments.output_file == "-" else open(arguments.output_file, "w", encoding="utf-8")  # noqa: SIM115
     count = 0
@@ -104,6 +107,8 @@ class Predictor:
         """Each line that is not blank is a text; of a model for pairs, two texts with a tab between."""
         pairs = self.settings.get("text_pair_column") is not None
         for number, line in enumerate(lines, start=1):
+            if (byte := not_utf8(line)) is not None:
+                raise UserError(f"{source}, line {number}: not UTF-8 (byte 0x{byte:02x}); convert the text")
             if line.strip():
                 text, tab, pair = line.strip().partition("\t") if pairs else (line.strip(), "", None)
                 if pairs and not tab:
@@ -111,10 +116,13 @@ class Predictor:
                 yield self.task.example(text, pair, source=source, line=number)
 
     def _of_table(self, path: str) -> Iterator[Any]:
-        table = read_table(path, wanted=(self.arguments.text_column, self.arguments.text_pair_column))
+        wanted = [name for name in (self.arguments.text_column, self.arguments.text_pair_column) if name is not None]
+        as_trained = (self.settings.get("text_column"), self.settings.get("text_pair_column"))
+        # A first row that may be data is taken as it was in training: columns of a file without header are numbers.
+        in_doubt = not wanted and str(as_trained[0]).isdigit() and not open_table(path).is_sure_of_columns
+        table = read_table(path, has_header=False if in_doubt else None, wanted=wanted)
         if table.num_blank:
             print(f"{path}: left out {table.num_blank} rows in which every cell is blank", file=sys.stderr)
-        as_trained = (self.settings.get("text_column"), self.settings.get("text_pair_column"))
         if self.arguments.text_column is None and as_trained[0] in table.columns:
             columns = SequenceColumns(str(as_trained[0]), as_trained[1], None)
         else:
@@ -124,9 +132,22 @@ class Predictor:
                 text_pair_column=self.arguments.text_pair_column,
                 with_label=False,
             )
+        if self.settings:
+            self._check_pairs(columns, path)
         texts = read_examples(table, columns, problem_type=None)
         for row, example in enumerate(texts):
             yield self.task.example(example.text, example.pair, source=table.source, line=table.lines[row])
+
+    def _check_pairs(self, columns: SequenceColumns, path: str) -> None:
+        """Refuse pairs where the model was trained on single texts, and the other way round."""
+        takes_pairs = self.settings.get("text_pair_column") is not None
+        if takes_pairs and columns.pair is None:
+            raise UserError(f"{path}: the model takes pairs; give --text_column and --text_pair_column")
+        if not takes_pairs and columns.pair is not None:
+            raise UserError(
+                f"{path}: the model takes single texts, and {columns.text!r} and {columns.pair!r} are a pair; "
+                "give --text_column alone"
+            )
 
     def records(self, examples: list[Any]) -> list[dict[str, Any]]:
         """Predictions for checked examples."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import transformers
 from transformers import EarlyStoppingCallback, TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
 
 from ..utils.device import choose_precision, find_device
-from ..utils.errors import UserError
+from ..utils.errors import UserError, as_user_errors
 from ..utils.files import WriteCard
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import (
@@ -52,6 +53,7 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
         write_card: called with the folder and what is known about the model, to write its README.md.
     """
     check_metric_libraries()
+    check_tracker(arguments.report_to)
     be_quiet()
     prepare_output_dir(arguments)
     config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
@@ -249,8 +251,9 @@ class FinetuningRun:
         )
         print(f"{task.problem_type}, {len(task.label_names)} labels; examples: {sizes}")
         accumulation = training.gradient_accumulation_steps
+        length = f"{training.num_train_epochs:g} epochs" if training.max_steps < 0 else f"{training.max_steps} steps"
         print(
-            f"{training.num_train_epochs:g} epochs of batches of {training.per_device_train_batch_size}"
+            f"{length} of batches of {training.per_device_train_batch_size}"
             f"{'' if accumulation == 1 else f' x {accumulation}'}, "
             f"learning rate {training.learning_rate:g}, seed {training.seed}, "
             f"{'packed' if isinstance(self.collator, PackedCollator) else 'padded'} batches"
@@ -258,6 +261,13 @@ class FinetuningRun:
             + ("" if checkpoint is None else f"; going on from {checkpoint}"),
             flush=True,
         )
+
+
+def check_tracker(name: str) -> None:
+    """Refuse a tracker that transformers does not know, or whose package is not installed."""
+    with as_user_errors(ValueError, RuntimeError, ImportError, about=f"--report_to {name}"):
+        for callback in get_reporting_integration_callbacks(name):
+            callback()
 
 
 def _best_metric(arguments: FinetuningArguments, task: Task) -> tuple[str, bool]:

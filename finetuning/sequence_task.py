@@ -94,7 +94,10 @@ def _label_list(value: Any, where: str, column: str) -> list[Any]:
         try:
             value = json.loads(value)
         except json.JSONDecodeError:
-            raise UserError(f"{where}: the label (column {column!r}) is {value!r}, not a JSON list") from None
+            raise UserError(
+                f"{where}: the label (column {column!r}) is {value!r}, not a JSON list; "
+                f"give --problem_type {SINGLE_LABEL} if it is one name"
+            ) from None
     if not isinstance(value, (list, tuple)):
         raise UserError(f"{where}: the label (column {column!r}) is {value!r}, expected a list of labels")
     return list(value)
@@ -103,7 +106,7 @@ def _label_list(value: Any, where: str, column: str) -> list[Any]:
 def _label_name(value: Any, where: str, column: str) -> str:
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     if missing or str(value).strip().lower() in ("", "nan"):
-        raise UserError(f"{where}: the label (column {column!r}) is missing ({value!r})")
+        raise UserError(f"{where}: the label (column {column!r}) is missing ({value!r}); fill it or remove the row")
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a column of class numbers with gaps comes out of Parquet as 1.0
     return str(value).strip()

@@ -118,7 +118,7 @@ def _column_number(name: str | None, width: int, path: str) -> int:
     try:
         number = int(name)
     except ValueError:
-        raise UserError(f"--tag_column {name}: {path} has no named columns; give a number from 1 to {width}") from None
+        raise UserError(f"--tag_column {name}: {path} has no named columns; give a number from 2 to {width}") from None
     index = number - 1 if number > 0 else width + number
     if number == 0 or not 0 < index < width:
         raise UserError(f"--tag_column {name}: {path} has the columns 1 to {width}, and 1 holds the words")

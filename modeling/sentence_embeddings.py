@@ -39,7 +39,8 @@ def encode(
         [S, D], or for `pooling=None` a list of S tensors [T, D]; in the model's type, on its device.
 
     Raises:
-        ValueError: one text instead of a list of them, an unknown pooling, or a text longer than the model takes.
+        ValueError: one text instead of a list of them, an unknown pooling, or a text longer than the model's learned
+            positions.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts={texts[:40]!r} is one text: give a list of texts")

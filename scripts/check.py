@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         kind, problems, count = _check_model(folder)
     if problems:
         raise UserError(f"{folder}, a {kind}, is damaged: {'; '.join(problems)}")
-    print(f"{folder}: a {kind}, whole: {count} files are as they were written")
+    found = "can be read; a model keeps no hashes of them" if kind == "model" else "are as they were written"
+    print(f"{folder}: a {kind}, whole: {count} files {found}")
 
 
 def _check_model(folder: Path) -> tuple[str, list[str], int]:
@@ -53,6 +54,8 @@ def _check_model(folder: Path) -> tuple[str, list[str], int]:
     from clozebert.training.training_state import STATE_FOLDER
 
     checkpoints = [folder] if (folder / STATE_FOLDER).is_dir() else list_checkpoints(folder)
+    # Those of fine-tuning are transformers' own, and have no manifest.
+    checkpoints = [one for one in checkpoints if not (one / "trainer_state.json").exists()]
     problems, count = [], 0
     for checkpoint in checkpoints:
         damage = find_damage(checkpoint)
@@ -61,9 +64,11 @@ def _check_model(folder: Path) -> tuple[str, list[str], int]:
     if checkpoints:
         kind = "checkpoint" if checkpoints == [folder] else f"run of {len(checkpoints)} checkpoints"
         return kind, problems, count
+    if not (folder / "config.json").exists() and not any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder} holds no corpus, no run and no model: name the folder of one")
     try:
         read_config(folder)
-        return "model without hashes, which can be read", [], 1 + bool(tensor_names_in(folder))
+        return "model", [], 1 + bool(tensor_names_in(folder))
     except UserError as error:
         return "model", [str(error)], 0
 

@@ -71,6 +71,11 @@ def make_model(
     model, report = loaded
     if strict and (wrong := [str(name) for kind in _REPORTED for name in report.get(kind) or ()]):
         raise UserError(f"{weights} does not hold the weights of this model: {wrong[0]} is missing, or does not fit")
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"model_name_or_path={str(weights)!r} has no masked-LM head: {missing[0]} would be random; "
+            "take the checkpoint that still has it"
+        )
     return model
 
 

@@ -5,6 +5,8 @@ Names are written with underscores; dashes are understood too.
 
 import argparse
 import dataclasses
+import math
+import os
 import shutil
 import sys
 import types
@@ -183,7 +185,7 @@ def _add(group: Any, flag: Flag) -> None:
         if typing.get_origin(kind) is list:
             options["nargs"] = "+"
             kind = typing.get_args(kind)[0]
-        options["type"] = {int: _whole_number, float: _number}.get(kind, str)
+        options["type"] = {int: _whole_number, float: _number}.get(kind, _text)
         if choices:
             options["choices"] = choices
     group.add_argument(f"--{flag.name}", **options)
@@ -253,11 +255,19 @@ def _boolean(text: str) -> bool:
     return known[text.lower()]
 
 
+def _text(text: str) -> str:
+    """As it is; `~/` is the home, which a shell leaves as it is in `--output_dir=~/encoder`."""
+    return os.path.expanduser(text) if text.startswith("~/") else text
+
+
 def _number(text: str) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
 
 
 def _whole_number(text: str) -> int:

@@ -54,7 +54,7 @@ def test_flags_that_do_not_go_together(tmp_path: Path) -> None:
         ({"id_column": None}, "vocab_size=40 goes with --id_column"),
         ({"id_column": None, "vocab_size": None}, "give --tokenizer_name DIR, or --id_column"),
         ({"tokenizer_name": "x"}, "needs no tokenizer_name"),
-        ({"id_column": "tokens"}, "tokens"),
+        ({"id_column": "tokens"}, "--id_column tokens: "),
     ):
         with pytest.raises(UserError, match=message):
             preparation(tmp_path, source, **changes).run()

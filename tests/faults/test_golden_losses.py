@@ -30,7 +30,7 @@ from clozebert.training.step import accumulate_gradient  # noqa: E402
 STEPS = 20
 RECIPES = ("nano", "tiny", "small", "bert-base", "roberta-base", "modernbert-base")
 RUN: dict[str, Any] = {
-    "max_steps": STEPS, "warmup_steps": 3, "decay_steps": 5, "save_steps": 0, "eval_steps": 0,
+    "max_steps": STEPS, "warmup_steps": 3, "save_steps": 0, "eval_steps": 0,
     "per_device_train_batch_size": 2, "mixed_precision": "no", "learning_rate": 5e-3,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip

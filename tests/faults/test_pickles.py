@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from finetuning_helpers import write_sentiment
-from pretraining_helpers import MODEL, flags, settings
+from pretraining_helpers import MODEL_FLAGS, flags, settings
 from test_names import OPENERS
 
 from clozebert.corpus import Corpus
@@ -214,8 +214,11 @@ def test_no_command_runs_a_pickle_from_any_folder(
     table = write_sentiment(tmp_path / "a.csv", rows=24)
     (tmp_path / "tags.jsonl").write_text('{"tokens": ["the", "river"], "tags": ["O", "B-LOC"]}\n' * 8)
     (tmp_path / "blimp.jsonl").write_text('{"sentence_good": "the river is long", "sentence_bad": "long the is"}\n')
-    run = {**MODEL, **settings(tmp_path, output_dir=tmp_path / "run", max_steps=4, save_steps=2, mixed_precision="no")}
-    pretrain = ("pretrain", [*flags(run), "--use_cpu", "true"])
+    run = {
+        **MODEL_FLAGS,
+        **settings(tmp_path, output_dir=tmp_path / "run", max_steps=4, save_steps=2, mixed_precision="no"),
+    }
+    pretrain = ("pretrain", [*flags(run), "--use_cpu"])
     tuning = ["--model_name_or_path", str(model), "--train_file", str(table), "--num_train_epochs", "2"]
     tuning += ["--output_dir", str(tmp_path / "tuned"), "--learning_rate", "1e-3"]
     first = run_all([pretrain, ("finetune-sequence", tuning)], tmp_path)
@@ -234,8 +237,8 @@ def test_no_command_runs_a_pickle_from_any_folder(
         ("check", [str(tmp_path / "corpus")]),
         ("check", [str(tmp_path / "run")]),
         ("check", [str(model)]),
-        ("pretrain", [*flags({**longer, "resume_from_checkpoint": "latest"}), "--use_cpu", "true"]),
-        ("plan", [*flags({**MODEL, "max_steps": 4}), "--corpus", str(tmp_path / "corpus"), "--device", "h100"]),
+        ("pretrain", [*flags({**longer, "resume_from_checkpoint": "latest"}), "--use_cpu"]),
+        ("plan", [*flags({**MODEL_FLAGS, "max_steps": 4}), "--corpus", str(tmp_path / "corpus"), "--device", "h100"]),
         ("evaluate", ["--model_name_or_path", str(tmp_path / "run"), "--corpus", str(tmp_path / "corpus")]),
         ("evaluate", ["--model_name_or_path", str(model), "--blimp", str(tmp_path / "blimp.jsonl")]),
         ("describe", [str(model)]),
@@ -246,8 +249,8 @@ def test_no_command_runs_a_pickle_from_any_folder(
         ("convert", ["--input", str(model), "--to", "native", *out("native")]),
         ("convert", ["--input", str(model), "--to", "clozebert", *out("ours")]),
         ("grow", ["--model_name_or_path", str(model), "--input", str(text), "--num_hidden_layers", "4", *out("grown")]),
-        ("publish", [str(model), "--repo_id", "org/name", "--dry_run", "true", *out("published")]),
-        ("publish", [str(tmp_path / "run"), "--repo_id", "org/name", "--dry_run", "true", *out("published-run")]),
+        ("publish", [str(model), "--repo_id", "org/name", "--dry_run", *out("published")]),
+        ("publish", [str(tmp_path / "run"), "--repo_id", "org/name", "--dry_run", *out("published-run")]),
     ]  # fmt: skip
     said = run_all(commands, tmp_path)
     for name in NAMES:  # as input

@@ -39,6 +39,7 @@ def test_sequence_program_by_path(repository: Path, model: str, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "o" / "all_results.json").read_text())
     assert results["eval_accuracy"] == results["test_accuracy"] == 1.0
+    assert "12 epochs of batches of 8" in done.stdout
     assert "accuracy" in done.stdout
     assert "1.0000" in done.stdout
     assert "Warning" not in done.stderr
@@ -144,6 +145,9 @@ MISTAKES: list[tuple[str, str, dict[str, str], dict[str, str], str]] = [
     ("sequence", "unknown kind", {}, {"problem_type": "some"}, "--problem_type some: expected one of"),
     ("sequence", "unknown flag", {}, {"lerning_rate": "1"}, "did you mean --learning_rate?"),
     ("sequence", "too long", {}, {"max_seq_length": "999"}, "--max_seq_length 999: the model reads at most 64 tokens"),
+    ("sequence", "one column twice", {}, {"text_column": "text", "label_column": "text"}, "--label_column text: --tex"),
+    ("sequence", "label in brackets", {"train.csv": csv("a,[x]", "b,[y]")}, {}, "give --problem_type single_label_cl"),
+    ("sequence", "unknown tracker", {}, {"report_to": "some"}, "--report_to some: some is not supported"),
     ("sequence", "unknown score", {}, {"metric_for_best_model": "f2"}, "--metric_for_best_model f2: there is loss"),
     ("sequence", "no such checkpoint", {}, {"resume_from_checkpoint": "c"}, "--resume_from_checkpoint c: there is no"),
     ("sequence", "too many frozen", {}, {"freeze_layers": "5"}, "--freeze_layers 5: the model has 2 layers"),
@@ -197,6 +201,26 @@ def status_of(main: Callable[[], None]) -> Any:
     with pytest.raises(SystemExit) as stopped:
         run(main)
     return stopped.value.code
+
+
+def test_the_length_that_is_printed_is_that_of_the_run(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_sentiment(tmp_path / "a.csv", rows=20)
+    argv = [
+        "--model_name_or_path",
+        model,
+        "--train_file",
+        path,
+        "--output_dir",
+        str(tmp_path / "o"),
+        "--max_steps",
+        "2",
+    ]
+    finetune_sequence_classification.main(argv)
+    said = capsys.readouterr().out
+    assert "2 steps of batches of 8" in said
+    assert "step 2/2" in said
 
 
 def test_slots_as_json_lines_with_spans(model: str, tmp_path: Path) -> None:

@@ -79,6 +79,13 @@ def test_dashes_are_understood() -> None:
     assert read["use_cpu"] is False
 
 
+def test_the_home_is_found_where_a_shell_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/there")
+    monkeypatch.setenv("USERPROFILE", "/there")
+    assert parser().read(["--model_name_or_path=~/m"])["model_name_or_path"] == "/there/m"
+    assert parser().read(["--model_name_or_path=~m"])["model_name_or_path"] == "~m"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -89,6 +96,8 @@ def test_dashes_are_understood() -> None:
         (["--xyzzy", "3"], "unknown flag --xyzzy; see --help"),
         (["word"], "unexpected argument 'word'; flags begin with --"),
         (["--seeds", "1.5"], "--seeds: '1.5' is not a whole number"),
+        (["--seeds", "inf"], "--seeds: 'inf' is not a finite number"),
+        (["--learning_rate", "nan"], "--learning_rate: 'nan' is not a finite number"),
         (["--use_cpu", "perhaps"], "--use_cpu: 'perhaps' is neither true nor false"),
     ],
 )

@@ -113,9 +113,36 @@ def test_pairs(tuned: dict[str, Path], tmp_path: Path) -> None:
     assert set(by_tab[0]) == {"text", "text_pair", "value"}
 
 
+def test_the_first_row_is_data_where_training_had_no_header(tuned: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("".join(f"great film {i},pos\nboring dog {i},neg\n" for i in range(6)))
+    flags = ["--model_name_or_path", str(tuned["sequence"]), "--train_file", str(tmp_path / "a.csv")]
+    finetune_sequence_classification.main([*flags, "--output_dir", str(tmp_path / "m"), "--max_steps", "1"])
+    (tmp_path / "b.csv").write_text("great film,x\nboring dog,y\nthe end,z\n")  # nothing comes again
+    records = predictions(tmp_path / "m", "--input", str(tmp_path / "b.csv"), output=tmp_path / "o")
+    assert [record["text"] for record in records] == ["great film", "boring dog", "the end"]
+    (tmp_path / "c.csv").write_text("text,id\ngreat film,x\n")
+    records = predictions(tmp_path / "m", "--input", str(tmp_path / "c.csv"), output=tmp_path / "o")
+    assert [record["text"] for record in records] == ["great film"]
+
+
+def test_standard_input_that_is_not_utf8(repository: Path, tuned: dict[str, Path], tmp_path: Path) -> None:
+    command = [sys.executable, str(repository / "scripts" / "predict.py"), "--model_name_or_path", str(tuned["token"])]
+    done = subprocess.run(
+        command, input=b"fine\nb\xfcro\n", capture_output=True, timeout=300, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith(b"error: standard input, line 2: not UTF-8 (byte 0xfc); convert the text\n")
+
+
 @pytest.mark.parametrize(
     ("kind", "flags", "message"),
     [
+        ("sequence", ["--input", "a.txt", "--output_file", "./a.txt"], "--output_file ./a.txt: it is --input too"),
+        ("sequence", ["--input", "p.csv"], "the model takes single texts, and 'sentence1' and 'sentence2' are a pair"),
+        ("token", ["--input", "p.csv"], "the model takes single texts"),
+        ("pairs", ["--input", "b.csv"], "b.csv: the model takes pairs; give --text_column and --text_pair_column"),
+        ("token", ["--input", "t.txt"], "t.txt: every line ends with a tag of the model, as in CoNLL columns"),
+        ("token", ["--input", "t.tsv"], "t.tsv: every line ends with a tag of the model, as in CoNLL columns"),
         ("sequence", ["--input", "gone.txt"], "--input gone.txt: there is no such file"),
         ("sequence", ["--batch_size", "0"], "--batch_size 0: must be at least 1"),
         ("sequence", ["--input", "b.csv"], "b.csv, line 3: the text (column 'text') is empty"),
@@ -135,11 +162,15 @@ def test_mistakes(
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("no tab here\n")
     Path("b.csv").write_text('id,text\n1,fine\n2,"  "\n')
+    Path("p.csv").write_text("sentence1,sentence2\nthe dog,the cat\nthe end,an end\n")
+    for name in ("t.txt", "t.tsv"):
+        Path(name).write_text("Ada\tB-PER\nruns\tO\n\nBob\tB-PER\n")
     model = str(tuned["sequence"].parent / kind)
     with pytest.raises(SystemExit) as stopped:
         run(lambda: predict.main(["--model_name_or_path", model, *flags]))
     assert stopped.value.code == 2
     assert message in capfd.readouterr().err
+    assert Path("a.txt").read_text() == "no tab here\n"
 
 
 @pytest.mark.parametrize("kind", ["sequence", "token", "pairs"])
@@ -150,7 +181,7 @@ def test_a_model_that_answers_no_numbers(
     weights = load_file(broken / "model.safetensors")
     weights["classifier.bias"][0] = float("nan")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "a.txt").write_text("a text\tand another\n")
+    (tmp_path / "a.txt").write_text("a text\tand another\n" if kind == "pairs" else "a text\n")
     with pytest.raises(SystemExit) as stopped:
         run(lambda: predict.main(["--model_name_or_path", str(broken), "--input", str(tmp_path / "a.txt")]))
     assert stopped.value.code == 2

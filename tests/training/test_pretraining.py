@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from pretraining_helpers import dense_loss, log_of, losses_of, make_corpus, make_tokenizer, model_config, settings
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from clozebert import ClozeBertForMaskedLM
+from clozebert import ClozeBertForMaskedLM, ClozeBertForSequenceClassification
 from clozebert.corpus import BatchSize, BatchStream, Corpus, Masking, ValidationBatches
 from clozebert.training import PretrainingArguments, evaluate_masked_lm, loop, pretrain
 from clozebert.training.prefetch import StepLoader, count_predicted, prefetch
@@ -157,6 +157,15 @@ def test_a_model_of_another_tokenizer_is_refused(prepared: Path, tmp_path: Path)
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="is a bert model: convert it first"):
         run(prepared, tmp_path / "run", max_steps=3, model_name_or_path=str(tmp_path / "bert"))
+
+
+def test_a_model_without_the_head_is_refused(prepared: Path, tmp_path: Path) -> None:
+    """Its head would be random."""
+    run(prepared, tmp_path / "first", max_steps=3, save_steps=0)
+    model = ClozeBertForSequenceClassification.from_pretrained(tmp_path / "first")
+    model.save_pretrained(tmp_path / "classifier")
+    with pytest.raises(ValueError, match="has no masked-LM head"):
+        run(prepared, tmp_path / "run", max_steps=3, model_name_or_path=str(tmp_path / "classifier"))
 
 
 def test_gradient_checkpointing_changes_nothing(prepared: Path, tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""`check` over folders that are no corpus and no pretraining run."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from clozebert.scripts import check
+from clozebert.utils.errors import UserError
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from finetuning_helpers import make_checkpoint
+
+
+def test_a_fine_tuned_model_is_no_damaged_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its checkpoints are those of transformers, which have no manifest."""
+    folder = Path(make_checkpoint(tmp_path / "m"))
+    make_checkpoint(folder / "checkpoint-2")
+    (folder / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
+    for one in (folder, folder / "checkpoint-2"):
+        check.main([str(one)])
+        assert "2 files can be read; a model keeps no hashes" in capsys.readouterr().out
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"a model, is damaged: .*model\.safetensors"):
+        check.main([str(folder)])
+
+
+def test_a_folder_of_texts_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match="holds no corpus, no run and no model"):
+        check.main([str(tmp_path)])
