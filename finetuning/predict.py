@@ -19,7 +19,7 @@ from .models import be_quiet, check_max_seq_length, load_auto_tokenizer, load_fi
 from .resume import SETTINGS_FILE
 from .sequence_task import read_examples
 from .tables import read_table
-from .trainer import make_collator, predict_logits
+from .trainer import are_finite, make_collator, predict_logits
 from .windows import WindowMaker
 
 CHUNK = 1024  # examples read, predicted and written at a time
@@ -153,4 +153,9 @@ class Predictor:
         """Predictions for checked examples."""
         windows = self.task.windows(examples, self.maker)
         logits = predict_logits(self.model, windows, self.collator, batch_size=self.arguments.batch_size)
+        if not are_finite(logits):
+            raise UserError(
+                f"--model_name_or_path {self.arguments.model_name_or_path}: its answers are no finite numbers, so its "
+                f"weights are none, or overflow: train it again, with a lower learning rate"
+            )
         return self.task.predictions(self.task.assemble(examples, windows, logits), examples)

@@ -41,7 +41,7 @@ from .reports import mean_and_deviation, table_of_results, write_json, write_rep
 from .resume import SETTINGS_FILE, checkpoint_to_resume, settings_of
 from .search import search_hyperparameters
 from .tasks import Task
-from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, TrainingProgress, make_collator
+from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, TrainingProgress, are_finite, make_collator
 from .windows import PackedCollator, WindowMaker
 
 
@@ -223,6 +223,11 @@ class FinetuningRun:
         for split, name in (("validation", "eval"), ("test", "test")):
             if split in self.splits:
                 logits = trainer.document_logits(self.splits[split], self.windows[split])
+                if not are_finite(logits):
+                    raise UserError(
+                        f"--learning_rate {self.training.learning_rate:g}: training has diverged, and the model's "
+                        f"answers are no finite numbers; give a lower rate"
+                    )
                 scores = self.task.metrics(logits, self.splits[split])
                 results |= {f"{name}_{key}": value for key, value in scores.items()}
                 results[f"{name}_samples"] = len(self.splits[split])

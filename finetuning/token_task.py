@@ -105,11 +105,13 @@ class TokenTask(Task):
         self, examples: Sequence[TaggedSentence], windows: Sequence[Window], logits: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
         """[words, C] of each sentence. A word has the logits of its first sub-word, in the window it belongs to."""
-        assembled = [np.full((len(sentence.words), len(self.label_names)), np.nan) for sentence in examples]
+        assembled = self.blank_logits(examples)
+        num_words = 0
         for window, logits_TC in zip(windows, logits, strict=True):
+            num_words += len(window.words)
             for word, position in window.words:
                 assembled[window.example][word] = logits_TC[position]
-        assert not any(np.isnan(words).any() for words in assembled), "a word without a prediction"
+        assert num_words == sum(map(len, assembled)), "each word has one prediction"
         return assembled
 
     def blank_logits(self, examples: Sequence[TaggedSentence]) -> list[np.ndarray]:

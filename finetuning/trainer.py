@@ -66,6 +66,11 @@ def predict_logits(
     return logits
 
 
+def are_finite(logits: Sequence[np.ndarray]) -> bool:
+    """Whether no logit is NaN or infinite."""
+    return all(np.isfinite(one).all() for one in logits)
+
+
 class LengthGroupedSampler(torch.utils.data.Sampler[int]):
     """Batches of windows of similar length, so that little is padding, in random order.
 

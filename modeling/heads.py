@@ -44,8 +44,10 @@ class Pooling(nn.Module):
             first_B = is_token_BT1.squeeze(-1).to(torch.uint8).argmax(dim=1)
             return x_BTD[torch.arange(x_BTD.shape[0], device=x_BTD.device), first_B]
         if self.kind == "mean":
-            total_BD = x_BTD.masked_fill(~is_token_BT1, 0).sum(dim=1)
-            return total_BD / is_token_BT1.sum(dim=1).clamp(min=1).to(x_BTD.dtype)
+            # In float32 or better: the sum of thousands of tokens is more than fp16 holds.
+            wide = torch.promote_types(x_BTD.dtype, torch.float32)
+            total_BD = x_BTD.masked_fill(~is_token_BT1, 0).sum(dim=1, dtype=wide)
+            return (total_BD / is_token_BT1.sum(dim=1).clamp(min=1)).to(x_BTD.dtype)
         if self.kind == "max":
             highest_BD = x_BTD.masked_fill(~is_token_BT1, torch.finfo(x_BTD.dtype).min).amax(dim=1)
             return highest_BD.masked_fill(~is_token_BT1.any(dim=1), 0)
@@ -88,8 +90,9 @@ class Pooling(nn.Module):
         highest_SD = zeros_SD.scatter_reduce(0, of_documents_ND, x_ND.detach(), "amax", include_self=False)
         is_highest_ND = x_ND.detach() == highest_SD.index_select(0, documents_N)
         counts_SD = zeros_SD.index_add(0, documents_N, is_highest_ND.to(x_ND.dtype)).clamp(min=1)
-        mean_SD = zeros_SD.index_add(0, documents_N, x_ND.masked_fill(~is_highest_ND, 0)) / counts_SD
-        return highest_SD + (mean_SD - mean_SD.detach())
+        # Zeros with a gradient: a sum of the values themselves may be more than fp16 holds.
+        zeros_ND = (x_ND - x_ND.detach()).masked_fill_(~is_highest_ND, 0)
+        return highest_SD + zeros_SD.index_add(0, documents_N, zeros_ND) / counts_SD
 
 
 class DenseHead(nn.Module):

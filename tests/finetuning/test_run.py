@@ -19,6 +19,7 @@ from clozebert.finetuning.arguments import (
 )
 from clozebert.finetuning.run import finetune
 from clozebert.finetuning.sequence_task import SequenceExample
+from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import arguments_of, write_json_lines, write_sentiment
@@ -56,6 +57,15 @@ def test_results_files_and_pipelines_of_a_classifier(
     assert [answer["label"] for answer in classify(["a great film", "boring acting"])] == ["pos", "neg"]
     predictions = check_predictions_are_the_pipelines(output, classify)
     assert all(p["label"] == p["gold"] for p in predictions)
+
+
+@pytest.mark.parametrize("kind", ["single", "regression", "token"])
+def test_a_run_that_diverges_says_so(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, kind: str
+) -> None:
+    arguments = arguments_of(kind, data[kind], models["clozebert"], tmp_path / "o", learning_rate=1e30, max_steps=2)
+    with pytest.raises(UserError, match=r"--learning_rate 1e\+30: training has diverged"):
+        finetune(arguments)
 
 
 def test_pictures(models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path) -> None:

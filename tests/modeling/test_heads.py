@@ -261,6 +261,15 @@ def test_long_documents_are_pooled_in_half_precision_as_in_double(kind, dtype):
 
 
 @pytest.mark.parametrize("kind", ["cls", "mean", "max", "attention"])
+def test_sums_that_exceed_half_precision_are_pooled(kind):
+    """8,192 tokens of which a channel is 10: the sum is more than 65,504."""
+    pooling = Pooling(ClozeBertConfig(hidden_size=8, num_attention_heads=2, classifier_pooling=kind)).half()
+    x_BTD = torch.full((1, 8192, 8), 10.0, dtype=torch.float16)
+    for packed in (None, Packed.from_lengths([8192])):
+        torch.testing.assert_close(pooling(x_BTD, packed=packed), x_BTD[:, 0], rtol=2e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("kind", ["cls", "mean", "max", "attention"])
 def test_padded_rows_are_pooled_under_autocast(kind):
     """The scores of learned attention are in half precision there, and the states are not. Measured 2e-3."""
     pooling = Pooling(ClozeBertConfig(hidden_size=16, num_attention_heads=2, classifier_pooling=kind))

@@ -1,12 +1,14 @@
 """`predict` over files and standard input, for both kinds of model."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from clozebert.scripts import finetune_sequence_classification, finetune_token_classification, predict
 from clozebert.scripts._program import run
@@ -169,3 +171,18 @@ def test_mistakes(
     assert stopped.value.code == 2
     assert message in capfd.readouterr().err
     assert Path("a.txt").read_text() == "no tab here\n"
+
+
+@pytest.mark.parametrize("kind", ["sequence", "token", "pairs"])
+def test_a_model_that_answers_no_numbers(
+    tuned: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    broken = shutil.copytree(tuned[kind], tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["classifier.bias"][0] = float("nan")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "a.txt").write_text("a text\tand another\n" if kind == "pairs" else "a text\n")
+    with pytest.raises(SystemExit) as stopped:
+        run(lambda: predict.main(["--model_name_or_path", str(broken), "--input", str(tmp_path / "a.txt")]))
+    assert stopped.value.code == 2
+    assert "its answers are no finite numbers" in capfd.readouterr().err
