@@ -12,7 +12,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clozebert.configuration import load_recipe
 from clozebert.scripts._program import parse, run
+from clozebert.utils.errors import as_user_errors
 from clozebert.utils.files import check_output_dir
 
 PROMPTS = (
@@ -66,6 +68,8 @@ def main(argv: list[str] | None = None) -> None:
         examples=_EXAMPLES,
         description="From the docstrings of the Python packages here to a pretrained encoder and two classifiers.",
     )
+    with as_user_errors(about="--config"):
+        load_recipe(arguments.config)  # an unknown one is told here, and not after the tokenizer and the corpus
     begun = time.monotonic()
     folder = Path(arguments.output_dir)
     check_output_dir(folder, overwrite=arguments.overwrite_output_dir)
