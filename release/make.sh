@@ -4,8 +4,7 @@
 #   release/make.sh BOOKS [MINUTES]     BOOKS holds the files named in release/books.tsv; MINUTES of pretraining: 180
 #
 # Everything is written to $WORK (default: runs/release). PYTHON is the Python with clozebert in it. Scores of fine-tuning
-# (benchmarks/finetuning_table.py) and of BLiMP (clozebert evaluate --blimp) are in release/scores.json; this script puts them
-# on the card and makes none.
+# (benchmarks/finetuning_table.py) are in release/scores.json; this script puts them on the card and makes none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 BOOKS=${1:?"give the folder that holds the books: release/make.sh BOOKS [MINUTES]"}
