@@ -56,8 +56,8 @@ def prepare(
 
     Validation documents are those of `validation_reader`; else those that their source holds out and, where it says
     nothing, each document with probability `validation_fraction`, by a hash of its text. Where that picks none of
-    several documents, the one of the smallest hash is held out. Repeated texts share a hash, so they never stand on
-    both sides.
+    several documents, or all, the one of the smallest hash is held out; a single one never is. Repeated texts share a
+    hash, so they never stand on both sides.
 
     Args:
         deduplicate: `none`, `exact` (each text once) or `near` (see `duplicates`). The first one read is kept;
@@ -134,17 +134,19 @@ def prepare_part(
 def _write_corpus(
     run: "_Run", output_dir: Path, *, validation_fraction: float, overwrite: bool
 ) -> dict[str, dict[str, Any]]:
-    """Write both splits, a second time where nothing was held out, and put them into `output_dir`."""
+    """Write both splits, a second time where nothing or everything was held out, and put them into `output_dir`."""
     if not 0 <= validation_fraction < 1:
         raise UserError(f"validation_fraction={validation_fraction} must lie in [0, 1)")
     check_output_dir(output_dir, overwrite=overwrite, written=CORPUS_FILES)
     by_hash = validation_fraction > 0
     with whole_files(output_dir, replacing=CORPUS_FILES) as building:
         manifests = run.write(building, _digest_limit(validation_fraction) if by_hash else b"")
-        if by_hash and not manifests["validation"]["documents"] and manifests["train"]["documents"] > 1:
+        train, held_out = (manifests[split]["documents"] for split in ("train", "validation"))
+        if by_hash and (train == 0 or (held_out == 0 and train > 1)):
             for split in manifests:
                 shutil.rmtree(building / split)
-            manifests = run.write(building, run.smallest_digest + b"\0")  # the next string after it
+            after_smallest = run.smallest_digest + b"\0"  # the next string after it
+            manifests = run.write(building, after_smallest if train + held_out > 1 else b"")
     return manifests
 
 

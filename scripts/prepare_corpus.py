@@ -119,6 +119,8 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
     if not manifests["validation"]["documents"]:
         print("no document is held out: give --validation_input, a --validation_fraction, or, where the text is one "
               "document, --document_separator line")  # fmt: skip
+    if not manifests["train"]["documents"]:
+        print("warning: no document is left to train on, as all are held out")
     unknown, tokens = manifests["train"]["unknown_tokens"], manifests["train"]["tokens"]
     if unknown > 0.01 * tokens:
         print(f"warning: {unknown / tokens:.1%} of the tokens are unknown to the tokenizer; train one on this text")

@@ -166,6 +166,17 @@ def test_what_is_wrong_is_said(
         prepare(blank, tokenizer=tokenizer, output_dir=tmp_path / "out")
 
 
+@pytest.mark.parametrize(("texts", "held_out"), [(["a"], 0), (["a", "b", "c"], 1)])
+def test_something_is_left_to_train_on(
+    texts: list[str], held_out: int, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Where the hashes of all documents fall into validation."""
+    reader = Reader([write_lines(tmp_path / "a.jsonl", texts)])
+    prepare(reader, tokenizer=tokenizer, output_dir=tmp_path / "out", validation_fraction=1 - 1e-9)
+    counts = [Corpus(tmp_path / "out", split).num_documents for split in ("train", "validation")]
+    assert counts == [len(texts) - held_out, held_out]
+
+
 def test_rows_of_real_text_are_full(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """At least 98 % of each row's places hold tokens. A batch itself holds nothing else."""
     book = Path(__file__).parents[3] / "shared" / "data" / "mlm_openstax" / "text" / "introduction-sociology.txt"
