@@ -291,7 +291,7 @@ class Adaptation:
     def _new_tokens(self) -> float:
         """How many tokens are trained on where neither steps nor minutes are given; replayed ones included."""
         tokens = Corpus(self.arguments.corpus or self.work / "corpus").num_tokens * self.arguments.num_train_epochs
-        return tokens / (1 - self.arguments.replay_share) if "replay_input" in self.readers else tokens
+        return tokens / (1 - self.arguments.replayed)
 
     def _steps(self) -> int:
         if self.arguments.max_steps is not None:
@@ -372,7 +372,7 @@ class Adaptation:
                  "max_seq_length", "mlm_probability", "masking_unit", "seed")  # fmt: skip
         shown = {name: getattr(run, name) for name in names}
         if "replay_input" in self.readers:
-            shown["replay_share"] = self.arguments.replay_share
+            shown["replay_share"] = self.arguments.replayed
         return shown
 
 

@@ -33,6 +33,8 @@ _USUAL_STEPS, _LEAST_ROWS, _MOST_ROWS = 1000, 8, 64
 _LEARNING_RATE, _STUDENT_LEARNING_RATE, _WIDTH = 1e-4, 5e-4, 768
 
 
+_REPLAY_SHARE = 0.1
+
 _TEXT, _VOCABULARY, _TRAINING = "text", "another vocabulary", "training and machine"
 
 
@@ -64,7 +66,9 @@ class AdaptationArguments:
     replay_input: list[str] | None = field(
         default=None, metadata={"help": "text of the kind that the model was trained on, mixed in against forgetting"}
     )
-    replay_share: float = _flag("the share of the rows that comes from --replay_input", 0.1, section=_TEXT)
+    replay_share: float | None = _flag(
+        "the share of the rows that comes from --replay_input (default: 0.1)", section=_TEXT
+    )
     general_input: list[str] | None = field(
         default=None,
         metadata={"help": "text to measure forgetting on (default: some held out of --replay_input)", "section": _TEXT},
@@ -114,8 +118,14 @@ class AdaptationArguments:
 
     def __post_init__(self) -> None:
         self._check_texts()
-        if not 0 < self.replay_share < 1:
+        if self.replay_share is None:
+            self.replay_share = _REPLAY_SHARE
+        elif not 0 < self.replay_share < 1:
             raise UserError(f"replay_share={self.replay_share} must lie between 0 and 1, both excluded")
+        elif not self.replay_input:
+            raise UserError(
+                f"replay_share={self.replay_share} goes with --replay_input, the text that it is a share of"
+            )
         if self.max_steps is not None and self.max_minutes is not None:
             raise UserError(f"max_steps={self.max_steps} and max_minutes={self.max_minutes}: give one of them")
         if self.num_train_epochs <= 0:
@@ -154,6 +164,11 @@ class AdaptationArguments:
         return min(_MOST_ROWS, max(_LEAST_ROWS, 1 << round(math.log2(wanted))))
 
     @property
+    def replayed(self) -> float:
+        """The share of the rows that comes from --replay_input; 0 without it."""
+        return float(self.replay_share or 0) if self.replay_input else 0.0
+
+    @property
     def work(self) -> Path:
         """Where what the stages leave is kept."""
         return Path(self.output_dir) / WORK_FOLDER
@@ -166,7 +181,7 @@ class AdaptationArguments:
         corpora, weights = [self.corpus or str(work / "corpus")], []
         if self.replay_input:
             corpora.append(str(work / "replay"))
-            weights = [1 - self.replay_share, self.replay_share]
+            weights = [1 - self.replayed, self.replayed]
         of_width = _LEARNING_RATE if self.student is None else _STUDENT_LEARNING_RATE
         rate = of_width * _WIDTH / hidden_size if self.learning_rate is None else self.learning_rate
         arguments = PretrainingArguments(

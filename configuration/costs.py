@@ -16,6 +16,9 @@ SYMBOLS = {
     "F": "feed-forward size", "V": "vocabulary", "E": "embedding size", "P": "positions", "Y": "token types",
     "W": "window on each side, at most T - 1", "C": "labels", "Q": "values of a patch",
 }  # fmt: skip
+_MASKED_LM = "ClozeBertForMaskedLM"
+_OF_TOKENS = ("ClozeBertForTokenClassification", "ClozeBertForQuestionAnswering")  # a score for each token
+_OUTPUTS = {"ClozeBertForQuestionAnswering": "2", "ClozeBertForMultipleChoice": "1"}  # of the others, the labels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +68,8 @@ def symbols_of(config: "ClozeBertConfig", *, batch_size: int, length: int) -> di
     }
 
 
-def parts_of(config: "ClozeBertConfig") -> list[Part]:
-    """The parts of the masked-LM model, or of the image classifier where the configuration is one of images."""
+def parts_of(config: "ClozeBertConfig", model_class: str = _MASKED_LM) -> list[Part]:
+    """The parts of a model of this class; of a configuration of images, which has no masked LM, its classifier."""
     layers = config.num_hidden_layers
     windowed = sum(config.attention_type(layer) == "sliding_attention" for layer in range(layers))
     glu = config.mlp_type == "glu"  # then two projections from D to F, and one back
@@ -93,7 +96,7 @@ def parts_of(config: "ClozeBertConfig") -> list[Part]:
     parts.append(Part("norms", norms, _norm(config, "D"), "0", "0"))
     if config.qk_norm:
         parts.append(Part("norms of queries and keys", layers, "2*K", "0", "0"))
-    return [*parts, *_head(config)]
+    return [*parts, *_head(config, model_class)]
 
 
 def _norm(config: "ClozeBertConfig", size: str) -> str:
@@ -114,22 +117,33 @@ def _front(config: "ClozeBertConfig") -> list[Part]:
     return parts
 
 
-def _head(config: "ClozeBertConfig") -> list[Part]:
-    parts = []
-    head_norm, bias = f" + {_norm(config, 'E')}", " + E" if config.head_bias else ""
-    if config.image_size is not None:
-        if config.classifier_dense != "none":
-            norm = head_norm if config.classifier_norm else ""
-            parts.append(Part("classifier's dense layer", 1, f"D*E{bias}{norm}", "2*B*D*E", "B*E"))
-        pooled = "D + " if config.classifier_pooling == "attention" else ""
-        return [
-            *parts,
-            Part("classifier", 1, f"{pooled}D*C{' + C' if config.classifier_bias else ''}", "2*B*D*C", "B*C"),
-        ]
+def _head(config: "ClozeBertConfig", model_class: str) -> list[Part]:
+    if config.image_size is not None or model_class != _MASKED_LM:
+        return _classifier(config, model_class)
+    parts, head_norm, bias = [], f" + {_norm(config, 'E')}", " + E" if config.head_bias else ""
     if config.prediction_dense:
         parts.append(Part("prediction's dense layer", 1, f"D*E{bias}{head_norm}", "2*B*T*D*E", "B*T*E", True))
     terms = [term for term, own in (("V*E", not config.tie_word_embeddings), ("V", config.decoder_bias)) if own]
     return [*parts, Part("decoder onto the vocabulary", 1, " + ".join(terms) or "0", "2*B*T*E*V", "B*T*V", True)]
+
+
+def _classifier(config: "ClozeBertConfig", model_class: str) -> list[Part]:
+    """A classifier of rows or of each token; of the bare encoder its pooler, where it has one."""
+    bare, pools = model_class == "ClozeBertModel", model_class not in _OF_TOKENS
+    if bare and not config.base_pooler:
+        return []
+    rows, parts = "B" if pools else "B*T", []
+    pooled = "D" if pools and config.classifier_pooling == "attention" else ""
+    if bare or config.classifier_dense == "all" or (pools and config.classifier_dense == "pooled"):
+        terms = ["D*D", "D" if config.head_bias else "", _norm(config, "D") if config.classifier_norm else ""]
+        name, terms = ("pooler", [*terms, pooled]) if bare else ("classifier's dense layer", terms)
+        parts.append(Part(name, 1, " + ".join(filter(None, terms)), f"2*{rows}*D*D", f"{rows}*D"))
+    if bare:
+        return parts
+    outputs = _OUTPUTS.get(model_class, "C")
+    terms = [pooled, f"D*{outputs}", outputs if config.classifier_bias else ""]
+    counts = " + ".join(filter(None, terms)), f"2*{rows}*D*{outputs}", f"{rows}*{outputs}"
+    return [*parts, Part("classifier", 1, *counts)]
 
 
 def short_number(number: int) -> str:

@@ -50,7 +50,7 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
         if name_or_path not in list_recipes():
             nearest = difflib.get_close_matches(name_or_path, list_recipes(), n=1)
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(list_recipes())}"
-            raise ValueError(f"unknown recipe {name_or_path!r}; {hint} A file's name must end in .yaml")
+            raise ValueError(f"unknown recipe {name_or_path!r}; {hint} (the name of a file ends in .yaml)")
         path = _FOLDER / f"{name_or_path}.yaml"
     if not path.is_file():
         raise FileNotFoundError(f"recipe file {path} does not exist")

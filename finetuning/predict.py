@@ -1,16 +1,20 @@
 """Predicts with a fine-tuned model: files or standard input in, one JSON object for each text out."""
 
+import codecs
 import io
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 from ..corpus.compression import bare_suffix, read_text
 from ..corpus.tables import TABLE_SUFFIXES, not_utf8, open_table
 from ..utils.device import find_device
 from ..utils.errors import UserError, as_user_errors
+from ..utils.files import whole_file
 from ..utils.progress_bar import progress_bar
 from .arguments import PredictionArguments
 from .columns import SequenceColumns, find_columns
@@ -35,26 +39,46 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
     lines = sys.stdin if standard_input is None else standard_input
     if isinstance(lines, io.TextIOWrapper):
         lines.reconfigure(errors="surrogateescape")  # bytes that are no text are found in their own line
-    with as_user_errors(OSError, about="--output_file"):
-        output = sys.stdout if arguments.output_file == "-" else open(arguments.output_file, "w", encoding="utf-8")  # noqa: SIM115
+    with _output(arguments.output_file) as output:
+        return _write_predictions(predictor, arguments.input, lines, output)
+
+
+@contextmanager
+def _output(name: str) -> Iterator[IO[str]]:
+    """Where the predictions go. A file takes the place of an older one when it is whole, so that no mistake empties it.
+
+    Pipes and devices are written to as they are.
+    """
+    if name == "-":
+        yield sys.stdout
+        return
+    path = Path(name).resolve()  # a link stays one: the file that it points to is replaced
+    file: Any
+    with ExitStack() as opened:
+        with as_user_errors(OSError, about="--output_file"):
+            if path.exists() and not path.is_file():
+                file = opened.enter_context(open(path, "w", encoding="utf-8"))
+            else:
+                # A writer of codecs, unlike a TextIOWrapper, leaves closing to `whole_file`.
+                file = codecs.getwriter("utf-8")(opened.enter_context(whole_file(path)))
+        yield file
+
+
+def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str], output: IO[str]) -> int:
     count = 0
-    try:
-        for path in arguments.input:
-            found = predictor.examples(path, lines)
-            # Lines of standard input are answered as they come; of a file, it is known how many there are.
-            texts = found if path == "-" else list(found)
-            total = len(texts) if isinstance(texts, list) else None
-            bar = progress_bar(description="predicting", unit=" texts", total=total, leave=False)
-            for examples in _chunks(iter(texts)):
-                for record in predictor.records(examples):
-                    output.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
-                    count += 1
-                output.flush()
-                bar.update(len(examples))
-            bar.close()
-    finally:
-        if output is not sys.stdout:
-            output.close()
+    for path in inputs:
+        found = predictor.examples(path, lines)
+        # Lines of standard input are answered as they come; of a file, it is known how many there are.
+        texts = found if path == "-" else list(found)
+        total = len(texts) if isinstance(texts, list) else None
+        bar = progress_bar(description="predicting", unit=" texts", total=total, leave=False)
+        for examples in _chunks(iter(texts)):
+            for record in predictor.records(examples):
+                output.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+                count += 1
+            output.flush()
+            bar.update(len(examples))
+        bar.close()
     return count
 
 

@@ -107,7 +107,8 @@ def find_config(name: str) -> "ClozeBertConfig":
 
 def table(config: "ClozeBertConfig", *, batch_size: int, length: int, bytes_each: int) -> list[str]:
     """The lines that are printed."""
-    symbols, parts = symbols_of(config, batch_size=batch_size, length=length), parts_of(config)
+    symbols = symbols_of(config, batch_size=batch_size, length=length)
+    parts = parts_of(config, *(config.architectures or [])[:1])  # of a trained model, with the head that it has
     counts = [
         [part.count(formula, symbols) for formula in (part.parameters, part.flops, part.written)] for part in parts
     ]
@@ -209,11 +210,13 @@ def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
     from transformers import AutoTokenizer
 
     from clozebert import ClozeBertModel
+    from clozebert.hub.loading import quiet
 
     with as_user_errors(Exception, about=f"{folder} cannot be loaded"):
         check_model_folder(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager", use_safetensors=True).eval()
+        with quiet():  # transformers reports a head that is left out, and this is as it should be
+            model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager", use_safetensors=True).eval()
     inputs = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
         attentions = model(

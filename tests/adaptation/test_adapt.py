@@ -119,6 +119,7 @@ def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path
     refused("missing.txt does not exist", text=tmp_path / "missing.txt")
     refused("extend_vocabulary=0 must be at least 1", extend_vocabulary=0)
     refused("replay_share=1.5 must lie between 0 and 1", replay_share=1.5)
+    refused("replay_share=0.3 goes with --replay_input", replay_share=0.3)
     refused("max_seq_length=65 exceeds the 64 tokens", max_seq_length=65)
     mixed = tmp_path / "mixed"
     save_native(mixed, "bert")

@@ -5,8 +5,10 @@ import sys
 
 import pytest
 import torch
+import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
+import clozebert
 from clozebert import ClozeBertConfig, ClozeBertForImageClassification, ClozeBertForMaskedLM
 from clozebert.configuration import ARCHITECTURES
 from clozebert.scripts.describe import default_length, find_config, main, parts_of, symbols_of, table
@@ -29,6 +31,8 @@ VARIANTS = {
         "image_size": 12, "patch_size": 4, "position_embedding_type": "sinusoidal", "classifier_dense": "none",
     },
 }  # fmt: skip
+
+TEXT_VARIANTS = {name: changes for name, changes in VARIANTS.items() if "image_size" not in changes}
 
 
 def totals(config, *, batch_size=2, length=11):
@@ -67,6 +71,22 @@ def test_parameters_flops_and_written_values_are_the_models(changes):
     assert flops == counter.get_total_flops() - pooling.get("flops", 0)
     attention = 3 * 2 * length * 24  # the sums of values, before the output map
     assert written == sum(values) - pooling.get("values", 0) + attention
+
+
+@pytest.mark.parametrize("changes", TEXT_VARIANTS.values(), ids=TEXT_VARIANTS.keys())
+@pytest.mark.parametrize("ending", ["Model", "ForSequenceClassification", "ForTokenClassification",
+                                    "ForQuestionAnswering", "ForMultipleChoice"])  # fmt: skip
+def test_a_models_folder_is_described_with_its_own_head(ending, changes, capsys, tmp_path):
+    """Against the model's parameters."""
+    config = ClozeBertConfig(**{**TINY, **changes}, num_labels=5, base_pooler=True, classifier_pooling="attention")
+    config.classifier_dense = "all" if "qk_norm" in changes else config.classifier_dense
+    model = getattr(clozebert, f"ClozeBert{ending}")(config)
+    model.save_pretrained(tmp_path)
+    main([str(tmp_path), "--sequence_length", "11"])
+    out = capsys.readouterr().out
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert any(line.split()[:2] == ["all", f"{parameters:,}"] for line in out.splitlines()), out
+    assert "vocabulary" not in out.split("formulas")[0]
 
 
 def test_a_window_sees_its_pairs_and_no_other():
@@ -144,7 +164,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_attention_maps_of_a_sentence(folder, capsys):
+def test_attention_maps_of_a_sentence(folder, capfd, caplog):
     pytest.importorskip("matplotlib")
     from clozebert.scripts.describe import attention_of
 
@@ -153,9 +173,14 @@ def test_attention_maps_of_a_sentence(folder, capsys):
     assert [layer.shape for layer in weights] == [(4, 3, 3)] * 3
     assert weights[0].sum(-1) == pytest.approx(1.0, abs=1e-6)
     picture = folder / "maps.png"
+    transformers.logging.set_verbosity_warning()
+    transformers.logging.add_handler(caplog.handler)
     main([str(folder), "--text", "the cat sat", "--output_file", str(picture)])
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert str(picture) in capsys.readouterr().out
+    transformers.logging.remove_handler(caplog.handler)
+    printed = capfd.readouterr()
+    assert str(picture) in printed.out
+    assert "LOAD REPORT" not in caplog.text
 
 
 def test_it_runs_by_path(repository):

@@ -166,10 +166,13 @@ def test_mistakes(
     for name in ("t.txt", "t.tsv"):
         Path(name).write_text("Ada\tB-PER\nruns\tO\n\nBob\tB-PER\n")
     model = str(tuned["sequence"].parent / kind)
+    Path("earlier.jsonl").write_text("of an earlier run\n")
+    flags = flags if "--output_file" in flags else [*flags, "--output_file", "earlier.jsonl"]
     with pytest.raises(SystemExit) as stopped:
         run(lambda: predict.main(["--model_name_or_path", model, *flags]))
     assert stopped.value.code == 2
     assert message in capfd.readouterr().err
+    assert Path("earlier.jsonl").read_text() == "of an earlier run\n"
     assert Path("a.txt").read_text() == "no tab here\n"
 
 

@@ -64,6 +64,7 @@ def test_a_recipe_by_path_with_flags_over_it(prepared: Path, tmp_path: Path) -> 
     ("arguments", "message"),
     [
         (["--config", "tinny"], "unknown recipe 'tinny'; did you mean 'tiny'?"),
+        (["--config", "qqqq"], "roberta-base, small, tiny (the name of a file ends in .yaml)"),
         (["--config", "absent.yaml"], "recipe file absent.yaml does not exist"),
         (["--config", "tiny", "--learning_rat", "3"], "unknown flag --learning_rat; did you mean --learning_rate?"),
         (["--config", "tiny", "--hidden_sise", "3"], "unknown flag --hidden_sise; did you mean --hidden_size?"),
