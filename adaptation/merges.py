@@ -22,7 +22,7 @@ LEAST_COUNT = 2
 _MOST_CHARACTERS = 1 << 28
 _BATCH = 4096
 _PIECES_WITH_THEIR_SPACES = re.compile(r"\s*\S+")
-_WORD_MARK = "\u2581"  # what SentencePiece writes for a space
+WORD_MARK = "\u2581"  # what SentencePiece writes for a space
 
 
 class LearnedMerge(NamedTuple):
@@ -54,7 +54,7 @@ def count_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[Word]:
         characters += len(text)
         if characters > _MOST_CHARACTERS:
             break
-    marked = {i for token, i in tokenizer.get_vocab(with_added_tokens=False).items() if token.startswith(_WORD_MARK)}
+    marked = {i for token, i in tokenizer.get_vocab(with_added_tokens=False).items() if token.startswith(WORD_MARK)}
     words: Counter[Word] = Counter()
     distinct = list(pieces)
     for first in range(0, len(distinct), _BATCH):

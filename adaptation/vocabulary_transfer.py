@@ -10,12 +10,12 @@ from functools import cache
 from transformers import PreTrainedTokenizerFast
 
 from ..utils.errors import UserError
+from .merges import WORD_MARK
 from .vocabulary import NewVocabulary, read_spec
 
 Form = tuple[bool, bytes]
 
 _ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
-_WORD_MARK = "\u2581"
 
 
 def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[NewVocabulary, dict[str, int]]:
@@ -90,7 +90,7 @@ def forms(tokenizer: PreTrainedTokenizerFast) -> dict[int, Form]:
     # Not all that mark words do it by Metaspace: Llama and Gemma replace spaces while normalizing.
     written, algorithm = json.dumps(steps, ensure_ascii=False), spec["model"]["type"]
     of_bytes = '"type": "ByteLevel"' in written
-    marked = _WORD_MARK in written or '"type": "Metaspace"' in written
+    marked = WORD_MARK in written or '"type": "Metaspace"' in written
     prefix = spec["model"].get("continuing_subword_prefix") if algorithm == "WordPiece" else None
     found = {}
     for entry, number in tokenizer.get_vocab().items():
@@ -108,7 +108,7 @@ def _form(entry: str, *, of_bytes: bool, marked: bool, prefix: str | None) -> Fo
     if len(entry) == 6 and entry.startswith("<0x") and entry.endswith(">"):
         return False, bytes.fromhex(entry[3:5])
     if marked:
-        return entry.startswith(_WORD_MARK), entry.removeprefix(_WORD_MARK).replace(_WORD_MARK, " ").encode("utf-8")
+        return entry.startswith(WORD_MARK), entry.removeprefix(WORD_MARK).replace(WORD_MARK, " ").encode("utf-8")
     if prefix is not None:
         return not entry.startswith(prefix), entry.removeprefix(prefix).encode("utf-8")
     return True, entry.encode("utf-8")

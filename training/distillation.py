@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import MaskedLMOutput
 
 from ..modeling import ClozeBertForMaskedLM
+from ..modeling.heads import IGNORED_LABEL
 from ..modeling.packed import Packed
 from .initial_model import load_configuration, make_model
-from .prefetch import IGNORED
 
 # w: the teacher's share of what the logits learn.
 TEACHER_SHARE = 0.5
@@ -81,7 +81,7 @@ class Distillation(nn.Module):
         if self.compares_states:
             follows_M = follows_M + 1 - F.cosine_similarity(found_MD.float(), states_MD.float(), dim=-1)
         # Tokens that a batch was filled up with count here no more than in the student's own loss.
-        follows = follows_M.masked_fill(labels == IGNORED, 0).sum()
+        follows = follows_M.masked_fill(labels == IGNORED_LABEL, 0).sum()
         # Nor is a step in which nothing is masked NaN.
         follows = follows / torch.as_tensor(num_items_in_batch).clamp(min=1).to(follows.device)
         return MaskedLMOutput(loss=(1 - TEACHER_SHARE) * loss + follows, logits=None if loss_only else logits_MV)

@@ -13,14 +13,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..configuration import ClozeBertConfig
 from ..modeling.encoder import RECURRING_SIZE
+from ..modeling.heads import IGNORED_LABEL
 from ..modeling.packed import Packed
 from ..modeling.packed_attention import prepare_attention
 from .signals import STOP_SIGNALS
 
 ModelInputs = dict[str, Any]
 _AHEAD = 2
-# The label of a token that does not count.
-IGNORED = -100
 
 
 @dataclass
@@ -79,7 +78,7 @@ def model_inputs(
     if recurs and len(labels):
         missing = -len(labels) % RECURRING_SIZE
         masked_positions = torch.cat([masked_positions, masked_positions[-1:].expand(missing)])
-        labels = torch.cat([labels, labels.new_full((missing,), IGNORED)])
+        labels = torch.cat([labels, labels.new_full((missing,), IGNORED_LABEL)])
     if plan_for is not None:
         prepare_attention(packed, plan_for, training=training, read_positions=masked_positions)
     return {
@@ -97,7 +96,7 @@ def sizes_recur(accelerator: Any) -> bool:
 
 def count_predicted(inputs: ModelInputs) -> int:
     """How many tokens a micro-batch predicts; what it was filled up with does not count."""
-    return int((inputs["labels"] != IGNORED).sum())
+    return int((inputs["labels"] != IGNORED_LABEL).sum())
 
 
 def pin(inputs: ModelInputs) -> ModelInputs:

@@ -44,10 +44,6 @@ def near(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
     assert difference <= tolerance, f"off by {difference:.3g} of the largest value"
 
 
-def same_words(found: dict[str, str], wanted: dict[str, str]) -> None:
-    assert found == wanted, f"{found}, not {wanted}"
-
-
 def auto(name: str, head: str, architecture: str = "modernbert", **options: Any) -> Any:
     """A model by one of transformers' Auto classes, in evaluation mode."""
     import transformers

@@ -3,7 +3,7 @@
 # ///
 """transformers, pipelines: fills a blank, judges five texts in one batch, tags words, gives features"""
 
-from door import FORM, TRUST, answers, folder, near, run, same_words  # noqa: F401
+from door import TRUST, answers, folder, near, run
 
 
 def job() -> None:
