@@ -147,6 +147,7 @@ class FinetuningRun:
             save_steps=arguments.eval_steps or 500,
             logging_steps=arguments.eval_steps or 500,
             save_total_limit=1,
+            restore_callback_states_from_checkpoint=True,  # how long early stopping has waited
             load_best_model_at_end=True,
             metric_for_best_model=SELECTION,
             greater_is_better=True,

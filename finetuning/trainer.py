@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 
 from ..utils.errors import UserError
 from ..utils.progress_bar import progress_bar
@@ -166,8 +166,10 @@ class FinetuningTrainer(Trainer):
         return LengthGroupedSampler(lengths, batch_size=per_step, seed=self.args.seed)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
-        """Nothing for a run that is resumed when it has taken all its steps; Trainer would take one more."""
-        if self.state.global_step >= self.state.max_steps:
+        """Nothing for a run that is resumed when it has taken all its steps, or stopped early; Trainer would go on."""
+        early = [call for call in self.callback_handler.callbacks if isinstance(call, EarlyStoppingCallback)]
+        has_stopped = any(call.early_stopping_patience_counter >= call.early_stopping_patience for call in early)
+        if has_stopped or self.state.global_step >= self.state.max_steps:
             return [], None
         return super().get_batch_samples(*args, **kwargs)
 

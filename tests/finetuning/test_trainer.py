@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -208,3 +209,27 @@ def test_a_run_that_took_all_its_steps_takes_no_more(
         finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags))
         assert "step 3/2" not in capsys.readouterr().out
         assert [path.name for path in (tmp_path / "o").glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_a_run_that_stopped_early_stays_stopped(
+    models: dict[str, str],
+    data: dict[str, tuple[str, str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Resumed after a kill between the last checkpoint and the end."""
+    flags = {"num_train_epochs": 5, "early_stopping_patience": 1, "learning_rate": 1e-30}  # no epoch is better
+    arguments = {
+        resume: arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags,
+                             resume_from_checkpoint=resume)
+        for resume in (None, "latest")
+    }  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.Trainer._load_best_model", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            finetune(arguments[None])
+    assert "epoch 2 " in capsys.readouterr().out
+    results = finetune(arguments["latest"])
+    assert "epoch 3 " not in capsys.readouterr().out
+    assert results["epoch"] == 2
