@@ -11,7 +11,8 @@ processes may work in one. The figures go into WORK/NAME.json, with the process 
 them without a teacher for the same process time; and two layers from random weights, by the recipe of those books, as
 long. `extended`, `trimmed`: a BERT of transformers' own class, pretrained by us for `--minutes`, adapted to the
 development set of the Finnish treebank, with the vocabulary as it was and with another. 1,164 of these 1,364 sentences
-are then the training data of a tagger, 200 its validation data, and the treebank's test set is its test.
+are then the training data of a tagger, 200 its validation data, and the treebank's test set is its test. `trimmed`
+keeps the entries of the text that is adapted to, and, a second time, those of the test sentences too.
 """
 
 import argparse
@@ -54,10 +55,10 @@ def write_finnish(source: Path, folder: Path) -> None:
 FINNISH = {"finnish_pos": Dataset("Finnish TDT: parts of speech", "token", "accuracy", "conllu", write_finnish)}
 
 
-def finnish_text(work: Path) -> Path:
-    """The sentences that the tagger trains on, one a line."""
-    path = work / "finnish.txt"
-    text = (work / "data" / "finnish_pos" / "train.conllu").read_text(encoding="utf-8")
+def finnish_text(work: Path, split: str = "train") -> Path:
+    """The sentences of the tagger's training or test data, one a line."""
+    path = work / f"finnish-{split}.txt"
+    text = (work / "data" / "finnish_pos" / f"{split}.conllu").read_text(encoding="utf-8")
     lines = (line.removeprefix("# text = ") for line in text.splitlines() if line.startswith("# text = "))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -138,10 +139,10 @@ def pretrained_bert(work: Path, data: Path, minutes: float, *, vocabulary: int |
     return folder / "native"
 
 
-def make_finnish(work: Path, model: Path, steps: int, **flags: str | None) -> dict[str, Any]:
-    """One adaptation to Finnish for each name: `--flag value`, a flag alone, or nothing."""
+def make_finnish(work: Path, model: Path, steps: int, changes: dict[str, str | None]) -> dict[str, Any]:
+    """One adaptation to Finnish for each name, with more flags or without."""
     found = {}
-    for name, words in flags.items():
+    for name, words in changes.items():
         seconds = command(
             work, name, "adapt", "--model_name_or_path", model, "--input", finnish_text(work),
             "--document_separator", "line", "--max_seq_length", str(ROW), "--global_batch_size", "16",
@@ -192,9 +193,14 @@ def main() -> None:
     else:
         many = MANY_ENTRIES if what == "trimmed" else None
         base = pretrained_bert(work, data, arguments.minutes, vocabulary=many)
-        other = {"trimmed": "--trim_vocabulary", "extended": f"--extend_vocabulary {NEW_ENTRIES}"}[what]
-        models = [f"{what}-not", what]
-        figures = make_finnish(work, base, arguments.steps or 300, **dict(zip(models, (None, other), strict=True)))
+        changes: dict[str, str | None] = {f"{what}-not": None}
+        if what == "extended":
+            changes["extended"] = f"--extend_vocabulary {NEW_ENTRIES}"
+        else:
+            changes["trimmed-narrow"] = "--trim_vocabulary"
+            changes["trimmed"] = f"--trim_vocabulary --keep_input {finnish_text(work, 'test')}"
+        models = list(changes)
+        figures = make_finnish(work, base, arguments.steps or 300, changes)
     run_cells(work, list(datasets), models, arguments.seeds, datasets)
     figures["scores"] = scores(work, list(datasets), models, datasets)
     (work / f"{what}.json").write_text(json.dumps(figures, indent=1) + "\n")
