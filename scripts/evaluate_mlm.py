@@ -58,7 +58,7 @@ class EvaluationArguments:
     pseudo_perplexity_documents: int = _flag(
         100, "documents whose every token is masked in turn, evenly spaced; 0: leave pseudo-perplexity out"
     )
-    mixed_precision: str = _flag("auto", "no, bf16, fp16, or auto: bf16 where it is fast")
+    mixed_precision: str = _flag("auto", "no, bf16, fp16, or auto: bf16 where it is fast, and no for --blimp")
     use_cpu: bool = _flag(False, "stay on the CPU although there is an accelerator")
     trust_remote_code: bool = _flag(False, "run the code that comes with the model")
     output_file: str | None = _flag(None, "write the results here, as JSON")
@@ -157,11 +157,13 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
                     report=bars.begin("tokens masked in turn"),
                 )
             del corpus
-        if paradigms:
+    if paradigms:
+        # Two sentences of a pair differ by less than bf16 tells apart.
+        with precision_of(device, "no" if arguments.mixed_precision == "auto" else precision):
             results |= score_minimal_pairs(
                 model, tokenizer, paradigms, max_seq_length=longest, report=bars.begin("tokens of minimal pairs")
             )
-        bars.close()
+    bars.close()
     return {**results, "seconds": time.perf_counter() - begun}
 
 

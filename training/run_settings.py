@@ -75,6 +75,8 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
                 f"them"
             )
     keep_schedule_shape(recipe, flags)
+    if flags.get("lr_scheduler_type", "wsd") != "wsd":  # a recipe's decay is one of wsd
+        recipe.pop("decay_steps", None)
     return {**recipe, **run_flags}, {**model, **model_flags}
 
 

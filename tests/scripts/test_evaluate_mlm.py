@@ -48,6 +48,27 @@ def test_a_table_and_a_file(workplace: Path, name: str, capsys: pytest.CaptureFi
     assert "rule" in shown
 
 
+def test_minimal_pairs_are_scored_in_float32_unless_told_otherwise(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where `auto` means bf16 for everything else, too."""
+    import clozebert.training.scoring as scoring
+    import clozebert.utils.device as device
+
+    monkeypatch.setattr(device, "has_fast_bf16", lambda _: True)
+    monkeypatch.setattr(
+        scoring, "score_minimal_pairs", lambda *_, **__: seen.append(torch.is_autocast_enabled("cpu")) or {}
+    )
+    monkeypatch.setattr(
+        scoring, "score_frozen_masks", lambda *_, **__: seen.append(torch.is_autocast_enabled("cpu")) or {}
+    )
+    words = [str(workplace / "bert"), "--corpus", str(workplace / "corpus"), "--blimp", str(workplace / "pairs.jsonl")]
+    for flags, wanted in (([], [True, False]), (["--mixed_precision", "bf16"], [True, True])):
+        seen: list[bool] = []
+        main([*words, "--pseudo_perplexity_documents", "0", "--use_cpu", *flags])
+        assert seen == wanted
+
+
 def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(workplace / "ours"), "--input", str(workplace / "text.txt"), "--eval_mlm_probability", "0.9"])
     shown = capsys.readouterr().out

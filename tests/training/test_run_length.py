@@ -22,6 +22,7 @@ from clozebert.training.initial_model import padded_vocabulary
 from clozebert.training.run_length import epochs_by_text, hours_lines, length_by_text, length_lines, rows_of_text
 from clozebert.training.run_settings import make_config, split_settings, suit_continuing
 from clozebert.training.training_state import read_training_state
+from clozebert.utils.errors import UserError
 
 
 def test_more_text_is_seen_less_often_but_gives_a_longer_run() -> None:
@@ -153,6 +154,15 @@ def test_a_continued_run_takes_lower_rates_unless_they_are_given() -> None:
     assert (values["learning_rate"], values["muon_learning_rate"]) == (0.1, 0.2)
     values, _ = split_settings("tiny", {})
     assert suit_continuing(values, {}) == []
+
+
+def test_another_schedule_leaves_out_the_recipes_decay() -> None:
+    for given, decay in (({}, 0.5), ({"lr_scheduler_type": "wsd"}, 0.5), ({"lr_scheduler_type": "cosine"}, None)):
+        values, _ = split_settings("nano", given)
+        assert PretrainingArguments(**values, corpus="-", tokenizer_name="-", output_dir="-").decay_steps == decay
+    values, _ = split_settings("nano", {"lr_scheduler_type": "cosine", "decay_steps": 0.2})
+    with pytest.raises(UserError, match=r"decay_steps=0\.2 needs lr_scheduler_type='wsd'"):
+        PretrainingArguments(**values, corpus="-", tokenizer_name="-", output_dir="-")
 
 
 def test_the_vocabulary_is_the_tokenizers(tmp_path: Path) -> None:
