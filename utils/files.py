@@ -60,14 +60,19 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         remove_left_over(path)
         temporary = _incomplete(path)
         try:
-            with open(temporary, "xb") as file:
+            with open(_unseen(temporary), "xb") as file:
                 _lock(file.fileno())
+                _show(temporary)
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+                if fcntl is not None:
+                    os.replace(temporary, path)
+            if fcntl is None:  # Windows does not rename what is open, nor does it lock
+                os.replace(temporary, path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            for left in (_unseen(temporary), temporary):
+                left.unlink(missing_ok=True)
             raise
         _flush_entries(path.parent)
 
@@ -94,8 +99,7 @@ def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         remove_left_over(path)
         temporary, outdated = _incomplete(path), _incomplete(path, _OLD)
         try:
-            temporary.mkdir()
-            with _locked(temporary):
+            with _locked_folder(temporary):
                 yield temporary
                 flush_folder(temporary)
                 if replace and path.exists():
@@ -106,7 +110,7 @@ def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
                 outdated.rename(path)
             raise
         finally:
-            for folder in (temporary, outdated):
+            for folder in (_unseen(temporary), temporary, outdated):
                 shutil.rmtree(folder, ignore_errors=True)
         _flush_entries(path.parent)
 
@@ -132,8 +136,7 @@ def whole_files(directory: Path, *, replacing: Iterable[str] = ()) -> Iterator[P
             shutil.rmtree(left, ignore_errors=True)
         temporary, outdated = _incomplete(new), _incomplete(old)
         try:
-            temporary.mkdir()
-            with _locked(temporary):
+            with _locked_folder(temporary):
                 yield temporary
                 flush_folder(temporary)
                 for path in set(written_in(directory, replacing)) - {temporary}:
@@ -147,7 +150,7 @@ def whole_files(directory: Path, *, replacing: Iterable[str] = ()) -> Iterator[P
                 _merge(outdated, directory)
             raise
         finally:
-            for folder in (temporary, outdated):
+            for folder in (_unseen(temporary), temporary, outdated):
                 shutil.rmtree(folder, ignore_errors=True)
         _flush_entries(directory)
 
@@ -191,25 +194,41 @@ def _left_over(path: Path, kind: str = "") -> list[Path]:
     return [one for one in sorted(path.parent.iterdir()) if name.fullmatch(one.name) and not _is_locked(one)]
 
 
+def _unseen(path: Path) -> Path:
+    """The name of a file or folder until it is locked, where the system has locks: `_left_over` does not look for it.
+
+    Otherwise another program that writes the same thing could take it for left over, and remove it.
+    """
+    return path if fcntl is None else path.with_name(f"{path.name}-new")
+
+
+def _show(path: Path) -> None:
+    if fcntl is not None:
+        _unseen(path).rename(path)
+
+
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, where the system can; the lock ends with the process at the latest."""
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """Make a folder and lock it, where the system can; the lock ends with the process at the latest."""
+    _unseen(folder).mkdir()
     if fcntl is None:  # Windows
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(_unseen(folder), os.O_RDONLY)
     try:
         _lock(descriptor)
+        _show(folder)
         yield
     finally:
         os.close(descriptor)
 
 
 def _lock(descriptor: int) -> None:
+    """Lock what is new; who looks whether it is locked holds it for a moment only."""
     # Not every network file system has locks; what is left over stays there then.
     with contextlib.suppress(OSError):
         if fcntl is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _is_locked(path: Path) -> bool:

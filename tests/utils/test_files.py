@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -160,3 +161,29 @@ def test_a_disk_that_takes_no_more_is_a_persons_error(error: Exception, message:
         raise error
     with pytest.raises(KeyError), disk_errors(Path("here")):
         raise KeyError
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes that are at the test's place")
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_programs_that_write_the_same_thing_leave_each_others_half_written_ones_alone(
+    tmp_path: Path, kind: str
+) -> None:
+    """Each looks for left-overs whenever it begins. It was locked too late, and all failed."""
+
+    def write_often() -> None:
+        for number in range(200):
+            if kind == "file":
+                write_text(tmp_path / "target", str(number))
+                continue
+            with contextlib.suppress(KeyError), whole_folder(tmp_path / "target") as folder:
+                (folder / "a").write_text("a")
+                raise KeyError("so that nothing takes the name")
+
+    context = multiprocessing.get_context("fork")
+    programs = [context.Process(target=write_often) for _ in range(4)]
+    for program in programs:
+        program.start()
+    for program in programs:
+        program.join(60)
+    assert [program.exitcode for program in programs] == [0] * 4
+    assert {path.name for path in tmp_path.iterdir()} <= {"target"}
