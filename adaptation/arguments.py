@@ -31,8 +31,6 @@ _USUAL_STEPS, _LEAST_ROWS, _MOST_ROWS = 1000, 8, 64
 # The rate that a model of this width continues with; others in inverse proportion to their width. A student's layers do
 # not fit one another at first, and it learns more at a higher rate (docs/LOG.md).
 _LEARNING_RATE, _STUDENT_LEARNING_RATE, _WIDTH = 1e-4, 5e-4, 768
-
-
 _REPLAY_SHARE = 0.1
 
 _TEXT, _VOCABULARY, _TRAINING = "text", "another vocabulary", "training and machine"

@@ -109,12 +109,15 @@ def make_student(work: Path, data: Path, steps: int) -> dict[str, Any]:
     seconds = found["student"]["process_seconds"]
     rate = str(read_json(work / "student" / "adaptation_results.json")["settings"]["learning_rate"])
     alone = adapted(work / "student" / "adaptation" / "start", "--learning_rate", rate)
-    scratch = lambda output, count: (  # noqa: E731
-        "pretrain", "--config", ROOT / "release" / "books.yaml", "--num_hidden_layers", "2",
-        "--corpus", work / "corpus", "--tokenizer_name", TEACHER, "--output_dir", output,
-        "--max_steps", str(count), "--warmup_steps", "0.05",
-        "--eval_steps", "0", "--disable_tqdm",
-    )  # fmt: skip
+
+    def scratch(output: Path, count: int) -> tuple[str | Path, ...]:
+        return (
+            "pretrain", "--config", ROOT / "release" / "books.yaml", "--num_hidden_layers", "2",
+            "--corpus", work / "corpus", "--tokenizer_name", TEACHER, "--output_dir", output,
+            "--max_steps", str(count), "--warmup_steps", "0.05",
+            "--eval_steps", "0", "--disable_tqdm",
+        )  # fmt: skip
+
     for name, make in (("alone", alone), ("scratch", scratch)):
         count = steps_for(work, name, seconds, make)
         found[name] = {"steps": count, "process_seconds": command(work, name, *make(work / name, count))}
