@@ -17,7 +17,8 @@ from ..utils.errors import UserError
 from ..utils.progress_bar import progress_bar
 from .arguments import LENGTHS, PretrainingArguments
 from .batches import make_masking
-from .machine import make_accelerator
+from .evaluation import evaluate_mixture
+from .machine import begins_slowly, make_accelerator
 from .phase_setup import PhaseSetup, set_up_model, set_up_phase
 from .planning import Calibration
 from .prefetch import ModelInputs, count_predicted, model_inputs, sizes_recur
@@ -26,7 +27,7 @@ from .step import accumulate_gradient, timed_step
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
 from .training_state import TrainingState
 
-# An estimate before the run: tokens of the step that is timed, and seconds from which one is enough.
+# An estimate before a run on a CPU: tokens of the step that is timed. Seconds from which one step is enough.
 _TIMED_TOKENS, _LONG_SECONDS = 4096, 3.0
 
 
@@ -70,7 +71,12 @@ def calibrate(
             bar.update(min(round(time.monotonic() - begun), bar.total) - bar.n)
             return taken
 
-        timing = time_steps(shown_step, seconds=seconds, agree=lambda value: value)
+        timing = time_steps(
+            shown_step,
+            seconds=seconds,
+            agree=lambda value: value,
+            begins_slowly=begins_slowly(arguments.torch_compile, device),
+        )
     after = _peak_bytes(device, reset=False)
     accelerator.free_memory()
     peak = None if before is None or after is None else after - before
@@ -190,22 +196,25 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
 
     It leaves no trace: no weight changes, and each step draws its random numbers anew.
     """
-    arguments = setup.arguments
-    rows = max(1, min(arguments.per_device_train_batch_size, _TIMED_TOKENS // arguments.max_seq_length))
-    plan_for = setup.core.config if accelerator.device.type == "cpu" else None
+    arguments, processes, device = setup.arguments, accelerator.num_processes, accelerator.device
+    rows = arguments.global_batch_size // processes // arguments.micro_batches(processes)
+    if device.type == "cpu":
+        rows = max(1, min(rows, _TIMED_TOKENS // arguments.max_seq_length))
+    plan_for = setup.core.config if device.type == "cpu" else None
     rate = arguments.mlm_probability
     batch = model_inputs(setup.stream.rows(0, rows, rate=rate), plan_for=plan_for, recurs=sizes_recur(accelerator))
+    # The first step compiles kernels and gets memory from the system. On a CPU that does not compile, this is little.
+    needed = 2 if begins_slowly(arguments.torch_compile, device) else 1
     seconds: list[float] = []
-    # The first one compiles kernels and gets memory from the system.
-    while len(seconds) < 3 and (not seconds or mean_over_processes(seconds[-1], accelerator) < _LONG_SECONDS):
+    while len(seconds) < needed or (len(seconds) < 3 and mean_over_processes(seconds[-1], accelerator) < _LONG_SECONDS):
         begun = time.perf_counter()
         # Processes do not exchange this gradient.
         with accelerator.no_sync(setup.model):
             accumulate_gradient(setup.model, [batch], num_predicted=count_predicted(batch), accelerator=accelerator)
-        wait_for(accelerator.device)
+        wait_for(device)
         seconds.append(time.perf_counter() - begun)
         setup.optimizer.zero_grad()
-    return mean_over_processes(min(seconds), accelerator) / batch["input_ids"].numel()
+    return mean_over_processes(min(seconds[needed - 1 :]), accelerator) / batch["input_ids"].numel()
 
 
 def _time_phase(
@@ -248,6 +257,15 @@ def _time_steps_of(
             accelerator=accelerator,
         )
 
-    timing = time_run(step, seconds=seconds, agree=lambda value: mean_over_processes(value, accelerator))
+    slow = begins_slowly(arguments.torch_compile, accelerator.device)
+    timing = time_run(
+        step, seconds=seconds, agree=lambda value: mean_over_processes(value, accelerator), begins_slowly=slow
+    )
     setup.loader.close()
+    if slow:
+        # The run's model takes over what was compiled for this one, so the time that this takes is known before the
+        # steps are counted.
+        evaluate_mixture(
+            setup.model, mixture, dataclasses.replace(arguments, max_eval_batches=1), accelerator=accelerator
+        )
     return timing
