@@ -153,14 +153,14 @@ def _run_of(settings: dict[str, Any]) -> "tuple[PretrainingArguments, Mixture | 
 def _set_vocabulary(config: Any, tokenizer_name: str | None, corpora: "Mixture | None", *, vocab_size: Any) -> None:
     """The model's vocabulary is that of the tokenizer; of a corpus, that of the tokenizer which prepared it."""
     from clozebert.corpus.tokenizer import load_tokenizer
-    from clozebert.training.initial_model import TOKEN_IDS, padded_vocabulary, set_token_ids
+    from clozebert.training.initial_model import SPECIAL_TOKEN_IDS, padded_vocabulary, set_token_ids
 
     if corpora is not None or tokenizer_name is not None:
         source = load_tokenizer(tokenizer_name) if corpora is None else corpora.corpora[0]
         set_token_ids(config, source)
         config.vocab_size = vocab_size or padded_vocabulary(len(source) if corpora is None else source.vocab_size)
     # A plan needs no more of the special tokens than that the vocabulary given by --vocab_size has them.
-    for name in TOKEN_IDS:
+    for name in SPECIAL_TOKEN_IDS:
         if (index := getattr(config, name)) is not None:
             setattr(config, name, min(index, config.vocab_size - 1))
 

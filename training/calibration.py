@@ -1,5 +1,6 @@
 """Times the steps of a run on this machine: for `plan --calibrate`, and for `--max_minutes`."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -159,13 +160,14 @@ def choose_length(
     assert arguments.max_minutes is not None
     seconds = 60 * arguments.max_minutes
     timing = _time_phase(arguments, config, mixture, accelerator=accelerator, seconds=seconds)
+    gone = mean_over_processes(time.monotonic() - begun, accelerator)
     evaluated = sum(split.num_tokens for split in mixture.validation.values())
     if arguments.max_eval_batches is not None:
         of_batch = arguments.per_device_eval_batch_size * arguments.max_seq_length
         evaluated = min(evaluated, arguments.max_eval_batches * of_batch * len(mixture.validation))
     processes = accelerator.num_processes
     steps = steps_in(
-        mean_over_processes(seconds - (time.monotonic() - begun), accelerator),
+        seconds - gone,
         timing,
         arguments=arguments,
         world_size=processes,
@@ -173,7 +175,7 @@ def choose_length(
     )
     said = (
         f"max_minutes={arguments.max_minutes:g}: {steps:,} steps fit; a micro-batch took {timing.micro_batch:.3g} s "
-        f"and an update {timing.update:.3g} s"
+        f"and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
     )
     tokens = arguments.tokens_per_step / processes / arguments.micro_batches(processes)
     of_token = timing.micro_batch / tokens
@@ -263,9 +265,10 @@ def _time_steps_of(
     )
     setup.loader.close()
     if slow:
-        # The run's model takes over what was compiled for this one, so the time that this takes is known before the
-        # steps are counted.
-        evaluate_mixture(
-            setup.model, mixture, dataclasses.replace(arguments, max_eval_batches=1), accelerator=accelerator
-        )
+        # What this compiles, the run's own model takes over, and its time is gone before the steps are counted. An
+        # evaluation that fails does so in the run again, which reports it and goes on.
+        with contextlib.suppress(Exception):
+            evaluate_mixture(
+                setup.model, mixture, dataclasses.replace(arguments, max_eval_batches=1), accelerator=accelerator
+            )
     return timing

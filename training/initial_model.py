@@ -42,7 +42,7 @@ def padded_vocabulary(tokens: int) -> int:
     return -(-tokens // 64) * 64
 
 
-TOKEN_IDS = ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "bos_token_id", "eos_token_id")
+SPECIAL_TOKEN_IDS = ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "bos_token_id", "eos_token_id")
 
 
 def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast | Corpus) -> None:
@@ -53,7 +53,7 @@ def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast | 
     had_ends = config.bos_token_id is not None
     # RoBERTa's positions begin in the row after the padding id's, and only so does it export as one.
     follows_padding = config.position_offset == (config.pad_token_id or 0) + 1
-    for name in TOKEN_IDS:
+    for name in SPECIAL_TOKEN_IDS:
         setattr(config, name, getattr(tokenizer, name, None))
     if had_ends and config.bos_token_id is None:
         config.bos_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
