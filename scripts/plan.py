@@ -155,10 +155,13 @@ def _set_vocabulary(config: Any, tokenizer_name: str | None, corpora: "Mixture |
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.initial_model import SPECIAL_TOKEN_IDS, padded_vocabulary, set_token_ids
 
-    if corpora is not None or tokenizer_name is not None:
-        source = load_tokenizer(tokenizer_name) if corpora is None else corpora.corpora[0]
-        set_token_ids(config, source)
-        config.vocab_size = vocab_size or padded_vocabulary(len(source) if corpora is None else source.vocab_size)
+    if corpora is not None:
+        set_token_ids(config, corpora.corpora[0])
+        config.vocab_size = vocab_size or padded_vocabulary(corpora.corpora[0].vocab_size)
+    elif tokenizer_name is not None:
+        tokenizer = load_tokenizer(tokenizer_name)
+        set_token_ids(config, tokenizer)
+        config.vocab_size = vocab_size or padded_vocabulary(len(tokenizer))
     # A plan needs no more of the special tokens than that the vocabulary given by --vocab_size has them.
     for name in SPECIAL_TOKEN_IDS:
         if (index := getattr(config, name)) is not None:
