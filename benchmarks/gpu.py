@@ -71,7 +71,7 @@ def blocks(folder: Path) -> dict[str, list[Command]]:
     halves = [words("--save_steps 10 --max_steps 10"), words("--resume_from_checkpoint latest")]
     launch = words("-m accelerate.commands.launch --config_file configuration/accelerate_fsdp.yaml --num_processes 1")
     sharded = [*launch, "scripts/pretrain_mlm.py", *model, *run]
-    speed = [str(HERE / "speed.py"), "--repeats", "10", "--output", str(folder / "speed-gpu.json"), "--rows"]
+    speed = [str(HERE / "speed.py"), "--output", str(folder / "speed-gpu.json"), "--rows"]
     tokenize = words("-m clozebert train-tokenizer --input installed-python --algorithm bpe --vocab_size 32768")
     prepare = words("-m clozebert prepare-corpus --input installed-python --tokenizer_name")
     suite = [*PYTEST, "-n", "8", "-m", "not slow", "tests/modeling", "tests/training"]
@@ -97,6 +97,8 @@ def blocks(folder: Path) -> dict[str, list[Command]]:
         "fsdp": [Command("fsdp", [*sharded, "--output_dir", str(folder / "fsdp")])],
         "peers modernbert": [Command("modernbert", [*speed, "gpu-train-modernbert"])],
         "peers bert": [Command("bert", [*speed, "gpu-train-bert"])],
+        "peers mixed": [Command("mixed", [*speed, "gpu-train-mixed"])],
+        "peers encode": [Command("encode", [*speed, "gpu-encode-mixed"])],
     }  # fmt: skip
 
 
