@@ -14,7 +14,7 @@ from transformers.modeling_utils import AttentionInterface
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, tiled_attention
 from .kernels import attend, cast_once, linear, linear_together, matmul_attention_pays, repeat_heads, rotate
-from .packed_attention import PackedPlan, padded_attention, varlen_attention
+from .packed_attention import PackedPlan, padded_attention, varlen_attention, windowed_attention
 
 _STOCK = AttentionInterface()
 
@@ -75,6 +75,7 @@ ALL_ATTENTION_FUNCTIONS = AttentionInterface()
 ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
 ALL_ATTENTION_FUNCTIONS["tiles"] = tiled_attention
 ALL_ATTENTION_FUNCTIONS["varlen"] = varlen_attention
+ALL_ATTENTION_FUNCTIONS["window"] = windowed_attention
 ALL_ATTENTION_FUNCTIONS["padded"] = padded_attention
 
 

@@ -17,6 +17,8 @@ CODE_FILES = (
     "packed.py",
     "inputs.py",
     "attention_tiles.py",
+    "window_kernels.py",
+    "window_attention.py",
     "packed_attention.py",
     "attention.py",
     "embeddings.py",
