@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Attention within a window over packed documents, on CUDA by kernels of our own (window_kernels.py).
+"""Attention within a window over packed documents, on CUDA by kernels of our own (triton_kernels.py).
 
 One operator for PyTorch, `clozebert::window_attention`, so that a compiled graph holds it as it is.
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 try:
-    from . import window_kernels as kernels
+    from . import triton_kernels as kernels
 except ImportError:  # no Triton
     kernels = None  # type: ignore[assignment]
 

@@ -1,7 +1,7 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Triton kernels of attention within a window over packed documents, forward and backward (window_attention.py).
+"""Triton kernels: attention within a window (window_attention.py), and the gradient of joined rotary heads (joined.py).
 
-As in FlashAttention (Dao et al. 2022) no score leaves the chip. A block of queries meets the few blocks of keys that its
+Attention within a window over packed documents, forward and backward. As in FlashAttention (Dao et al. 2022) no score leaves the chip. A block of queries meets the few blocks of keys that its
 window reaches, whatever documents they belong to; two tokens see each other if their documents are the same and they
 are at most WINDOW apart. So there is one program for each block of the run and each head, however long documents are.
 
@@ -138,3 +138,26 @@ def key_gradient_kernel(  # type: ignore[no-untyped-def]
             dk = tl.dot(ds.to(q.dtype), q, dk)
     _put_rows(dk_ptr, dk * scale_of_s, key, key_heads, key_head, tokens, K)
     _put_rows(dv_ptr, dv, key, key_heads, key_head, tokens, K)
+
+
+@triton.jit
+def turn_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, cos_ptr, sin_ptr, out_ptr, rows, heads, out_heads, first,
+    HALF: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    """Heads of x [N, heads, 2 HALF], turned by the negative of their angles, into out [N, out_heads, 2 HALF] from the
+    head `first` on; cos and sin [N, HALF]; `rows` is N heads."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.arange(0, PADDED)
+    fits = (row < rows)[:, None] & (lane < HALF)[None, :]
+    token = row // heads
+    x_at = x_ptr + row[:, None] * (2 * HALF) + lane[None, :]
+    out_at = out_ptr + ((token * out_heads + first + row % heads) * (2 * HALF))[:, None] + lane[None, :]
+    x = tl.load(x_at, mask=fits, other=0.0)
+    y = tl.load(x_at + HALF, mask=fits, other=0.0)
+    if TURNS:
+        cos = tl.load(cos_ptr + token[:, None] * HALF + lane[None, :], mask=fits, other=0.0)
+        sin = tl.load(sin_ptr + token[:, None] * HALF + lane[None, :], mask=fits, other=0.0)
+        x, y = x.to(tl.float32) * cos + y.to(tl.float32) * sin, y.to(tl.float32) * cos - x.to(tl.float32) * sin
+    tl.store(out_at, x.to(out_ptr.dtype.element_ty), mask=fits)
+    tl.store(out_at + HALF, y.to(out_ptr.dtype.element_ty), mask=fits)
