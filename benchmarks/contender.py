@@ -2,24 +2,33 @@
 
 It builds what its specification (JSON, the only argument) names, then does one unit of work for each line it reads, and
 answers with a line of JSON: the seconds, and what else it can say. Between its turns it sleeps, so that sides that take
-turns do not disturb one another.
+turns do not disturb one another. On CUDA the clock starts and stops when the device has nothing left to do. There a
+turn begins with a step, or the whole encoding, that does not count, and ends by giving back memory kept for reuse.
 
 Specification:
     side: "ours" or "transformers".
-    work: "train" (a step of masked-LM training, from the batch to the updated weights) or "encode"; or "matmul", which
+    work: "train" (for each batch a step of masked-LM training, to the updated weights) or "encode"; or "matmul", which
         needs no more than device, precision and keep_memory, and answers with the FLOP/s of a product of two matrices.
     shape: "bert" or "modernbert", of base size; or a dictionary of ClozeBertConfig's fields.
+    options: fields of transformers' configuration that differ from that.
     batches: an .npz file with `ids` [N] and `lengths` [S]; rows_per_batch: sequences in one batch.
-    attention: "eager" or "sdpa"; compile: whether torch.compile runs the model (transformers' side).
-    dropout: the probability in training; sparse: ModernBERT's `sparse_prediction`.
     precision: "bf16" or "no" (float32).
     keep_memory: whether freed memory is kept by the process, as clozebert's programs have it.
     device: "cpu" or "cuda".
+transformers' side:
+    attention: "eager", "sdpa" or "flash_attention_2"; compile: whether torch.compile runs the model.
+    dropout: the probability in training; sparse: ModernBERT's `sparse_prediction`.
+    sorted: whether it encodes sequences of like length together, as ours always does.
+
+Where the host waits for the device in a training step: ours twice, for the norm of the gradient and for the loss, as
+`clozebert pretrain` does; theirs never, as run_mlm_no_trainer.py without a tracker. Theirs finds its padded batches on
+the device; ours makes and copies them beside the steps.
 """
 
 import ctypes
 import gc
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -52,14 +61,22 @@ def main() -> None:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
+    if is_cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     print(json.dumps(facts), file=answers, flush=True)
     for _ in sys.stdin:
+        if is_cuda:
+            work(1) if specification["work"] == "train" else work()
+            torch.cuda.synchronize()
         begun = time.perf_counter()
         result = work()
         if is_cuda:
             torch.cuda.synchronize()
         answer = {"seconds": time.perf_counter() - begun, "result": result}
         memory = torch.cuda.max_memory_allocated() if is_cuda else held_memory("VmHWM") - before
+        if is_cuda:
+            torch.cuda.empty_cache()  # the other sides need it
         print(json.dumps({**answer, "memory": memory}), file=answers, flush=True)
 
 
@@ -85,7 +102,8 @@ def make_matmul(specification: dict[str, Any], batches: list[list[list[int]]]) -
     from clozebert.utils.device import measure_matmul_flops
 
     device, precision = torch.device(specification["device"]), specification["precision"]
-    return lambda: measure_matmul_flops(device, precision, size=2048 if device.type == "cpu" else None), {}
+    size = 2048 if device.type == "cpu" else None
+    return lambda: measure_matmul_flops(device, precision, size=size), {}
 
 
 def make_native(specification: dict[str, Any], *, head: str) -> Any:
@@ -100,9 +118,7 @@ def make_native(specification: dict[str, Any], *, head: str) -> Any:
         options = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     elif specification["sparse"]:
         options = {"sparse_prediction": True}
-    if "vocab_size" in specification:
-        options |= {"vocab_size": specification["vocab_size"]}
-    config = getattr(transformers, f"{family}Config")(**options)
+    config = getattr(transformers, f"{family}Config")(**options, **specification.get("options", {}))
     torch.manual_seed(PARAMETERS_SEED)
     return getattr(transformers, f"{family}{head}")(config)
 
@@ -125,16 +141,9 @@ def make_ours(specification: dict[str, Any], *, head: str) -> Any:
 
 
 def make_trainer(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable, dict[str, Any]]:
-    """A step over each batch; its result is the loss of the first, which shows that both sides do the same work."""
-    side = our_steps if specification["side"] == "ours" else their_steps
-    step, model = side(specification, batches)
-    facts = describe(model, batches)
-
-    def work() -> float:
-        losses = [step(index) for index in range(len(batches))]
-        return losses[0]
-
-    return work, facts
+    """A step over each batch, or the first `count`; the result is the first loss: both sides do the same work."""
+    work, model = (our_steps if specification["side"] == "ours" else their_steps)(specification, batches)
+    return work, describe(model, batches)
 
 
 def describe(model: Any, batches: list[list[list[int]]]) -> dict[str, Any]:
@@ -165,46 +174,62 @@ def padded(rows: Any, lengths: list[int], *, value: int) -> Any:
     return torch.nn.utils.rnn.pad_sequence(rows.split(lengths), batch_first=True, padding_value=value)
 
 
-def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable[[int], float], Any]:
-    """Steps as `clozebert pretrain` makes them: its own functions over packed batches."""
-    import torch
+def packed_batch(ids: Any, labels: Any, lengths: list[int]) -> Any:
+    """As `clozebert.corpus` makes them."""
+    import numpy as np
 
+    from clozebert.corpus.batches import Batch
+
+    chosen = (labels != -100).nonzero().squeeze(1)
+    return Batch(
+        input_ids=ids[None].numpy(),
+        position_ids=np.concatenate([np.arange(length) for length in lengths])[None],
+        cu_seq_lens=np.cumsum([0, *lengths], dtype=np.int32),
+        max_length=max(lengths),
+        masked_positions=chosen.numpy(),
+        labels=labels[chosen].numpy(),
+        sample_ids=np.arange(len(lengths)),
+    )
+
+
+def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable[..., float], Any]:
+    """Steps as the loop of `clozebert pretrain` makes them by default, by its own functions over packed batches."""
     from clozebert.training import PretrainingArguments
-    from clozebert.training.machine import compile_model, make_accelerator
+    from clozebert.training.machine import choose_compilation, compile_model, make_accelerator
     from clozebert.training.optimizers import make_optimizer
-    from clozebert.training.step import accumulate_gradient
+    from clozebert.training.prefetch import model_inputs, pin, prefetch, sizes_recur
+    from clozebert.training.step import accumulate_gradient, clip_gradient, update_weights
 
     on_cpu = specification["device"] == "cpu"
     precision = specification["precision"]
     accelerator = make_accelerator(mixed_precision=precision, use_cpu=on_cpu, report_to=[], output_dir="")
     model = make_ours(specification, head="ForMaskedLM").train()
-    if specification["compile"]:
+    if choose_compilation(None, accelerator.device):
         compile_model(model, accelerator.device)
     arguments = PretrainingArguments(corpus="-", tokenizer_name="-", output_dir="-", learning_rate=1e-5)
     prepared, optimizer = accelerator.prepare(model, make_optimizer(model, arguments))
-    inputs = []
-    for ids, labels, lengths in masked(batches):
-        places = (labels != -100).nonzero().squeeze(1)
-        bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        inputs.append({
-            "input_ids": ids[None], "position_ids": positions[None], "masked_positions": places,
-            "labels": labels[places], "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": max(lengths),
-            "max_length_k": max(lengths),
-        })  # fmt: skip
+    packed = [packed_batch(*one) for one in masked(batches)]
+    plan_for, recurs = (model.config if on_cpu else None), sizes_recur(accelerator)
 
-    def step(index: int) -> float:
-        batch = inputs[index]
-        loss = accumulate_gradient(prepared, [batch], num_predicted=len(batch["labels"]), accelerator=accelerator)
-        accelerator.clip_grad_norm_(prepared.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
+    def load(index: int) -> tuple[Any, int]:
+        """As `StepLoader` does, in the thread of `prefetch`."""
+        inputs = model_inputs(packed[index], plan_for=plan_for, recurs=recurs)
+        return (inputs if on_cpu else pin(inputs)), len(packed[index].labels)
 
-    return step, model
+    def work(count: int | None = None) -> float:
+        losses = []
+        for inputs, num_predicted in prefetch(load, 0, count or len(packed)):
+            part = accumulate_gradient(prepared, [inputs], num_predicted=num_predicted, accelerator=accelerator)
+            norm = clip_gradient(prepared, max_grad_norm=arguments.max_grad_norm, accelerator=accelerator)
+            assert part is not None
+            losses.append(part.item())
+            update_weights(optimizer, num_broken=int(not math.isfinite(norm)), accelerator=accelerator)
+        return losses[0]
+
+    return work, model
 
 
-def their_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable[[int], float], Any]:
+def their_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable[..., float], Any]:
     """Steps as transformers' run_mlm_no_trainer.py makes them, on padded batches; bf16, if so, by Accelerate's."""
     import torch
     from accelerate import Accelerator
@@ -232,15 +257,18 @@ def their_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -
         batch["attention_mask"] = mask
         inputs.append({name: value.to(accelerator.device) for name, value in batch.items()})
 
-    def step(index: int) -> float:
-        loss = prepared(**inputs[index]).loss
-        accelerator.backward(loss)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        return loss.item()
+    def work(count: int | None = None) -> float:
+        losses = []
+        for batch in inputs[:count]:
+            loss = prepared(**batch).loss
+            accelerator.backward(loss)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        return losses[0].item()
 
-    return step, model
+    return work, model
 
 
 def make_encoder(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable, dict[str, Any]]:
@@ -264,8 +292,13 @@ def make_encoder(specification: dict[str, Any], batches: list[list[list[int]]]) 
     model.set_attn_implementation(specification["attention"])
     if specification["compile"]:
         model.compile()
+    sequences, rows = list(chain.from_iterable(batches)), specification["rows_per_batch"]
+    order = list(range(len(sequences)))
+    if specification.get("sorted"):
+        order.sort(key=lambda index: -len(sequences[index]))
     inputs = []
-    for batch in batches:
+    for begin in range(0, len(order), rows):
+        batch = [sequences[index] for index in order[begin : begin + rows]]
         ids, lengths = torch.tensor(list(chain.from_iterable(batch))), [len(row) for row in batch]
         mask = padded(torch.ones_like(ids), lengths, value=0)
         pair = {"input_ids": padded(ids, lengths, value=model.config.pad_token_id), "attention_mask": mask}
@@ -278,7 +311,7 @@ def make_encoder(specification: dict[str, Any], batches: list[list[list[int]]]) 
             weights = batch["attention_mask"].unsqueeze(-1).to(dtype)
             x = model(**batch).last_hidden_state
             means.append((x * weights).sum(dim=1) / weights.sum(dim=1))
-        return torch.cat(means)[0][:4].tolist()
+        return torch.cat(means)[order.index(0)][:4].tolist()
 
     return their_work, facts
 

@@ -12,10 +12,12 @@ nothing runs and nothing is written.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -69,7 +71,7 @@ def blocks(folder: Path) -> dict[str, list[Command]]:
     halves = [words("--save_steps 10 --max_steps 10"), words("--resume_from_checkpoint latest")]
     launch = words("-m accelerate.commands.launch --config_file configuration/accelerate_fsdp.yaml --num_processes 1")
     sharded = [*launch, "scripts/pretrain_mlm.py", *model, *run]
-    speed = [str(HERE / "speed.py"), "--repeats", "10", "--output", str(folder / "speed-gpu.json"), "--rows"]
+    speed = [str(HERE / "speed.py"), "--output", str(folder / "speed-gpu.json"), "--rows"]
     tokenize = words("-m clozebert train-tokenizer --input installed-python --algorithm bpe --vocab_size 32768")
     prepare = words("-m clozebert prepare-corpus --input installed-python --tokenizer_name")
     suite = [*PYTEST, "-n", "8", "-m", "not slow", "tests/modeling", "tests/training"]
@@ -95,6 +97,8 @@ def blocks(folder: Path) -> dict[str, list[Command]]:
         "fsdp": [Command("fsdp", [*sharded, "--output_dir", str(folder / "fsdp")])],
         "peers modernbert": [Command("modernbert", [*speed, "gpu-train-modernbert"])],
         "peers bert": [Command("bert", [*speed, "gpu-train-bert"])],
+        "peers mixed": [Command("mixed", [*speed, "gpu-train-mixed"])],
+        "peers encode": [Command("encode", [*speed, "gpu-encode-mixed"])],
     }  # fmt: skip
 
 
@@ -116,20 +120,32 @@ def run_block(name: str, commands: list[Command], environment: dict[str, str]) -
         except subprocess.TimeoutExpired as error:
             status, said = 124, error.stdout.decode() if isinstance(error.stdout, bytes) else str(error.stdout or "")
         found[command.name] = {
-            "status": status, "seconds": round(time.monotonic() - started, 1), "said": said[-4000:], **figures_in(said)
+            "status": status, "seconds": round(time.monotonic() - started, 1), "said": said[-8000:], **figures_in(said)
         }  # fmt: skip
         print(f"{name}: {command.name}: status {status}, {found[command.name]['seconds']} s", flush=True)
     return found
 
 
 def figures_in(said: str) -> dict[str, float]:
-    """The last tokens a second, losses and memory that a program printed."""
-    patterns = {"tokens_per_second": r"tokens_per_second[\s:=]+([\d.,]+)", "loss": r"\bloss[\s:=]+([\d.]+)"}
+    """The last loss that a program printed, and its tokens a second: the median of the intervals of a training loop, of
+    which the first holds compilation, or what a plan says."""
     found = {}
-    for name, pattern in patterns.items():
-        if matches := re.findall(pattern, said):
-            found[name] = float(matches[-1].rstrip(".,").replace(",", ""))
+    if losses := re.findall(r"^step \d+, loss ([^\s,]+)", said, re.MULTILINE):
+        found["loss"] = float(losses[-1])
+    # As the loop writes a number, with four digits: 3195 or 3.462e+05.
+    speeds = re.findall(r"^step \d+, loss .*tokens_per_second ([^\s,]+)", said, re.MULTILINE)
+    if speeds := speeds or re.findall(r"^tokens/s\s+([\d,]+)", said, re.MULTILINE):
+        found["tokens_per_second"] = statistics.median(float(speed.replace(",", "")) for speed in speeds)
     return found
+
+
+def json_in(said: str) -> dict[str, Any]:
+    """The last line that is a JSON object; libraries print warnings before and after it."""
+    for line in reversed(said.splitlines()):
+        if line.startswith("{"):
+            with contextlib.suppress(json.JSONDecodeError):
+                return json.loads(line)
+    return {}
 
 
 def profile() -> None:
@@ -188,7 +204,8 @@ def profile() -> None:
         }  # fmt: skip
         del model, batch
         torch.cuda.empty_cache()
-    print(json.dumps(found))
+    # After what libraries write to stderr, which is the same stream to the program that reads this.
+    print(f"\n{json.dumps(found)}", flush=True)
 
 
 def kind_of(kernel: str) -> str:
@@ -215,10 +232,12 @@ def tables(results: dict[str, Any]) -> list[str]:
             if facts["status"]:
                 failed.append((block, name, facts["said"].strip().splitlines()[-1:] or [""]))
     said = results["blocks"].get("profile", {}).get("profile", {})
-    if said and said["status"] == 0:
+    if said and said["status"] == 0 and not json_in(said["said"]):
+        failed.append(("profile", "profile", ["no figures in what it printed"]))
+    elif said and said["status"] == 0:
         lines += ["", "| step of 48 x 1,024 | ms | tokens/s | first step, s | peak, GiB | by kind of kernel, ms |",
                   "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
-        for way, step in json.loads(said["said"].strip().splitlines()[-1]).items():
+        for way, step in json_in(said["said"]).items():
             longest = sorted(step["parts"].items(), key=lambda item: -item[1])
             parts = ", ".join(f"{kind} {value:.1f}" for kind, value in longest)
             speed, first, peak = step["tokens_per_second"], step["first_step_seconds"], step["peak_gib"]

@@ -11,10 +11,13 @@ count; the figures are medians. transformers' models are measured under eager at
 the best stands in the table; it is measured again in a process that keeps its freed memory, as clozebert's
 programs do, since that alone is worth much. A product of two matrices takes turns with them: the machine's peak at
 these moments, of which our share is counted. Sentences: those of English EWT (`--sentences`, a CoNLL-U file), shuffled.
-Where there is a GPU, its rows run too.
+
+Where there is a GPU, its rows run too: three turns of ten steps; the sides that compile warm up at the same time. There
+`flash_attention_2` is a peer where the package flash_attn is installed. A peer that fails is left out, and the row
+says what it said at last.
 
 `--float32` is the second table: float32, and freed memory kept on both sides. A CPU that has bf16 in hardware is told
-to take AVX2 instructions alone (AVX2_ONLY below). That shows the order of magnitude, and the table says so.
+to take AVX2 instructions alone (AVX2_ONLY in sides.py). That shows the order of magnitude, and the table says so.
 """
 
 import argparse
@@ -28,35 +31,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sides import Setting, take_turns
+from speed_table import draw, put, render
 
 HERE = Path(__file__).parent
 EWT = HERE.parent.parent / "shared" / "data" / "tok_ud_english_ewt" / "en_ewt-ud-train.conllu"
-WARM_UP = 1
-# A CPU with wider instructions works as one that has no more than AVX2.
-AVX2_ONLY = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 # The ratios wanted in float32, of both sides with freed memory kept.
 WANTED_IN_FLOAT32 = {
     "train-bert": 1.3, "train-bert-no-dropout": 1.3, "train-modernbert": 1.1, "train-sentences-bert": 3.5,
     "train-sentences-modernbert": 2.5, "encode-sentences": 2.5, "encode-full": 1.0, "encode-8192": 3.0,
 }  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """What all rows of a run share."""
-
-    threads: int
-    repeats: int
-    float32: bool = False
-    emulated: bool = False
-
-    @property
-    def precision(self) -> str:
-        return "no" if self.float32 else "bf16"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +56,12 @@ class Row:
     text: str
     work: str
     shape: str
-    batches: str  # "full": ROWS x LENGTH; "sentences"
+    batches: str  # "full": ROWS x LENGTH; "mixed": documents of at most LENGTH; "sentences"
     rows: int = 16
     length: int = 128
+    times: int = 1  # batches in a turn
     their_dropout: float = 0.0
-    attentions: tuple[str, ...] = ("eager", "sdpa", "compile")
-    compile_ours: bool = False
+    attentions: tuple[str, ...] = ("eager", "sdpa", "compile")  # their sides: see `peer`
     vocab_size: int | None = None
     sparse: bool = True
     figure: str = "seconds"  # or "memory"
@@ -81,6 +70,7 @@ class Row:
     most_repeats: int = 100
 
 
+ON_GPU = ("sdpa", "flash_attention_2", "compile")
 ROWS = [
     Row("train-bert", "training step, BERT-base, 16 x 128, BERT with dropout 0.1", "train", "bert", "full",
         their_dropout=0.1, wanted=2.5),
@@ -100,59 +90,17 @@ ROWS = [
     Row("train-memory", "peak memory of a training step, vocabulary 50,368, 16 x 512, BERT-base", "train", "bert",
         "full", length=512, vocab_size=50_368, attentions=("sdpa", "compile"), figure="memory", wanted=2.0,
         most_repeats=1),
-    Row("gpu-train-modernbert", "training step, ModernBERT-base, 32 x 1,024, GPU", "train", "modernbert", "full",
-        rows=32, length=1024, compile_ours=True, attentions=("sdpa", "compile"), device="cuda", wanted=1.5),
-    Row("gpu-train-bert", "training step, BERT-base, 64 x 512, GPU", "train", "bert", "full", rows=64, length=512,
-        compile_ours=True, attentions=("sdpa", "compile"), device="cuda", wanted=1.5),
+    Row("gpu-train-modernbert", "ten training steps, ModernBERT-base, 32 x 1,024, GPU", "train", "modernbert", "full",
+        rows=32, length=1024, times=10, attentions=ON_GPU, device="cuda", wanted=1.5, most_repeats=3),
+    Row("gpu-train-bert", "ten training steps, BERT-base, 64 x 512, GPU", "train", "bert", "full", rows=64, length=512,
+        times=10, attentions=ON_GPU, device="cuda", wanted=1.5, most_repeats=3),
+    Row("gpu-train-mixed", "ten training steps, ModernBERT-base, 32 documents of 16 to 1,024 tokens, GPU", "train",
+        "modernbert", "mixed", rows=32, length=1024, times=10, attentions=ON_GPU, device="cuda", wanted=2.5,
+        most_repeats=3),
+    Row("gpu-encode-mixed", "encoding 2,048 documents of 16 to 1,024 tokens, ModernBERT-base, GPU", "encode",
+        "modernbert", "mixed", rows=32, length=1024, times=64, device="cuda", wanted=1.2, most_repeats=3,
+        attentions=("sdpa", "sdpa sorted", "flash_attention_2 sorted", "compile sorted")),
 ]  # fmt: skip
-
-
-class Side:
-    """A contender's process."""
-
-    def __init__(self, specification: dict[str, Any], setting: Setting) -> None:
-        environment = {
-            **os.environ, "OMP_NUM_THREADS": str(setting.threads), "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false", **(AVX2_ONLY if setting.emulated else {}),
-        }  # fmt: skip
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "contender.py"), json.dumps(specification)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment,
-        )  # fmt: skip
-        self.turns: list[dict[str, Any]] = []
-        self.facts = self._read()
-
-    def turn(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        self.turns.append(self._read())
-
-    def _read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{' '.join(self.process.args[1:])} ended with status {self.process.wait()}")  # type: ignore[arg-type]
-        return json.loads(line)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def summary(self) -> dict[str, Any]:
-        turns = self.turns[WARM_UP:]
-        seconds = [turn["seconds"] for turn in turns]
-        if "tokens" not in self.facts:
-            flops = [turn["result"] for turn in turns]
-            return {"flops_per_second": statistics.median(flops), "all_flops_per_second": [round(x) for x in flops]}
-        return {
-            "seconds": statistics.median(seconds),
-            "all_seconds": [round(value, 4) for value in seconds],
-            "tokens_per_second": self.facts["tokens"] / statistics.median(seconds),
-            "memory": self.turns[-1]["memory"],
-            "first_result": self.turns[0]["result"],
-            **self.facts,
-        }
 
 
 def measure(row: Row, batches: Path, setting: Setting) -> dict[str, Any]:
@@ -160,20 +108,21 @@ def measure(row: Row, batches: Path, setting: Setting) -> dict[str, Any]:
     common = {
         "work": row.work, "shape": row.shape, "batches": str(batches), "rows_per_batch": row.rows, "sparse": row.sparse,
         "device": row.device, "precision": setting.precision,
-        **({"vocab_size": row.vocab_size} if row.vocab_size else {}),
+        "options": {"vocab_size": row.vocab_size} if row.vocab_size else {},
     }  # fmt: skip
-    ours = {"side": "ours", "dropout": 0.0, "attention": "sdpa", "compile": row.compile_ours}
+    # Ours compiles where `clozebert pretrain` does.
+    ours = {"side": "ours", "compile": row.work == "train"}
     keeps = row.figure != "memory"  # what was needed to build the model would stay
     ours["keep_memory"] = keeps
     specifications = {"ours": {**common, **ours}}
-    attentions = row.attentions
+    attentions = tuple(name for name in row.attentions if "flash" not in name or find_spec("flash_attn"))
     if setting.float32 and row.work == "train" and row.batches == "sentences":
         # All sides keep their memory: padded, 12 GB each. In bf16 sdpa was the faster one.
         attentions = ("sdpa",)
     for attention in attentions:
         specifications[attention] = {
-            **common, "side": "transformers", "dropout": row.their_dropout, "compile": attention == "compile",
-            "attention": "sdpa" if attention == "compile" else attention, "keep_memory": keeps and setting.float32,
+            **common, **peer(attention), "side": "transformers", "dropout": row.their_dropout,
+            "keep_memory": keeps and setting.float32,
         }  # fmt: skip
     has_peak = row.figure == "seconds" and row.batches == "full"
     if has_peak:
@@ -181,8 +130,9 @@ def measure(row: Row, batches: Path, setting: Setting) -> dict[str, Any]:
             "work": "matmul", "device": row.device, "precision": setting.precision, "keep_memory": True,
         }  # fmt: skip
     setting = dataclasses.replace(setting, repeats=min(setting.repeats, row.most_repeats))
-    summaries = take_turns(specifications, setting)
-    best = min(attentions, key=lambda name: summaries[name][row.figure])
+    failed: dict[str, str] = {}
+    summaries = take_turns(specifications, setting, failed)
+    best = min((name for name in attentions if name in summaries), key=lambda name: summaries[name][row.figure])
     # Where batches are padded it is the padding that counts, and the peak of memory does not depend on this.
     if has_peak and row.device == "cpu" and not setting.float32:
         kept = {f"{best}, memory kept": {**specifications[best], "keep_memory": True}}
@@ -190,6 +140,8 @@ def measure(row: Row, batches: Path, setting: Setting) -> dict[str, Any]:
         summaries |= {name: again[name] for name in kept}
     wanted = WANTED_IN_FLOAT32.get(row.name, row.wanted) if setting.float32 else row.wanted
     result = {"text": row.text, "wanted": wanted, "figure": row.figure, "best": best, "sides": summaries}
+    if failed:
+        result["failed"] = failed
     result["ratio"] = summaries[best][row.figure] / summaries["ours"][row.figure]
     if has_peak:
         result["share_of_peak"] = flops_per_second(row, result) / summaries["matmul"]["flops_per_second"]
@@ -198,18 +150,11 @@ def measure(row: Row, batches: Path, setting: Setting) -> dict[str, Any]:
     return result
 
 
-def take_turns(specifications: dict[str, Any], setting: Setting) -> dict[str, dict[str, Any]]:
-    sides = {}
-    try:
-        for name, specification in specifications.items():
-            sides[name] = Side(specification, setting)
-        for _ in range(WARM_UP + setting.repeats):
-            for side in sides.values():
-                side.turn()
-        return {name: side.summary() for name, side in sides.items()}
-    finally:
-        for side in sides.values():
-            side.close()
+def peer(name: str) -> dict[str, Any]:
+    """A side of transformers' by its name: an attention, or "compile" for sdpa compiled, and maybe "sorted"."""
+    attention, *more = name.split()
+    compiles = attention == "compile"
+    return {"attention": "sdpa" if compiles else attention, "compile": compiles, "sorted": "sorted" in more}
 
 
 def windowed_time_per_token(folder: Path, setting: Setting) -> dict[str, Any]:
@@ -222,7 +167,7 @@ def windowed_time_per_token(folder: Path, setting: Setting) -> dict[str, Any]:
     specifications = {}
     for length in (1024, 16_384):
         specifications[str(length)] = {
-            "side": "ours", "work": "encode", "shape": shape, "dropout": 0.0, "compile": False, "device": "cpu",
+            "side": "ours", "work": "encode", "shape": shape, "device": "cpu",
             "batches": str(write_batches(folder / f"{length}.npz", [length] * (16_384 // length))),
             "rows_per_batch": 1, "keep_memory": True, "precision": setting.precision,
         }  # fmt: skip
@@ -269,6 +214,15 @@ def write_batches(file: Path, lengths: list[int], ids: np.ndarray | None = None)
         ids = np.random.default_rng(0).integers(1000, 29_000, sum(lengths))
     np.savez(file, ids=ids, lengths=np.array(lengths))
     return file
+
+
+def mixed_lengths(row: Row) -> list[int]:
+    """Lengths of documents: log-normal, half below 300, cut to 16 and `row.length`; the longest of a batch is cut."""
+    drawn = np.exp(np.random.default_rng(0).normal(np.log(300), 1.0, size=(row.times, row.rows)))
+    lengths = drawn.clip(16, row.length).astype(int)
+    # Then all of their batches have one shape, which they compile once.
+    lengths[np.arange(row.times), lengths.argmax(axis=1)] = row.length
+    return lengths.ravel().tolist()
 
 
 def sentence_batches(file: Path, source: Path, *, sentences: int) -> Path:
@@ -321,69 +275,6 @@ def flops_per_second(row: Row, result: dict[str, Any]) -> float:
     return (3 if trains else 1) * flops / ours["seconds"]
 
 
-def render(results: dict[str, Any]) -> str:
-    """The table, in Markdown, with the machine above it."""
-    machine = results["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    precision = machine.get("precision", "bf16")
-    emulated = " AVX2 emulated: the CPU has more, and was told to use no more." if machine.get("emulated") else ""
-    kept = "" if precision == "bf16" else " Freed memory kept on both sides."
-    lines = [f"{machine['processor']}, {machine['threads']} threads, {precision}, {versions}.{emulated}{kept}", "",
-             "| work | ours | the best of theirs | ratio | wanted | theirs with freed memory kept |",
-             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
-    for row in results["rows"].values():
-        sides, unit = row["sides"], row["figure"]
-        if "best" not in row:
-            figures = ", ".join(f"{name}: {shown(value, unit)}" for name, value in sides.items())
-            extra = f", {row['ratio_load']:.2f}" if "ratio_load" in row else ""
-            lines.append(f"| {row['text']} | {figures} | | {row['ratio']:.2f}{extra} | {row['wanted']} | |")
-            continue
-        kept = f"{row['ratio_memory_kept']:.2f}" if "ratio_memory_kept" in row else ""
-        share = ""
-        if "share_of_peak" in row:
-            peak = sides["matmul"]["flops_per_second"] / 1e9
-            share = f" ({row['share_of_peak']:.0%} of a matmul's {peak:,.0f} GFLOP/s)"
-        lines.append(
-            f"| {row['text']} | {shown(sides['ours'], unit)}{share} | {shown(sides[row['best']], unit)} "
-            f"({row['best']}) | **{row['ratio']:.2f}** | {row['wanted']} | {kept} |"
-        )
-    return "\n".join(lines)
-
-
-def put(text: str, document: Path, *, marker: str) -> None:
-    """Replace what stands between `<!-- marker -->` and `<!-- /marker -->`."""
-    before, opening, rest = document.read_text().partition(f"<!-- {marker} -->\n")
-    _, closing, after = rest.partition(f"<!-- /{marker} -->")
-    if not closing:
-        raise ValueError(f"{document} has no markers <!-- {marker} --> and <!-- /{marker} -->")
-    document.write_text(f"{before}{opening}{text}\n{closing}{after}")
-
-
-def shown(side: Any, figure: str) -> str:
-    if isinstance(side, float):
-        return f"{side:.2f} s"
-    if figure == "memory":
-        return f"{side['memory'] / 2**30:.2f} GiB"
-    return f"{side['seconds']:.3f} s, {side['tokens_per_second']:,.0f} tokens/s"
-
-
-def draw(results: dict[str, Any], file: Path) -> None:
-    """Our speed over that of the fastest of theirs, as bars."""
-    from matplotlib.figure import Figure
-
-    rows = [row for row in results["rows"].values() if "best" in row]
-    figure = Figure(figsize=(7.5, 0.42 * len(rows) + 0.8), layout="constrained")
-    axis = figure.subplots()
-    names = [row["text"] for row in rows][::-1]
-    axis.barh(names, [row["ratio"] for row in rows][::-1], color="#4c72b0")
-    axis.plot([row["wanted"] for row in rows][::-1], names, "k|", markersize=14, label="wanted")
-    axis.axvline(1, color="grey", linewidth=0.8)
-    axis.set_xlabel("transformers / clozebert (time, or memory)")
-    axis.tick_params(axis="y", labelsize=8)
-    axis.legend()
-    figure.savefig(file, dpi=130)
-
-
 def main() -> None:
     """Measure, write, render."""
     import torch
@@ -430,8 +321,10 @@ def main() -> None:
                 file = folder / f"{name}.npz"
                 if row.batches == "sentences":
                     sentence_batches(file, arguments.sentences, sentences=row.rows * (2 if row.work == "train" else 8))
+                elif row.batches == "mixed":
+                    write_batches(file, mixed_lengths(row))
                 else:
-                    write_batches(file, [row.length] * row.rows)
+                    write_batches(file, [row.length] * row.rows * row.times)
                 result = measure(row, file, setting)
             results["rows"][name] = result
             print(f"{result['text']}: {result['ratio']:.2f}", flush=True)

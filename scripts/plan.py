@@ -93,15 +93,14 @@ def plan(
     With `model_name_or_path` that model's own configuration takes the place of `config`, as in a run. Of a run in
     phases each one is planned, and `seconds` and `cost` are those of all.
     """
-    from clozebert.training.initial_model import load_configuration, padded_vocabulary
+    from clozebert.training.initial_model import load_configuration
 
     run, corpora = _run_of(settings)
     phases = run.split_phases()
     if run.model_name_or_path is not None:
         config = load_configuration(run.model_name_or_path)
-    elif corpora is not None:
-        # The model's vocabulary is that of the tokenizer which prepared the corpus.
-        config.vocab_size = vocab_size or padded_vocabulary(corpora.corpora[0].manifest["tokenizer"]["vocab_size"])
+    else:
+        _set_vocabulary(config, settings.get("tokenizer_name"), corpora, vocab_size=vocab_size)
     if corpora is not None:
         tokens = sum(phase.num_steps * phase.arguments.tokens_per_step for phase in phases)
         print(f"steps                 {phases[-1].last_step:>18,} of {tokens / phases[-1].last_step:,.0f} tokens, "
@@ -151,6 +150,24 @@ def _run_of(settings: dict[str, Any]) -> "tuple[PretrainingArguments, Mixture | 
     return run, None
 
 
+def _set_vocabulary(config: Any, tokenizer_name: str | None, corpora: "Mixture | None", *, vocab_size: Any) -> None:
+    """The model's vocabulary is that of the tokenizer; of a corpus, that of the tokenizer which prepared it."""
+    from clozebert.corpus.tokenizer import load_tokenizer
+    from clozebert.training.initial_model import SPECIAL_TOKEN_IDS, padded_vocabulary, set_token_ids
+
+    if corpora is not None:
+        set_token_ids(config, corpora.corpora[0])
+        config.vocab_size = vocab_size or padded_vocabulary(corpora.corpora[0].vocab_size)
+    elif tokenizer_name is not None:
+        tokenizer = load_tokenizer(tokenizer_name)
+        set_token_ids(config, tokenizer)
+        config.vocab_size = vocab_size or padded_vocabulary(len(tokenizer))
+    # A plan needs no more of the special tokens than that the vocabulary given by --vocab_size has them.
+    for name in SPECIAL_TOKEN_IDS:
+        if (index := getattr(config, name)) is not None:
+            setattr(config, name, min(index, config.vocab_size - 1))
+
+
 def _plan_phase(
     phase: "Phase",
     config: Any,
@@ -170,17 +187,24 @@ def _plan_phase(
         options: further arguments of `make_plan`.
     """
     from clozebert.training.calibration import calibrate
-    from clozebert.training.checks import check_positions
+    from clozebert.training.checks import check_model
     from clozebert.training.planning import make_plan, mean_attention_length, plan_table
     from clozebert.training.run_settings import phase_configuration
 
     arguments, config = phase.arguments, phase_configuration(config, phase)
-    check_positions(arguments, config)
+    check_model(arguments, config)
     corpora = length = calibration = None
     if has_corpus:
         corpora = _open_corpora(arguments)
         length = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length)
     if measured_on is not None:
+        for corpus in corpora.corpora if corpora is not None else ():
+            if corpus.vocab_size > config.vocab_size:
+                raise UserError(
+                    f"the corpus {corpus.directory} has a vocabulary of {corpus.vocab_size} tokens, more than the "
+                    f"{config.vocab_size} of the model, so no step can be timed on it: leave out --calibrate, or "
+                    f"prepare the corpus with the model's tokenizer"
+                )
         calibration = calibrate(
             arguments, config, device=measured_on, precision=precision, seconds=calibrate_seconds, corpora=corpora
         )

@@ -1,5 +1,6 @@
 """Times the steps of a run on this machine: for `plan --calibrate`, and for `--max_minutes`."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -17,7 +18,8 @@ from ..utils.errors import UserError
 from ..utils.progress_bar import progress_bar
 from .arguments import LENGTHS, PretrainingArguments
 from .batches import make_masking
-from .machine import make_accelerator
+from .evaluation import evaluate_mixture
+from .machine import begins_slowly, make_accelerator
 from .phase_setup import PhaseSetup, set_up_model, set_up_phase
 from .planning import Calibration
 from .prefetch import ModelInputs, count_predicted, model_inputs, sizes_recur
@@ -26,7 +28,7 @@ from .step import accumulate_gradient, timed_step
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
 from .training_state import TrainingState
 
-# An estimate before the run: tokens of the step that is timed, and seconds from which one is enough.
+# An estimate before a run on a CPU: tokens of the step that is timed. Seconds from which one step is enough.
 _TIMED_TOKENS, _LONG_SECONDS = 4096, 3.0
 
 
@@ -70,7 +72,12 @@ def calibrate(
             bar.update(min(round(time.monotonic() - begun), bar.total) - bar.n)
             return taken
 
-        timing = time_steps(shown_step, seconds=seconds, agree=lambda value: value)
+        timing = time_steps(
+            shown_step,
+            seconds=seconds,
+            agree=lambda value: value,
+            begins_slowly=begins_slowly(arguments.torch_compile, device),
+        )
     after = _peak_bytes(device, reset=False)
     accelerator.free_memory()
     peak = None if before is None or after is None else after - before
@@ -153,13 +160,14 @@ def choose_length(
     assert arguments.max_minutes is not None
     seconds = 60 * arguments.max_minutes
     timing = _time_phase(arguments, config, mixture, accelerator=accelerator, seconds=seconds)
+    gone = mean_over_processes(time.monotonic() - begun, accelerator)
     evaluated = sum(split.num_tokens for split in mixture.validation.values())
     if arguments.max_eval_batches is not None:
         of_batch = arguments.per_device_eval_batch_size * arguments.max_seq_length
         evaluated = min(evaluated, arguments.max_eval_batches * of_batch * len(mixture.validation))
     processes = accelerator.num_processes
     steps = steps_in(
-        mean_over_processes(seconds - (time.monotonic() - begun), accelerator),
+        seconds - gone,
         timing,
         arguments=arguments,
         world_size=processes,
@@ -167,7 +175,7 @@ def choose_length(
     )
     said = (
         f"max_minutes={arguments.max_minutes:g}: {steps:,} steps fit; a micro-batch took {timing.micro_batch:.3g} s "
-        f"and an update {timing.update:.3g} s"
+        f"and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
     )
     tokens = arguments.tokens_per_step / processes / arguments.micro_batches(processes)
     of_token = timing.micro_batch / tokens
@@ -190,22 +198,25 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
 
     It leaves no trace: no weight changes, and each step draws its random numbers anew.
     """
-    arguments = setup.arguments
-    rows = max(1, min(arguments.per_device_train_batch_size, _TIMED_TOKENS // arguments.max_seq_length))
-    plan_for = setup.core.config if accelerator.device.type == "cpu" else None
+    arguments, processes, device = setup.arguments, accelerator.num_processes, accelerator.device
+    rows = arguments.global_batch_size // processes // arguments.micro_batches(processes)
+    if device.type == "cpu":
+        rows = max(1, min(rows, _TIMED_TOKENS // arguments.max_seq_length))
+    plan_for = setup.core.config if device.type == "cpu" else None
     rate = arguments.mlm_probability
     batch = model_inputs(setup.stream.rows(0, rows, rate=rate), plan_for=plan_for, recurs=sizes_recur(accelerator))
+    # The first step compiles kernels and gets memory from the system. On a CPU that does not compile, this is little.
+    needed = 2 if begins_slowly(arguments.torch_compile, device) else 1
     seconds: list[float] = []
-    # The first one compiles kernels and gets memory from the system.
-    while len(seconds) < 3 and (not seconds or mean_over_processes(seconds[-1], accelerator) < _LONG_SECONDS):
+    while len(seconds) < needed or (len(seconds) < 3 and mean_over_processes(seconds[-1], accelerator) < _LONG_SECONDS):
         begun = time.perf_counter()
         # Processes do not exchange this gradient.
         with accelerator.no_sync(setup.model):
             accumulate_gradient(setup.model, [batch], num_predicted=count_predicted(batch), accelerator=accelerator)
-        wait_for(accelerator.device)
+        wait_for(device)
         seconds.append(time.perf_counter() - begun)
         setup.optimizer.zero_grad()
-    return mean_over_processes(min(seconds), accelerator) / batch["input_ids"].numel()
+    return mean_over_processes(min(seconds[needed - 1 :]), accelerator) / batch["input_ids"].numel()
 
 
 def _time_phase(
@@ -248,6 +259,16 @@ def _time_steps_of(
             accelerator=accelerator,
         )
 
-    timing = time_run(step, seconds=seconds, agree=lambda value: mean_over_processes(value, accelerator))
+    slow = begins_slowly(arguments.torch_compile, accelerator.device)
+    timing = time_run(
+        step, seconds=seconds, agree=lambda value: mean_over_processes(value, accelerator), begins_slowly=slow
+    )
     setup.loader.close()
+    if slow:
+        # What this compiles, the run's own model takes over, and its time is gone before the steps are counted. An
+        # evaluation that fails does so in the run again, which reports it and goes on.
+        with contextlib.suppress(Exception):
+            evaluate_mixture(
+                setup.model, mixture, dataclasses.replace(arguments, max_eval_batches=1), accelerator=accelerator
+            )
     return timing

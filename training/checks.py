@@ -97,21 +97,25 @@ def check_fit(
         )
     for corpus in corpora:
         check_tokenizer(corpus, tokenizer)
+    check_model(arguments, config)
+
+
+def check_model(arguments: PretrainingArguments, config: ClozeBertConfig) -> None:
+    """Refuse a model that reads no text, has too few positions for the rows, or cannot be built.
+
+    Raises:
+        UserError: names what does not fit.
+    """
     if config.image_size is not None:
         raise UserError(f"image_size={config.image_size}: masked-language modelling needs a text model")
-    check_positions(arguments, config)
-    # Building the model finds sizes that are not divisible; on the meta device it costs nothing.
-    with torch.device("meta"), as_user_errors():
-        ClozeBertForMaskedLM(config)
-
-
-def check_positions(arguments: PretrainingArguments, config: ClozeBertConfig) -> None:
-    """Refuse rows longer than the model's positions."""
     if arguments.max_seq_length > config.max_position_embeddings:
         raise UserError(
             f"max_seq_length={arguments.max_seq_length} exceeds the model's "
             f"max_position_embeddings={config.max_position_embeddings}"
         )
+    # Building the model finds sizes that are not divisible; on the meta device it costs nothing.
+    with torch.device("meta"), as_user_errors():
+        ClozeBertForMaskedLM(config)
 
 
 def check_same_weights(configs: list[ClozeBertConfig]) -> None:

@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from ..configuration import ClozeBertConfig
+from ..corpus import Corpus
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
 from ..utils.untrusted import check_model_folder
@@ -41,13 +42,19 @@ def padded_vocabulary(tokens: int) -> int:
     return -(-tokens // 64) * 64
 
 
-def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> None:
-    """The special tokens of the configuration are the tokenizer's, whatever the architecture said before."""
+SPECIAL_TOKEN_IDS = ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "bos_token_id", "eos_token_id")
+
+
+def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast | Corpus) -> None:
+    """The special tokens of the configuration are the tokenizer's, whatever the architecture said before.
+
+    A corpus names those of the tokenizer that prepared it.
+    """
     had_ends = config.bos_token_id is not None
     # RoBERTa's positions begin in the row after the padding id's, and only so does it export as one.
     follows_padding = config.position_offset == (config.pad_token_id or 0) + 1
-    for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "bos_token_id", "eos_token_id"):
-        setattr(config, name, getattr(tokenizer, name))
+    for name in SPECIAL_TOKEN_IDS:
+        setattr(config, name, getattr(tokenizer, name, None))
     if had_ends and config.bos_token_id is None:
         config.bos_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
     if config.position_rule == "non_pad" and follows_padding:

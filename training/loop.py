@@ -189,6 +189,8 @@ class Pretraining:
             return True
         compiles = choose_compilation(arguments.torch_compile, self.accelerator.device)
         self.watchdog.progress(allow=SECONDS_TO_COMPILE if compiles else 0.0)
+        if compiles:
+            self.log.say("training is compiled: the tokens/s of the first steps may hold the time that this takes")
         while state.step < phase.last_step:
             watch.begin()
             batches, num_predicted = next(setup.loader)

@@ -110,6 +110,11 @@ def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
     return True
 
 
+def begins_slowly(torch_compile: bool | None, device: torch.device) -> bool:
+    """Whether the first steps may take a minute or more longer than the later ones: they compile, or load kernels."""
+    return bool(torch_compile) or device.type != "cpu"
+
+
 def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor", dynamic: bool = True) -> None:
     """Have the parts of a masked-LM model compiled at their first call, for any number of tokens and documents.
 

@@ -29,7 +29,12 @@ class StepTime:
 
 
 def time_steps(
-    step: Callable[[], StepTime], *, seconds: float, agree: Callable[[float], float], longest: float = math.inf
+    step: Callable[[], StepTime],
+    *,
+    seconds: float,
+    agree: Callable[[float], float],
+    longest: float = math.inf,
+    begins_slowly: bool = False,
 ) -> StepTime:
     """Time training steps: the medians after a warm-up.
 
@@ -38,11 +43,15 @@ def time_steps(
         seconds: to do so for; some steps are taken in any case, and no more than `MOST_TIMED`.
         agree: the mean of a number over all processes, the same in each, so that all take as many steps.
         longest: seconds after which no further step is timed; a single step may take a large part of the time.
+        begins_slowly: the warm-up is taken whatever it takes, and neither `seconds` nor `longest` counts it.
     """
     times: list[StepTime] = []
     begun = time.perf_counter()
     while len(times) < MOST_TIMED:
         times.append(step())
+        if begins_slowly and len(times) <= _WARM_UP:
+            begun = time.perf_counter()
+            continue
         gone = agree(time.perf_counter() - begun)
         enough = len(times) >= _WARM_UP + _LEAST_TIMED and gone >= seconds
         if enough or gone >= longest:
@@ -53,9 +62,12 @@ def time_steps(
     )
 
 
-def time_run(step: Callable[[], StepTime], *, seconds: float, agree: Callable[[float], float]) -> StepTime:
+def time_run(
+    step: Callable[[], StepTime], *, seconds: float, agree: Callable[[float], float], begins_slowly: bool = False
+) -> StepTime:
     """`time_steps` of a run that has so many seconds, for a small part of them."""
-    return time_steps(step, seconds=min(_SHARE_FOR_TIMING * seconds, _MOST_SECONDS), agree=agree, longest=seconds / 10)
+    enough = min(_SHARE_FOR_TIMING * seconds, _MOST_SECONDS)
+    return time_steps(step, seconds=enough, agree=agree, longest=seconds / 10, begins_slowly=begins_slowly)
 
 
 def steps_in(

@@ -15,11 +15,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.configuration import list_recipes
 from clozebert.corpus import Corpus, Mixture, RowIndex
+from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.modeling import kernels
 from clozebert.modeling.packed import Packed
 from clozebert.scripts.plan import main
 from clozebert.training import PretrainingArguments
 from clozebert.training.calibration import calibrate, micro_batches
+from clozebert.training.initial_model import SPECIAL_TOKEN_IDS, set_token_ids
 from clozebert.training.optimizers import make_optimizer
 from clozebert.training.planning import (
     DEVICES,
@@ -36,6 +38,7 @@ from clozebert.training.planning import (
     parameters_of,
 )
 from clozebert.training.run_settings import make_config, split_settings
+from clozebert.utils.errors import UserError
 
 # Shapes that do not coincide; no dropout, which a plan leaves out.
 SIZES = {"vocab_size": 83, "hidden_size": 48, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 76,
@@ -322,3 +325,37 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         main(["--config", "tiny", "--device", "h10"])
     with pytest.raises(ValueError, match="--calibrate measures this machine"):
         main(["--config", "tiny", "--device", "h100", "--calibrate"])
+
+
+def test_special_tokens_fit_the_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ModernBERT's own ids, about 50,280, lie beyond the vocabularies here, and a model cannot be built with them."""
+    folder = make_corpus(tmp_path, documents=20)
+    corpus, tokenizer = ["--corpus", str(folder / "corpus")], ["--tokenizer_name", str(folder / "tokenizer")]
+    small = ["--config", "modernbert-base", "--num_hidden_layers", "1", "--layer_types", "null", "--rope_parameters",
+             "null", "--hidden_size", "24", "--num_attention_heads", "2", "--max_seq_length", "64", "--use_cpu",
+             "--per_device_train_batch_size", "4", "--max_steps", "10", "--mixed_precision", "no"]  # fmt: skip
+    timed = ["--calibrate", "--calibrate_seconds", "0"]
+    for given in (corpus, tokenizer, [*corpus, *tokenizer], ["--vocab_size", "64"]):
+        main([*small, *timed, *given])
+        shown = capsys.readouterr().out
+        assert "memory measured" in shown
+        config = ClozeBertConfig.from_name("modernbert-base", vocab_size=64, num_hidden_layers=1, layer_types=None,
+                                           rope_parameters=None, hidden_size=24, num_attention_heads=2)  # fmt: skip
+        assert f" {parameters_of(config):,}\n" in shown
+    main([*small, *corpus, "--vocab_size", "3"])
+    with pytest.raises(UserError, match="vocabulary of 61 tokens, more than the 60 of the model"):
+        main([*small, *timed, *corpus, "--vocab_size", "60"])
+    with pytest.raises(UserError, match="hidden_size=24 must be a multiple of num_attention_heads=5"):
+        main([*small, *timed, *corpus, "--num_attention_heads", "5"])
+
+
+def test_a_plan_has_the_tokens_of_the_corpus(tmp_path: Path) -> None:
+    """As a run has them, whose tokenizer they are."""
+    folder = make_corpus(tmp_path, documents=20)
+    of_run, of_plan = (ClozeBertConfig.from_name("modernbert-base") for _ in range(2))
+    set_token_ids(of_run, load_tokenizer(str(folder / "tokenizer")))
+    set_token_ids(of_plan, Mixture([str(folder / "corpus")]).corpora[0])
+    assert [getattr(of_plan, name) for name in SPECIAL_TOKEN_IDS] == [
+        getattr(of_run, name) for name in SPECIAL_TOKEN_IDS
+    ]
+    assert of_plan.pad_token_id == 0
