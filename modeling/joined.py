@@ -93,11 +93,14 @@ class _JoinedRotation(torch.autograd.Function):
         return torch.ops.clozebert.turn_back_and_join(*grads, cos, sin), None, None, None
 
 
-def _turn_back_and_join(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+def turn_back_and_join(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, in_kernel: bool
 ) -> torch.Tensor:
-    """q and k turned by the negative angle, and v, one after the other: [B, T, H or G, K] -> [B, T, H + 2 G, K]."""
-    if triton_kernels is None or q.device.type != "cuda":
+    """q and k turned by the negative angle, and v, one after the other.
+
+    Shape: [B, T, H or G, K], tables [B, T, 1, K / 2] -> [B, T, H + 2 G, K].
+    """
+    if not in_kernel or triton_kernels is None:
         return torch.cat([rotated(q, cos, -sin), rotated(k, cos, -sin), v], dim=-2)
     q, k, v, cos, sin = (x.contiguous() for x in (q, k, v, cos, sin))
     out = q.new_empty((*q.shape[:-2], q.shape[-2] + 2 * k.shape[-2], q.shape[-1]))
@@ -110,6 +113,12 @@ def _turn_back_and_join(
         )  # fmt: skip
         first += heads
     return out
+
+
+def _turn_back_and_join(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    return turn_back_and_join(q, k, v, cos, sin, in_kernel=q.device.type == "cuda")
 
 
 def _shape_of_joined(q: Any, k: Any, v: Any, cos: Any, sin: Any) -> torch.Tensor:
@@ -125,4 +134,4 @@ def _define() -> None:
 
 _define()
 
-__all__ = ["can_join", "gate_and_up", "project_and_rotate"]
+__all__ = ["can_join", "gate_and_up", "project_and_rotate", "turn_back_and_join"]

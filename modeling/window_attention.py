@@ -57,7 +57,9 @@ def _forward(
     return out_NHK, log_HN
 
 
-def _forward_shapes(q_NHK: torch.Tensor, k_NGK: Any, v_NGK: Any, document_N: Any, window: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward_shapes(
+    q_NHK: torch.Tensor, k_NGK: Any, v_NGK: Any, document_N: Any, window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     return q_NHK.new_empty(q_NHK.shape), q_NHK.new_empty((q_NHK.shape[1], q_NHK.shape[0]), dtype=torch.float32)
 
 
