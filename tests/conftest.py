@@ -11,9 +11,11 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 if os.environ.get("CLOZEBERT_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import importlib.util
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,28 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _skip_without_scores() -> Generator[None, object, object]:
+    """Skip what asks for the scores' packages, the extra `finetune`, where these are not installed."""
+    try:
+        return (yield)
+    except ImportError as error:
+        absent = [name for name in ("sklearn", "seqeval") if importlib.util.find_spec(name) is None]
+        needed = str(error.name).partition(".")[0]
+        if needed in absent or (absent and str(error).startswith("scores need ")):
+            pytest.skip(f"not installed: {', '.join(absent)}")
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    return (yield from _skip_without_scores())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    return (yield from _skip_without_scores())
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,7 @@ def test_results_files_and_pipelines_of_a_classifier(
 def test_a_run_that_diverges_says_so(
     models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, kind: str
 ) -> None:
+    pytest.importorskip("seqeval")
     arguments = arguments_of(kind, data[kind], models["clozebert"], tmp_path / "o", learning_rate=1e30, max_steps=2)
     with pytest.raises(UserError, match=r"--learning_rate 1e\+30: training has diverged"):
         finetune(arguments)

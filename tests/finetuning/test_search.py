@@ -56,6 +56,7 @@ def test_a_search_tries_settings_and_trains_with_the_best(
 def test_a_search_without_optuna_or_without_anything_to_search_is_refused(
     models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("seqeval")
     arguments = arguments_of(
         "single",
         data["single"],

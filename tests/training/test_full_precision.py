@@ -1,6 +1,7 @@
 """Under `mixed_precision=no` nothing computes in half precision, whatever the machine is good at."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def test_both_optimizers(optimizer: str, prepared: Path, tmp_path: Path, mode: R
     run_steps(prepared, tmp_path / "run", config="tiny", optimizer=optimizer)
 
 
+@pytest.mark.skipif(find_spec("seqeval") is None or find_spec("sklearn") is None, reason="needs the extra `finetune`")
 def test_fine_tuning(tmp_path: Path, mode: RefuseHalfPrecision) -> None:
     encoder = make_checkpoint(tmp_path / "encoder", model_type="clozebert")
     for program, write in (
