@@ -14,11 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from .kernels import is_plain, is_plain_linear, linear, matmul_dtype, rotate, rotated
-
-try:
-    from . import triton_kernels
-except ImportError:  # no Triton
-    triton_kernels = None  # type: ignore[assignment]
+from .window_attention import KERNELS
 
 
 def can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
@@ -64,14 +60,17 @@ def gate_and_up(gate: Any, up: Any, x_BTD: torch.Tensor) -> tuple[torch.Tensor, 
 def project_and_rotate(
     layers: Sequence[Any], x_BTD: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor] | None, head_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries and keys, turned by `rotate` where there are tables, and values. Shape: [B, T, D] -> [B, T, H or G, K]."""
+    """Queries and keys, turned by `rotate` where there are tables, and values.
+
+    Shape: [B, T, D] -> [B, T, H, K], and [B, T, G, K] twice.
+    """
     if not can_join(layers, x_BTD):
         q, k, v = (linear(layer, x_BTD).unflatten(-1, (-1, head_size)) for layer in layers)
         return (q, k, v) if tables is None else (rotate(q, *tables), rotate(k, *tables), v)
     joined_BTHK = _joined_linear(layers, x_BTD).unflatten(-1, (-1, head_size))
     heads = [layer.weight.shape[0] // head_size for layer in layers]
     if tables is None:
-        return joined_BTHK.split(heads, dim=-2)  # type: ignore[return-value]
+        return joined_BTHK.split(heads, dim=-2)
     cos, sin = (table.expand(*x_BTD.shape[:2], -1)[..., None, : head_size // 2] for table in tables)
     return _JoinedRotation.apply(joined_BTHK, cos, sin, heads)
 
@@ -80,7 +79,7 @@ class _JoinedRotation(torch.autograd.Function):
     """Its gradient is written as one tensor: otherwise it would be turned first and joined in a second pass."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, joined_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: list[int]
     ) -> tuple[torch.Tensor, ...]:
         ctx.save_for_backward(cos, sin)
@@ -88,7 +87,7 @@ class _JoinedRotation(torch.autograd.Function):
         return rotated(q, cos, sin), rotated(k, cos, sin), v
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         cos, sin = ctx.saved_tensors
         return torch.ops.clozebert.turn_back_and_join(*grads, cos, sin), None, None, None
 
@@ -100,14 +99,14 @@ def turn_back_and_join(
 
     Shape: [B, T, H or G, K], tables [B, T, 1, K / 2] -> [B, T, H + 2 G, K].
     """
-    if not in_kernel or triton_kernels is None:
+    if not in_kernel or KERNELS is None:
         return torch.cat([rotated(q, cos, -sin), rotated(k, cos, -sin), v], dim=-2)
     q, k, v, cos, sin = (x.contiguous() for x in (q, k, v, cos, sin))
     out = q.new_empty((*q.shape[:-2], q.shape[-2] + 2 * k.shape[-2], q.shape[-1]))
     first = 0
     for x, turns in ((q, True), (k, True), (v, False)):
         rows, heads, half = x.shape[:-1].numel(), x.shape[-2], x.shape[-1] // 2
-        triton_kernels.turn_kernel[(-(-rows // 64),)](
+        KERNELS["turn"][(-(-rows // 64),)](
             x, cos, sin, out, rows, heads, out.shape[-2], first,
             HALF=half, PADDED=1 << (half - 1).bit_length(), BLOCK=64, TURNS=turns, num_warps=4,
         )  # fmt: skip

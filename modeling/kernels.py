@@ -22,7 +22,7 @@ Shapes: B rows, T tokens, N tokens of a packed run, D hidden size, H heads, K he
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch

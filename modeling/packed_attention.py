@@ -244,7 +244,8 @@ def windowed_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Kernels of our own, at a scale of 1 / sqrt(K). Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
-    assert attention_mask.window is not None and attention_mask.document_N is not None
+    assert attention_mask.window is not None
+    assert attention_mask.document_N is not None
     q_NHK, k_NGK, v_NGK = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     out = window_attention(q_NHK, k_NGK, v_NGK, attention_mask.document_N, attention_mask.window)
     return out.unflatten(0, (query.shape[0], query.shape[2])), None

@@ -1,9 +1,10 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Triton kernels: attention within a window (window_attention.py), and the gradient of joined rotary heads (joined.py).
+"""Triton kernels: attention within a window (window_attention.py), the gradient of joined rotary heads (joined.py).
 
-Attention within a window over packed documents, forward and backward. As in FlashAttention (Dao et al. 2022) no score leaves the chip. A block of queries meets the few blocks of keys that its
-window reaches, whatever documents they belong to; two tokens see each other if their documents are the same and they
-are at most WINDOW apart. So there is one program for each block of the run and each head, however long documents are.
+Attention within a window over packed documents, forward and backward. As in FlashAttention (Dao et al. 2022) no score
+leaves the chip. A block of queries meets the few blocks of keys that its window reaches, whatever documents they belong
+to; two tokens see each other if their documents are the same and they are at most WINDOW apart. So there is one program
+for each block of the run and each head, however long documents are.
 
     s_ij = q_i k_j / sqrt(K),  p_ij = exp(s_ij - l_i),  o_i = sum_j p_ij v_j,  l_i = log(sum_j exp(s_ij))
     ds_ij = p_ij (do_i v_j - do_i o_i),  dq_i = sum_j ds_ij k_j,  dk_j = sum_i ds_ij q_i,  dv_j = sum_i p_ij do_i
@@ -12,14 +13,17 @@ Logarithms are to base 2 here. Shapes: N tokens, H heads, G heads of keys, K hea
 [N, H, K], k, v and theirs [N, G, K], logarithms and products do_i o_i [H, N].
 """
 
-import triton
-import triton.language as tl
+try:  # without which transformers would ask for Triton wherever this code comes with a checkpoint
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
 
 _UNSEEN = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def _rows(pointer, index, token_stride, head, head_stride, tokens, K: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rows(pointer, index, token_stride, head, head_stride, tokens, K: tl.constexpr):
     """The vectors of one head at the tokens of `index`; zeros beyond the run."""
     is_token = (index >= 0) & (index < tokens)
     where = index.to(tl.int64)[:, None] * token_stride + head * head_stride + tl.arange(0, K)[None, :]
@@ -27,19 +31,19 @@ def _rows(pointer, index, token_stride, head, head_stride, tokens, K: tl.constex
 
 
 @triton.jit
-def _put_rows(pointer, x, index, heads, head, tokens, K: tl.constexpr):  # type: ignore[no-untyped-def]
+def _put_rows(pointer, x, index, heads, head, tokens, K: tl.constexpr):
     """Write vectors of one head into a contiguous tensor."""
     where = (index.to(tl.int64)[:, None] * heads + head) * K + tl.arange(0, K)[None, :]
     tl.store(pointer + where, x.to(pointer.dtype.element_ty), mask=(index < tokens)[:, None])
 
 
 @triton.jit
-def _documents(pointer, index, tokens, other):  # type: ignore[no-untyped-def]
+def _documents(pointer, index, tokens, other):
     return tl.load(pointer + index, mask=(index >= 0) & (index < tokens), other=other)
 
 
 @triton.jit
-def forward_kernel(  # type: ignore[no-untyped-def]
+def forward_kernel(
     q_ptr, k_ptr, v_ptr, document_ptr, out_ptr, log_ptr,
     q_token, q_head, k_token, k_head, v_token, v_head, tokens, heads, groups, scale,
     WINDOW: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
@@ -74,7 +78,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def query_gradient_kernel(  # type: ignore[no-untyped-def]
+def query_gradient_kernel(
     q_ptr, k_ptr, v_ptr, document_ptr, out_ptr, grad_ptr, log_ptr, product_ptr, dq_ptr,
     q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, tokens, heads, groups, scale, scale_of_s,
     WINDOW: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
@@ -106,9 +110,10 @@ def query_gradient_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def key_gradient_kernel(  # type: ignore[no-untyped-def]
+def key_gradient_kernel(
     q_ptr, k_ptr, v_ptr, document_ptr, grad_ptr, log_ptr, product_ptr, dk_ptr, dv_ptr,
-    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, tokens, key_heads, groups, scale, scale_of_s,
+    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, tokens, key_heads, groups,
+    scale, scale_of_s,
     WINDOW: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, summed over the heads of queries that share them."""
@@ -141,7 +146,7 @@ def key_gradient_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def turn_kernel(  # type: ignore[no-untyped-def]
+def turn_kernel(
     x_ptr, cos_ptr, sin_ptr, out_ptr, rows, heads, out_heads, first,
     HALF: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
@@ -161,3 +166,11 @@ def turn_kernel(  # type: ignore[no-untyped-def]
         x, y = x.to(tl.float32) * cos + y.to(tl.float32) * sin, y.to(tl.float32) * cos - x.to(tl.float32) * sin
     tl.store(out_at, x.to(out_ptr.dtype.element_ty), mask=fits)
     tl.store(out_at + HALF, y.to(out_ptr.dtype.element_ty), mask=fits)
+
+
+KERNELS = {
+    "forward": forward_kernel,
+    "queries": query_gradient_kernel,
+    "keys": key_gradient_kernel,
+    "turn": turn_kernel,
+}

@@ -6,15 +6,21 @@ One operator for PyTorch, `clozebert::window_attention`, so that a compiled grap
 Shapes: N tokens, H heads, G heads of keys, K head size.
 """
 
+import contextlib
 import math
+import os
+import shutil
+import sysconfig
 from typing import Any
 
 import torch
 
-try:
-    from . import triton_kernels as kernels
-except ImportError:  # no Triton
-    kernels = None  # type: ignore[assignment]
+KERNELS: Any = None  # without Triton, or what it needs to compile its launchers: a C compiler and Python's headers
+if os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")) and (
+    "CC" in os.environ or any(map(shutil.which, ("cc", "gcc", "clang")))
+):
+    with contextlib.suppress(ImportError):
+        from .triton_kernels import KERNELS
 
 HEAD_SIZES = (16, 32, 64, 128)
 _LOG2_E = math.log2(math.e)
@@ -24,8 +30,8 @@ _TILES = {"forward": (64, 64, 4, 1), "queries": (64, 32, 4, 3), "keys": (64, 32,
 
 
 def has_window_kernel(head_size: int) -> bool:
-    """Whether there is Triton, and kernels for heads of this size. The device is another question."""
-    return kernels is not None and head_size in HEAD_SIZES
+    """Whether Triton can run here, and has kernels for heads of this size. The device is another question."""
+    return KERNELS is not None and head_size in HEAD_SIZES
 
 
 def window_attention(
@@ -126,11 +132,7 @@ _define()
 
 def _launch(name: str, heads: int, tokens: int, window: int, size: int, tensors: Any, numbers: Any) -> None:
     block, step, warps, stages = _TILES[name]
-    kernel = {
-        "forward": kernels.forward_kernel, "queries": kernels.query_gradient_kernel,
-        "keys": kernels.key_gradient_kernel,
-    }[name]  # fmt: skip
-    kernel[(-(-tokens // block), heads)](
+    KERNELS[name][(-(-tokens // block), heads)](
         *tensors, *numbers, WINDOW=window, K=size, BLOCK=block, STEP=step, num_warps=warps, num_stages=stages
     )
 
