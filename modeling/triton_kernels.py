@@ -168,7 +168,7 @@ def turn_kernel(
     tl.store(out_at + HALF, y.to(out_ptr.dtype.element_ty), mask=fits)
 
 
-KERNELS = {
+ALL_KERNELS = {
     "forward": forward_kernel,
     "queries": query_gradient_kernel,
     "keys": key_gradient_kernel,

@@ -20,7 +20,9 @@ if os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")) and (
     "CC" in os.environ or any(map(shutil.which, ("cc", "gcc", "clang")))
 ):
     with contextlib.suppress(ImportError):
-        from .triton_kernels import KERNELS
+        from .triton_kernels import ALL_KERNELS
+
+        KERNELS = ALL_KERNELS
 
 HEAD_SIZES = (16, 32, 64, 128)
 _LOG2_E = math.log2(math.e)
