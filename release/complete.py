@@ -1,10 +1,12 @@
 #!/usr/bin/env python
 """A finished pretraining run as the folder that is published: weights in bf16, and a card with what is known of it.
 
+    python release/complete.py --run runs/release/clozebert-books --output_dir rounded
     python release/complete.py --run runs/release/clozebert-books --masked_lm masked_lm.json --output_dir complete
 
-The books come from books.tsv, scores of fine-tuning from scores.json, and what else there is to say of the run that
-made the weights from training.md; all three lie beside this file.
+The first form leaves the card out; `clozebert evaluate` measures these weights. The books come from books.tsv, scores
+of fine-tuning from scores.json, and what else there is to say of the run that made the weights from training.md; all
+three lie beside this file.
 """
 
 import argparse
@@ -17,8 +19,8 @@ from typing import Any
 HERE = Path(__file__).parent
 DESCRIPTION = (
     "A small English encoder, pretrained from scratch by masked-language modelling on 41 books: textbooks of "
-    "OpenStax and novels and essays of Standard Ebooks. It is an example of what a CPU gives in minutes, and a start "
-    "for experiments; for English at large, a larger published model is better."
+    "OpenStax and novels and essays of Standard Ebooks. It is an example of what a short run on little text gives, and "
+    "a start for experiments; for English at large, a larger published model is better."
 )
 STATEMENT = """\
 Trained on {train} books, tested on {validation} others, 68 MB of text in all. The textbooks are by OpenStax, Rice \
@@ -58,8 +60,8 @@ def score_table(scores: dict[str, Any]) -> str:
     return "\n".join([scores["how"], "", "| data | measure | value |", "| --- | --- | --- |", *rows])
 
 
-def complete(run: Path, masked_lm: Path, output: Path) -> None:
-    """Write the folder."""
+def complete(run: Path, masked_lm: Path | None, output: Path) -> None:
+    """Write the folder; without `masked_lm`, the figures of `clozebert evaluate`, no card."""
     import torch
 
     from clozebert import ClozeBertForMaskedLM
@@ -69,6 +71,8 @@ def complete(run: Path, masked_lm: Path, output: Path) -> None:
     model = ClozeBertForMaskedLM.from_pretrained(run, dtype=torch.bfloat16)
     model.save_pretrained(output)
     copy_processors(run, output)
+    if masked_lm is None:
+        return
     shutil.copy(run / "loss_curve.png", output)
     card = read_card(run)
     assert card is not None, f"{run} has no card"
@@ -76,7 +80,7 @@ def complete(run: Path, masked_lm: Path, output: Path) -> None:
     figures = json.loads(masked_lm.read_text(encoding="utf-8"))
     parts = [
         f"Held-out books, all of their tokens, masks of 15 %, rows of 128: loss {figures['eval_loss']:.3f} nats, "
-        f"accuracy {100 * figures['eval_accuracy']:.1f} %. Measured before the weights were rounded to bf16."
+        f"accuracy {100 * figures['eval_accuracy']:.1f} %."
     ]
     if (HERE / "scores.json").is_file():
         parts.append(score_table(json.loads((HERE / "scores.json").read_text(encoding="utf-8"))))
@@ -91,7 +95,7 @@ def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--masked_lm", type=Path, required=True)
+    parser.add_argument("--masked_lm", type=Path)
     parser.add_argument("--output_dir", type=Path, required=True)
     arguments = parser.parse_args()
     complete(arguments.run, arguments.masked_lm, arguments.output_dir)

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # How release/clozebert-books was made, from the books' text to the folder. Stop it at any time: it goes on where it was.
 #
-#   release/make.sh BOOKS [MINUTES]     BOOKS holds the files named in release/books.tsv; MINUTES of pretraining: 180
+#   release/make.sh BOOKS [FLAGS]     BOOKS holds the files named in release/books.tsv; FLAGS are pretraining's, such as
+#                                     --max_minutes 180, in place of --max_steps 7411
 #
-# Everything is written to $WORK (default: runs/release). PYTHON is the Python with clozebert in it. Scores of fine-tuning
-# (benchmarks/finetuning_table.py) are in release/scores.json; this script puts them on the card and makes none.
+# Everything is written to $WORK (default: runs/release). PYTHON is the Python with clozebert in it. release/training.md
+# says on what machine the weights in the repository were trained; other machines give other weights. Scores of
+# fine-tuning and BLiMP are in release/scores.json; this script puts them on the card and makes none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-BOOKS=${1:?"give the folder that holds the books: release/make.sh BOOKS [MINUTES]"}
-MINUTES=${2:-180}
+BOOKS=${1:?"give the folder that holds the books: release/make.sh BOOKS [FLAGS]"}
+shift
+[ $# -gt 0 ] || set -- --max_steps 7411
 WORK=${WORK:-runs/release}
 PYTHON=${PYTHON:-python}
 run() { "$PYTHON" -m clozebert "$@"; }
@@ -27,9 +30,11 @@ mapfile -t validation < <(books validation)
     --output_dir "$WORK/corpus"
 [ -e "$WORK/clozebert-books/all_results.json" ] ||
   run pretrain --config release/books.yaml --corpus "$WORK/corpus" --tokenizer_name "$WORK/tokenizer" \
-    --output_dir "$WORK/clozebert-books" --max_minutes "$MINUTES" --resume_from_checkpoint latest
+    --output_dir "$WORK/clozebert-books" --seed 1 "$@" --resume_from_checkpoint latest
+[ -e "$WORK/rounded/tokenizer.json" ] ||
+  "$PYTHON" release/complete.py --run "$WORK/clozebert-books" --output_dir "$WORK/rounded"
 [ -e "$WORK/masked_lm.json" ] ||
-  run evaluate "$WORK/clozebert-books" --corpus "$WORK/corpus" --max_seq_length 128 --pseudo_perplexity_documents 0 \
+  run evaluate "$WORK/rounded" --corpus "$WORK/corpus" --max_seq_length 128 --pseudo_perplexity_documents 0 \
     --output_file "$WORK/masked_lm.json"
 rm -rf "$WORK/complete" "$WORK/published"
 "$PYTHON" release/complete.py --run "$WORK/clozebert-books" --masked_lm "$WORK/masked_lm.json" --output_dir "$WORK/complete"
