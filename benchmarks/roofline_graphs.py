@@ -7,7 +7,17 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from roofline_prices import PREDICTED, TOKENS, Kernel, Shapes, attention, bytes_of, list_in, matmul
+from roofline_prices import (
+    PREDICTED,
+    TOKENS,
+    Kernel,
+    Shapes,
+    attention,
+    bytes_of,
+    list_in,
+    matmul,
+    window_attention,
+)
 
 VIEWS = frozenset(
     (
@@ -56,7 +66,7 @@ class Graph:
         name = self._name(node)
         if name == "getitem":
             return "result" if self._kind(node.args[0]) == "reduction" else "nothing"
-        if name in ("mm", "addmm") or name.startswith("_varlen_attn"):
+        if name in ("mm", "addmm", "turn_back_and_join") or name.startswith(("_varlen_attn", "window_attention")):
             return "extern"
         if name in SCATTERS:
             return "scatter"
@@ -162,6 +172,11 @@ class Graph:
         if self._name(node) in ("mm", "addmm"):
             left, right = inputs[-2:]
             return matmul(left.shape, right.shape, left.element_size(), shapes)
+        if self._name(node) == "turn_back_and_join":
+            return Kernel("RoPE", sum(map(bytes_of, [*inputs, *tensors_of(node)])), is_backward=True, launches=3)
+        if self._name(node).startswith("window_attention"):
+            window = next(value for value in reversed(node.args) if isinstance(value, int))
+            return window_attention(inputs, window, is_backward=self.is_backward)
         return attention(inputs, list_in(node.args), is_backward=self.is_backward)
 
 

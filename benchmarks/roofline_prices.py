@@ -9,16 +9,21 @@ ROWS, LENGTH, MASKED = 48, 1024, 0.3
 TOKENS = ROWS * LENGTH
 PREDICTED = round(TOKENS * MASKED)
 BLOCK = 128  # queries and keys that FlashAttention takes at a time, for heads of 64
+WINDOW_BLOCK = 64  # and that the kernels of modeling/triton_kernels.py take
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """FLOP/s of matmuls and of attention (forward, backward), bytes/s of memory, seconds of a launch."""
+    """FLOP/s of matmuls and of attention (forward, backward), bytes/s of memory, seconds of a launch.
+
+    `window`: of our own kernels, from what they took on an H100 (0.161, and 0.183 and 0.229 ms a layer).
+    """
 
     products: float = 650e12
     bandwidth: float = 2.85e12
     launch: float = 3e-6
     attention: tuple[float, float] = (330e12, 250e12)  # FlashAttention 2, heads of 64
+    window: tuple[float, float] = (180e12, 246e12)
 
 
 REST = "norms, residual, casts"
@@ -34,9 +39,11 @@ class Kernel:
     flops: float = 0.0
     is_backward: bool = False
     launches: int = 1
+    is_window: bool = False
 
     def seconds(self, machine: Machine) -> float:
-        speed = machine.attention[self.is_backward] if self.part == "attention" else machine.products
+        of_attention = (machine.window if self.is_window else machine.attention)[self.is_backward]
+        speed = of_attention if self.part == "attention" else machine.products
         return max(self.flops / speed, self.bytes / machine.bandwidth) + self.launches * machine.launch
 
 
@@ -84,6 +91,15 @@ def attention(tensors: list[Any], window: list[Any], *, is_backward: bool) -> Ke
     keys = LENGTH if side < 0 else min(LENGTH, BLOCK * (2 * math.ceil(side / BLOCK) + 1))
     flops = 4 * tokens * keys * heads * head_size * (2.5 if is_backward else 1)
     return Kernel("attention", 2.0 * sum(map(bytes_of, tensors[:3])), flops, is_backward=is_backward)
+
+
+def window_attention(tensors: list[Any], window: int, *, is_backward: bool) -> Kernel:
+    """Our own kernels: the blocks that a window reaches. Backward, scores are computed twice: 7 matmuls, not 5."""
+    tokens, heads, head_size = tensors[0].shape
+    keys = WINDOW_BLOCK * (2 * math.ceil(window / WINDOW_BLOCK) + 1)
+    flops = 4 * tokens * keys * heads * head_size * (3.5 if is_backward else 1)
+    launches = 2 if is_backward else 1
+    return Kernel("attention", 2.0 * sum(map(bytes_of, tensors[:3])), flops, is_backward, launches, is_window=True)
 
 
 def list_in(arguments: Any) -> list[Any]:

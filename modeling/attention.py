@@ -13,8 +13,9 @@ from transformers.modeling_utils import AttentionInterface
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, tiled_attention
-from .kernels import attend, cast_once, linear, linear_together, matmul_attention_pays, repeat_heads, rotate
-from .packed_attention import PackedPlan, padded_attention, varlen_attention
+from .joined import project_and_rotate
+from .kernels import attend, cast_once, linear, matmul_attention_pays, repeat_heads, rotate
+from .packed_attention import PackedPlan, padded_attention, varlen_attention, windowed_attention
 
 _STOCK = AttentionInterface()
 
@@ -75,6 +76,7 @@ ALL_ATTENTION_FUNCTIONS = AttentionInterface()
 ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
 ALL_ATTENTION_FUNCTIONS["tiles"] = tiled_attention
 ALL_ATTENTION_FUNCTIONS["varlen"] = varlen_attention
+ALL_ATTENTION_FUNCTIONS["window"] = windowed_attention
 ALL_ATTENTION_FUNCTIONS["padded"] = padded_attention
 
 
@@ -128,17 +130,7 @@ class Attention(nn.Module):
         """
         x_BTD = cast_once(hidden_states)
         queries = read_queries(x_BTD, attention_mask)
-        if queries is x_BTD:
-            projected = linear_together((self.q_proj, self.k_proj, self.v_proj), x_BTD)
-        else:
-            projected = [linear(self.q_proj, queries), *linear_together((self.k_proj, self.v_proj), x_BTD)]
-        q_BTHK, k_BTHK, v_BTHK = (x.view(*x.shape[:-1], -1, self.head_dim) for x in projected)
-        if self.q_norm is not None and self.k_norm is not None:
-            # CUDA's autocast gives norms float32, and kernels want one type.
-            q_BTHK, k_BTHK = self.q_norm(q_BTHK).to(v_BTHK.dtype), self.k_norm(k_BTHK).to(v_BTHK.dtype)
-        if position_embeddings is not None:
-            q_BTHK = rotate(q_BTHK, *(read_queries(table, attention_mask) for table in position_embeddings))
-            k_BTHK = rotate(k_BTHK, *position_embeddings)
+        q_BTHK, k_BTHK, v_BTHK = self._project(queries, x_BTD, position_embeddings, attention_mask)
         has_plan = isinstance(attention_mask, (TilePlan, PackedPlan))
         implementation = attention_mask.implementation if has_plan else self.config._attn_implementation
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
@@ -153,6 +145,30 @@ class Attention(nn.Module):
             **kwargs,
         )
         return linear(self.o_proj, out_BTHK.reshape(*queries.shape[:-1], -1)), weights_BHTT
+
+    def _project(
+        self,
+        queries: torch.Tensor,
+        x_BTD: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor] | None,
+        attention_mask: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values, with their norms and positions: [B, T, H or fewer, K]."""
+        layers = self.q_proj, self.k_proj, self.v_proj
+        if queries is x_BTD and self.q_norm is None:
+            return project_and_rotate(layers, x_BTD, tables, self.head_dim)
+        if queries is x_BTD:
+            q_BTHK, k_BTHK, v_BTHK = project_and_rotate(layers, x_BTD, None, self.head_dim)
+        else:
+            projected = (linear(layer, x) for layer, x in zip(layers, (queries, x_BTD, x_BTD), strict=True))
+            q_BTHK, k_BTHK, v_BTHK = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
+        if self.q_norm is not None and self.k_norm is not None:
+            # CUDA's autocast gives norms float32, and kernels want one type.
+            q_BTHK, k_BTHK = self.q_norm(q_BTHK).to(v_BTHK.dtype), self.k_norm(k_BTHK).to(v_BTHK.dtype)
+        if tables is not None:
+            q_BTHK = rotate(q_BTHK, *(read_queries(table, attention_mask) for table in tables))
+            k_BTHK = rotate(k_BTHK, *tables)
+        return q_BTHK, k_BTHK, v_BTHK
 
 
 __all__ = ["Attention", "eager_attention", "read_queries", "sdpa_attention"]

@@ -13,7 +13,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention, read_queries
-from .kernels import Dropout, cast_once, is_traced, linear, linear_together, recompute
+from .joined import gate_and_up
+from .kernels import Dropout, cast_once, is_traced, linear, recompute
 
 
 def make_norm(config: ClozeBertConfig, size: int) -> nn.Module:
@@ -52,9 +53,10 @@ class FeedForward(nn.Module):
         """Shape: [B, T, D] -> [B, T, D]."""
         x_BTD = cast_once(x_BTD)
         if torch.is_grad_enabled() or is_traced():
-            layers = [self.up_proj] if self.gate_proj is None else [self.gate_proj, self.up_proj]
             # From the inner activations on: what this keeps is most of a layer's memory, and quick to compute again.
-            return recompute(self._down, *linear_together(layers, x_BTD))
+            if self.gate_proj is None:
+                return recompute(self._down, linear(self.up_proj, x_BTD))
+            return recompute(self._down, *gate_and_up(self.gate_proj, self.up_proj, x_BTD))
         first = self.up_proj if self.gate_proj is None else self.gate_proj
         h_BTF = linear(first, x_BTD, activation=self.activation, name=self.activation_name)
         h_BTF = h_BTF if self.gate_proj is None else h_BTF * linear(self.up_proj, x_BTD)

@@ -6,7 +6,7 @@ environment switches all of them off. The two agree within rounding, for every h
 
     fast path                    where                                what it spares (docs/speed.md, docs/LOG.md)
     linear, with its activation  bf16 inference, CPU                  two passes over the output
-    linear_together              compiled, CUDA                       reading x, and adding its gradient, for each layer
+    joined linear layers         compiled, CUDA                       reading x, and adding its gradient (joined.py)
     cast_once                    autocast                             a cast of x by each linear layer that reads it
     dropout from 16 bits         training, CPU                        three quarters of the random numbers
     rotate, with its gradient    training                             PyTorch's passes over the formula's gradient
@@ -22,7 +22,7 @@ Shapes: B rows, T tokens, N tokens of a packed run, D hidden size, H heads, K he
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -117,42 +117,14 @@ def linear(
         name: the activation's, in transformers' ACT2FN.
     """
     fits = name in _FUSED_ACTIVATIONS and not torch.is_grad_enabled()
-    if fits and _is_plain_linear(layer) and _has_fused_linear(x, layer):
+    if fits and is_plain_linear(layer) and _has_fused_linear(x, layer):
         kind, variant = _FUSED_ACTIVATIONS[name]
         return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, kind, [], variant)
     x = layer(x)
     return x if activation is None else activation(x)
 
 
-def linear_together(layers: Sequence[Any], x: torch.Tensor) -> Sequence[torch.Tensor]:
-    """[layer(x) for layer in layers]; compiled on CUDA as one matmul, by the concatenated weights.
-
-    The parameters stay as they are: only their copies in the precision of the matmul, which each forward pass makes
-    anyway, are concatenated. Without compilation, concatenating the gradients costs what this saves.
-    """
-    if len(layers) == 1 or not torch.compiler.is_compiling() or not _can_join(layers, x):
-        return [linear(layer, x) for layer in layers]
-    dtype = matmul_dtype(x)
-    weight = torch.cat([layer.weight.to(dtype) for layer in layers])
-    bias = None if layers[0].bias is None else torch.cat([layer.bias.to(dtype) for layer in layers])
-    return F.linear(x, weight, bias).split([layer.weight.shape[0] for layer in layers], dim=-1)
-
-
-def _can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
-    """Whether all layers are plain ones on CUDA, alike in type and bias; no weight is sharded or quantised."""
-    if x.device.type != "cuda" or is_plain():
-        return False
-    if not all(_is_plain_linear(layer) for layer in layers):
-        return False
-    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-    has_bias = biases[0] is not None
-    return not any(hasattr(type(weight), "__tensor_flatten__") for weight in weights) and all(
-        (bias is not None) == has_bias and weight.dtype == weights[0].dtype
-        for weight, bias in zip(weights, biases, strict=True)
-    )
-
-
-def _is_plain_linear(layer: nn.Module) -> bool:
+def is_plain_linear(layer: nn.Module) -> bool:
     """Whether calling the layer does nothing but multiply: no subclass, no hook, no `forward` put in its place."""
     return (
         type(layer) is nn.Linear
@@ -226,11 +198,12 @@ def rotate(x_BTHK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -
     half = x_BTHK.shape[-1] // 2
     cos, sin = cos_BTK[..., None, :half], sin_BTK[..., None, :half]
     if is_plain() or is_traced() or not torch.is_grad_enabled():
-        return _rotated(x_BTHK, cos, sin)
+        return rotated(x_BTHK, cos, sin)
     return _Rotation.apply(x_BTHK, cos, sin)
 
 
-def _rotated(x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotated(x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The formula of `rotate`, with tables of half the head size, [B, T, 1, K / 2]."""
     first, second = x_BTHK.to(torch.promote_types(x_BTHK.dtype, cos.dtype)).chunk(2, dim=-1)
     turned = (torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin))
     return torch.cat([part.to(x_BTHK.dtype) for part in turned], dim=-1)
@@ -242,7 +215,7 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotated(x_BTHK, cos, sin)
+        return rotated(x_BTHK, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, grad_BTHK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -380,6 +353,6 @@ def _rows_at_once(logits_MC: torch.Tensor) -> int:
 
 __all__ = [
     "Dropout", "attend", "cast_once", "dropout", "is_plain", "is_traced", "is_transformed", "keep_wide", "linear",
-    "linear_together", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate",
+    "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "rotated",
     "summed_cross_entropy", "values_of",
 ]  # fmt: skip

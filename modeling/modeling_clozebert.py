@@ -6,6 +6,8 @@
 Of a folder on disk, transformers 5.4 copies only the files that this one imports itself. So it imports from all.
 """
 
+import contextlib
+
 from ..configuration.configuration_clozebert import ClozeBertConfig as ClozeBertConfig
 from ..configuration.named_architectures import ARCHITECTURES as ARCHITECTURES
 from .attention import Attention as Attention
@@ -23,10 +25,15 @@ from .embeddings import TextEmbeddings as TextEmbeddings
 from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
 from .heads import Pooling as Pooling
 from .inputs import row_mask as row_mask
+from .joined import can_join as can_join
 from .kernels import attend as attend
 from .masked_lm import ClozeBertForMaskedLM
 from .packed import Packed as Packed
 from .packed_attention import padded_attention as padded_attention
+from .window_attention import window_attention as window_attention
+
+with contextlib.suppress(ImportError):  # needs Triton
+    from .triton_kernels import ALL_KERNELS as ALL_KERNELS
 
 __all__ = [
     "ClozeBertForImageClassification",

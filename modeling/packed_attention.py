@@ -5,6 +5,7 @@ In place of a mask, a layer over packed documents gets a plan that names the way
 
     tiles    on a CPU (attention_tiles.py)
     varlen   on CUDA in half precision: PyTorch's variable-length kernel, which reads documents where they lie
+    window   the same within a window, where Triton is installed: kernels of our own (window_attention.py)
     padded   anywhere else, and the plain formula of the other two: documents as padded rows, under a mask
 
 Shapes: N tokens of the batch, S documents of at most L tokens, B rows of T tokens, H heads, K head size.
@@ -22,6 +23,7 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, plan_tiles
 from .kernels import HALF_PRECISION, is_plain, is_traced, is_transformed, matmul_dtype, repeat_heads
 from .packed import Packed
+from .window_attention import has_window_kernel, window_attention
 
 try:  # torch 2.10, and windows from 2.11 on
     from torch.nn.attention.varlen import varlen_attn
@@ -38,15 +40,22 @@ _MASK_MAKERS = {
 
 @dataclass(frozen=True)
 class PackedPlan:
-    """Documents for `varlen` or `padded` attention; `window`: how many tokens on either side a token sees."""
+    """Documents for `varlen`, `window` or `padded` attention.
+
+    Attributes:
+        window: how many tokens on either side a token sees; None: all of its document.
+        document_N: each token's document, int32, for `window`.
+    """
 
     packed: Packed
     window: int | None
     implementation: str
+    document_N: torch.Tensor | None = None
 
     def to(self, device: Any, non_blocking: bool = False) -> "PackedPlan":
         """The same on another device; models spread over devices move their inputs by this."""
-        return replace(self, packed=self.packed.to(device, non_blocking=non_blocking))
+        moved = None if self.document_N is None else self.document_N.to(device, non_blocking=non_blocking)
+        return replace(self, packed=self.packed.to(device, non_blocking=non_blocking), document_N=moved)
 
 
 def make_masks(
@@ -111,8 +120,13 @@ def _plan_packed(
         return _tiles_of(packed, config, layer_type)
     window = config.sliding_window if layer_type == "sliding_attention" else None
     dropout = config.attention_probs_dropout_prob if training else 0.0
-    has_kernel = _has_varlen_kernel(x_BTD, head_size=config.hidden_size // config.num_attention_heads, dropout=dropout)
-    return PackedPlan(packed, window, "varlen" if has_kernel else "padded")
+    head_size = config.hidden_size // config.num_attention_heads
+    if not _has_varlen_kernel(x_BTD, head_size=head_size, dropout=dropout):
+        return PackedPlan(packed, window, "padded")
+    if window is None or not has_window_kernel(head_size):
+        return PackedPlan(packed, window, "varlen")
+    document_N = packed.document_ids(x_BTD.shape[:2].numel()).to(torch.int32)
+    return PackedPlan(packed, window, "window", document_N)
 
 
 @torch.compiler.disable
@@ -221,6 +235,22 @@ def varlen_attention(
     return out.unflatten(0, (query.shape[0], query.shape[2])), None
 
 
+def windowed_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: PackedPlan,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Kernels of our own, at a scale of 1 / sqrt(K). Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
+    assert attention_mask.window is not None
+    assert attention_mask.document_N is not None
+    q_NHK, k_NGK, v_NGK = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    out = window_attention(q_NHK, k_NGK, v_NGK, attention_mask.document_N, attention_mask.window)
+    return out.unflatten(0, (query.shape[0], query.shape[2])), None
+
+
 def padded_attention(
     module: Any,
     query: torch.Tensor,
@@ -268,4 +298,5 @@ __all__ = [
     "prepare_attention",
     "read_in_last_layer",
     "varlen_attention",
+    "windowed_attention",
 ]

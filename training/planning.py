@@ -118,7 +118,7 @@ def make_plan(
     num_devices: int = 1,
     half: bool = True,
     sharded: bool = False,
-    utilization: float = 0.4,
+    utilization: float = 0.3,
     document_length: float | None = None,
     price_per_hour: float | None = None,
     calibration: Calibration | None = None,

@@ -1,7 +1,7 @@
 # ruff: noqa: E402
 """What a CUDA device would be given: forward and backward passes over fake tensors of it, as JSON for test_on_cuda.py.
 
-    python on_fake_cuda.py kernels | doors | graphs
+    python on_fake_cuda.py kernels | doors | windows | graphs
 
 A process of its own: the fake device must be there before torch (benchmarks/fake_cuda.py).
 """
@@ -27,6 +27,7 @@ from transformers import masking_utils
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertForSequenceClassification
 from clozebert.configuration import list_recipes
+from clozebert.modeling import window_attention
 from clozebert.modeling.packed import Packed
 from clozebert.training.run_settings import make_config, split_settings
 
@@ -168,6 +169,25 @@ def doors() -> dict[str, Any]:
     return found
 
 
+def windows() -> list[list[Any]]:
+    """What our own kernels of windowed layers are given, where Triton is: names, types and shapes, and the waits."""
+    found = []
+    config = configuration("modernbert-base", num_key_value_heads=4)
+    for dtype in (torch.bfloat16, torch.float16):
+        with fake_cuda.device() as calls, mock.patch.object(window_attention, "KERNELS", object()):
+            model = make(ClozeBertForMaskedLM, config)
+            inputs = batch()
+            calls.clear()
+            with fake_cuda.autocast(dtype):
+                loss = model(**inputs).loss
+            loss.backward()
+            for call in calls:
+                if call.name.startswith("clozebert::"):
+                    given = [[str(x.dtype).removeprefix("torch."), list(x.shape)] for x in call.tensors()]
+                    found.append([call.name, given, fake_cuda.waits(calls)])
+    return found
+
+
 def graphs(*recipes: str) -> dict[str, Any]:
     """Training steps over batches with other boundaries, compiled as a run compiles: how many graphs there are."""
     from clozebert.training import machine
@@ -199,5 +219,5 @@ def graphs(*recipes: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    wanted = {"kernels": kernels, "doors": doors, "graphs": graphs}
+    wanted = {"kernels": kernels, "doors": doors, "windows": windows, "graphs": graphs}
     print(json.dumps(wanted[sys.argv[1]](*sys.argv[2:])))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from encoder_cases import MIXED_LAYERS, VOCABULARY
 from rounding import LENGTHS, Rounding, logits_and_gradients, make_batch, make_model
+from triton_cases import JOINED, WINDOWS, joined_error, window_errors
 
 from clozebert.training.machine import compile_model
 
@@ -26,6 +27,21 @@ SHAPES = {
 def test_packed_documents_on_the_kernel(shape, dtype):
     found = logits_and_gradients(make_model(**shape).cuda(), make_batch("cuda"), dtype)
     Rounding.of(shape, dtype).check(found)
+
+
+# Measured on an H100: 0.0019 to 0.0026 in bf16, a quarter of a thousandth in fp16.
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.004), (torch.float16, 0.0005)], ids=str)
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_attention_within_a_window_is_the_formula(case, dtype, most):
+    pytest.importorskip("triton")
+    assert max(window_errors(case, dtype, "cuda")) <= most
+
+
+@pytest.mark.parametrize("case", JOINED, ids=str)
+def test_the_gradient_of_joined_heads_is_the_formula(case):
+    pytest.importorskip("triton")
+    assert joined_error(case, torch.float32, "cuda") <= 1e-6
+    assert joined_error(case, torch.bfloat16, "cuda") <= 0.003
 
 
 @pytest.mark.parametrize("shape", [{}, {"layer_types": MIXED_LAYERS, "sliding_window": 16}], ids=["full", "windows"])
@@ -54,14 +70,15 @@ def test_a_training_step_never_waits_for_the_device():
             torch.cuda.set_sync_debug_mode("default")
 
 
-def test_compiled_is_as_near_to_the_truth_and_compiles_nothing_after_the_second_step():
+@pytest.mark.parametrize("more", [{"qk_norm": True}, {"num_key_value_heads": 2, "mlp_type": "glu"}], ids=str)
+def test_compiled_is_as_near_to_the_truth_and_compiles_nothing_after_the_second_step(more):
     torch._dynamo.reset()
-    shape = {"layer_types": MIXED_LAYERS, "sliding_window": 16, "qk_norm": True}
+    shape = {"layer_types": MIXED_LAYERS, "sliding_window": 16, **more}
     model = make_model(**shape).cuda()
     compile_model(model, torch.device("cuda"))
-    counts = []
+    before, counts = torch._dynamo.utils.counters["stats"]["unique_graphs"], []
     for lengths in (LENGTHS, (40, 200), (9, 8, 7, 150, 33), (256,)):
         found = logits_and_gradients(model, make_batch("cuda", lengths), torch.bfloat16)
         Rounding.of(shape, torch.bfloat16, lengths).check(found)
-        counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    assert counts[1] == counts[-1]
+        counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"] - before)
+    assert 0 < counts[1] == counts[-1]

@@ -88,6 +88,20 @@ def test_the_variable_length_kernel_gets_one_half_type_and_its_own_shapes(steps)
     assert seen == 2 * sum(map(can_be_varlen, steps)) > 0
 
 
+def test_windows_are_for_our_own_kernels_where_triton_is():
+    """One type, queries [tokens, 12 heads, 64], keys and values of 4 heads, the documents int32; then the gradient."""
+    found = on_fake_cuda("windows")
+    assert [name for name, _, _ in found] == ["clozebert::window_attention", "clozebert::window_attention_backward"] * 2
+    for index, (name, given, waits) in enumerate(found):
+        half = "bfloat16" if index < 2 else "float16"
+        queries, keys = [half, [96, 12, 64]], [half, [96, 4, 64]]
+        wanted = [queries, keys, keys, ["int32", [96]]]
+        if name.endswith("backward"):
+            wanted = [queries, *wanted[:3], queries, ["float32", [12, 96]], wanted[3]]
+        assert given == wanted
+        assert waits == []
+
+
 def test_logits_are_half_precision_and_never_copied(steps):
     for step in steps:
         of_logits = [x for x in step["forward"]["results"] if x["shape"][-1] == step["vocabulary"]]

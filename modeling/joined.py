@@ -1,0 +1,136 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""Layers that read the same input as one matmul, by their joined weights: compiled, on CUDA (docs/gpu.md).
+
+The parameters stay as they are: only their copies in the precision of the matmul, which each forward pass makes anyway,
+are joined. Without compilation, joining the gradients costs what this saves.
+
+Shapes: B rows, T tokens, D hidden size, H heads, G heads of keys, K head size, F feed-forward size.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from .kernels import is_plain, is_plain_linear, linear, matmul_dtype, rotate, rotated
+from .window_attention import KERNELS
+
+
+def can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
+    """Whether all layers are plain ones on CUDA, alike in type and bias; no weight is sharded or quantised."""
+    if not torch.compiler.is_compiling() or x.device.type != "cuda" or is_plain():
+        return False
+    if not all(is_plain_linear(layer) for layer in layers):
+        return False
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    has_bias = biases[0] is not None
+    return not any(hasattr(type(weight), "__tensor_flatten__") for weight in weights) and all(
+        (bias is not None) == has_bias and weight.dtype == weights[0].dtype
+        for weight, bias in zip(weights, biases, strict=True)
+    )
+
+
+def _join(tensors: Sequence[Any], dtype: torch.dtype, *, interleaved: bool) -> torch.Tensor | None:
+    if tensors[0] is None:
+        return None
+    tensors = [tensor.to(dtype) for tensor in tensors]
+    return torch.stack(tensors, dim=1).flatten(0, 1) if interleaved else torch.cat(tensors)
+
+
+def _joined_linear(layers: Sequence[Any], x: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
+    dtype = matmul_dtype(x)
+    weight, bias = (
+        _join([getattr(layer, name) for layer in layers], dtype, interleaved=interleaved) for name in ("weight", "bias")
+    )
+    return F.linear(x, weight, bias)  # type: ignore[arg-type]
+
+
+def gate_and_up(gate: Any, up: Any, x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(gate(x), up(x)). Joined, their channels alternate: what a kernel reads of the two then lies together.
+
+    Shape: [B, T, D] -> [B, T, F] twice.
+    """
+    if not can_join((gate, up), x_BTD):
+        return linear(gate, x_BTD), linear(up, x_BTD)
+    both_BTF2 = _joined_linear((gate, up), x_BTD, interleaved=True).unflatten(-1, (-1, 2))
+    return both_BTF2[..., 0], both_BTF2[..., 1]
+
+
+def project_and_rotate(
+    layers: Sequence[Any], x_BTD: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor] | None, head_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries and keys, turned by `rotate` where there are tables, and values.
+
+    Shape: [B, T, D] -> [B, T, H, K], and [B, T, G, K] twice.
+    """
+    if not can_join(layers, x_BTD):
+        q, k, v = (linear(layer, x_BTD).unflatten(-1, (-1, head_size)) for layer in layers)
+        return (q, k, v) if tables is None else (rotate(q, *tables), rotate(k, *tables), v)
+    joined_BTHK = _joined_linear(layers, x_BTD).unflatten(-1, (-1, head_size))
+    heads = [layer.weight.shape[0] // head_size for layer in layers]
+    if tables is None:
+        return joined_BTHK.split(heads, dim=-2)
+    cos, sin = (table.expand(*x_BTD.shape[:2], -1)[..., None, : head_size // 2] for table in tables)
+    return _JoinedRotation.apply(joined_BTHK, cos, sin, heads)
+
+
+class _JoinedRotation(torch.autograd.Function):
+    """Its gradient is written as one tensor: otherwise it would be turned first and joined in a second pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, joined_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: list[int]
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        q, k, v = joined_BTHK.split(heads, dim=-2)
+        return rotated(q, cos, sin), rotated(k, cos, sin), v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        cos, sin = ctx.saved_tensors
+        return torch.ops.clozebert.turn_back_and_join(*grads, cos, sin), None, None, None
+
+
+def turn_back_and_join(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, in_kernel: bool
+) -> torch.Tensor:
+    """q and k turned by the negative angle, and v, one after the other.
+
+    Shape: [B, T, H or G, K], tables [B, T, 1, K / 2] -> [B, T, H + 2 G, K].
+    """
+    if not in_kernel or KERNELS is None:
+        return torch.cat([rotated(q, cos, -sin), rotated(k, cos, -sin), v], dim=-2)
+    q, k, v, cos, sin = (x.contiguous() for x in (q, k, v, cos, sin))
+    out = q.new_empty((*q.shape[:-2], q.shape[-2] + 2 * k.shape[-2], q.shape[-1]))
+    first = 0
+    for x, turns in ((q, True), (k, True), (v, False)):
+        rows, heads, half = x.shape[:-1].numel(), x.shape[-2], x.shape[-1] // 2
+        KERNELS["turn"][(-(-rows // 64),)](
+            x, cos, sin, out, rows, heads, out.shape[-2], first,
+            HALF=half, PADDED=1 << (half - 1).bit_length(), BLOCK=64, TURNS=turns, num_warps=4,
+        )  # fmt: skip
+        first += heads
+    return out
+
+
+def _turn_back_and_join(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    return turn_back_and_join(q, k, v, cos, sin, in_kernel=q.device.type == "cuda")
+
+
+def _shape_of_joined(q: Any, k: Any, v: Any, cos: Any, sin: Any) -> torch.Tensor:
+    return q.new_empty((*q.shape[:-2], q.shape[-2] + 2 * k.shape[-2], q.shape[-1]))
+
+
+def _define() -> None:
+    """The operator. Code that came with a checkpoint finds it there already if the package is loaded too."""
+    if not hasattr(torch.ops.clozebert, "turn_back_and_join"):
+        operator = torch.library.custom_op("clozebert::turn_back_and_join", _turn_back_and_join, mutates_args=())
+        operator.register_fake(_shape_of_joined)
+
+
+_define()
+
+__all__ = ["can_join", "gate_and_up", "project_and_rotate", "turn_back_and_join"]

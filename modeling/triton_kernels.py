@@ -1,0 +1,176 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""Triton kernels: attention within a window (window_attention.py), the gradient of joined rotary heads (joined.py).
+
+Attention within a window over packed documents, forward and backward. As in FlashAttention (Dao et al. 2022) no score
+leaves the chip. A block of queries meets the few blocks of keys that its window reaches, whatever documents they belong
+to; two tokens see each other if their documents are the same and they are at most WINDOW apart. So there is one program
+for each block of the run and each head, however long documents are.
+
+    s_ij = q_i k_j / sqrt(K),  p_ij = exp(s_ij - l_i),  o_i = sum_j p_ij v_j,  l_i = log(sum_j exp(s_ij))
+    ds_ij = p_ij (do_i v_j - do_i o_i),  dq_i = sum_j ds_ij k_j,  dk_j = sum_i ds_ij q_i,  dv_j = sum_i p_ij do_i
+
+Logarithms are to base 2 here. Shapes: N tokens, H heads, G heads of keys, K head size. q, o and their gradients
+[N, H, K], k, v and theirs [N, G, K], logarithms and products do_i o_i [H, N].
+"""
+
+try:  # without which transformers would ask for Triton wherever this code comes with a checkpoint
+    import triton
+    import triton.language as tl
+except ImportError:
+    raise
+
+_UNSEEN = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def _rows(pointer, index, token_stride, head, head_stride, tokens, K: tl.constexpr):
+    """The vectors of one head at the tokens of `index`; zeros beyond the run."""
+    is_token = (index >= 0) & (index < tokens)
+    where = index.to(tl.int64)[:, None] * token_stride + head * head_stride + tl.arange(0, K)[None, :]
+    return tl.load(pointer + where, mask=is_token[:, None], other=0.0)
+
+
+@triton.jit
+def _put_rows(pointer, x, index, heads, head, tokens, K: tl.constexpr):
+    """Write vectors of one head into a contiguous tensor."""
+    where = (index.to(tl.int64)[:, None] * heads + head) * K + tl.arange(0, K)[None, :]
+    tl.store(pointer + where, x.to(pointer.dtype.element_ty), mask=(index < tokens)[:, None])
+
+
+@triton.jit
+def _documents(pointer, index, tokens, other):
+    return tl.load(pointer + index, mask=(index >= 0) & (index < tokens), other=other)
+
+
+@triton.jit
+def forward_kernel(
+    q_ptr, k_ptr, v_ptr, document_ptr, out_ptr, log_ptr,
+    q_token, q_head, k_token, k_head, v_token, v_head, tokens, heads, groups, scale,
+    WINDOW: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """out and logarithms of a block of queries. `scale` holds log2(e)."""
+    head = tl.program_id(1)
+    first = tl.program_id(0) * BLOCK
+    query = first + tl.arange(0, BLOCK)
+    document = _documents(document_ptr, query, tokens, -1)
+    q = _rows(q_ptr, query, q_token, head, q_head, tokens, K)
+    high = tl.full([BLOCK], _UNSEEN, tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    out = tl.zeros([BLOCK, K], tl.float32)
+    SIDE: tl.constexpr = (WINDOW + STEP - 1) // STEP * STEP
+    for start in range(first - SIDE, first + BLOCK + SIDE, STEP):
+        key = start + tl.arange(0, STEP)
+        k = _rows(k_ptr, key, k_token, head // groups, k_head, tokens, K)
+        v = _rows(v_ptr, key, v_token, head // groups, v_head, tokens, K)
+        of_key = _documents(document_ptr, key, tokens, -2)
+        distance = query[:, None] - key[None, :]
+        sees = (document[:, None] == of_key[None, :]) & (distance <= WINDOW) & (distance >= -WINDOW)
+        s = tl.where(sees, tl.dot(q, tl.trans(k)) * scale, _UNSEEN)
+        # A token sees itself, so what a block without a visible key adds is multiplied by 0 sooner or later.
+        higher = tl.maximum(high, tl.max(s, 1))
+        p = tl.exp2(s - higher[:, None])
+        shrink = tl.exp2(high - higher)
+        total = total * shrink + tl.sum(p, 1)
+        out = tl.dot(p.to(v.dtype), v, out * shrink[:, None])
+        high = higher
+    _put_rows(out_ptr, out / total[:, None], query, heads, head, tokens, K)
+    tl.store(log_ptr + head * tokens + query, high + tl.log2(total), mask=query < tokens)
+
+
+@triton.jit
+def query_gradient_kernel(
+    q_ptr, k_ptr, v_ptr, document_ptr, out_ptr, grad_ptr, log_ptr, product_ptr, dq_ptr,
+    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, tokens, heads, groups, scale, scale_of_s,
+    WINDOW: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """dq of a block of queries, and their do_i o_i for the other kernel."""
+    head = tl.program_id(1)
+    first = tl.program_id(0) * BLOCK
+    query = first + tl.arange(0, BLOCK)
+    document = _documents(document_ptr, query, tokens, -1)
+    q = _rows(q_ptr, query, q_token, head, q_head, tokens, K)
+    grad = _rows(grad_ptr, query, grad_token, head, grad_head, tokens, K)
+    out = _rows(out_ptr, query, heads * K, head, K, tokens, K)
+    log = tl.load(log_ptr + head * tokens + query, mask=query < tokens, other=0.0)
+    product = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
+    tl.store(product_ptr + head * tokens + query, product, mask=query < tokens)
+    dq = tl.zeros([BLOCK, K], tl.float32)
+    SIDE: tl.constexpr = (WINDOW + STEP - 1) // STEP * STEP
+    for start in range(first - SIDE, first + BLOCK + SIDE, STEP):
+        key = start + tl.arange(0, STEP)
+        k = _rows(k_ptr, key, k_token, head // groups, k_head, tokens, K)
+        v = _rows(v_ptr, key, v_token, head // groups, v_head, tokens, K)
+        of_key = _documents(document_ptr, key, tokens, -2)
+        distance = query[:, None] - key[None, :]
+        sees = (document[:, None] == of_key[None, :]) & (distance <= WINDOW) & (distance >= -WINDOW)
+        p = tl.where(sees, tl.exp2(tl.dot(q, tl.trans(k)) * scale - log[:, None]), 0.0)
+        ds = p * (tl.dot(grad, tl.trans(v)) - product[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq)
+    _put_rows(dq_ptr, dq * scale_of_s, query, heads, head, tokens, K)
+
+
+@triton.jit
+def key_gradient_kernel(
+    q_ptr, k_ptr, v_ptr, document_ptr, grad_ptr, log_ptr, product_ptr, dk_ptr, dv_ptr,
+    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, tokens, key_heads, groups,
+    scale, scale_of_s,
+    WINDOW: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a block of keys, summed over the heads of queries that share them."""
+    key_head = tl.program_id(1)
+    first = tl.program_id(0) * BLOCK
+    key = first + tl.arange(0, BLOCK)
+    document = _documents(document_ptr, key, tokens, -1)
+    k = _rows(k_ptr, key, k_token, key_head, k_head, tokens, K)
+    v = _rows(v_ptr, key, v_token, key_head, v_head, tokens, K)
+    dk = tl.zeros([BLOCK, K], tl.float32)
+    dv = tl.zeros([BLOCK, K], tl.float32)
+    SIDE: tl.constexpr = (WINDOW + STEP - 1) // STEP * STEP
+    for head in range(key_head * groups, (key_head + 1) * groups):
+        for start in range(first - SIDE, first + BLOCK + SIDE, STEP):
+            query = start + tl.arange(0, STEP)
+            is_query = (query >= 0) & (query < tokens)
+            q = _rows(q_ptr, query, q_token, head, q_head, tokens, K)
+            grad = _rows(grad_ptr, query, grad_token, head, grad_head, tokens, K)
+            log = tl.load(log_ptr + head * tokens + query, mask=is_query, other=0.0)
+            product = tl.load(product_ptr + head * tokens + query, mask=is_query, other=0.0)
+            of_query = _documents(document_ptr, query, tokens, -2)
+            distance = key[:, None] - query[None, :]
+            sees = (document[:, None] == of_query[None, :]) & (distance <= WINDOW) & (distance >= -WINDOW)
+            p = tl.where(sees, tl.exp2(tl.dot(k, tl.trans(q)) * scale - log[None, :]), 0.0)
+            dv = tl.dot(p.to(grad.dtype), grad, dv)
+            ds = p * (tl.dot(v, tl.trans(grad)) - product[None, :])
+            dk = tl.dot(ds.to(q.dtype), q, dk)
+    _put_rows(dk_ptr, dk * scale_of_s, key, key_heads, key_head, tokens, K)
+    _put_rows(dv_ptr, dv, key, key_heads, key_head, tokens, K)
+
+
+@triton.jit
+def turn_kernel(
+    x_ptr, cos_ptr, sin_ptr, out_ptr, rows, heads, out_heads, first,
+    HALF: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    """Heads of x [N, heads, 2 HALF], turned by the negative of their angles, into out [N, out_heads, 2 HALF] from the
+    head `first` on; cos and sin [N, HALF]; `rows` is N heads."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.arange(0, PADDED)
+    fits = (row < rows)[:, None] & (lane < HALF)[None, :]
+    token = row // heads
+    x_at = x_ptr + row[:, None] * (2 * HALF) + lane[None, :]
+    out_at = out_ptr + ((token * out_heads + first + row % heads) * (2 * HALF))[:, None] + lane[None, :]
+    x = tl.load(x_at, mask=fits, other=0.0)
+    y = tl.load(x_at + HALF, mask=fits, other=0.0)
+    if TURNS:
+        cos = tl.load(cos_ptr + token[:, None] * HALF + lane[None, :], mask=fits, other=0.0)
+        sin = tl.load(sin_ptr + token[:, None] * HALF + lane[None, :], mask=fits, other=0.0)
+        x, y = x.to(tl.float32) * cos + y.to(tl.float32) * sin, y.to(tl.float32) * cos - x.to(tl.float32) * sin
+    tl.store(out_at, x.to(out_ptr.dtype.element_ty), mask=fits)
+    tl.store(out_at + HALF, y.to(out_ptr.dtype.element_ty), mask=fits)
+
+
+ALL_KERNELS = {
+    "forward": forward_kernel,
+    "queries": query_gradient_kernel,
+    "keys": key_gradient_kernel,
+    "turn": turn_kernel,
+}

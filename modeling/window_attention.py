@@ -1,0 +1,150 @@
+# Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
+"""Attention within a window over packed documents, on CUDA by kernels of our own (triton_kernels.py).
+
+One operator for PyTorch, `clozebert::window_attention`, so that a compiled graph holds it as it is.
+
+Shapes: N tokens, H heads, G heads of keys, K head size.
+"""
+
+import contextlib
+import math
+import os
+import shutil
+import sysconfig
+from typing import Any
+
+import torch
+
+KERNELS: Any = None  # without Triton, or what it needs to compile its launchers: a C compiler and Python's headers
+if os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")) and (
+    "CC" in os.environ or any(map(shutil.which, ("cc", "gcc", "clang")))
+):
+    with contextlib.suppress(ImportError):
+        from .triton_kernels import ALL_KERNELS
+
+        KERNELS = ALL_KERNELS
+
+HEAD_SIZES = (16, 32, 64, 128)
+_LOG2_E = math.log2(math.e)
+# Tokens of a block and of those it meets in a step, warps and stages: forward, gradient of queries, of keys. Measured
+# on an H100 with heads of 64.
+_TILES = {"forward": (64, 64, 4, 1), "queries": (64, 32, 4, 3), "keys": (64, 32, 4, 3)}
+
+
+def has_window_kernel(head_size: int) -> bool:
+    """Whether Triton can run here, and has kernels for heads of this size. The device is another question."""
+    return KERNELS is not None and head_size in HEAD_SIZES
+
+
+def window_attention(
+    q_NHK: torch.Tensor, k_NGK: torch.Tensor, v_NGK: torch.Tensor, document_N: torch.Tensor, window: int
+) -> torch.Tensor:
+    """softmax(q k^T / sqrt(K)) v, of tokens of one document that are at most `window` apart; half precision, CUDA.
+
+    Args:
+        document_N: int32, a number for each token's document, the tokens of which lie together.
+
+    Shape: [N, H, K], [N, G, K] twice, [N] -> [N, H, K].
+    """
+    return torch.ops.clozebert.window_attention(q_NHK, k_NGK, v_NGK, document_N, window)[0]
+
+
+def _forward(
+    q_NHK: torch.Tensor, k_NGK: torch.Tensor, v_NGK: torch.Tensor, document_N: torch.Tensor, window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and for the gradient log2 of the sums of exp of scores, float32 [H, N]."""
+    q_NHK, k_NGK, v_NGK = (_with_plain_vectors(x) for x in (q_NHK, k_NGK, v_NGK))
+    tokens, heads, size = q_NHK.shape
+    out_NHK = q_NHK.new_empty(q_NHK.shape)
+    log_HN = q_NHK.new_empty((heads, tokens), dtype=torch.float32)
+    _launch(
+        "forward", heads, tokens, window, size,
+        (q_NHK, k_NGK, v_NGK, document_N, out_NHK, log_HN, *_strides(q_NHK, k_NGK, v_NGK)),
+        (tokens, heads, heads // k_NGK.shape[1], _LOG2_E / math.sqrt(size)),
+    )  # fmt: skip
+    return out_NHK, log_HN
+
+
+def _forward_shapes(
+    q_NHK: torch.Tensor, k_NGK: Any, v_NGK: Any, document_N: Any, window: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return q_NHK.new_empty(q_NHK.shape), q_NHK.new_empty((q_NHK.shape[1], q_NHK.shape[0]), dtype=torch.float32)
+
+
+def _backward(
+    grad_NHK: torch.Tensor,
+    q_NHK: torch.Tensor,
+    k_NGK: torch.Tensor,
+    v_NGK: torch.Tensor,
+    out_NHK: torch.Tensor,
+    log_HN: torch.Tensor,
+    document_N: torch.Tensor,
+    window: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v, in their shapes."""
+    q_NHK, k_NGK, v_NGK, grad_NHK = (_with_plain_vectors(x) for x in (q_NHK, k_NGK, v_NGK, grad_NHK))
+    tokens, heads, size = q_NHK.shape
+    key_heads = k_NGK.shape[1]
+    dq_NHK, dk_NGK, dv_NGK = (x.new_empty(x.shape) for x in (q_NHK, k_NGK, v_NGK))
+    product_HN = torch.empty_like(log_HN)
+    strides = _strides(q_NHK, k_NGK, v_NGK, grad_NHK)
+    scales = (_LOG2_E / math.sqrt(size), 1 / math.sqrt(size))
+    _launch(
+        "queries", heads, tokens, window, size,
+        (q_NHK, k_NGK, v_NGK, document_N, out_NHK.contiguous(), grad_NHK, log_HN, product_HN, dq_NHK, *strides),
+        (tokens, heads, heads // key_heads, *scales),
+    )  # fmt: skip
+    _launch(
+        "keys", key_heads, tokens, window, size,
+        (q_NHK, k_NGK, v_NGK, document_N, grad_NHK, log_HN, product_HN, dk_NGK, dv_NGK, *strides),
+        (tokens, key_heads, heads // key_heads, *scales),
+    )  # fmt: skip
+    return dq_NHK, dk_NGK, dv_NGK
+
+
+def _backward_shapes(grad_NHK: Any, q_NHK: Any, k_NGK: Any, v_NGK: Any, *others: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in (q_NHK, k_NGK, v_NGK))
+
+
+def _save(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.window = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _backward_of(ctx: Any, grad_NHK: torch.Tensor, grad_log_HN: Any) -> tuple[Any, ...]:
+    q_NHK, k_NGK, v_NGK, document_N, out_NHK, log_HN = ctx.saved_tensors
+    backward = torch.ops.clozebert.window_attention_backward
+    grads = backward(grad_NHK, q_NHK, k_NGK, v_NGK, out_NHK, log_HN, document_N, ctx.window)
+    return *grads, None, None
+
+
+def _define() -> None:
+    """Both operators. Code that came with a checkpoint finds them there already if the package is loaded too."""
+    if hasattr(torch.ops.clozebert, "window_attention"):
+        return
+    forward = torch.library.custom_op("clozebert::window_attention", _forward, mutates_args=())
+    forward.register_fake(_forward_shapes)
+    backward = torch.library.custom_op("clozebert::window_attention_backward", _backward, mutates_args=())
+    backward.register_fake(_backward_shapes)
+    forward.register_autograd(_backward_of, setup_context=_save)
+
+
+_define()
+
+
+def _launch(name: str, heads: int, tokens: int, window: int, size: int, tensors: Any, numbers: Any) -> None:
+    block, step, warps, stages = _TILES[name]
+    KERNELS[name][(-(-tokens // block), heads)](
+        *tensors, *numbers, WINDOW=window, K=size, BLOCK=block, STEP=step, num_warps=warps, num_stages=stages
+    )
+
+
+def _with_plain_vectors(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _strides(*tensors: torch.Tensor) -> list[int]:
+    return [stride for x in tensors for stride in x.stride()[:2]]
+
+
+__all__ = ["has_window_kernel", "window_attention"]
