@@ -7,19 +7,24 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Set up anew when a requirement changes.
+# Set up anew when a requirement changes: what users install, and what tests and docs take besides.
+INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
 .PHONY: demo test test-slow faults docs doors lint types bench gpu release clean
 
-$(READY): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[all]'
+	touch $(INSTALLED)
+
+$(READY): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
-demo: $(READY)
+demo: $(INSTALLED)
 	$(BIN)/clozebert demo --output_dir runs/demo --overwrite_output_dir
 
 test: lint types

@@ -42,6 +42,8 @@ print(json.dumps({"class": type(model).__module__, "found": found}))
 
 _EXAMPLES = ("--output_dir runs/demo",)
 
+_MINUTES, _MINUTES_WITHOUT_BF16 = 4.5, 3.5
+
 
 @dataclass
 class DemoArguments:
@@ -54,7 +56,13 @@ class DemoArguments:
     )
     input: str = field(default="installed-python", metadata={"help": "text to learn from"})
     config: str = field(default="nano", metadata={"help": "recipe of the pretraining run"})
-    max_minutes: float = field(default=3.5, metadata={"help": "minutes of pretraining"})
+    max_minutes: float | None = field(
+        default=None,
+        metadata={
+            "help": f"minutes of pretraining (default: {_MINUTES:g}; {_MINUTES_WITHOUT_BF16:g} on a CPU without bf16 in "
+            "hardware, where all else takes longer)"
+        },
+    )
     max_steps: int | None = field(default=None, metadata={"help": "steps of pretraining, in place of minutes"})
     task_examples: int = field(default=1500, metadata={"help": "training examples of each fine-tuning task, at most"})
 
@@ -81,8 +89,8 @@ def main(argv: list[str] | None = None) -> None:
          "--output_dir", tokenizer, *again)  # fmt: skip
     step("2. The corpus, tokenized; whole packages are held out", "prepare-corpus", "--input", arguments.input,
          "--tokenizer_name", tokenizer, "--output_dir", corpus, *again)  # fmt: skip
-    steps, minutes = arguments.max_steps, arguments.max_minutes
-    limit = ["--max_minutes", f"{minutes:g}"] if steps is None else ["--max_steps", str(steps)]
+    steps = arguments.max_steps
+    limit = ["--max_minutes", f"{pretraining_minutes(arguments):g}"] if steps is None else ["--max_steps", str(steps)]
     step("3. Pretraining", "pretrain", "--config", arguments.config, "--corpus", corpus, "--tokenizer_name", tokenizer,
          "--output_dir", encoder, *limit, *again)  # fmt: skip
     show_fill_mask(encoder)
@@ -93,6 +101,18 @@ def main(argv: list[str] | None = None) -> None:
     step("6. What kind is each token of Python source?", "finetune-token", *finetune_flags(
         encoder, folder / "tasks" / "token_kinds", "jsonl", token), *again)  # fmt: skip
     report(folder, encoder, sequence, token, seconds=time.monotonic() - begun)
+
+
+def pretraining_minutes(arguments: DemoArguments) -> float:
+    """So many that everything together, with the set-up of `make demo`, takes eight minutes on two cores."""
+    if arguments.max_minutes is not None:
+        return arguments.max_minutes
+    import torch
+
+    from ..utils.device import find_device, has_fast_bf16
+
+    device = find_device(use_cpu=False)
+    return _MINUTES_WITHOUT_BF16 if device == torch.device("cpu") and not has_fast_bf16(device) else _MINUTES
 
 
 def step(title: str, verb: str, *flags: str | Path) -> None:
