@@ -59,8 +59,8 @@ class DemoArguments:
     max_minutes: float | None = field(
         default=None,
         metadata={
-            "help": f"minutes of pretraining (default: {_MINUTES:g}; {_MINUTES_WITHOUT_BF16:g} on a CPU without bf16 in "
-            "hardware, where all else takes longer)"
+            "help": f"minutes of pretraining (default: {_MINUTES:g}; {_MINUTES_WITHOUT_BF16:g} on a CPU without bf16 "
+            "in hardware, where all else takes longer)"
         },
     )
     max_steps: int | None = field(default=None, metadata={"help": "steps of pretraining, in place of minutes"})
