@@ -106,10 +106,11 @@ def turn_back_and_join(
     first = 0
     for x, turns in ((q, True), (k, True), (v, False)):
         rows, heads, half = x.shape[:-1].numel(), x.shape[-2], x.shape[-1] // 2
-        KERNELS["turn"][(-(-rows // 64),)](
-            x, cos, sin, out, rows, heads, out.shape[-2], first,
-            HALF=half, PADDED=1 << (half - 1).bit_length(), BLOCK=64, TURNS=turns, num_warps=4,
-        )  # fmt: skip
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            KERNELS["turn"][(-(-rows // 64),)](
+                x, cos, sin, out, rows, heads, out.shape[-2], first,
+                HALF=half, PADDED=1 << (half - 1).bit_length(), BLOCK=64, TURNS=turns, num_warps=4,
+            )  # fmt: skip
         first += heads
     return out
 

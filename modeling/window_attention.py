@@ -134,9 +134,10 @@ _define()
 
 def _launch(name: str, heads: int, tokens: int, window: int, size: int, tensors: Any, numbers: Any) -> None:
     block, step, warps, stages = _TILES[name]
-    KERNELS[name][(-(-tokens // block), heads)](
-        *tensors, *numbers, WINDOW=window, K=size, BLOCK=block, STEP=step, num_warps=warps, num_stages=stages
-    )
+    with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device, whatever the tensors' is
+        KERNELS[name][(-(-tokens // block), heads)](
+            *tensors, *numbers, WINDOW=window, K=size, BLOCK=block, STEP=step, num_warps=warps, num_stages=stages
+        )
 
 
 def _with_plain_vectors(x: torch.Tensor) -> torch.Tensor:
