@@ -7,20 +7,24 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Set up anew when a requirement changes: what users install, and what tests and docs take besides.
+# Set up anew when a requirement changes: torch, with what users install, or with what tests and docs take.
+TORCH := $(VENV)/.torch
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
 .PHONY: demo test test-slow faults docs doors lint types bench gpu release clean
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(TORCH): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	touch $(TORCH)
+
+$(INSTALLED): $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[all]'
 	touch $(INSTALLED)
 
-$(READY): $(INSTALLED)
+$(READY): $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
