@@ -102,7 +102,7 @@ def turn_back_and_join(
     if not in_kernel or KERNELS is None:
         return torch.cat([rotated(q, cos, -sin), rotated(k, cos, -sin), v], dim=-2)
     q, k, v, cos, sin = (x.contiguous() for x in (q, k, v, cos, sin))
-    out = q.new_empty((*q.shape[:-2], q.shape[-2] + 2 * k.shape[-2], q.shape[-1]))
+    out = _empty_joined(q, k)
     first = 0
     for x, turns in ((q, True), (k, True), (v, False)):
         rows, heads, half = x.shape[:-1].numel(), x.shape[-2], x.shape[-1] // 2
@@ -121,7 +121,7 @@ def _turn_back_and_join(
     return turn_back_and_join(q, k, v, cos, sin, in_kernel=q.device.type == "cuda")
 
 
-def _shape_of_joined(q: Any, k: Any, v: Any, cos: Any, sin: Any) -> torch.Tensor:
+def _empty_joined(q: torch.Tensor, k: torch.Tensor, *others: Any) -> torch.Tensor:
     return q.new_empty((*q.shape[:-2], q.shape[-2] + 2 * k.shape[-2], q.shape[-1]))
 
 
@@ -129,7 +129,7 @@ def _define() -> None:
     """The operator. Code that came with a checkpoint finds it there already if the package is loaded too."""
     if not hasattr(torch.ops.clozebert, "turn_back_and_join"):
         operator = torch.library.custom_op("clozebert::turn_back_and_join", _turn_back_and_join, mutates_args=())
-        operator.register_fake(_shape_of_joined)
+        operator.register_fake(_empty_joined)
 
 
 _define()

@@ -43,6 +43,14 @@ def _documents(pointer, index, tokens, other):
 
 
 @triton.jit
+def _sees(document_ptr, document, row, column, tokens, WINDOW: tl.constexpr):
+    """Which tokens of `row`, whose documents these are, and of `column` see each other: [rows, columns]."""
+    of_column = _documents(document_ptr, column, tokens, -2)
+    distance = row[:, None] - column[None, :]
+    return (document[:, None] == of_column[None, :]) & (distance <= WINDOW) & (distance >= -WINDOW)
+
+
+@triton.jit
 def forward_kernel(
     q_ptr, k_ptr, v_ptr, document_ptr, out_ptr, log_ptr,
     q_token, q_head, k_token, k_head, v_token, v_head, tokens, heads, groups, scale,
@@ -62,9 +70,7 @@ def forward_kernel(
         key = start + tl.arange(0, STEP)
         k = _rows(k_ptr, key, k_token, head // groups, k_head, tokens, K)
         v = _rows(v_ptr, key, v_token, head // groups, v_head, tokens, K)
-        of_key = _documents(document_ptr, key, tokens, -2)
-        distance = query[:, None] - key[None, :]
-        sees = (document[:, None] == of_key[None, :]) & (distance <= WINDOW) & (distance >= -WINDOW)
+        sees = _sees(document_ptr, document, query, key, tokens, WINDOW)
         s = tl.where(sees, tl.dot(q, tl.trans(k)) * scale, _UNSEEN)
         # A token sees itself, so what a block without a visible key adds is multiplied by 0 sooner or later.
         higher = tl.maximum(high, tl.max(s, 1))
@@ -100,9 +106,7 @@ def query_gradient_kernel(
         key = start + tl.arange(0, STEP)
         k = _rows(k_ptr, key, k_token, head // groups, k_head, tokens, K)
         v = _rows(v_ptr, key, v_token, head // groups, v_head, tokens, K)
-        of_key = _documents(document_ptr, key, tokens, -2)
-        distance = query[:, None] - key[None, :]
-        sees = (document[:, None] == of_key[None, :]) & (distance <= WINDOW) & (distance >= -WINDOW)
+        sees = _sees(document_ptr, document, query, key, tokens, WINDOW)
         p = tl.where(sees, tl.exp2(tl.dot(q, tl.trans(k)) * scale - log[:, None]), 0.0)
         ds = p * (tl.dot(grad, tl.trans(v)) - product[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -134,9 +138,7 @@ def key_gradient_kernel(
             grad = _rows(grad_ptr, query, grad_token, head, grad_head, tokens, K)
             log = tl.load(log_ptr + head * tokens + query, mask=is_query, other=0.0)
             product = tl.load(product_ptr + head * tokens + query, mask=is_query, other=0.0)
-            of_query = _documents(document_ptr, query, tokens, -2)
-            distance = key[:, None] - query[None, :]
-            sees = (document[:, None] == of_query[None, :]) & (distance <= WINDOW) & (distance >= -WINDOW)
+            sees = _sees(document_ptr, document, key, query, tokens, WINDOW)
             p = tl.where(sees, tl.exp2(tl.dot(k, tl.trans(q)) * scale - log[None, :]), 0.0)
             dv = tl.dot(p.to(grad.dtype), grad, dv)
             ds = p * (tl.dot(v, tl.trans(grad)) - product[None, :])

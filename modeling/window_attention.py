@@ -55,8 +55,7 @@ def _forward(
     """The output, and for the gradient log2 of the sums of exp of scores, float32 [H, N]."""
     q_NHK, k_NGK, v_NGK = (_with_plain_vectors(x) for x in (q_NHK, k_NGK, v_NGK))
     tokens, heads, size = q_NHK.shape
-    out_NHK = q_NHK.new_empty(q_NHK.shape)
-    log_HN = q_NHK.new_empty((heads, tokens), dtype=torch.float32)
+    out_NHK, log_HN = _empty_outputs(q_NHK)
     _launch(
         "forward", heads, tokens, window, size,
         (q_NHK, k_NGK, v_NGK, document_N, out_NHK, log_HN, *_strides(q_NHK, k_NGK, v_NGK)),
@@ -65,9 +64,7 @@ def _forward(
     return out_NHK, log_HN
 
 
-def _forward_shapes(
-    q_NHK: torch.Tensor, k_NGK: Any, v_NGK: Any, document_N: Any, window: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _empty_outputs(q_NHK: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return q_NHK.new_empty(q_NHK.shape), q_NHK.new_empty((q_NHK.shape[1], q_NHK.shape[0]), dtype=torch.float32)
 
 
@@ -85,7 +82,7 @@ def _backward(
     q_NHK, k_NGK, v_NGK, grad_NHK = (_with_plain_vectors(x) for x in (q_NHK, k_NGK, v_NGK, grad_NHK))
     tokens, heads, size = q_NHK.shape
     key_heads = k_NGK.shape[1]
-    dq_NHK, dk_NGK, dv_NGK = (x.new_empty(x.shape) for x in (q_NHK, k_NGK, v_NGK))
+    dq_NHK, dk_NGK, dv_NGK = _empty_gradients(grad_NHK, q_NHK, k_NGK, v_NGK)
     product_HN = torch.empty_like(log_HN)
     strides = _strides(q_NHK, k_NGK, v_NGK, grad_NHK)
     scales = (_LOG2_E / math.sqrt(size), 1 / math.sqrt(size))
@@ -102,7 +99,7 @@ def _backward(
     return dq_NHK, dk_NGK, dv_NGK
 
 
-def _backward_shapes(grad_NHK: Any, q_NHK: Any, k_NGK: Any, v_NGK: Any, *others: Any) -> tuple[torch.Tensor, ...]:
+def _empty_gradients(grad_NHK: Any, q_NHK: Any, k_NGK: Any, v_NGK: Any, *others: Any) -> tuple[torch.Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in (q_NHK, k_NGK, v_NGK))
 
 
@@ -123,9 +120,9 @@ def _define() -> None:
     if hasattr(torch.ops.clozebert, "window_attention"):
         return
     forward = torch.library.custom_op("clozebert::window_attention", _forward, mutates_args=())
-    forward.register_fake(_forward_shapes)
+    forward.register_fake(_empty_outputs)
     backward = torch.library.custom_op("clozebert::window_attention_backward", _backward, mutates_args=())
-    backward.register_fake(_backward_shapes)
+    backward.register_fake(_empty_gradients)
     forward.register_autograd(_backward_of, setup_context=_save)
 
 

@@ -107,12 +107,10 @@ def pretraining_minutes(arguments: DemoArguments) -> float:
     """So many that everything together, with the set-up of `make demo`, takes eight minutes on two cores."""
     if arguments.max_minutes is not None:
         return arguments.max_minutes
-    import torch
-
     from ..utils.device import find_device, has_fast_bf16
 
-    device = find_device(use_cpu=False)
-    return _MINUTES_WITHOUT_BF16 if device == torch.device("cpu") and not has_fast_bf16(device) else _MINUTES
+    device = find_device()
+    return _MINUTES_WITHOUT_BF16 if device.type == "cpu" and not has_fast_bf16(device) else _MINUTES
 
 
 def step(title: str, verb: str, *flags: str | Path) -> None:
