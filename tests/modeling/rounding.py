@@ -4,9 +4,9 @@ The truth is float64 on the CPU. What half precision costs is measured beside it
 mask) under the CPU's autocast of the same type, ‖found − truth‖ / ‖truth‖. A kernel may make twice that error in the
 logits and in the gradient as a whole, and four times that error in the gradient of one parameter.
 
-Measured on an Intel CPU with AMX, the eight shapes of test_gpu.py: the plain formula's error is 0.0050 to 0.0071 in bf16
-and 0.0006 to 0.0008 in fp16. Tiles and eager attention make 0.95 to 1.08 times that as a whole, and at most 1.4 times
-(1.5 with other lengths) in one parameter. What a wrong formula makes stands in test_rounding.py.
+Measured on an Intel CPU with AMX, the eight shapes of test_gpu.py: the plain formula's error is 0.0050 to 0.0071 in
+bf16 and 0.0006 to 0.0008 in fp16. Tiles and eager attention make 0.95 to 1.08 times that as a whole, and at most 1.4
+times (1.5 with other lengths) in one parameter. What a wrong formula makes stands in test_rounding.py.
 """
 
 from dataclasses import dataclass
