@@ -11,6 +11,7 @@ matrix is made orthogonal by one process: its shards travel there, and the resul
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -198,24 +199,32 @@ def _orthogonalize_shards(
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     owned = share_out(shapes, size)
-    order = [index for owner in owned for index in owner]
-    mine = owned[rank]
-    # By process, the numbers that it gets from here, and that come from it.
-    sent = [sum(shards[index].numel() for index in owner) for owner in owned]
-    received = [sum(_shard_rows(shapes[i][0], r, size) * shapes[i][1] for i in mine) for r in range(size)]
+    here = [[shards[index].to(dtype, copy=True) for index in indices] for indices in owned]
+    whole = [shards[0].new_empty(shapes[index], dtype=dtype) for index in owned[rank]]
+    _exchange(here, _rows_by_process(whole, size), group=group)
+    _exchange(_rows_by_process(orthogonalize(whole, dtype=dtype), size), here, group=group)
+    found = dict(zip(chain(*owned), chain(*here), strict=True))
+    return [found[index] for index in range(len(shards))]
 
-    outgoing = torch.cat([shards[index].to(dtype).flatten() for index in order])
-    incoming = outgoing.new_empty(sum(received))
-    dist.all_to_all_single(incoming, outgoing, received, sent, group=group)
-    parts = incoming.split([_shard_rows(shapes[i][0], r, size) * shapes[i][1] for r in range(size) for i in mine])
-    whole = [torch.cat(parts[place :: len(mine)]).view(shapes[index]) for place, index in enumerate(mine)]
-    whole = orthogonalize(whole, dtype=dtype)
 
-    by_rank = [matrix.split([_shard_rows(len(matrix), r, size) for r in range(size)]) for matrix in whole]
-    incoming = torch.cat([rows[r].flatten() for r in range(size) for rows in by_rank] or [incoming])
-    dist.all_to_all_single(outgoing, incoming, sent, received, group=group)
-    found = dict(zip(order, outgoing.split([shards[index].numel() for index in order]), strict=True))
-    return [found[index].view_as(shard) for index, shard in enumerate(shards)]
+def _rows_by_process(matrices: list[torch.Tensor], size: int) -> list[list[torch.Tensor]]:
+    """The rows of each matrix that lie on each process: equal chunks, and what is left on the last ones."""
+    chunks = [-(-len(matrix) // size) for matrix in matrices]
+    return [
+        [matrix[process * chunk : (process + 1) * chunk] for matrix, chunk in zip(matrices, chunks, strict=True)]
+        for process in range(size)
+    ]
+
+
+def _exchange(sent: list[list[torch.Tensor]], received: list[list[torch.Tensor]], *, group: Any) -> None:
+    """Send the tensors `sent[i]` to process i of `group`, and fill `received[i]` with those that come from it."""
+    nothing = next(chain(*sent, *received)).new_empty(0)  # there may be no other tensor to send, or to receive
+    outgoing, incoming = (torch.cat([nothing, *map(torch.flatten, chain(*tensors))]) for tensors in (sent, received))
+    to_each, from_each = ([sum(map(torch.numel, tensors)) for tensors in side] for side in (sent, received))
+    dist.all_to_all_single(incoming, outgoing, from_each, to_each, group=group)
+    places = list(chain(*received))
+    for place, numbers in zip(places, incoming.split([place.numel() for place in places]), strict=True):
+        place.copy_(numbers.view_as(place))
 
 
 def share_out(shapes: Sequence[Sequence[int]], owners: int) -> list[list[int]]:
@@ -234,9 +243,3 @@ def newton_schulz_flops(shape: Sequence[int]) -> int:
     """FLOPs for one matrix [m, n], m <= n: each step takes Z Z^T, the square of that, and a product with Z."""
     m, n = min(shape), max(shape)
     return len(POLYNOMIALS) * (2 * m * m * n + 2 * m**3 + 2 * m * m * n)
-
-
-def _shard_rows(rows: int, rank: int, size: int) -> int:
-    """How many of a matrix' rows lie on a process: equal chunks, and what is left on the last ones."""
-    chunk = -(-rows // size)
-    return min(max(rows - rank * chunk, 0), chunk)
