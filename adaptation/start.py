@@ -21,9 +21,8 @@ from ..hub.loading import find_folder, read_config
 from ..hub.natives import architecture_of
 from ..hub.processors import TOKENIZER_FILE_NAMES
 from ..modeling import ClozeBertForMaskedLM
-from ..training.depth import evenly_spaced, take_layers
 from ..training.initial_model import load_configuration, set_token_ids
-from ..training.vocabulary_rows import take_rows
+from ..training.rebuilding import evenly_spaced, take_layers, take_rows
 from ..utils.errors import UserError
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import AdaptationArguments

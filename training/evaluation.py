@@ -25,6 +25,11 @@ def _go_on() -> bool:
     return False
 
 
+def perplexity(loss: float) -> float:
+    """exp(loss), as far as a float goes."""
+    return math.exp(min(700.0, loss))
+
+
 @torch.no_grad()
 def evaluate_masked_lm(
     model: torch.nn.Module,
@@ -66,7 +71,7 @@ def evaluate_masked_lm(
         raise UserError("the validation batches hold no token to predict: prepare a larger validation split")
     return {
         "eval_loss": loss / predicted,
-        "eval_perplexity": math.exp(min(700.0, loss / predicted)),
+        "eval_perplexity": perplexity(loss / predicted),
         "eval_accuracy": hits / predicted,
         "eval_predicted_tokens": int(predicted),
     }
@@ -176,7 +181,7 @@ def mix_figures(figures: dict[str, dict[str, float]], shares: dict[str, float]) 
 
     return {
         "eval_loss": mean("eval_loss"),
-        "eval_perplexity": math.exp(min(700.0, mean("eval_loss"))),
+        "eval_perplexity": perplexity(mean("eval_loss")),
         "eval_accuracy": mean("eval_accuracy"),
         "eval_predicted_tokens": sum(int(values["eval_predicted_tokens"]) for values in figures.values()),
         **{f"eval_loss_{corpus}": values["eval_loss"] for corpus, values in figures.items()},

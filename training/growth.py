@@ -9,7 +9,6 @@ Shapes: V vocabulary, D hidden size, E embedding size, F feed-forward size, H he
 import copy
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,9 +21,8 @@ from ..modeling.pseudo_likelihood import Documents, masked_log_likelihoods
 from ..utils.errors import UserError
 from ..utils.input_length import beginning_of
 from ..utils.progress_bar import StageBars
-from ..utils.weights import fill, make_empty
-from .depth import take_layers
-from .vocabulary_rows import take_rows
+from .evaluation import perplexity
+from .rebuilding import POSITION_TABLE, changed, rebuild, take_layers, take_rows
 
 # Where all tokens of a document are masked, one at a time, the work grows with the square of its length.
 _EXCERPT = 64
@@ -69,7 +67,7 @@ def pseudo_perplexity(
         UserError: the model's configuration has no mask token, or there is nothing to mask.
     """
     loss, count = _masked_loss(model, documents, None if num_tokens else positions_per_document, batch_size)
-    return math.exp(min(loss / (num_tokens or count), 700))
+    return perplexity(loss / (num_tokens or count))
 
 
 def _masked_loss(
@@ -133,7 +131,7 @@ def extend_vocabulary(
     )
     loss, count = _masked_loss(model, old_documents, None, 32)
     after = pseudo_perplexity(new, new_documents, num_tokens=count)
-    return WarmStart(new, math.exp(min(loss / count, 700)), after, larger)
+    return WarmStart(new, perplexity(loss / count), after, larger)
 
 
 def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
@@ -247,17 +245,10 @@ def grow_width(
             # The tied decoder sums over copies and cannot be divided, as it is also what ids are looked up in.
             tile = tile / _multiplicity(index_of["embedding"], tile)
         if noise and tensor.shape != tile.shape:
-            tile = _with_noise(tile, noise * _deviation(tensor), generator)
+            deviation = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
+            tile = tile + noise * deviation * torch.randn(tile.shape, generator=generator).to(tile)
         tensors[name] = tile.to(tensor.dtype)
-    return _report(model, _rebuild(config, tensors), documents)
-
-
-def _deviation(tensor: torch.Tensor) -> float:
-    return float(tensor.float().std()) if tensor.numel() > 1 else 0.0
-
-
-def _with_noise(tensor: torch.Tensor, deviation: float, generator: torch.Generator) -> torch.Tensor:
-    return tensor + deviation * torch.randn(tensor.shape, generator=generator).to(tensor)
+    return _report(model, rebuild(config, tensors), documents)
 
 
 def _check_width(
@@ -282,7 +273,7 @@ def _check_width(
         )
     if size != old.hidden_size:
         _check_can_widen(old)
-    return _changed(old, **sizes, num_key_value_heads=_key_heads_for(heads, old))
+    return changed(old, **sizes, num_key_value_heads=_key_heads_for(heads, old))
 
 
 def _check_can_widen(old: ClozeBertConfig) -> None:
@@ -370,13 +361,12 @@ def extend_positions(
     if kind == "rope":
         changes["rope_parameters"] = _slower(old, max_position_embeddings / length, rope_theta)
     elif kind == "absolute":
-        name = "model.embeddings.positions.table.weight"
-        table_PE, offset = tensors[name], old.position_offset
+        table_PE, offset = tensors[POSITION_TABLE], old.position_offset
         longer = F.interpolate(
             table_PE[offset:].T[None].float(), size=max_position_embeddings, mode="linear", align_corners=True
         )
-        tensors[name] = torch.cat([table_PE[:offset], longer[0].T.to(table_PE.dtype)])
-    return _report(model, _rebuild(_changed(old, **changes), tensors), documents)
+        tensors[POSITION_TABLE] = torch.cat([table_PE[:offset], longer[0].T.to(table_PE.dtype)])
+    return _report(model, rebuild(changed(old, **changes), tensors), documents)
 
 
 def _check_length(model: ClozeBertForMaskedLM, max_position_embeddings: int, rope_theta: float | None) -> None:
@@ -389,14 +379,12 @@ def _check_length(model: ClozeBertForMaskedLM, max_position_embeddings: int, rop
 
 
 def _slower(config: ClozeBertConfig, factor: float, rope_theta: float | None) -> dict[str, Any]:
-    parameters = copy.deepcopy(config.rope_parameters)
-    assert parameters is not None
+    """The rotary parameters with another base in layers with full attention."""
+    parameters: Any = copy.deepcopy(config.rope_parameters)
     size = config.hidden_size // config.num_attention_heads
-    by_type: Mapping[str, Any] = parameters if config.layer_types is not None else {"full_attention": parameters}
-    for layer_type, values in by_type.items():
-        if layer_type == "full_attention":
-            stretched = values["rope_theta"] * factor ** (size / max(size - 2, 1))
-            values["rope_theta"] = float(rope_theta or stretched)
+    of_full = parameters if config.layer_types is None else parameters.get("full_attention")
+    if of_full is not None:
+        of_full["rope_theta"] = float(rope_theta or of_full["rope_theta"] * factor ** (size / max(size - 2, 1)))
     return parameters
 
 
@@ -477,18 +465,6 @@ def _take(
 def _check_masked_lm(model: Any) -> None:
     if not isinstance(model, ClozeBertForMaskedLM):
         raise UserError(f"a {type(model).__name__} was given: warm starts are of ClozeBertForMaskedLM, to train on")
-
-
-def _changed(config: ClozeBertConfig, **changes: Any) -> ClozeBertConfig:
-    """A copy of the configuration with other values, checked as any new one is."""
-    return ClozeBertConfig.from_dict({**copy.deepcopy(config.to_dict()), **changes})
-
-
-def _rebuild(config: ClozeBertConfig, tensors: Mapping[str, torch.Tensor]) -> ClozeBertForMaskedLM:
-    """A model of that configuration with copies of these tensors."""
-    model = make_empty(ClozeBertForMaskedLM, config)
-    fill(model, {name: tensor.clone().contiguous() for name, tensor in tensors.items()})
-    return model
 
 
 __all__ = [

@@ -6,7 +6,6 @@ tokenizer predict the same tokens, and their figures can be compared.
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from ..modeling.packed_view import packed_view
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
 from ..utils.errors import UserError
 from ..utils.untrusted import check_model_folder
-from .evaluation import evaluate_masked_lm
+from .evaluation import evaluate_masked_lm, perplexity
 
 # The name of a set of minimal pairs, and its pairs (acceptable, unacceptable).
 Paradigms = dict[str, list[tuple[str, str]]]
@@ -108,7 +107,7 @@ def score_pseudo_perplexity(
     if count == 0:
         raise UserError(f"the corpus {corpus.folder} holds no token to score")
     loss = -sum(float(score.sum()) for score in scores) / count
-    return {"pseudo_loss": loss, "pseudo_perplexity": math.exp(min(700.0, loss)), "pseudo_tokens": count}
+    return {"pseudo_loss": loss, "pseudo_perplexity": perplexity(loss), "pseudo_tokens": count}
 
 
 def _pieces(corpus: Corpus, document: int, max_seq_length: int) -> Iterator[list[int]]:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from clozebert.adaptation.start import open_source_model, used_ids
 from clozebert.adaptation.vocabulary import UNIGRAM_BONUS, NewVocabulary, extend, read_spec, trim
-from clozebert.training.vocabulary_rows import take_rows
+from clozebert.training.rebuilding import take_rows
 from clozebert.utils.errors import UserError
 
 ALGORITHMS = ("bpe", "wordpiece", "unigram")

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import BatchStream, Corpus, Masking
-from clozebert.training.depth import evenly_spaced, take_layers
 from clozebert.training.distillation import TEACHER_SHARE, Distillation
 from clozebert.training.prefetch import model_inputs
+from clozebert.training.rebuilding import evenly_spaced, take_layers
 from clozebert.utils.errors import UserError
 
 
