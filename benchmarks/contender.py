@@ -197,7 +197,7 @@ def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> 
     from clozebert.training import PretrainingArguments
     from clozebert.training.machine import choose_compilation, compile_model, make_accelerator
     from clozebert.training.optimizers import make_optimizer
-    from clozebert.training.prefetch import model_inputs, pin, prefetch, sizes_recur
+    from clozebert.training.prefetch import inputs_maker, pin, prefetch
     from clozebert.training.step import accumulate_gradient, clip_gradient, update_weights
 
     on_cpu = specification["device"] == "cpu"
@@ -209,11 +209,11 @@ def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> 
     arguments = PretrainingArguments(corpus="-", tokenizer_name="-", output_dir="-", learning_rate=1e-5)
     prepared, optimizer = accelerator.prepare(model, make_optimizer(model, arguments))
     packed = [packed_batch(*one) for one in masked(batches)]
-    plan_for, recurs = (model.config if on_cpu else None), sizes_recur(accelerator)
+    make_inputs = inputs_maker(model.config, accelerator)
 
     def load(index: int) -> tuple[Any, int]:
         """As `StepLoader` does, in the thread of `prefetch`."""
-        inputs = model_inputs(packed[index], plan_for=plan_for, recurs=recurs)
+        inputs = make_inputs(packed[index])
         return (inputs if on_cpu else pin(inputs)), len(packed[index].labels)
 
     def work(count: int | None = None) -> float:

@@ -46,14 +46,7 @@ def measure(recipe: str, *, pairs: int, threads: int, precision: str) -> dict[st
     def step(side: int) -> float:
         model, update = sides[side]
         begun = time.process_time()
-        timed_step(
-            model,
-            update,
-            batch,
-            num_predicted=len(batch["labels"]),
-            max_grad_norm=arguments.max_grad_norm,
-            accelerator=accelerator,
-        )
+        timed_step(model, update, batch, max_grad_norm=arguments.max_grad_norm, accelerator=accelerator)
         return time.process_time() - begun
 
     times: list[list[float]] = [[], []]

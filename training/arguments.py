@@ -242,6 +242,16 @@ class PretrainingArguments:
             save_steps=min(self.save_steps, -(-max_steps // 4)),
         )
 
+    def of_one_micro_batch(self, rows: int, world_size: int) -> "PretrainingArguments":
+        """The same run in steps of a single micro-batch of `rows` rows in each of `world_size` processes."""
+        return dataclasses.replace(
+            self,
+            global_batch_size=rows * world_size,
+            initial_global_batch_size=None,
+            batch_warmup_steps=0,
+            per_device_train_batch_size=rows,
+        )
+
     @property
     def mean_mlm_probability(self) -> float:
         """The share of the tokens that is predicted, over the whole run."""
@@ -284,6 +294,10 @@ class PretrainingArguments:
                 f"(global_batch_size={self.global_batch_size} over {world_size}); the nearest that does is {fitting}"
             )
         return rows // size
+
+    def rows_at_once(self, world_size: int) -> int:
+        """The rows of a full micro-batch in each of `world_size` processes."""
+        return self.global_batch_size // world_size // self.micro_batches(world_size)
 
     def decisive(self) -> dict[str, Any]:
         """The fields that decide what the weights become: no paths, and nothing about the machine."""

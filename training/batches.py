@@ -8,7 +8,7 @@ from ..configuration import ClozeBertConfig
 from ..corpus import BatchStream, Masking, Mixture
 from ..corpus.randomness import derive
 from .arguments import Phase, PretrainingArguments
-from .prefetch import StepLoader, prefetch, sizes_recur
+from .prefetch import StepLoader, inputs_maker, prefetch
 
 
 def make_masking(arguments: PretrainingArguments, *, rate: float) -> Masking:
@@ -35,7 +35,7 @@ def make_stream(phase: Phase, mixture: Mixture) -> BatchStream:
 
 
 def load_batches(
-    stream: BatchStream, phase: Phase, *, step: int, accelerator: Any, plan_for: ClozeBertConfig | None
+    stream: BatchStream, phase: Phase, *, step: int, accelerator: Any, config: ClozeBertConfig
 ) -> Generator[Any, None, None]:
     """This process' micro-batches of each step of the phase from `step` on, made ahead; see `StepLoader`."""
     processes = accelerator.num_processes
@@ -44,10 +44,9 @@ def load_batches(
         accelerator.process_index,
         processes,
         phase.arguments.micro_batches(processes),
-        config=plan_for,
+        inputs_maker(config, accelerator),
         # Worker processes cannot pin memory; their batches are copied from ordinary memory.
         pins=accelerator.device.type == "cuda" and phase.arguments.dataloader_num_workers == 0,
-        recurs=sizes_recur(accelerator),
     )
     return prefetch(
         loader,

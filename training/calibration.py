@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,11 +18,12 @@ from ..utils.errors import UserError
 from ..utils.progress_bar import progress_bar
 from .arguments import LENGTHS, PretrainingArguments
 from .batches import make_masking
+from .checks import CheckedRun
 from .evaluation import evaluate_mixture
 from .machine import begins_slowly, make_accelerator
 from .phase_setup import PhaseSetup, set_up_model, set_up_phase
 from .planning import Calibration
-from .prefetch import ModelInputs, count_predicted, model_inputs, sizes_recur
+from .prefetch import ModelInputs, count_predicted, inputs_maker, model_inputs
 from .processes import mean_over_processes
 from .step import accumulate_gradient, timed_step
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
@@ -49,35 +50,19 @@ def calibrate(
     rows = min(arguments.per_device_train_batch_size, arguments.global_batch_size)
     before = _peak_bytes(device, reset=True)
     core, model, optimizer = set_up_model(arguments, config, accelerator=accelerator)
-    plan_for = core.config if device.type == "cpu" else None
-    recurs = sizes_recur(accelerator)
-    batches = micro_batches(arguments, config, corpora, rows=rows, plan_for=plan_for, recurs=recurs)
-
-    def step() -> StepTime:
-        batch = next(batches)
-        return timed_step(
-            model,
-            optimizer,
-            batch,
-            num_predicted=count_predicted(batch),
-            max_grad_norm=arguments.max_grad_norm,
-            accelerator=accelerator,
-        )
-
+    batches = micro_batches(arguments, config, corpora, rows=rows, make_inputs=inputs_maker(core.config, accelerator))
     with progress_bar(description="timing steps", unit=" s", total=round(seconds), leave=False) as bar:
         begun = time.monotonic()
 
-        def shown_step() -> StepTime:
-            taken = step()
+        def step() -> StepTime:
+            taken = timed_step(
+                model, optimizer, next(batches), max_grad_norm=arguments.max_grad_norm, accelerator=accelerator
+            )
             bar.update(min(round(time.monotonic() - begun), bar.total) - bar.n)
             return taken
 
-        timing = time_steps(
-            shown_step,
-            seconds=seconds,
-            agree=lambda value: value,
-            begins_slowly=begins_slowly(arguments.torch_compile, device),
-        )
+        slow = begins_slowly(arguments.torch_compile, device)
+        timing = time_steps(step, seconds=seconds, agree=lambda value: value, begins_slowly=slow)
     after = _peak_bytes(device, reset=False)
     accelerator.free_memory()
     peak = None if before is None or after is None else after - before
@@ -90,8 +75,7 @@ def micro_batches(
     corpora: Mixture | None,
     *,
     rows: int,
-    plan_for: ClozeBertConfig | None = None,
-    recurs: bool = False,
+    make_inputs: Callable[[Any], ModelInputs] = model_inputs,
 ) -> Iterator[ModelInputs]:
     """Micro-batches of the run, or the same random one again and again; on the CPU."""
     if corpora is None:
@@ -106,7 +90,7 @@ def micro_batches(
         weights=corpora.shares,
     )
     for step in itertools.count():
-        yield model_inputs(stream.batch(step), plan_for=plan_for, recurs=recurs)
+        yield make_inputs(stream.batch(step))
 
 
 def _random_batch(arguments: PretrainingArguments, config: ClozeBertConfig, *, rows: int) -> ModelInputs:
@@ -135,50 +119,35 @@ def _peak_bytes(device: torch.device, *, reset: bool) -> float | None:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
 
 
-def choose_length(
-    arguments: PretrainingArguments,
-    config: ClozeBertConfig,
-    mixture: Mixture,
-    *,
-    given: PretrainingArguments,
-    accelerator: Any,
-    begun: float,
-) -> tuple[PretrainingArguments, str, float]:
+def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[PretrainingArguments, str, float]:
     """The run with as many steps as fit into its `max_minutes`.
 
     Where the text gave the run its length, there are no more steps than that. A `max_steps` that was given beside
     `max_minutes` only says what warm-ups and decay are shares of.
 
     Args:
-        arguments: with a number of steps.
-        given: the run as a person described it, maybe without.
         begun: when the run began, by `time.monotonic`.
 
     Returns:
         And what a person should know of it. Seconds of a step, without its update, for each token of one process.
     """
+    arguments, given, mixture = run.phases[0].arguments, run.given, run.mixtures[0]
     assert arguments.max_minutes is not None
-    seconds = 60 * arguments.max_minutes
-    timing = _time_phase(arguments, config, mixture, accelerator=accelerator, seconds=seconds)
+    seconds, processes = 60 * arguments.max_minutes, accelerator.num_processes
+    timing = _time_and_forget(run, accelerator=accelerator, seconds=seconds)
     gone = mean_over_processes(time.monotonic() - begun, accelerator)
     evaluated = sum(split.num_tokens for split in mixture.validation.values())
     if arguments.max_eval_batches is not None:
         of_batch = arguments.per_device_eval_batch_size * arguments.max_seq_length
         evaluated = min(evaluated, arguments.max_eval_batches * of_batch * len(mixture.validation))
-    processes = accelerator.num_processes
     steps = steps_in(
-        seconds - gone,
-        timing,
-        arguments=arguments,
-        world_size=processes,
-        eval_tokens=evaluated / processes,
+        seconds - gone, timing, arguments=arguments, world_size=processes, eval_tokens=evaluated / processes
     )
     said = (
         f"max_minutes={arguments.max_minutes:g}: {steps:,} steps fit; a micro-batch took {timing.micro_batch:.3g} s "
         f"and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
     )
-    tokens = arguments.tokens_per_step / processes / arguments.micro_batches(processes)
-    of_token = timing.micro_batch / tokens
+    of_token = timing.micro_batch / (arguments.rows_at_once(processes) * arguments.max_seq_length)
     if steps >= arguments.num_steps and given.max_steps is None:
         return arguments, f"{said}; the run needs {arguments.num_steps:,}", of_token
     try:
@@ -198,13 +167,11 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
 
     It leaves no trace: no weight changes, and each step draws its random numbers anew.
     """
-    arguments, processes, device = setup.arguments, accelerator.num_processes, accelerator.device
-    rows = arguments.global_batch_size // processes // arguments.micro_batches(processes)
+    arguments, device = setup.arguments, accelerator.device
+    rows = arguments.rows_at_once(accelerator.num_processes)
     if device.type == "cpu":
         rows = max(1, min(rows, _TIMED_TOKENS // arguments.max_seq_length))
-    plan_for = setup.core.config if device.type == "cpu" else None
-    rate = arguments.mlm_probability
-    batch = model_inputs(setup.stream.rows(0, rows, rate=rate), plan_for=plan_for, recurs=sizes_recur(accelerator))
+    batch = inputs_maker(setup.core.config, accelerator)(setup.stream.rows(0, rows, rate=arguments.mlm_probability))
     # The first step compiles kernels and gets memory from the system. On a CPU that does not compile, this is little.
     needed = 2 if begins_slowly(arguments.torch_compile, device) else 1
     seconds: list[float] = []
@@ -219,56 +186,45 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
     return mean_over_processes(min(seconds[needed - 1 :]), accelerator) / batch["input_ids"].numel()
 
 
-def _time_phase(
-    arguments: PretrainingArguments, config: ClozeBertConfig, mixture: Mixture, *, accelerator: Any, seconds: float
-) -> StepTime:
+def _time_and_forget(run: CheckedRun, *, accelerator: Any, seconds: float) -> StepTime:
     """Take steps of one micro-batch from the run's own batches, time them, and forget all that they did."""
-    processes = accelerator.num_processes
-    rows = arguments.global_batch_size // processes // arguments.micro_batches(processes)
-    timed = dataclasses.replace(
-        arguments,
-        max_minutes=None,
-        global_batch_size=rows * processes,
-        initial_global_batch_size=None,
-        batch_warmup_steps=0,
-    ).of_length(MOST_TIMED)
     scaler = None if accelerator.scaler is None else accelerator.scaler.state_dict()
-    timing = _time_steps_of(timed, config, mixture, accelerator=accelerator, seconds=seconds)
+    timing = _time_steps_of(run, accelerator=accelerator, seconds=seconds)
     accelerator.free_memory()
     if scaler is not None:
         accelerator.scaler.load_state_dict(scaler)
     return timing
 
 
-def _time_steps_of(
-    arguments: PretrainingArguments, config: ClozeBertConfig, mixture: Mixture, *, accelerator: Any, seconds: float
-) -> StepTime:
+def _time_steps_of(run: CheckedRun, *, accelerator: Any, seconds: float) -> StepTime:
+    arguments, processes = run.phases[0].arguments, accelerator.num_processes
+    timed = arguments.of_one_micro_batch(arguments.rows_at_once(processes), processes).of_length(MOST_TIMED)
     setup = set_up_phase(
-        arguments.split_phases()[0], mixture, config, accelerator=accelerator, state=TrainingState(step=0), weights=None
+        dataclasses.replace(run.phases[0], num_steps=MOST_TIMED, arguments=timed),
+        run.mixtures[0],
+        run.configs[0],
+        accelerator=accelerator,
+        state=TrainingState(step=0),
+        weights=None,
     )
     setup.optimizer.optimizer.set_learning_rate(0.0)
+    batches = (batch for micro_batches, _ in setup.loader for batch in micro_batches)
 
     def step() -> StepTime:
-        (batch,), num_predicted = next(setup.loader)
         return timed_step(
-            setup.model,
-            setup.optimizer,
-            batch,
-            num_predicted=num_predicted,
-            max_grad_norm=arguments.max_grad_norm,
-            accelerator=accelerator,
+            setup.model, setup.optimizer, next(batches), max_grad_norm=timed.max_grad_norm, accelerator=accelerator
         )
 
-    slow = begins_slowly(arguments.torch_compile, accelerator.device)
-    timing = time_run(
-        step, seconds=seconds, agree=lambda value: mean_over_processes(value, accelerator), begins_slowly=slow
-    )
+    def agree(value: float) -> float:
+        return mean_over_processes(value, accelerator)
+
+    slow = begins_slowly(timed.torch_compile, accelerator.device)
+    timing = time_run(step, seconds=seconds, agree=agree, begins_slowly=slow)
     setup.loader.close()
     if slow:
         # What this compiles, the run's own model takes over, and its time is gone before the steps are counted. An
         # evaluation that fails does so in the run again, which reports it and goes on.
         with contextlib.suppress(Exception):
-            evaluate_mixture(
-                setup.model, mixture, dataclasses.replace(arguments, max_eval_batches=1), accelerator=accelerator
-            )
+            once = dataclasses.replace(timed, max_eval_batches=1)
+            evaluate_mixture(setup.model, run.mixtures[0], once, accelerator=accelerator)
     return timing

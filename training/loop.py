@@ -86,30 +86,15 @@ class Pretraining:
     def _begin(self, *, begun: float) -> None:
         """Find the step to begin at and how long the run is, then set up its phase."""
         arguments = self.run.given
-        checkpoint, tensors, index = None, None, 0
-        self.state = TrainingState(step=0)
+        self.state, checkpoint, tensors = TrainingState(step=0), None, None
         if not self.dry_run:
             checkpoint = on_main_process(self.accelerator, lambda: find_checkpoint(arguments, take=self.output.take))
         if checkpoint is not None:
             self.state, tensors = read_training_state(checkpoint)
         self._evaluated_at = self.state.evaluation.get("step")  # the last evaluation that was tried
-        self._saved_at = self.state.step if checkpoint is not None else None
-        self._seconds_per_token: float | None = None  # of one process, where steps were timed already
-        said = ""
-        by_text = arguments.max_steps is None and arguments.num_train_epochs is None
-        if self.state.step and (by_text or arguments.max_minutes is not None):
-            self.run.phases = length_as_begun(self.run.phases[0].arguments, self.state).split_phases()
-            said = f"{self.run.last_step:,} steps, as when the run began"
-        elif arguments.max_minutes is not None:
-            fitting, said, self._seconds_per_token = choose_length(
-                self.run.phases[0].arguments,
-                self.run.configs[0],
-                self.run.mixtures[0],
-                given=arguments,
-                accelerator=self.accelerator,
-                begun=begun,
-            )
-            self.run.phases = fitting.split_phases()
+        self._saved_at = None if checkpoint is None else self.state.step
+        said = self._settle_length(begun=begun)
+        index = 0
         if checkpoint is not None:
             index = check_resume(checkpoint, self.state, self.run, accelerator=self.accelerator)
         self.planned = self.run.phases
@@ -122,9 +107,27 @@ class Pretraining:
             precision=self.accelerator.mixed_precision,
             unk_token_id=self.run.tokenizer.unk_token_id,
         )
-        if said:
-            self.log.say(said)
+        for line in said:
+            self.log.say(line)
         self._enter(index, checkpoint or arguments.model_name_or_path, tensors)
+
+    def _settle_length(self, *, begun: float) -> list[str]:
+        """Give a run whose length nobody named the one that it began with, or the steps that fit its `max_minutes`.
+
+        Returns:
+            What a person should know of it.
+        """
+        given = self.run.given
+        self._seconds_per_token: float | None = None  # of one process, where steps were timed already
+        by_text = given.max_steps is None and given.num_train_epochs is None
+        if self.state.step and (by_text or given.max_minutes is not None):
+            self.run.phases = length_as_begun(self.run.phases[0].arguments, self.state).split_phases()
+            return [f"{self.run.last_step:,} steps, as when the run began"]
+        if given.max_minutes is None:
+            return []
+        fitting, said, self._seconds_per_token = choose_length(self.run, accelerator=self.accelerator, begun=begun)
+        self.run.phases = fitting.split_phases()
+        return [said]
 
     def _open_log(self, arguments: PretrainingArguments) -> RunLog:
         if arguments.report_to and not self.dry_run:
@@ -169,17 +172,14 @@ class Pretraining:
     def train(self, stop: StopRequest) -> dict[str, Any]:
         """All steps that are left, with their logging, checkpoints and evaluation; then the finished model."""
         several = self.accelerator.num_processes > 1
-        self.stop = stop
-        self.watchdog = Watchdog(timeout=self.setup.arguments.ddp_timeout, stop=stop)
+        self.stop = StopRequest() if self.dry_run else stop  # a dry run has nothing to save, and goes on to its end
+        self.watchdog = Watchdog(timeout=self.setup.arguments.ddp_timeout, stop=self.stop)
         with self.watchdog.watching() if several else contextlib.nullcontext():
             while not self._train_phase():
                 if self.setup.phase is self.run.phases[-1]:
-                    return self._dry_results() if self.dry_run else self._finish()
+                    return self._finish()
                 self._next_phase()
             return self._stop()
-
-    def _dry_results(self) -> dict[str, Any]:
-        return {"dry_run": True, "parameters": self.setup.num_parameters}
 
     def _train_phase(self) -> bool:
         """The steps that are left of the phase, and what it ends with; whether a signal ended it early."""
@@ -199,12 +199,7 @@ class Pretraining:
             setup.optimizer.optimizer.set_learning_rate(arguments.learning_rate_factor(state.step - phase.first_step))
             seed_step(arguments.seed, state.step, accelerator.process_index)
             part = accumulate_gradient(
-                setup.model,
-                batches,
-                num_predicted=num_predicted,
-                accelerator=accelerator,
-                # Several processes have to agree first, after the step.
-                stop=self.stop if accelerator.num_processes == 1 and not self.dry_run else False,
+                setup.model, batches, num_predicted=num_predicted, accelerator=accelerator, stop=self.stop
             )
             if part is None:
                 setup.optimizer.zero_grad()
@@ -225,9 +220,9 @@ class Pretraining:
             self.log.advance()
             if self._is_due(arguments.logging_steps) or state.step == phase.last_step:
                 self._log_training(watch)
-            if not self.dry_run and (stopping or self._save_and_evaluate()):
+            if stopping or self._save_and_evaluate():
                 return True
-        return False if self.dry_run else self._close_phase()
+        return self._close_phase()
 
     def _save_and_evaluate(self) -> bool:
         """What is due after a step; saved first, so that nothing is lost to an evaluation. Whether a signal came."""
@@ -238,7 +233,7 @@ class Pretraining:
     def _was_killed_before_evaluating(self) -> bool:
         """Whether the checkpoint that the run goes on from was saved, but the evaluation of its step not done."""
         is_due = self._is_due(self.setup.arguments.eval_steps) and self.state.step > self.setup.phase.first_step
-        return is_due and self._evaluated_at != self.state.step and not self.dry_run
+        return is_due and self._evaluated_at != self.state.step
 
     def _count_skips(self, num_broken: int) -> None:
         """Note whether the step was left out because its gradient is not finite; so many in a row end the run."""
@@ -385,6 +380,8 @@ class Pretraining:
 
     def _close_phase(self) -> bool:
         """The checkpoint and the evaluation that every phase ends with; whether a signal ended it early."""
+        if self.dry_run:
+            return False
         if self._saved_at != self.state.step:
             self.save_checkpoint()
         return self._evaluated_at != self.state.step and self.evaluate()
@@ -398,8 +395,10 @@ class Pretraining:
         return {"stopped_by": self.stop.signal_number or 15, "step": self.state.step}
 
     def _finish(self) -> dict[str, Any]:
-        """The model itself, its curve, card and results."""
+        """The model itself, its curve, card and results; of a dry run nothing but its size."""
         setup = self.setup
+        if self.dry_run:
+            return {"dry_run": True, "parameters": setup.num_parameters}
         weights = whole_weights(setup.core)
         results = results_of(self.state, num_parameters=setup.num_parameters, peak_flops=self.peak_flops)
 

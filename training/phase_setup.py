@@ -72,7 +72,6 @@ def set_up_phase(
         weights: the folder or Hub name of the weights that came before; None: random ones.
         tensors: the optimizer's state that came before.
     """
-    on_cpu = accelerator.device.type == "cpu"
     stream = make_stream(phase, corpora)
     core, model, optimizer = set_up_model(
         phase.arguments, config, accelerator=accelerator, weights=weights, strict=tensors is not None
@@ -81,10 +80,8 @@ def set_up_phase(
         load_optimizer_state(optimizer.optimizer, tensors)
     if accelerator.scaler is not None and state.scaler is not None:
         accelerator.scaler.load_state_dict(state.scaler)
-    loader = load_batches(
-        stream, phase, step=state.step, accelerator=accelerator, plan_for=core.config if on_cpu else None
-    )
-    flops = flops_per_token(config, phase.arguments, corpora, on_cpu=on_cpu)
+    loader = load_batches(stream, phase, step=state.step, accelerator=accelerator, config=core.config)
+    flops = flops_per_token(config, phase.arguments, corpora, on_cpu=accelerator.device.type == "cpu")
     return PhaseSetup(phase, corpora, stream, core, model, optimizer, loader, flops)
 
 
@@ -131,7 +128,7 @@ def flops_per_token(
 
 
 def dry_phase(phase: Phase, accelerator: Any) -> Phase:
-    """A phase in a dry run: two steps, in each of which a process takes a single micro-batch, on a CPU of one row."""
+    """A phase in a dry run: two steps of a single micro-batch in each process, on a CPU of one row."""
     arguments = phase.arguments
     rows = 1 if accelerator.device.type == "cpu" else arguments.per_device_train_batch_size
     rows = min(rows, arguments.global_batch_size)
@@ -140,10 +137,6 @@ def dry_phase(phase: Phase, accelerator: Any) -> Phase:
         first_step=_DRY_STEPS * phase.index,
         num_steps=_DRY_STEPS,
         arguments=dataclasses.replace(
-            arguments,
-            global_batch_size=rows * accelerator.num_processes,
-            initial_global_batch_size=None,
-            batch_warmup_steps=0,
-            per_device_train_batch_size=rows,
+            arguments.of_one_micro_batch(rows, accelerator.num_processes), eval_steps=0, save_steps=0
         ),
     )

@@ -1,6 +1,7 @@
 """Makes batches ahead of the loop (data loading), in a thread or in worker processes."""
 
 import contextlib
+import functools
 import queue
 import signal
 import threading
@@ -20,41 +21,6 @@ from .signals import STOP_SIGNALS
 
 ModelInputs = dict[str, Any]
 _AHEAD = 2
-
-
-@dataclass
-class StepLoader:
-    """step -> this process' micro-batches as the model's keyword arguments; how many tokens it predicts in them.
-
-    `micro_batches`: of a whole global batch; a smaller one takes fewer of the same size. `config`: of a model that
-    trains on a CPU, whose attention is planned here. `pins`: into memory from which CUDA copies without a wait.
-    `recurs`: see `model_inputs`.
-    """
-
-    stream: Any
-    rank: int
-    world_size: int
-    micro_batches: int
-    config: ClozeBertConfig | None = None
-    pins: bool = False
-    recurs: bool = False
-
-    def __call__(self, step: int) -> tuple[list[ModelInputs], int]:
-        size = self.stream.batch_size
-        micro_batches = -(-self.micro_batches * size.at(step) // size.rows)
-        batches = [
-            self.stream.batch(
-                step,
-                rank=self.rank,
-                world_size=self.world_size,
-                micro_batch=micro_batch,
-                micro_batches=micro_batches,
-            )
-            for micro_batch in range(micro_batches)
-        ]
-        num_predicted = sum(len(batch.labels) for batch in batches)
-        inputs = [model_inputs(batch, plan_for=self.config, recurs=self.recurs) for batch in batches]
-        return [pin(one) for one in inputs] if self.pins else inputs, num_predicted
 
 
 def model_inputs(
@@ -89,9 +55,44 @@ def model_inputs(
     }
 
 
-def sizes_recur(accelerator: Any) -> bool:
-    """Whether micro-batches of a few sizes are faster than of any: on a CPU in half precision."""
-    return accelerator.device.type == "cpu" and accelerator.mixed_precision != "no"
+def inputs_maker(config: ClozeBertConfig, accelerator: Any) -> Callable[[Any], ModelInputs]:
+    """`model_inputs` for training on this machine: on a CPU with plans, in half precision there in sizes that recur."""
+    on_cpu = accelerator.device.type == "cpu"
+    recurs = on_cpu and accelerator.mixed_precision != "no"
+    return functools.partial(model_inputs, plan_for=config if on_cpu else None, recurs=recurs)
+
+
+@dataclass
+class StepLoader:
+    """step -> this process' micro-batches as the model's keyword arguments; how many tokens it predicts in them.
+
+    `micro_batches`: of a whole global batch; a smaller one takes fewer of the same size. `make_inputs`: see
+    `inputs_maker`. `pins`: into memory from which CUDA copies without a wait.
+    """
+
+    stream: Any
+    rank: int
+    world_size: int
+    micro_batches: int
+    make_inputs: Callable[[Any], ModelInputs] = model_inputs
+    pins: bool = False
+
+    def __call__(self, step: int) -> tuple[list[ModelInputs], int]:
+        size = self.stream.batch_size
+        micro_batches = -(-self.micro_batches * size.at(step) // size.rows)
+        batches = [
+            self.stream.batch(
+                step,
+                rank=self.rank,
+                world_size=self.world_size,
+                micro_batch=micro_batch,
+                micro_batches=micro_batches,
+            )
+            for micro_batch in range(micro_batches)
+        ]
+        num_predicted = sum(len(batch.labels) for batch in batches)
+        inputs = [self.make_inputs(batch) for batch in batches]
+        return [pin(one) for one in inputs] if self.pins else inputs, num_predicted
 
 
 def count_predicted(inputs: ModelInputs) -> int:

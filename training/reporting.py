@@ -37,7 +37,7 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
     phase, corpora, config = phases[index], setup.corpora, setup.core.config
     arguments, processes = phase.arguments, accelerator.num_processes
     micro_batches = arguments.micro_batches(processes)
-    rows = arguments.global_batch_size // (processes * micro_batches)
+    rows = arguments.rows_at_once(processes)
     smallest = arguments.batch_size.smallest * arguments.max_seq_length
     rising = f", rising from {smallest:,} over {arguments.batch_warmup_steps:,}"
     of_all = f" of {phases[-1].last_step:,}" if len(phases) > 1 else ""

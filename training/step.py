@@ -13,34 +13,36 @@ import torch
 
 from ..utils.device import wait_for
 from .optimizers import whole_tensor
-from .prefetch import ModelInputs, to_device
+from .prefetch import ModelInputs, count_predicted, to_device
 from .signals import LeftEarlyError, leaving_early
 from .time_budget import StepTime
 
 
 def accumulate_gradient(
-    model: torch.nn.Module, batches: list[ModelInputs], *, num_predicted: int, accelerator: Any, stop: object = False
+    model: torch.nn.Module, batches: list[ModelInputs], *, num_predicted: int, accelerator: Any, stop: object = None
 ) -> torch.Tensor | None:
     """Forward and backward of one process' micro-batches.
 
     Args:
         num_predicted: tokens that this process predicts in them.
-        stop: where it becomes true, the rest is left out and the result is None.
+        stop: where it becomes true, a process that is alone leaves out the rest, and the result is None. Several have
+            to agree first, after the step.
 
     Returns:
         This process' part of the loss, a scalar: the sum over its predicted tokens, divided by how many all processes
         predict. The parts of all processes add up to the loss of the step.
     """
-    device = accelerator.device
+    device, is_alone = accelerator.device, accelerator.num_processes == 1
     # A tensor, not a number: it differs from step to step, and compiled code would be specialised on it.
     items = torch.tensor(float(num_predicted), device=device)
-    if accelerator.num_processes > 1:
+    if not is_alone:
         torch.distributed.all_reduce(items)
     total = torch.zeros((), device=device)
     try:
-        with contextlib.nullcontext() if stop is False else leaving_early(model, lambda: bool(stop), device):
+        leaving = stop is not None and is_alone
+        with leaving_early(model, lambda: bool(stop), device) if leaving else contextlib.nullcontext():
             for index, batch in enumerate(batches):
-                if stop:
+                if leaving and stop:
                     return None
                 is_last = index == len(batches) - 1
                 with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
@@ -75,15 +77,10 @@ def update_weights(optimizer: Any, *, num_broken: int, accelerator: Any) -> None
 
 
 def timed_step(
-    model: torch.nn.Module,
-    optimizer: Any,
-    batch: ModelInputs,
-    *,
-    num_predicted: int,
-    max_grad_norm: float,
-    accelerator: Any,
+    model: torch.nn.Module, optimizer: Any, batch: ModelInputs, *, max_grad_norm: float, accelerator: Any
 ) -> StepTime:
     """A step of one micro-batch, and how long its two parts took."""
+    num_predicted = count_predicted(batch)
     begun = time.perf_counter()
     accumulate_gradient(model, [batch], num_predicted=num_predicted, accelerator=accelerator)
     wait_for(accelerator.device)

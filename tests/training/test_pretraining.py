@@ -1,6 +1,7 @@
 """The loop: exact gradients, real learning, what it writes, and what it refuses before any work."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -17,7 +18,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from clozebert import ClozeBertForMaskedLM, ClozeBertForSequenceClassification
 from clozebert.corpus import BatchSize, BatchStream, Corpus, Masking, ValidationBatches
 from clozebert.training import PretrainingArguments, evaluate_masked_lm, loop, pretrain
-from clozebert.training.prefetch import StepLoader, count_predicted, prefetch
+from clozebert.training.prefetch import StepLoader, count_predicted, model_inputs, prefetch
 from clozebert.training.step import accumulate_gradient, clip_gradient
 
 
@@ -49,7 +50,8 @@ def test_every_split_of_a_batch_gives_the_same_gradient(
     assert all(gradient.abs().max() > 0 for gradient in expected.values())
     for micro_batches, recurs in itertools.product((1, 2, 4), (False, True)):
         model.zero_grad()
-        batches, num_predicted = StepLoader(stream, 0, 1, micro_batches, recurs=recurs)(2)
+        make_inputs = functools.partial(model_inputs, recurs=recurs)
+        batches, num_predicted = StepLoader(stream, 0, 1, micro_batches, make_inputs)(2)
         assert num_predicted == sum(map(count_predicted, batches))
         assert not recurs or all(len(batch["labels"]) % 64 == 0 for batch in batches)
         loss = accumulate_gradient(model, batches, num_predicted=num_predicted, accelerator=accelerator)

@@ -18,8 +18,9 @@ from clozebert.training import checks
 from clozebert.training.arguments import PretrainingArguments
 from clozebert.training.checkpoints import list_checkpoints
 from clozebert.training.checks import check_run
+from clozebert.training.expectations import hours_lines, length_lines
 from clozebert.training.initial_model import padded_vocabulary
-from clozebert.training.run_length import epochs_by_text, hours_lines, length_by_text, length_lines, rows_of_text
+from clozebert.training.run_length import epochs_by_text, length_by_text, rows_of_text
 from clozebert.training.run_settings import make_config, split_settings, suit_continuing
 from clozebert.training.training_state import read_training_state
 from clozebert.utils.errors import UserError
