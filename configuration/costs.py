@@ -73,30 +73,38 @@ def parts_of(config: "ClozeBertConfig", model_class: str = _MASKED_LM) -> list[P
     layers = config.num_hidden_layers
     windowed = sum(config.attention_type(layer) == "sliding_attention" for layer in range(layers))
     glu = config.mlp_type == "glu"  # then two projections from D to F, and one back
-    attention_bias = " + 2*D + 2*G" if config.attention_bias else ""
-    mlp_bias = (" + 2*F + D" if glu else " + F + D") if config.mlp_bias else ""
-    parts = [*_front(config)]
-    parts.append(
-        Part(
-            "attention projections q k v o",
-            layers,
-            f"2*D*D + 2*D*G{attention_bias}",
-            "2*B*T*(2*D*D + 2*D*G)",
-            "B*T*(2*D + 2*G)",
-        )
-    )
+    projections = _sum("2*D*D + 2*D*G", config.attention_bias and "2*D + 2*G")
+    parts = _front(config)
+    parts.append(Part("attention projections q k v o", layers, projections, "2*B*T*(2*D*D + 2*D*G)", "B*T*(2*D + 2*G)"))
     if layers > windowed:
         parts.append(Part("attention, all tokens", layers - windowed, "0", "4*B*T*T*D", "B*T*D"))
     if windowed:
         parts.append(Part("attention, window", windowed, "0", "4*B*(T*(2*W + 1) - W*(W + 1))*D", "B*T*D"))
-    weights, flops, written = ("3*D*F", "6*B*T*D*F", "2*F") if glu else ("2*D*F", "4*B*T*D*F", "F")
-    parts.append(Part("feed-forward", layers, weights + mlp_bias, flops, f"B*T*({written} + D)"))
-    norms = 2 * layers - (not config.first_attention_norm)
-    norms += config.norm_position == "pre" if config.final_norm is None else config.final_norm
+    weights, bias, flops, written = (
+        ("3*D*F", "2*F + D", "6*B*T*D*F", "2*F") if glu else ("2*D*F", "F + D", "4*B*T*D*F", "F")
+    )
+    parts.append(Part("feed-forward", layers, _sum(weights, config.mlp_bias and bias), flops, f"B*T*({written} + D)"))
+    norms = 2 * layers - (not config.first_attention_norm) + has_final_norm(config)
     parts.append(Part("norms", norms, _norm(config, "D"), "0", "0"))
     if config.qk_norm:
         parts.append(Part("norms of queries and keys", layers, "2*K", "0", "0"))
     return [*parts, *_head(config, model_class)]
+
+
+def has_final_norm(config: "ClozeBertConfig") -> bool:
+    """Whether a norm follows the last layer."""
+    return config.norm_position == "pre" if config.final_norm is None else config.final_norm
+
+
+def _sum(*terms: str | bool) -> str:
+    """The terms that there are, added up."""
+    return " + ".join(term for term in terms if isinstance(term, str)) or "0"
+
+
+def _linear(name: str, rows: str, inputs: str, outputs: str, *more: str | bool, predicted: bool = False) -> Part:
+    """A product of `rows` vectors and a matrix; `more`: parameters beside those of the matrix."""
+    matrix = f"{inputs}*{outputs}"
+    return Part(name, 1, _sum(matrix, *more), f"2*{rows}*{matrix}", f"{rows}*{outputs}", predicted)
 
 
 def _norm(config: "ClozeBertConfig", size: str) -> str:
@@ -104,46 +112,40 @@ def _norm(config: "ClozeBertConfig", size: str) -> str:
 
 
 def _front(config: "ClozeBertConfig") -> list[Part]:
-    absolute = config.position_embedding_type == "absolute"
-    norm = f" + {_norm(config, 'E')}" if config.embedding_norm else ""
+    absolute, norm = config.position_embedding_type == "absolute", config.embedding_norm and _norm(config, "E")
     if config.image_size is not None:
-        positions = f" + {default_length(config)}*D" if absolute else ""
-        return [Part("patches, class token", 1, f"D*Q + 2*D{positions}{norm}", "2*B*(T - 1)*D*Q", "B*(T - 1)*D")]
-    tables = "V*E" + (" + P*E" if absolute else "") + (" + Y*E" if config.type_vocab_size else "")
-    projected = config.embedding_size is not None and config.embedding_size != config.hidden_size
-    parts = [Part("embeddings", 1, tables + norm, "0", "0")]
-    if projected:
-        parts.append(Part("embeddings to hidden size", 1, "E*D + D", "2*B*T*E*D", "B*T*D"))
+        parameters = _sum("D*Q + 2*D", absolute and f"{default_length(config)}*D", norm)
+        return [Part("patches, class token", 1, parameters, "2*B*(T - 1)*D*Q", "B*(T - 1)*D")]
+    tables = _sum("V*E", absolute and "P*E", config.type_vocab_size > 0 and "Y*E", norm)
+    parts = [Part("embeddings", 1, tables, "0", "0")]
+    if config.embedding_size not in (None, config.hidden_size):
+        parts.append(_linear("embeddings to hidden size", "B*T", "E", "D", "D"))
     return parts
 
 
 def _head(config: "ClozeBertConfig", model_class: str) -> list[Part]:
     if config.image_size is not None or model_class != _MASKED_LM:
         return _classifier(config, model_class)
-    parts, head_norm, bias = [], f" + {_norm(config, 'E')}", " + E" if config.head_bias else ""
+    parts, beside = [], (config.head_bias and "E", _norm(config, "E"))
     if config.prediction_dense:
-        parts.append(Part("prediction's dense layer", 1, f"D*E{bias}{head_norm}", "2*B*T*D*E", "B*T*E", True))
-    terms = [term for term, own in (("V*E", not config.tie_word_embeddings), ("V", config.decoder_bias)) if own]
-    return [*parts, Part("decoder onto the vocabulary", 1, " + ".join(terms) or "0", "2*B*T*E*V", "B*T*V", True)]
+        parts.append(_linear("prediction's dense layer", "B*T", "D", "E", *beside, predicted=True))
+    own = _sum(not config.tie_word_embeddings and "V*E", config.decoder_bias and "V")
+    return [*parts, Part("decoder onto the vocabulary", 1, own, "2*B*T*E*V", "B*T*V", True)]
 
 
 def _classifier(config: "ClozeBertConfig", model_class: str) -> list[Part]:
     """A classifier of rows or of each token; of the bare encoder its pooler, where it has one."""
-    bare, pools = model_class == "ClozeBertModel", model_class not in _OF_TOKENS
-    if bare and not config.base_pooler:
-        return []
-    rows, parts = "B" if pools else "B*T", []
-    pooled = "D" if pools and config.classifier_pooling == "attention" else ""
-    if bare or config.classifier_dense == "all" or (pools and config.classifier_dense == "pooled"):
-        terms = ["D*D", "D" if config.head_bias else "", _norm(config, "D") if config.classifier_norm else ""]
-        name, terms = ("pooler", [*terms, pooled]) if bare else ("classifier's dense layer", terms)
-        parts.append(Part(name, 1, " + ".join(filter(None, terms)), f"2*{rows}*D*D", f"{rows}*D"))
-    if bare:
-        return parts
+    pools = model_class not in _OF_TOKENS
+    rows = "B" if pools else "B*T"
+    weights_of_pooling = pools and config.classifier_pooling == "attention" and "D"
+    beside = (config.head_bias and "D", config.classifier_norm and _norm(config, "D"))
+    if model_class == "ClozeBertModel":
+        return [_linear("pooler", rows, "D", "D", *beside, weights_of_pooling)] if config.base_pooler else []
     outputs = _OUTPUTS.get(model_class, "C")
-    terms = [pooled, f"D*{outputs}", outputs if config.classifier_bias else ""]
-    counts = " + ".join(filter(None, terms)), f"2*{rows}*D*{outputs}", f"{rows}*{outputs}"
-    return [*parts, Part("classifier", 1, *counts)]
+    last = _linear("classifier", rows, "D", outputs, config.classifier_bias and outputs, weights_of_pooling)
+    if config.classifier_dense == "all" or (pools and config.classifier_dense == "pooled"):
+        return [_linear("classifier's dense layer", rows, "D", "D", *beside), last]
+    return [last]
 
 
 def short_number(number: int) -> str:

@@ -13,14 +13,14 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from huggingface_hub.errors import StrictDataclassError
 
 from clozebert.configuration.costs import SYMBOLS, default_length, parts_of, short_number, symbols_of
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
-from clozebert.utils.errors import MissingPackageError, UserError, as_user_errors, did_you_mean
+from clozebert.utils.errors import MissingPackageError, UserError, as_user_errors, check_at_least, did_you_mean
 from clozebert.utils.untrusted import check_model_folder, read_json_object
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class DescribeArguments:
     config: str = flag("named architecture, recipe, YAML file or folder of a model", ...)
     batch_size: int = flag("rows of a batch", 1)
     sequence_length: int | None = flag("tokens of a row; default: 512 or the longest, or the patches of an image")
-    dtype: str = flag("float32, bfloat16 or float16", "float32")
+    dtype: Literal["float32", "bfloat16", "float16"] = flag("float32, bfloat16 or float16", "float32")
     text: str | None = flag("draw where each head looks in this sentence; CONFIG is a model's folder then")
     output_file: str = flag("the picture for --text", "attention.png")
 
@@ -53,12 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(
         DescribeArguments, argv, verb="describe", description=DESCRIPTION, examples=_EXAMPLES, first="config"
     )
-    for name in ("batch_size", "sequence_length"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name}={value} must be at least 1")
-    if arguments.dtype not in BYTES_OF:
-        raise UserError(f"--dtype={arguments.dtype!r} must be one of {', '.join(BYTES_OF)}")
+    check_at_least(arguments, batch_size=1, sequence_length=1)
     if arguments.text is not None:
         draw_attention_map(arguments.config, arguments.text, arguments.output_file)
         print(f"attention maps in {arguments.output_file}")

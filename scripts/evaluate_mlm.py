@@ -13,11 +13,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
-from clozebert.utils.errors import UserError, as_user_errors
+from clozebert.utils.errors import UserError, as_user_errors, check_at_least
 from clozebert.utils.files import write_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class EvaluationArguments:
     model_name_or_path: str = flag("folder or Hub name of a masked-LM model", ...)
     tokenizer_name: str | None = flag("tokenizer, where it is not the model's own folder")
     corpus: str | None = flag("folder that prepare_corpus wrote")
-    split: str = flag("which part of the corpus: train or validation", "validation")
+    split: Literal["train", "validation"] = flag("which part of the corpus: train or validation", "validation")
     input: list[str] = flag("text files or folders to score, instead of a prepared corpus", [])
     blimp: list[str] = flag("JSON lines with sentence_good and sentence_bad, or folders of them", [])
     eval_mlm_probability: float = flag("share of the tokens that is predicted; the masks are frozen", 0.15)
@@ -51,7 +51,9 @@ class EvaluationArguments:
     pseudo_perplexity_documents: int = flag(
         "documents whose every token is masked in turn, evenly spaced; 0: leave pseudo-perplexity out", 100
     )
-    mixed_precision: str = flag("no, bf16, fp16, or auto: bf16 where it is fast, and no for --blimp", "auto")
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = flag(
+        "no, bf16, fp16, or auto: bf16 where it is fast, and no for --blimp", "auto"
+    )
     use_cpu: bool = flag("stay on the CPU although there is an accelerator", False)
     trust_remote_code: bool = flag("run the code that comes with the model", False)
     output_file: str | None = flag("write the results here, as JSON")
@@ -61,17 +63,11 @@ class EvaluationArguments:
             raise UserError("nothing to score on: give --corpus DIR, --input FILE… or --blimp DIR")
         if self.corpus and self.input:
             raise UserError("--corpus and --input are two texts: give one of them")
-        if self.split not in ("train", "validation"):
-            raise UserError(f"--split={self.split!r} must be train or validation")
-        if self.mixed_precision not in ("auto", "no", "bf16", "fp16"):
-            raise UserError(f"--mixed_precision={self.mixed_precision!r} must be auto, no, bf16 or fp16")
         if not 0 < self.eval_mlm_probability <= 1:
             raise UserError(f"--eval_mlm_probability={self.eval_mlm_probability} must lie in (0, 1]")
-        for name, least in (("per_device_eval_batch_size", 1), ("max_eval_batches", 1), ("max_seq_length", 8),
-                            ("pseudo_perplexity_documents", 0)):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"--{name}={value} must be at least {least}")
+        check_at_least(
+            self, per_device_eval_batch_size=1, max_eval_batches=1, max_seq_length=8, pseudo_perplexity_documents=0
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

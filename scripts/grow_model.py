@@ -13,7 +13,7 @@ from typing import Any
 
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
-from clozebert.utils.errors import UserError
+from clozebert.utils.errors import UserError, check_at_least
 from clozebert.utils.files import check_output_dir, disk_errors, whole_files
 from clozebert.utils.tokenizer_files import save_tokenizer
 
@@ -40,8 +40,7 @@ class GrowArguments:
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parse(GrowArguments, argv, verb="grow", description=_SUMMARY, examples=_EXAMPLES)
-    if arguments.num_texts < 1:
-        raise UserError(f"num_texts={arguments.num_texts} must be at least 1")
+    check_at_least(arguments, num_texts=1)
 
     from clozebert.corpus.readers import Reader
     from clozebert.corpus.tokenizer import load_tokenizer

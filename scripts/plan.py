@@ -59,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     values = parse_flags(
         pretraining_flags(
-            *(Flag(*flag) for flag in _OWN_FLAGS), model_flags=["vocab_size"], shown=values_for_help(words), idle=_IDLE
+            *(Flag(*flag) for flag in _OWN_FLAGS),
+            more_of_model={"vocab_size": "entries of the vocabulary; in a run, the tokenizer's"},
+            shown=values_for_help(words),
+            idle=_IDLE,
         ),
         words,
         verb="plan",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..utils.command_line import flag
-from ..utils.errors import UserError, did_you_mean, reject_unknown_keys
+from ..utils.errors import UserError, check_at_least, did_you_mean, reject_unknown_keys
 
 if TYPE_CHECKING:
     from ..corpus import BatchSize
@@ -322,17 +322,13 @@ class PretrainingArguments:
         return found[_SAME], found[_SAID]
 
     def _check_ranges(self) -> None:
-        least: dict[str, float] = {
-            "max_steps": 1, "global_batch_size": 1, "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1,
-            "max_seq_length": 8, "seed": 0, "learning_rate": 0, "muon_learning_rate": 0, "weight_decay": 0,
-            "max_grad_norm": 0, "warmup_steps": 0, "decay_steps": 0, "dataloader_num_workers": 0, "logging_steps": 1,
-            "eval_steps": 0, "save_steps": 0, "max_eval_batches": 1, "save_total_limit": 1, "adam_epsilon": 0,
-            "initial_global_batch_size": 1, "batch_warmup_steps": 0, "ddp_timeout": 1,
-        }  # fmt: skip
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise UserError(f"{name}={value} must be at least {bound}")
+        check_at_least(
+            self, max_steps=1, global_batch_size=1, per_device_train_batch_size=1, per_device_eval_batch_size=1,
+            max_seq_length=8, seed=0, learning_rate=0, muon_learning_rate=0, weight_decay=0, max_grad_norm=0,
+            warmup_steps=0, decay_steps=0, dataloader_num_workers=0, logging_steps=1, eval_steps=0, save_steps=0,
+            max_eval_batches=1, save_total_limit=1, adam_epsilon=0, initial_global_batch_size=1, batch_warmup_steps=0,
+            ddp_timeout=1,
+        )  # fmt: skip
         for name in ("mlm_probability", "final_mlm_probability", "eval_mlm_probability"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:

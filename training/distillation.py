@@ -91,6 +91,3 @@ def with_teacher(student: ClozeBertForMaskedLM, name_or_path: str) -> Distillati
     """The student beside the teacher of a folder or the Hub, on the student's device."""
     config = load_configuration(name_or_path, flag="teacher_name_or_path")
     return Distillation(student, make_model(config, name_or_path, strict=True))
-
-
-__all__ = ["TEACHER_SHARE", "Distillation", "with_teacher"]

@@ -465,8 +465,3 @@ def _take(
 def _check_masked_lm(model: Any) -> None:
     if not isinstance(model, ClozeBertForMaskedLM):
         raise UserError(f"a {type(model).__name__} was given: warm starts are of ClozeBertForMaskedLM, to train on")
-
-
-__all__ = [
-    "WarmStart", "extend_positions", "extend_vocabulary", "grow", "grow_depth", "grow_width", "pseudo_perplexity",
-]  # fmt: skip

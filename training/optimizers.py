@@ -6,7 +6,7 @@ between the embeddings and the vocabulary projection, AdamW (Loshchilov & Hutter
 by parameter name.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -127,17 +127,10 @@ def make_optimizer(
             lr=arguments.learning_rate,
             betas=(arguments.adam_beta1, arguments.adam_beta2),
             eps=arguments.adam_epsilon,
-            fused=_has_fused_adamw(parameter for _, parameter in [*matrices, *rest]),
+            fused=True,
         )
     )
     return CombinedOptimizer(parts)
-
-
-def _has_fused_adamw(parameters: Iterable[nn.Parameter]) -> bool:
-    return all(
-        parameter.device.type in ("cpu", "cuda", "xpu", "mps") and parameter.is_floating_point()
-        for parameter in parameters
-    )
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, *, keep: bool = True) -> dict[str, torch.Tensor]:

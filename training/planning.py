@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..configuration import ClozeBertConfig
-from ..configuration.costs import parts_of, symbols_of
+from ..configuration.costs import has_final_norm, parts_of, symbols_of
 from ..utils.errors import UserError
 from .arguments import PretrainingArguments
 
@@ -370,8 +370,7 @@ def activation_bytes(
     of_queries += inner if tokens * f >= RECOMPUTE_FROM else 2 * inner
     layer, layers = of_keys + of_queries, config.num_hidden_layers
     unread = of_queries * (1 - predicted) if on_cpu and not _ends_in_a_window(config) else 0.0
-    final_norm = config.norm_position == "pre" if config.final_norm is None else config.final_norm
-    ends = norm * (int(config.embedding_norm) + int(final_norm)) + 24
+    ends = norm * (config.embedding_norm + has_final_norm(config)) + 24
     return ends + (4 * d * layers + layer if recompute else layer * layers - unread)
 
 

@@ -64,6 +64,3 @@ def length_by_text(arguments: PretrainingArguments, corpora: "Mixture") -> Pretr
         return arguments.of_length(steps)
     except UserError as error:
         raise UserError(f"the run has {steps:,} steps, {epochs:g} epochs of the text: {error}") from None
-
-
-__all__ = ["MOST_EPOCHS", "epochs_by_text", "length_by_text", "rows_of_text"]

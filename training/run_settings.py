@@ -28,27 +28,17 @@ MODEL_FLAGS = {
     "hidden_act": "activation: gelu, relu, silu …",
     "mlp_type": "feed-forward: mlp, or gated: glu",
     "max_position_embeddings": "longest input, in tokens",
-    "embedding_size": "width of the embeddings, where it is not hidden_size",
     "position_embedding_type": "absolute (learned), sinusoidal, rope or none",
     "rope_parameters": "of rotary positions, in transformers' form: {rope_theta: 1e4}",
     "layer_types": "of each layer: full_attention or sliding_attention; null: all full",
     "sliding_window": "tokens that sliding attention sees on each side",
     "norm_position": "norms before (pre) or after (post) each part of a layer",
     "norm_type": "layernorm or rmsnorm",
-    "norm_eps": "added to the variance in norms",
-    "norm_bias": "biases in norms",
-    "embedding_norm": "a norm after the embeddings",
-    "final_norm": "a norm after the last layer",
     "qk_norm": "norms of queries and keys",
-    "attention_bias": "biases in attention",
-    "mlp_bias": "biases in the feed-forward",
     "hidden_dropout_prob": "dropout after each part of a layer",
     "attention_probs_dropout_prob": "dropout of attention weights",
-    "tie_word_embeddings": "the output uses the input's embeddings",
-    "initializer_range": "standard deviation of the initial weights",
     "output_projection_init": "of projections into the residual stream: normal, scaled or zero",
 }
-MORE_MODEL_FLAGS = {"vocab_size": "entries of the vocabulary; in a run, the tokenizer's"}
 # The peak learning rate of a run that continues from a model, as a share of that from random weights.
 _CONTINUED_RATE = 0.2
 
@@ -169,7 +159,7 @@ def merge_nested(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, A
 
 def pretraining_flags(
     *more: Flag,
-    model_flags: Sequence[str] = (),
+    more_of_model: dict[str, str] | None = None,
     shown: dict[str, Any] | None = None,
     needed: Sequence[str] = (),
     idle: Sequence[str] = (),
@@ -178,7 +168,7 @@ def pretraining_flags(
 
     Args:
         more: a program's own flags; they come first.
-        model_flags: fields of the model beside `MODEL_FLAGS`.
+        more_of_model: fields of the model beside `MODEL_FLAGS`, with their help.
         shown: the values of a recipe, which the help shows as defaults.
         needed: the fields of the run that the program cannot do without.
         idle: the fields of the run that the program has no use for; they come last.
@@ -198,7 +188,7 @@ def pretraining_flags(
                           metavar=_METAVARS.get(item.name), is_needed=item.name in needed))  # fmt: skip
     flags.append(Flag("architecture", str, f"a named architecture, instead of the recipe's: {', '.join(_TEXT_MODELS)}",
                       section=_MODEL, shown=shown.get("architecture")))  # fmt: skip
-    for name, text in {**MODEL_FLAGS, **{name: MORE_MODEL_FLAGS[name] for name in model_flags}}.items():
+    for name, text in {**MODEL_FLAGS, **(more_of_model or {})}.items():
         flags.append(Flag(name, str, text, section=_MODEL, shown=shown.get(name), metavar="VALUE"))
     return sorted(flags, key=lambda flag: (bool(flag.section), flag.section == _IDLE))
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..modeling.blocks import EncoderLayer
-from ..utils.interrupts import end_after_patience, say_now
+from ..utils.interrupts import end_after_patience, hearing_signals, say_now
 
 # SIGHUP comes when a terminal is closed; Windows has none.
 STOP_SIGNALS = tuple(number for name in ("SIGTERM", "SIGINT", "SIGHUP") if (number := getattr(signal, name, None)))
@@ -52,22 +52,17 @@ class StopRequest:
         self._noted = self._noted or now
         self.request(signal.Signals(number).name, number)
 
-    def _read(self, descriptor: int) -> None:
-        """Note signals as they come, also while the main thread waits in a library and runs no Python."""
-        while number := os.read(descriptor, 1):
-            if number[0] in STOP_SIGNALS:
-                self._answer(number[0])
-                self.request(signal.Signals(number[0]).name, number[0])
-        os.close(descriptor)
-
-    def _answer(self, number: int) -> None:
+    def _hear(self, number: int) -> None:
         """Say at once what is going to happen, while a step is still at work; a second SIGINT ends the process."""
+        if number not in STOP_SIGNALS:
+            return
         begun = self.seconds_since()  # not None where the main thread has noted this very signal already
         if not self._is_answered and os.environ.get("RANK", "0") == "0":
             say_now("stopping: a checkpoint is saved first; Ctrl-C once more, after two seconds, ends the run")
         self._is_answered = True
         if begun is not None and begun > 2 and number == signal.SIGINT:
             end_after_patience()
+        self.request(signal.Signals(number).name, number)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator["StopRequest"]:
@@ -80,16 +75,10 @@ class StopRequest:
             return
         taken = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._note) for number in taken}
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        thread = threading.Thread(target=self._read, args=(reading,), name="signals", daemon=True)
-        thread.start()
         try:
-            yield self
+            with hearing_signals(self._hear):
+                yield self
         finally:
-            signal.set_wakeup_fd(previous)
-            os.close(writing)  # which ends the thread, unless a forked child holds it too
             for number, handler in before.items():
                 signal.signal(number, handler)
 

@@ -60,6 +60,18 @@ def _kind_of(error: Exception) -> type[UserError]:
     return next((ours for theirs, ours in pairs if isinstance(error, theirs)), UserError)
 
 
+def check_at_least(values: object, **bounds: float) -> None:
+    """Refuse a field of `values` that is less than its bound; None is no number, and passes.
+
+    Raises:
+        UserError: names the field.
+    """
+    for name, bound in bounds.items():
+        value = getattr(values, name)
+        if value is not None and value < bound:
+            raise UserError(f"{name}={value} must be at least {bound}")
+
+
 def nearest_name(name: object, known: Iterable[object]) -> str | None:
     """The known name that `name` is likely meant to be, if one comes near."""
     found = difflib.get_close_matches(str(name), list(map(str, known)), n=1)

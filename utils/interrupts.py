@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 PATIENCE = 0.4
 
@@ -36,27 +36,43 @@ def answering_interrupts() -> Iterator[None]:
     if not is_main or os.name == "nt" or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     ended = threading.Event()
-    threading.Thread(target=_watch, args=(reading, ended), name="interrupts", daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
-        signal.set_wakeup_fd(before)
-        os.close(writing)
 
-
-def _watch(reading: int, ended: threading.Event) -> None:
-    global _interrupted
-    while numbers := os.read(reading, 64):
-        if signal.SIGINT in numbers:
+    def heard(number: int) -> None:
+        global _interrupted
+        if number == signal.SIGINT:
             _interrupted = True
             if not ended.wait(PATIENCE):
                 _end()
-    os.close(reading)
+
+    with hearing_signals(heard):
+        try:
+            yield
+        finally:
+            ended.set()
+
+
+@contextlib.contextmanager
+def hearing_signals(heard: Callable[[int], None]) -> Iterator[None]:
+    """Call `heard` in a thread with the number of each signal, also while the main thread runs no Python.
+
+    Only the main thread can ask for this. It hears the signals that have a handler in Python.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def listen() -> None:
+        while number := os.read(reading, 1):
+            heard(number[0])
+        os.close(reading)
+
+    threading.Thread(target=listen, name="signals", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writing)  # which ends the thread, unless a forked child holds it too
 
 
 def end_after_patience() -> None:

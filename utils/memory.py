@@ -22,6 +22,3 @@ def keep_freed_memory() -> bool:
         return False
     # Before its version 2.35 the library took no more than half of a heap of 64 MiB.
     return any(mallopt(_M_MMAP_THRESHOLD, most) for most in (_MOST, 2**25)) and bool(mallopt(_M_TRIM_THRESHOLD, _MOST))
-
-
-__all__ = ["keep_freed_memory"]

@@ -34,6 +34,3 @@ def write_tokenizer_settings(directory: str | os.PathLike, settings: dict[str, A
     """tokenizer_config.json of a folder, whole or not at all."""
     text = json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True)
     write_text(Path(directory) / _SETTINGS, f"{text}\n")
-
-
-__all__ = ["read_tokenizer_settings", "save_tokenizer", "write_tokenizer_settings"]

@@ -163,9 +163,3 @@ def shards_of(index: Path, values: dict[str, Any] | None = None) -> list[Path]:
 
 def _shown(value: object) -> str:
     return ascii(value)[:80]
-
-
-__all__ = [
-    "LARGEST_JSON", "check_model_folder", "file_beside", "is_plain_name", "is_within", "parse_json", "read_json_object",
-    "shards_of",
-]  # fmt: skip

@@ -23,6 +23,3 @@ def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
     model.load_state_dict(tensors, strict=True, assign=True)
     model.tie_weights()
     model.to(next(iter(tensors.values())).device)  # type: ignore[arg-type]  # the buffers, too
-
-
-__all__ = ["fill", "make_empty"]

@@ -143,9 +143,9 @@ def test_mistakes_are_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="model of type 'bert'"):
         find_config(str(tmp_path))
-    with pytest.raises(ValueError, match="--dtype='int8' must be one of"):
+    with pytest.raises(SystemExit):
         main(["tiny", "--dtype", "int8"])
-    with pytest.raises(ValueError, match="--batch_size=0 must be at least 1"):
+    with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
         main(["tiny", "--batch_size", "0"])
     with pytest.raises(ValueError, match="--text needs the folder"):
         main(["tiny", "--text", "a b"])

@@ -81,7 +81,7 @@ def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         ([], "nothing to score on"),
         (["--corpus", "a", "--input", "b"], "two texts"),
-        (["--corpus", "corpus", "--split", "test"], "--split='test' must be"),
+        (["--corpus", "corpus", "--per_device_eval_batch_size", "0"], "per_device_eval_batch_size=0 must be at least"),
         (["--corpus", "corpus", "--max_seq_length", "49"], "--max_seq_length=49 exceeds the 48 tokens"),
         (["--corpus", "corpus", "--masking_unit", "wrod"], "did you mean 'word'"),
         (["--blimp", "nowhere"], "nowhere does not exist"),
@@ -92,3 +92,9 @@ def test_mistakes_are_named(workplace: Path, flags: list[str], message: str, mon
     monkeypatch.chdir(workplace)
     with pytest.raises((ValueError, OSError), match=message):
         main(["ours", *flags])
+
+
+def test_another_split_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["ours", "--corpus", "corpus", "--split", "test"])
+    assert "--split: invalid choice: 'test'" in capsys.readouterr().err

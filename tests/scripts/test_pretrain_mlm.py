@@ -72,6 +72,7 @@ def test_a_recipe_by_path_with_flags_over_it(prepared: Path, tmp_path: Path) -> 
         (["--config", "tiny", "--num_attention_heads", "7"], "hidden_size=256 must be a multiple of"),
         (["--config", "tiny", "--norm_type", "batchnorm"], "norm_type='batchnorm' must be one of"),
         (["--config", "tiny", "--vocab_size", "40"], "rounded up to a multiple of 64; train another tokenizer"),
+        (["--config", "tiny", "--norm_bias", "true"], "set it in a recipe file, under `model:`"),
         (["--config", "tiny", "--lr", "3"], "unknown flag --lr; did you mean --learning_rate?"),
         (["--config", "tiny", "--warmup_ratio", "0.1"], "give --warmup_steps a number below 1"),
         (["--config", "tiny", "--max_steps", "3", "--num_train_epochs", "2"], "both say how long the run is"),
@@ -111,12 +112,12 @@ def test_a_model_brings_its_own_configuration() -> None:
 
 def test_flags_are_read_as_recipe_values_are() -> None:
     given = _parse_flags(
-        ["--rope_parameters", "{rope_type: default, rope_theta: 500}", "--norm_eps", "1e-6", "--qk_norm", "true",
-         "--sliding_window", "null", "--gradient_checkpointing", "--report_to", "wandb", "trackio"]
+        ["--rope_parameters", "{rope_type: default, rope_theta: 500}", "--hidden_dropout_prob", "1e-6",
+         "--qk_norm", "true", "--sliding_window", "null", "--gradient_checkpointing", "--report_to", "wandb", "trackio"]
     )  # fmt: skip
     assert given == {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500},
-        "norm_eps": 1e-6,
+        "hidden_dropout_prob": 1e-6,
         "qk_norm": True,
         "sliding_window": None,
         "gradient_checkpointing": True,
