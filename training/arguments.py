@@ -5,6 +5,7 @@ import math
 import os
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -311,15 +312,14 @@ class PretrainingArguments:
         Returns:
             Two lists of `name=old there, name=new here`.
         """
-        found: dict[str, list[str]] = {_SAME: [], _SAID: []}
+        here: dict[str, dict[str, Any]] = {_SAME: {}, _SAID: {}}
         for item in dataclasses.fields(self):
-            kind, value = item.metadata.get("on_resume"), getattr(self, item.name)
-            if kind and item.name in saved and saved[item.name] != value:
-                found[kind].append(f"{item.name}={saved[item.name]!r} there, {item.name}={value!r} here")
-        if self.final_mlm_probability is not None and saved.get("max_steps") not in (None, self.max_steps):
+            if kind := item.metadata.get("on_resume"):
+                here[kind][item.name] = getattr(self, item.name)
+        if self.final_mlm_probability is not None:
             # The rate of a step depends on the length of the run.
-            found[_SAME].append(f"max_steps={saved['max_steps']!r} there, max_steps={self.max_steps!r} here")
-        return found[_SAME], found[_SAID]
+            here[_SAME]["max_steps"] = self.max_steps
+        return there_and_here(saved, here[_SAME]), there_and_here(saved, here[_SAID])
 
     def _check_ranges(self) -> None:
         check_at_least(
@@ -409,6 +409,15 @@ class Phase:
     def last_step(self) -> int:
         """How many steps of the run are done when it ends."""
         return self.first_step + self.num_steps
+
+
+def there_and_here(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """`name=old there, name=new here` for each value that is another one there; what is not there is no difference."""
+    return [
+        f"{name}={there[name]!r} there, {name}={value!r} here"
+        for name, value in here.items()
+        if name in there and there[name] != value
+    ]
 
 
 def _read(name: str, value: Any, annotation: Any) -> Any:

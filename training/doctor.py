@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..corpus import Corpus, Mixture
-from .arguments import PretrainingArguments
+from .checks import CheckedRun
+from .phase_setup import PhaseSetup
 from .training_state import TrainingState
 
 # With a loss above this share of the unigram entropy, a model has learned token frequencies and little else.
@@ -33,65 +34,64 @@ class Survey:
     repeated_share: float
 
 
-class Doctor:
-    """Looks at a run after each evaluation, and says what is likely wrong with it, each finding once.
+@dataclass(frozen=True)
+class Vitals:
+    """What the findings look at.
 
-    Args:
-        max_steps, warmup_steps: of the whole run.
+    Attributes:
+        step, max_steps, warmup_steps: of the run.
+        train_loss, eval_loss: of the last log entry, and of the last evaluation.
+        epochs: how often the documents of the phase were seen.
+        gradient_norm, most_norm: of the last step, and what it is clipped to (0: not).
+        skipped_steps: whose gradient was not finite.
         precision: in which the run computes.
-        unk_token_id: the tokenizer's.
+        survey: of the corpora of the phase.
     """
 
-    def __init__(self, *, max_steps: int, warmup_steps: int, precision: str, unk_token_id: int | None):
-        self.max_steps, self.warmup_steps = max_steps, warmup_steps
-        self.precision, self.unk_token_id = precision, unk_token_id
+    step: int
+    max_steps: int
+    warmup_steps: int
+    train_loss: float | None
+    eval_loss: float
+    epochs: float
+    gradient_norm: float
+    most_norm: float
+    skipped_steps: int
+    precision: str
+    survey: Survey
+
+
+class Doctor:
+    """Looks at a run after each evaluation, and says what is likely wrong with it, each finding once."""
+
+    def __init__(self, run: CheckedRun, *, precision: str):
+        self.run, self.precision = run, precision
         self._said: set[str] = set()
         self._surveyed: Mixture | None = None
 
-    def examine(
-        self,
-        state: TrainingState,
-        *,
-        arguments: PretrainingArguments,
-        corpora: Mixture,
-        epochs: float,
-        gradient_norm: float,
-    ) -> list[str]:
+    def examine(self, state: TrainingState, setup: PhaseSetup, *, gradient_norm: float) -> list[str]:
         """The findings that were not reported before.
 
         Args:
-            arguments, corpora: of the phase.
-            epochs: how often its documents were seen.
             gradient_norm: of the last step.
         """
-        if corpora is not self._surveyed:
-            self._survey = survey(corpora.corpora, shares=corpora.shares, unk_token_id=self.unk_token_id)
-            self._surveyed = corpora
-        eval_loss = state.evaluation["eval_loss"]
-        findings = {
-            "plateau": plateau(
-                loss=eval_loss,
-                entropy=self._survey.unigram_entropy,
-                step=state.step,
-                max_steps=self.max_steps,
-                warmup_steps=self.warmup_steps,
-                gradient_norm=gradient_norm,
-                most_norm=arguments.max_grad_norm,
-            ),
-            "repetition": repetition(
-                epochs=epochs,
-                train_loss=state.train_loss,
-                eval_loss=eval_loss,
-                repeated_share=self._survey.repeated_share,
-            ),
-            "gradients": gradients(
-                skipped_steps=state.skipped_steps,
-                step=state.step,
-                warmup_steps=self.warmup_steps,
-                precision=self.precision,
-            ),
-            "unknowns": unknowns(unknown_share=self._survey.unknown_share),
-        }
+        if setup.corpora is not self._surveyed:
+            unknown, self._surveyed = self.run.tokenizer.unk_token_id, setup.corpora
+            self._survey = survey(setup.corpora.corpora, shares=setup.corpora.shares, unk_token_id=unknown)
+        vitals = Vitals(
+            step=state.step,
+            max_steps=self.run.last_step,
+            warmup_steps=int(self.run.phases[0].arguments.warmup_steps),
+            train_loss=state.train_loss,
+            eval_loss=state.evaluation["eval_loss"],
+            epochs=setup.stream.epochs(state.step - setup.phase.first_step),
+            gradient_norm=gradient_norm,
+            most_norm=setup.arguments.max_grad_norm,
+            skipped_steps=state.skipped_steps,
+            precision=self.precision,
+            survey=self._survey,
+        )
+        findings = {look.__name__: look(vitals) for look in (plateau, repetition, gradients, unknowns)}
         new = {name: finding for name, finding in findings.items() if finding is not None and name not in self._said}
         self._said.update(new)
         return list(new.values())
@@ -137,61 +137,58 @@ def unigram_entropy(counts: np.ndarray) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def plateau(
-    *, loss: float, entropy: float, step: int, max_steps: int, warmup_steps: int, gradient_norm: float, most_norm: float
-) -> str | None:
-    """The loss has not left the unigram entropy although the warm-up is over and a twentieth of the run has passed.
-
-    Args:
-        gradient_norm, most_norm: of the last step, and what it is clipped to (0: not).
-    """
-    if step < warmup_steps + max(100, max_steps // 20) or loss < _PLATEAU * entropy:
+def plateau(vitals: Vitals) -> str | None:
+    """The loss has not left the unigram entropy although the warm-up is over and a twentieth of the run has passed."""
+    loss, entropy, norm = vitals.eval_loss, vitals.survey.unigram_entropy, vitals.gradient_norm
+    if vitals.step < vitals.warmup_steps + max(100, vitals.max_steps // 20) or loss < _PLATEAU * entropy:
         return None
     found = (
-        f"the validation loss of {loss:.2f} at step {step:,} is no better than guessing by frequency ({entropy:.2f}): "
-        f"the model does not use the context yet. "
+        f"the validation loss of {loss:.2f} at step {vitals.step:,} is no better than guessing by frequency "
+        f"({entropy:.2f}): the model does not use the context yet. "
     )
-    if loss > 1.1 * entropy or (most_norm and gradient_norm > 5 * most_norm):
+    if loss > 1.1 * entropy or (vitals.most_norm and norm > 5 * vitals.most_norm):
         return found + "The updates are too large: lower learning_rate, or lengthen warmup_steps"
     return found + "Likely learning_rate is too low, or too high for post-norm: try norm_position=pre, optimizer=muon"
 
 
-def repetition(*, epochs: float, train_loss: float | None, eval_loss: float, repeated_share: float) -> str | None:
+def repetition(vitals: Vitals) -> str | None:
     """Documents are repeated: in the corpus itself, or over so many epochs that the model memorises them.
 
     The training loss is normally the higher one, because more tokens are masked in training.
     """
-    if repeated_share > _MANY_REPEATED:
+    if vitals.survey.repeated_share > _MANY_REPEATED:
         return (
-            f"{repeated_share:.0%} of the documents looked at are copies of another: prepare the corpus with "
-            f"--deduplicate exact, or near"
+            f"{vitals.survey.repeated_share:.0%} of the documents looked at are copies of another: prepare the corpus "
+            f"with --deduplicate exact, or near"
         )
-    if train_loss is not None and epochs > 2 and train_loss < 0.9 * eval_loss:
+    if vitals.train_loss is not None and vitals.epochs > 2 and vitals.train_loss < 0.9 * vitals.eval_loss:
         return (
-            f"after {epochs:.1f} epochs the training loss of {train_loss:.2f} lies under the validation loss of "
-            f"{eval_loss:.2f}: the model learns the documents by heart; add text, or stop earlier"
+            f"after {vitals.epochs:.1f} epochs the training loss of {vitals.train_loss:.2f} lies under the validation "
+            f"loss of {vitals.eval_loss:.2f}: the model learns the documents by heart; add text, or stop earlier"
         )
     return None
 
 
-def gradients(*, skipped_steps: int, step: int, warmup_steps: int, precision: str) -> str | None:
+def gradients(vitals: Vitals) -> str | None:
     """Updates were left out because a gradient was not finite."""
+    step, skipped, precision = vitals.step, vitals.skipped_steps, vitals.precision
     # Dynamic loss scaling of fp16 overflows about once in two thousand steps.
-    if skipped_steps == 0 or (precision == "fp16" and skipped_steps <= 20 + step // 500):
+    if skipped == 0 or (precision == "fp16" and skipped <= 20 + step // 500):
         return None
-    found = f"{skipped_steps} of {step:,} updates were left out, for their gradient was not finite. "
+    found = f"{skipped} of {step:,} updates were left out, for their gradient was not finite. "
     if precision == "fp16":
         return found + "fp16 overflows: take mixed_precision=bf16, or no"
-    if step <= 2 * warmup_steps or skipped_steps > step // 100:
+    if step <= 2 * vitals.warmup_steps or skipped > step // 100:
         return found + "Likely the updates are too large: lower learning_rate, or lengthen warmup_steps"
     return found + "So few are likely an accident of the hardware; where they grow, lower learning_rate"
 
 
-def unknowns(*, unknown_share: float) -> str | None:
+def unknowns(vitals: Vitals) -> str | None:
     """The tokenizer does not know the text."""
-    if unknown_share <= _MANY_UNKNOWN:
+    share = vitals.survey.unknown_share
+    if share <= _MANY_UNKNOWN:
         return None
     return (
-        f"{unknown_share:.1%} of the tokens are unknown to the tokenizer, and nothing is learned from them: it was "
+        f"{share:.1%} of the tokens are unknown to the tokenizer, and nothing is learned from them: it was "
         f"made for other text or another script; train one on this corpus (train-tokenizer, or --algorithm bpe)"
     )

@@ -101,12 +101,7 @@ class Pretraining:
         if self.dry_run:
             self.run.phases = [dry_phase(phase, self.accelerator) for phase in self.run.phases]
         self.log = self._open_log(arguments)
-        self.doctor = Doctor(
-            max_steps=self.run.last_step,
-            warmup_steps=int(self.run.phases[0].arguments.warmup_steps),
-            precision=self.accelerator.mixed_precision,
-            unk_token_id=self.run.tokenizer.unk_token_id,
-        )
+        self.doctor = Doctor(self.run, precision=self.accelerator.mixed_precision)
         for line in said:
             self.log.say(line)
         self._enter(index, checkpoint or arguments.model_name_or_path, tensors)
@@ -319,23 +314,12 @@ class Pretraining:
         if self.accelerator.is_main_process:
             if self._saved_at == state.step:
                 self.output.describe_checkpoint(state.step, self._facts())
-            self._examine()
+            for finding in self.doctor.examine(state, setup, gradient_norm=self.gradient_norm):
+                self.log.say(f"warning: {finding}")
 
     def _should_stop(self) -> bool:
         self.watchdog.progress()
         return bool(self.stop)
-
-    def _examine(self) -> None:
-        setup, state = self.setup, self.state
-        findings = self.doctor.examine(
-            state,
-            arguments=setup.arguments,
-            corpora=setup.corpora,
-            epochs=setup.stream.epochs(state.step - setup.phase.first_step),
-            gradient_norm=self.gradient_norm,
-        )
-        for finding in findings:
-            self.log.say(f"warning: {finding}")
 
     def save_checkpoint(self) -> None:
         """Commit the model with what resuming needs, as OUTPUT_DIR/checkpoint-STEP."""

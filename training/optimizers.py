@@ -138,15 +138,13 @@ def optimizer_state(optimizer: torch.optim.Optimizer, *, keep: bool = True) -> d
 
     A process that has no use for it does not `keep` it: it takes part in the gathering, and copies nothing.
     """
-    tensors = {}
-    for group in optimizer.param_groups:
-        for name, parameter in zip(group["param_names"], group["params"], strict=True):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if keep:
-                    tensors[f"{key}/{name}"] = whole_tensor(value)
-                elif isinstance(value, DTensor):
-                    value.full_tensor()
-    return tensors
+    sharded = {
+        f"{key}/{name}": value
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+    return _gather(sharded, keep=keep)
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
@@ -209,10 +207,15 @@ def whole_weights(model: nn.Module, *, keep: bool = True) -> dict[str, torch.Ten
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return None
     tied = set(getattr(model, "all_tied_weights_keys", {}))
-    weights: dict[str, Any] = {name: value for name, value in model.state_dict().items() if name not in tied}
-    if keep:
-        return {name: whole_tensor(value) for name, value in weights.items()}
-    for value in weights.values():
-        if isinstance(value, DTensor):
+    return _gather({name: value for name, value in model.state_dict().items() if name not in tied}, keep=keep)
+
+
+def _gather(tensors: dict[str, Any], *, keep: bool) -> dict[str, torch.Tensor]:
+    """Each tensor as `whole_tensor` has it, or, of a process that does not `keep` them, nothing but its part in it."""
+    whole = {}
+    for name, value in tensors.items():
+        if keep:
+            whole[name] = whole_tensor(value)
+        elif isinstance(value, DTensor):
             value.full_tensor()
-    return {}
+    return whole

@@ -1,11 +1,11 @@
 """Makes batches ahead of the loop (data loading), in a thread or in worker processes."""
 
-import contextlib
 import functools
-import queue
+import itertools
 import signal
-import threading
+from collections import deque
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from ..modeling.packed_attention import prepare_attention
 from .signals import STOP_SIGNALS
 
 ModelInputs = dict[str, Any]
-_AHEAD = 2
+# Steps whose batches are made, or are being made, while one is at work.
+_AHEAD = 3
 
 
 def model_inputs(
@@ -128,36 +129,16 @@ def prefetch(
 
 
 def _from_thread(load: Callable[[int], Any], start: int, stop: int) -> Generator[Any, None, None]:
-    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=_AHEAD)
-    closed = threading.Event()
-
-    def put(item: tuple[Any, BaseException | None]) -> None:
-        placed = False
-        while not placed and not closed.is_set():
-            with contextlib.suppress(queue.Full):
-                ready.put(item, timeout=0.1)
-                placed = True
-
-    def work() -> None:
-        try:
-            for step in range(start, stop):
-                if closed.is_set():
-                    return
-                put((load(step), None))
-        except BaseException as error:
-            put((None, error))
-
-    thread = threading.Thread(target=work, name="batches", daemon=True)
-    thread.start()
+    steps = iter(range(start, stop))
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
     try:
-        for _ in range(start, stop):
-            value, error = ready.get()
-            if error is not None:
-                raise error
-            yield value
+        ahead = deque(pool.submit(load, step) for step in itertools.islice(steps, _AHEAD))
+        while ahead:
+            loaded = ahead.popleft().result()
+            ahead.extend(pool.submit(load, step) for step in itertools.islice(steps, 1))
+            yield loaded
     finally:
-        closed.set()
-        thread.join()
+        pool.shutdown(cancel_futures=True)
 
 
 class _Steps(Dataset):
@@ -181,7 +162,6 @@ def _from_processes(
         _Steps(load, start, stop),
         batch_size=None,
         num_workers=workers,
-        prefetch_factor=_AHEAD,
         timeout=timeout,
         worker_init_fn=_ignore_signals,
         generator=torch.Generator().manual_seed(0),

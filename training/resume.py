@@ -10,7 +10,7 @@ import torch
 from ..configuration import ClozeBertConfig
 from ..utils.errors import UserError
 from ..utils.files import check_output_dir, remove_written
-from .arguments import Phase, PretrainingArguments
+from .arguments import Phase, PretrainingArguments, there_and_here
 from .checkpoints import RUN_FILES, clear_way, newest_valid
 from .checks import CheckedRun
 from .damage import find_damage
@@ -117,8 +117,7 @@ def _other_corpus(state: TrainingState, fingerprint: str) -> list[str]:
 
 
 def _other_model(saved: ClozeBertConfig, config: ClozeBertConfig) -> list[str]:
-    values = {name: (getattr(saved, name), getattr(config, name)) for name in ClozeBertConfig.__annotations__}
-    return [f"{name}={before!r} there, {name}={now!r} here" for name, (before, now) in values.items() if before != now]
+    return there_and_here(vars(saved), {name: getattr(config, name) for name in ClozeBertConfig.__annotations__})
 
 
 def _other_machine(state: TrainingState, accelerator: Any) -> list[str]:

@@ -38,6 +38,13 @@ _OTHER_NAMES = {
 }  # fmt: skip
 
 
+# What stands for a flag's value in the help, by how its name ends.
+_METAVARS = {
+    "_dir": "DIR", "directory": "DIR", "_file": "FILE", "_column": "COLUMN", "model_name_or_path": "NAME",
+    "tokenizer_name": "NAME", "dataset_name": "NAME", "config": "NAME", "architecture": "NAME",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Flag:
     """One flag.
@@ -243,22 +250,9 @@ def _metavar(flag: Flag) -> str:
     is_list = typing.get_origin(kind) is list
     if is_list:
         kind = typing.get_args(kind)[0]
-    if flag.metavar is not None:
-        word = flag.metavar
-    elif kind in (int, float):
-        word = "N" if kind is int else "X"
-    elif flag.name.endswith(("_dir", "directory")):
-        word = "DIR"
-    elif flag.name.endswith("_file"):
-        word = "FILE"
-    elif flag.name.endswith("_column"):
-        word = "COLUMN"
-    elif flag.name in ("model_name_or_path", "tokenizer_name", "config", "architecture", "dataset_name"):
-        word = "NAME"
-    elif flag.choices or typing.get_origin(kind) is Literal:
-        word = "WORD"
-    else:
-        word = "TEXT"
+    of_name = next((word for ending, word in _METAVARS.items() if flag.name.endswith(ending)), None)
+    of_choices = "WORD" if flag.choices or typing.get_origin(kind) is Literal else "TEXT"
+    word = flag.metavar or {int: "N", float: "X"}.get(kind) or of_name or of_choices
     return f"{word} …" if is_list else word
 
 

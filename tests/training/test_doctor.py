@@ -1,6 +1,8 @@
 """The doctor: each finding where it should be, none where a run is healthy, and each said once by the loop."""
 
+import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,11 @@ from clozebert.corpus.tokenizer import tokenizer_facts
 from clozebert.training import PretrainingArguments, doctor, pretrain
 from clozebert.utils.device import measure_matmul_flops
 
-HEALTHY = {"loss": 3.0, "entropy": 6.0, "step": 5000, "max_steps": 10_000, "warmup_steps": 500, "gradient_norm": 0.5,
-           "most_norm": 1.0}  # fmt: skip
+SURVEY = doctor.Survey(unigram_entropy=6.0, unknown_share=0.004, repeated_share=0.01)
+HEALTHY = doctor.Vitals(
+    step=5000, max_steps=10_000, warmup_steps=500, train_loss=3.2, eval_loss=3.0, epochs=5.0, gradient_norm=0.5,
+    most_norm=1.0, skipped_steps=0, precision="bf16", survey=SURVEY,
+)  # fmt: skip
 
 
 def test_entropy_is_the_formula() -> None:
@@ -25,41 +30,30 @@ def test_entropy_is_the_formula() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "cause"),
+    ("finding", "changes", "cause"),
     [
-        ({}, None),
-        ({"loss": 5.9}, "learning_rate is too low"),
-        ({"loss": 5.9, "step": 900}, None),
-        ({"loss": 5.9, "gradient_norm": 9.0}, "updates are too large"),
-        ({"loss": 5.9, "gradient_norm": 9.0, "most_norm": 0.0}, "learning_rate is too low"),
-        ({"loss": 7.0}, "updates are too large"),
+        (doctor.plateau, {}, None),
+        (doctor.plateau, {"eval_loss": 5.9}, "learning_rate is too low"),
+        (doctor.plateau, {"eval_loss": 5.9, "step": 900}, None),
+        (doctor.plateau, {"eval_loss": 5.9, "gradient_norm": 9.0}, "updates are too large"),
+        (doctor.plateau, {"eval_loss": 5.9, "gradient_norm": 9.0, "most_norm": 0.0}, "learning_rate is too low"),
+        (doctor.plateau, {"eval_loss": 7.0}, "updates are too large"),
+        (doctor.repetition, {}, None),
+        (doctor.repetition, {"survey": dataclasses.replace(SURVEY, repeated_share=0.2)}, "20% of the documents"),
+        (doctor.repetition, {"train_loss": 2.0}, "by heart"),
+        (doctor.repetition, {"train_loss": 2.0, "epochs": 0.7}, None),
+        (doctor.gradients, {}, None),
+        (doctor.gradients, {"skipped_steps": 2}, "accident of the hardware"),
+        (doctor.gradients, {"skipped_steps": 200}, "lower learning_rate"),
+        (doctor.gradients, {"skipped_steps": 9, "precision": "fp16"}, None),
+        (doctor.gradients, {"skipped_steps": 90, "precision": "fp16"}, "fp16 overflows"),
+        (doctor.unknowns, {}, None),
+        (doctor.unknowns, {"survey": dataclasses.replace(SURVEY, unknown_share=0.12)}, "12.0% of the tokens are unkn"),
     ],
 )
-def test_plateau(changes: dict[str, Any], cause: str | None) -> None:
-    found = doctor.plateau(**{**HEALTHY, **changes})
+def test_findings(finding: Callable[..., str | None], changes: dict[str, Any], cause: str | None) -> None:
+    found = finding(dataclasses.replace(HEALTHY, **changes))
     assert found is None if cause is None else cause in str(found)
-
-
-def test_repetition() -> None:
-    healthy = {"epochs": 5.0, "train_loss": 3.2, "eval_loss": 3.0, "repeated_share": 0.01}
-    assert doctor.repetition(**healthy) is None
-    assert "20% of the documents" in str(doctor.repetition(**{**healthy, "repeated_share": 0.2}))
-    assert "by heart" in str(doctor.repetition(**{**healthy, "train_loss": 2.0}))
-    assert doctor.repetition(**{**healthy, "train_loss": 2.0, "epochs": 0.7}) is None
-
-
-def test_gradients() -> None:
-    healthy = {"skipped_steps": 0, "step": 5000, "warmup_steps": 100, "precision": "bf16"}
-    assert doctor.gradients(**healthy) is None
-    assert "accident of the hardware" in str(doctor.gradients(**{**healthy, "skipped_steps": 2}))
-    assert "lower learning_rate" in str(doctor.gradients(**{**healthy, "skipped_steps": 200}))
-    assert doctor.gradients(**{**healthy, "skipped_steps": 9, "precision": "fp16"}) is None
-    assert "fp16 overflows" in str(doctor.gradients(**{**healthy, "skipped_steps": 90, "precision": "fp16"}))
-
-
-def test_unknowns() -> None:
-    assert doctor.unknowns(unknown_share=0.004) is None
-    assert "12.0% of the tokens are unknown" in str(doctor.unknowns(unknown_share=0.12))
 
 
 def write_sick_corpus(folder: Path) -> Path:
