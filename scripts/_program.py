@@ -25,9 +25,8 @@ def parse(
     arguments_class: type[_Arguments],
     argv: Sequence[str] | None = None,
     *,
+    doc: str | None,
     verb: str,
-    description: str,
-    examples: Iterable[str] = (),
     first: str | None = None,
 ) -> _Arguments:
     """Read `argv` (default: the command line) into a dataclass whose fields are the flags.
@@ -35,30 +34,49 @@ def parse(
     An unknown flag ends the program with status 2 and names the nearest known one.
 
     Args:
+        doc: the program's docstring. The help shows its first line, and its lines `clozebert VERB …` as examples.
         verb: the program's name as a verb of `clozebert`.
-        examples: what stands after the command in examples.
         first: the flag whose value may stand first, without its name.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     if first is not None and given and not given[0].startswith("-"):
         given.insert(0, f"--{first}")
-    return arguments_class(**parse_flags(flags_of(arguments_class), given, verb=verb, description=description,
-                                         examples=examples))  # fmt: skip
+    return arguments_class(**parse_flags(flags_of(arguments_class), given, doc=doc, verb=verb))
 
 
 def parse_flags(
     flags: Sequence[Flag],
     argv: Sequence[str] | None = None,
     *,
+    doc: str | None,
     verb: str,
-    description: str,
-    examples: Iterable[str] = (),
     notes: Iterable[str] = (),
     hints: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The values of `flags` by name; see `parse`."""
-    parser = Parser(flags, prog=command(verb), description=description, examples=examples, notes=notes, hints=hints)
+    lines = [line.strip() for line in (doc or "").splitlines()] or [""]  # `python -OO` has no docstrings
+    start = f"clozebert {verb} "
+    examples = [line.removeprefix(start) for line in lines if line.startswith(start)]
+    parser = Parser(flags, prog=command(verb), description=lines[0], examples=examples, notes=notes, hints=hints)
     return parser.read(argv)
+
+
+def parse_run_flags(
+    argv: Sequence[str] | None, *more: Flag, doc: str | None, verb: str, notes: Iterable[str] = (), **options: Any
+) -> dict[str, Any]:
+    """The flags of a pretraining run that were given, by name; the others keep the recipe's value.
+
+    Args:
+        more: the program's own flags.
+        notes: lines of the help after those on recipes.
+        options: as of `pretraining_flags`.
+    """
+    from clozebert.training.run_settings import hints, pretraining_flags, read_flag, recipe_notes, values_for_help
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    flags = pretraining_flags(*more, shown=values_for_help(words), **options)
+    values = parse_flags(flags, words, doc=doc, verb=verb, notes=[*recipe_notes(), *notes], hints=hints())
+    return {key: read_flag(key, value) for key, value in values.items() if value is not None}
 
 
 def command(verb: str) -> str:

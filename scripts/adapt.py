@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Adapt a trained encoder to other text: continue masked-language modelling, with another vocabulary if wanted.
+"""Adapt a trained encoder to other text, and report what it gained and what it forgot.
 
-    clozebert adapt --model_name_or_path NAME --input my_text/ --output_dir DIR --max_minutes 60
-    clozebert adapt … --replay_input general_text/          mixes in text of the old kind, against forgetting
-    clozebert adapt … --extend_vocabulary 2000              or --trim_vocabulary, or --tokenizer_name OTHER
+    clozebert adapt --model_name_or_path bert-base-uncased --input my_text/ --output_dir adapted --max_minutes 60
 
-NAME is a BERT, RoBERTa, ModernBERT … with its masked-LM head, of the Hub or a folder; DIR gets a model of the same
+The encoder is a BERT, RoBERTa, ModernBERT … with its masked-LM head, of the Hub or a folder. Masked-language modelling
+continues on the text, with another vocabulary if wanted: --extend_vocabulary, --trim_vocabulary or --tokenizer_name.
+--replay_input mixes in text of the old kind, against forgetting. The output folder gets a model of the same
 architecture, report.md and a model card. The same command goes on where it was stopped.
 """
 
@@ -15,14 +15,10 @@ from collections.abc import Sequence
 from clozebert.adaptation.arguments import AdaptationArguments
 from clozebert.scripts._program import parse, run
 
-DESCRIPTION = "Adapt a trained encoder to other text, and report what it gained and what it forgot."
-
-_EXAMPLES = ("--model_name_or_path bert-base-uncased --input my_text/ --output_dir adapted --max_minutes 60",)
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the flags and adapt."""
-    arguments = parse(AdaptationArguments, argv, verb="adapt", description=DESCRIPTION, examples=_EXAMPLES)
+    arguments = parse(AdaptationArguments, argv, doc=__doc__, verb="adapt")
 
     from clozebert.adaptation.adapt import adapt
 

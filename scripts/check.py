@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Whether a corpus, a checkpoint, a run's folder or a model is as it was written: every file is read and hashed.
+"""Read and hash every file of a corpus, a checkpoint or a run, and name those that are damaged.
 
-    check.py CORPUS
-    check.py RUN_OR_CHECKPOINT
+    clozebert check CORPUS
+    clozebert check RUN
 
 Prints what was compared. Where something is damaged, every damaged file is named and the status is 2.
 """
@@ -15,8 +15,6 @@ from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import MissingFileError, UserError
 
-DESCRIPTION = "Read and hash every file of a corpus, a checkpoint or a run, and name those that are damaged."
-
 
 @dataclasses.dataclass
 class CheckArguments:
@@ -27,9 +25,7 @@ class CheckArguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Check a folder by what it holds."""
-    given = parse(
-        CheckArguments, argv, verb="check", description=DESCRIPTION, examples=("CORPUS", "RUN"), first="directory"
-    )
+    given = parse(CheckArguments, argv, doc=__doc__, verb="check", first="directory")
     folder = Path(given.directory)
     if not folder.is_dir():
         raise MissingFileError(f"there is no folder {folder}")

@@ -1,6 +1,7 @@
 """Convert a saved model: transformers' own bert, roberta, modernbert, vit … to ClozeBERT, or back.
 
-python scripts/convert_checkpoint.py --input DIR|HUB_NAME --output_dir DIR --to clozebert|native
+clozebert convert --input bert-base-uncased --output_dir bert --to clozebert
+clozebert convert --input encoder --output_dir native --to native
 """
 
 from dataclasses import dataclass
@@ -9,12 +10,6 @@ from pathlib import Path
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
-
-_SUMMARY = (__doc__ or "").partition("\n")[0]
-_EXAMPLES = (
-    "--input bert-base-uncased --output_dir bert --to clozebert",
-    "--input encoder --output_dir native --to native",
-)
 
 
 @dataclass
@@ -30,7 +25,7 @@ class ConvertArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parse(ConvertArguments, argv, verb="convert", description=_SUMMARY, examples=_EXAMPLES)
+    arguments = parse(ConvertArguments, argv, doc=__doc__, verb="convert")
     if Path(arguments.output_dir).resolve() == Path(arguments.input).resolve():
         raise UserError("output_dir is the input: the model would be written over while it is read")
 

@@ -1,4 +1,6 @@
-"""The main job on the text that every machine has: the docstrings of its Python packages.
+"""From the docstrings of the Python packages here to a pretrained encoder and two classifiers.
+
+    clozebert demo --output_dir runs/demo
 
 Every step is a command of `clozebert`, printed as you would type it for text of your own.
 """
@@ -41,8 +43,6 @@ print(json.dumps({"class": type(model).__module__, "found": found}))
 """
 
 
-_EXAMPLES = ("--output_dir runs/demo",)
-
 _MINUTES, _MINUTES_WITHOUT_BF16 = 4.5, 3.5
 
 
@@ -66,13 +66,7 @@ class DemoArguments:
 
 def main(argv: list[str] | None = None) -> None:
     """Run every step, then say where everything lies."""
-    arguments = parse(
-        DemoArguments,
-        argv,
-        verb="demo",
-        examples=_EXAMPLES,
-        description="From the docstrings of the Python packages here to a pretrained encoder and two classifiers.",
-    )
+    arguments = parse(DemoArguments, argv, doc=__doc__, verb="demo")
     with as_user_errors(about="--config"):
         load_recipe(arguments.config)  # an unknown one is told here, and not after the tokenizer and the corpus
     begun = time.monotonic()

@@ -1,6 +1,6 @@
 """A page in the browser to try models on: fill in blanks, tag, classify, and look at their attention.
 
-python scripts/demo_app.py DIR [--more_models DIR DIR] [--port 7860]
+clozebert demo-app encoder
 """
 
 from dataclasses import dataclass
@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import MissingPackageError, as_user_errors
-
-_SUMMARY = (__doc__ or "").partition("\n")[0]
-_EXAMPLES = ("encoder",)
 
 
 @dataclass
@@ -22,14 +19,7 @@ class DemoAppArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parse(
-        DemoAppArguments,
-        argv,
-        verb="demo-app",
-        description=_SUMMARY,
-        examples=_EXAMPLES,
-        first="model_name_or_path",
-    )
+    arguments = parse(DemoAppArguments, argv, doc=__doc__, verb="demo-app", first="model_name_or_path")
     try:
         import gradio  # noqa: F401
     except ImportError:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""What an encoder costs, part by part, with the formula beside each number; and where its heads look.
+"""Parameters, FLOPs and bytes of an encoder, part by part, as functions of batch and length.
 
-    describe.py bert-base --batch_size 16 --sequence_length 512
-    describe.py runs/demo --text "the cat sat on the mat" --output_file maps.png
+    clozebert describe bert-base --batch_size 16 --sequence_length 512
+    clozebert describe encoder --text 'the cat sat on the mat'
 
-CONFIG is a named architecture, a recipe (its name or a YAML file) or a folder with a config.json.
-
-The formulas are what is computed and what is printed: one string each, see `clozebert.configuration.costs`.
+What is described is a named architecture, a recipe (its name or a YAML file) or a folder with a config.json. With
+`--text`: where the heads of a model look. The formulas are what is computed and what is printed: one string each, see
+`clozebert.configuration.costs`.
 """
 
 import dataclasses
@@ -26,14 +26,7 @@ from clozebert.utils.untrusted import check_model_folder, read_json_object
 if TYPE_CHECKING:
     from clozebert import ClozeBertConfig
 
-DESCRIPTION = "Parameters, FLOPs and bytes of an encoder, part by part, as functions of batch and length."
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-_EXAMPLES = (
-    "bert-base --batch_size 16 --sequence_length 512",
-    "encoder --text 'the cat sat on the mat'",
-)
 
 
 @dataclasses.dataclass
@@ -50,9 +43,7 @@ class DescribeArguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, or draw the attention maps."""
-    arguments = parse(
-        DescribeArguments, argv, verb="describe", description=DESCRIPTION, examples=_EXAMPLES, first="config"
-    )
+    arguments = parse(DescribeArguments, argv, doc=__doc__, verb="describe", first="config")
     check_at_least(arguments, batch_size=1, sequence_length=1)
     if arguments.text is not None:
         draw_attention_map(arguments.config, arguments.text, arguments.output_file)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python
-"""What a masked-LM model knows: loss and accuracy on frozen masks, pseudo-perplexity, BLiMP's minimal pairs.
+"""Score a masked-LM model on held-out text and on minimal pairs.
 
-    evaluate_mlm.py --model_name_or_path encoder --corpus corpus --blimp blimp/data
-    evaluate_mlm.py --model_name_or_path bert-base-cased --input held_out.txt --output_file results.json
+    clozebert evaluate encoder --corpus corpus
+    clozebert evaluate bert-base-cased --input held_out.txt
 
-Takes any `AutoModelForMaskedLM`: ours, and every other masked-LM model of transformers.
+Loss and accuracy on frozen masks, pseudo-perplexity, BLiMP's minimal pairs, of any `AutoModelForMaskedLM`: ours, and
+every other masked-LM model of transformers.
 """
 
 import dataclasses
@@ -22,14 +23,6 @@ from clozebert.utils.files import write_text
 
 if TYPE_CHECKING:
     from clozebert.corpus import Corpus
-
-DESCRIPTION = "Score a masked-LM model on held-out text and on minimal pairs."
-
-
-_EXAMPLES = (
-    "encoder --corpus corpus",
-    "bert-base-cased --input held_out.txt",
-)
 
 
 @dataclasses.dataclass
@@ -72,14 +65,7 @@ class EvaluationArguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Score, print a table, write JSON."""
-    arguments = parse(
-        EvaluationArguments,
-        argv,
-        verb="evaluate",
-        description=DESCRIPTION,
-        examples=_EXAMPLES,
-        first="model_name_or_path",
-    )
+    arguments = parse(EvaluationArguments, argv, doc=__doc__, verb="evaluate", first="model_name_or_path")
     results = evaluate(arguments)
     print("\n".join(score_table(results)))
     if arguments.output_file is not None:

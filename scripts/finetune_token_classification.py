@@ -1,22 +1,19 @@
-"""Fine-tune an encoder to tag words: entities, parts of speech, slots."""
+"""Fine-tune an encoder to tag words from CoNLL, CoNLL-U, JSON lines or Parquet.
+
+    clozebert finetune-token --model_name_or_path encoder --train_file train.conllu --output_dir tagger
+
+Entities, parts of speech, slots.
+"""
 
 from collections.abc import Sequence
 
 from clozebert.finetuning.arguments import TokenArguments
 from clozebert.scripts._program import parse, run
 
-_EXAMPLES = ("--model_name_or_path encoder --train_file train.conllu --validation_file dev.conllu --output_dir tagger",)
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the flags, fine-tune, and print the scores."""
-    arguments = parse(
-        TokenArguments,
-        argv,
-        verb="finetune-token",
-        description="Fine-tune an encoder to tag words from CoNLL, CoNLL-U, JSON lines or Parquet.",
-        examples=_EXAMPLES,
-    )
+    arguments = parse(TokenArguments, argv, doc=__doc__, verb="finetune-token")
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.run import finetune
     from clozebert.hub.card import write_card

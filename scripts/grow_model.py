@@ -1,9 +1,9 @@
 """Start a larger model from a trained one: more tokens, more or wider layers, longer sequences.
 
-python scripts/grow_model.py --model_name_or_path encoder --input sample.txt --output_dir larger --num_hidden_layers 12
+    clozebert grow --model_name_or_path encoder --input sample.txt --output_dir larger --num_hidden_layers 12
 
 What each growth costs is measured: pseudo-perplexity before and after. Then go on training the larger model:
-python scripts/pretrain_mlm.py --model_name_or_path larger …
+`clozebert pretrain --model_name_or_path larger …`
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,6 @@ from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
 from clozebert.utils.files import check_output_dir, disk_errors, whole_files
 from clozebert.utils.tokenizer_files import save_tokenizer
-
-_SUMMARY = (__doc__ or "").partition("\n")[0]
-_EXAMPLES = ("--model_name_or_path encoder --input sample.txt --output_dir larger --num_hidden_layers 12",)
 
 
 @dataclass
@@ -39,7 +36,7 @@ class GrowArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parse(GrowArguments, argv, verb="grow", description=_SUMMARY, examples=_EXAMPLES)
+    arguments = parse(GrowArguments, argv, doc=__doc__, verb="grow")
     check_at_least(arguments, num_texts=1)
 
     from clozebert.corpus.readers import Reader

@@ -1,4 +1,8 @@
-"""Print where a launch configuration of Accelerate lies: for several GPUs, FSDP, several machines, or CPU processes.
+"""Print where a launch configuration of Accelerate lies, for accelerate launch --config_file.
+
+    clozebert launch-config gpus
+
+For several GPUs, FSDP, several machines, or CPU processes:
 
 accelerate launch --config_file "$(clozebert launch-config gpus)" --num_processes 4 -m clozebert.scripts.pretrain_mlm …
 """
@@ -8,9 +12,6 @@ from dataclasses import dataclass
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import as_user_errors
-
-_SUMMARY = "Print where a launch configuration of Accelerate lies, for accelerate launch --config_file."
-_EXAMPLES = ("gpus",)
 
 
 @dataclass
@@ -24,14 +25,7 @@ class LaunchConfigArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parse(
-        LaunchConfigArguments,
-        argv,
-        verb="launch-config",
-        description=_SUMMARY,
-        examples=_EXAMPLES,
-        first="name",
-    )
+    arguments = parse(LaunchConfigArguments, argv, doc=__doc__, verb="launch-config", first="name")
     from clozebert.configuration import launch_configuration
 
     with as_user_errors():

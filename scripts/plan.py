@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""What a pretraining run will take: parameters, FLOPs, memory by part, hours and cost, before it begins.
+"""Plan a pretraining run: parameters, FLOPs, memory by part, tokens/s, hours and cost.
 
-    clozebert plan --config bert-base --device h100 --num_devices 8 --price_per_hour 2.5
+    clozebert plan --config bert-base --max_steps 100000 --device h100 --num_devices 8 --price_per_hour 2.5
     clozebert plan --config small --corpus corpus --calibrate
 
 All flags of pretraining are understood. Without `--device` the plan is for this machine; `--calibrate` trains for some
@@ -10,12 +10,11 @@ seconds to measure it, on the run's own batches where there is a `--corpus`.
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clozebert.scripts._program import parse_flags, run
+from clozebert.scripts._program import parse_run_flags, run
 from clozebert.utils.command_line import Flag
 from clozebert.utils.errors import UserError, as_user_errors, reject_unknown_keys
 from clozebert.utils.files import write_text
@@ -25,11 +24,6 @@ if TYPE_CHECKING:
     from clozebert.training.arguments import Phase, PretrainingArguments
     from clozebert.training.planning import Device
 
-DESCRIPTION = "Plan a pretraining run: parameters, FLOPs, memory by part, tokens/s, hours and cost."
-_EXAMPLES = (
-    "--config bert-base --max_steps 100000 --device h100 --num_devices 8 --price_per_hour 2.5",
-    "--config small --corpus corpus --calibrate",
-)
 _STEPS_OF_AN_UNKNOWN_TEXT = 10_000
 _IDLE = ("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "report_to", "disable_tqdm")
 _OWN_FLAGS = (
@@ -46,32 +40,16 @@ _OWN_FLAGS = (
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read recipe and flags, then print the plan."""
-    from clozebert.training.run_settings import (
-        hints,
-        make_config,
-        pretraining_flags,
-        read_flag,
-        recipe_notes,
-        split_settings,
-        values_for_help,
-    )
+    from clozebert.training.run_settings import make_config, split_settings
 
-    words = list(sys.argv[1:] if argv is None else argv)
-    values = parse_flags(
-        pretraining_flags(
-            *(Flag(*flag) for flag in _OWN_FLAGS),
-            more_of_model={"vocab_size": "entries of the vocabulary; in a run, the tokenizer's"},
-            shown=values_for_help(words),
-            idle=_IDLE,
-        ),
-        words,
+    flags = parse_run_flags(
+        argv,
+        *(Flag(*flag) for flag in _OWN_FLAGS),
+        doc=__doc__,
         verb="plan",
-        description=DESCRIPTION,
-        examples=_EXAMPLES,
-        notes=recipe_notes(),
-        hints=hints(),
+        more_of_model={"vocab_size": "entries of the vocabulary; in a run, the tokenizer's"},
+        idle=_IDLE,
     )
-    flags = {key: read_flag(key, value) for key, value in values.items() if value is not None}
     own = {name: flags.pop(name) for name, *_ in _OWN_FLAGS if name in flags}
     settings, model = split_settings(flags.pop("config", None), flags)
     plan(settings, make_config(model), vocab_size=flags.get("vocab_size"), **own)

@@ -1,4 +1,9 @@
-"""Predict with a fine-tuned model: labels of texts, or tags and entities of words, as JSON lines with scores."""
+"""Predict with a fine-tuned model over files or lines of standard input.
+
+    clozebert predict --model_name_or_path classifier --input texts.csv --output_file labels.jsonl
+
+Labels of texts, or tags and entities of words, as JSON lines with scores.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -6,18 +11,10 @@ from collections.abc import Sequence
 from clozebert.finetuning.arguments import PredictionArguments
 from clozebert.scripts._program import parse, run
 
-_EXAMPLES = ("--model_name_or_path classifier --input texts.csv --output_file labels.jsonl",)
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the flags and write the predictions."""
-    arguments = parse(
-        PredictionArguments,
-        argv,
-        verb="predict",
-        description="Predict with a fine-tuned model over files or lines of standard input.",
-        examples=_EXAMPLES,
-    )
+    arguments = parse(PredictionArguments, argv, doc=__doc__, verb="predict")
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.predict import predict
 

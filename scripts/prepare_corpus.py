@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """Tokenize text into memory-mapped shards, ready for pretraining.
 
-    prepare_corpus.py --input text/ --tokenizer_name TOKENIZER --output_dir CORPUS
-    prepare_corpus.py --input ids.jsonl --id_column ids --vocab_size 1000 --output_dir CORPUS     no tokenizer
-    prepare_corpus.py … --num_parts 16 --part 3      one part of the files, on any of several machines; and when all
-    prepare_corpus.py … --num_parts 16               are there, the corpus: the same bytes as without parts
+    clozebert prepare-corpus --input my_text/ --tokenizer_name tokenizer --output_dir corpus
+
+    … --input ids.jsonl --id_column ids --vocab_size 1000    no tokenizer
+    … --num_parts 16 --part 3      one part of the files, on any of several machines; and when all are there,
+    … --num_parts 16               the corpus: the same bytes as without parts
 
 Reads text, XML (PubMed, JATS, plain), JSON lines, CSV, TSV and Parquet, also compressed; folders, globs,
 `installed-python` and datasets of the Hub. Writes CORPUS/train and CORPUS/validation, each with a manifest that
@@ -19,11 +20,7 @@ from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
 
-DESCRIPTION = "Tokenize text into memory-mapped shards, ready for pretraining."
 _SHOWN_DOCUMENTS, _SHOWN_CHARACTERS = 3, 160
-
-
-_EXAMPLES = ("--input my_text/ --tokenizer_name tokenizer --output_dir corpus",)
 
 
 @dataclass
@@ -55,7 +52,7 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read, tokenize, write, and say what came of it."""
-    arguments = parse(Arguments, argv, verb="prepare-corpus", description=DESCRIPTION, examples=_EXAMPLES)
+    arguments = parse(Arguments, argv, doc=__doc__, verb="prepare-corpus")
 
     from clozebert.corpus.preparation import Preparation
     from clozebert.utils.progress_bar import progress_bar

@@ -1,7 +1,9 @@
 #!/usr/bin/env python
-"""Pretrain an encoder by masked-language modelling.
+"""Pretrain an encoder by masked-language modelling, on a corpus that prepare-corpus wrote.
 
-    clozebert pretrain --config tiny --corpus CORPUS --tokenizer_name TOKENIZER --output_dir DIR
+    clozebert pretrain --config small --corpus corpus --tokenizer_name tokenizer --output_dir encoder
+    clozebert pretrain --config small --help   (the same, with this recipe's values)
+
     accelerate launch --config_file LAUNCH.yaml -m clozebert.scripts.pretrain_mlm --config tiny …
 
 A recipe (`--config`, a name or a YAML file) holds everything a run needs but its paths; every field of a recipe, and
@@ -12,15 +14,8 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from clozebert.scripts._program import parse_flags, run
-
-DESCRIPTION = "Pretrain an encoder by masked-language modelling, on a corpus that prepare-corpus wrote."
-_EXAMPLES = (
-    "--config small --corpus corpus --tokenizer_name tokenizer --output_dir encoder",
-    "--config small --help   (the same, with this recipe's values)",
-)
+from clozebert.scripts._program import parse_run_flags, run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -28,7 +23,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     from clozebert.training.arguments import PretrainingArguments
     from clozebert.training.run_settings import make_config, split_settings, suit_continuing
 
-    flags = _parse_flags(argv)
+    flags = parse_run_flags(
+        argv,
+        doc=__doc__,
+        verb="pretrain",
+        needed=("corpus", "tokenizer_name", "output_dir"),
+        notes=("", "Further fields of the model can be set in a recipe file, under `model:`."),
+    )
     name = flags.pop("config", None)
     settings, model = split_settings(name, flags)
     said = suit_continuing(settings, flags)
@@ -46,23 +47,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "stopped_by" in results:
         # As a shell reports a process that a signal ended: whoever started the run sees that it is not done.
         sys.exit(128 + results["stopped_by"])
-
-
-def _parse_flags(argv: Sequence[str] | None) -> dict[str, Any]:
-    """The flags that were given, by name; the others keep the recipe's value."""
-    from clozebert.training.run_settings import hints, pretraining_flags, read_flag, recipe_notes, values_for_help
-
-    words = list(sys.argv[1:] if argv is None else argv)
-    values = parse_flags(
-        pretraining_flags(shown=values_for_help(words), needed=("corpus", "tokenizer_name", "output_dir")),
-        words,
-        verb="pretrain",
-        description=DESCRIPTION,
-        examples=_EXAMPLES,
-        notes=[*recipe_notes(), "", "Further fields of the model can be set in a recipe file, under `model:`."],
-        hints=hints(),
-    )
-    return {key: read_flag(key, value) for key, value in values.items() if value is not None}
 
 
 if __name__ == "__main__":

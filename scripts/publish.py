@@ -1,6 +1,6 @@
 """Publish a saved model on the Hub, so that anyone can load it: complete, tried in a clean process, in one commit.
 
-python scripts/publish.py DIR --repo_id ORG/NAME [--dry_run] [--public --license apache-2.0] [--all_checkpoints]
+clozebert publish tagger --repo_id my-org/my-tagger --dry_run
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,6 @@ from clozebert.utils.files import check_output_dir
 
 if TYPE_CHECKING:
     from clozebert.hub.publishing import Completion, Publication
-
-
-_SUMMARY = (__doc__ or "").partition("\n")[0]
-_EXAMPLES = ("tagger --repo_id my-org/my-tagger --dry_run",)
 
 
 @dataclass
@@ -51,9 +47,7 @@ class PublishArguments:
 
 
 def main(argv: list[str] | None = None) -> None:
-    arguments = parse(
-        PublishArguments, argv, verb="publish", description=_SUMMARY, examples=_EXAMPLES, first="directory"
-    )
+    arguments = parse(PublishArguments, argv, doc=__doc__, verb="publish", first="directory")
     source = Path(arguments.directory)
     checkpoints = _checkpoints(arguments, source)
     completion = _completion(arguments)

@@ -1,7 +1,9 @@
 #!/usr/bin/env python
-"""Train a tokenizer on your text, saved so that `AutoTokenizer.from_pretrained` loads it.
+"""Train a WordPiece, BPE or Unigram tokenizer on text.
 
-train_tokenizer.py --input text/ --algorithm wordpiece --vocab_size 30522 --output_dir TOKENIZER
+    clozebert train-tokenizer --input my_text/ --algorithm bpe --vocab_size 32768 --output_dir tokenizer
+
+It is saved so that `AutoTokenizer.from_pretrained` loads it.
 """
 
 import sys
@@ -14,11 +16,6 @@ from clozebert.utils.command_line import flag
 
 if TYPE_CHECKING:
     from clozebert.corpus.readers import Reader
-
-DESCRIPTION = "Train a WordPiece, BPE or Unigram tokenizer on text."
-
-
-_EXAMPLES = ("--input my_text/ --algorithm bpe --vocab_size 32768 --output_dir tokenizer",)
 
 
 @dataclass
@@ -43,7 +40,7 @@ class Arguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read, train, save, and say how large the vocabulary became."""
-    arguments = parse(Arguments, argv, verb="train-tokenizer", description=DESCRIPTION, examples=_EXAMPLES)
+    arguments = parse(Arguments, argv, doc=__doc__, verb="train-tokenizer")
 
     from pathlib import Path
 

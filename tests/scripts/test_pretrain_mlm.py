@@ -12,7 +12,8 @@ sys.path.append(str(Path(__file__).parent.parent))
 from pretraining_helpers import MODEL_FLAGS, REPOSITORY, flags, make_corpus
 
 from clozebert.configuration import list_recipes
-from clozebert.scripts.pretrain_mlm import _parse_flags, main
+from clozebert.scripts._program import parse_run_flags
+from clozebert.scripts.pretrain_mlm import main
 from clozebert.training.run_settings import split_settings
 
 PROGRAM = REPOSITORY / "scripts" / "pretrain_mlm.py"
@@ -111,9 +112,11 @@ def test_a_model_brings_its_own_configuration() -> None:
 
 
 def test_flags_are_read_as_recipe_values_are() -> None:
-    given = _parse_flags(
+    given = parse_run_flags(
         ["--rope_parameters", "{rope_type: default, rope_theta: 500}", "--hidden_dropout_prob", "1e-6",
-         "--qk_norm", "true", "--sliding_window", "null", "--gradient_checkpointing", "--report_to", "wandb", "trackio"]
+         "--qk_norm", "true", "--sliding_window", "null", "--gradient_checkpointing",
+         "--report_to", "wandb", "trackio"],
+        doc=None, verb="pretrain",
     )  # fmt: skip
     assert given == {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500},
