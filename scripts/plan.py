@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clozebert.scripts._program import parse_run_flags, run
-from clozebert.utils.command_line import Flag
+from clozebert.utils.command_line import flag, flags_of
 from clozebert.utils.errors import UserError, as_user_errors, reject_unknown_keys
 from clozebert.utils.files import write_text
 
@@ -26,50 +26,42 @@ if TYPE_CHECKING:
 
 _STEPS_OF_AN_UNKNOWN_TEXT = 10_000
 _IDLE = ("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "report_to", "disable_tqdm")
-_OWN_FLAGS = (
-    ("device", str, "a kind of GPU, such as a100-80gb, h100, rtx-4090 (default: this machine)"),
-    ("num_devices", int, "how many of them (default: 1)"),
-    ("sharded", bool, "weights, gradients and optimizer state spread over the devices (FSDP2)"),
-    ("utilization", float, "share of the peak that is achieved (default: 0.3), where nothing is measured"),
-    ("price_per_hour", float, "of one device, for the cost"),
-    ("calibrate", bool, "train on this machine for a moment, and plan with what was measured"),
-    ("calibrate_seconds", float, "how long (default: 20)"),
-    ("output_file", str, "write the plan here, as JSON"),
-)
+
+
+@dataclasses.dataclass
+class PlanArguments:
+    """The flags beside those of the run."""
+
+    device: str | None = flag("a kind of GPU, such as a100-80gb, h100, rtx-4090 (default: this machine)")
+    num_devices: int = flag("how many of them", 1)
+    sharded: bool = flag("weights, gradients and optimizer state spread over the devices (FSDP2)", False)
+    utilization: float = flag("share of the peak that is achieved (default: 0.3), where nothing is measured", 0.3)
+    price_per_hour: float | None = flag("of one device, for the cost")
+    calibrate: bool = flag("train on this machine for a moment, and plan with what was measured", False)
+    calibrate_seconds: float = flag("how long", 20.0)
+    output_file: str | None = flag("write the plan here, as JSON")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read recipe and flags, then print the plan."""
     from clozebert.training.run_settings import make_config, split_settings
 
+    own_flags = flags_of(PlanArguments)
     flags = parse_run_flags(
         argv,
-        *(Flag(*flag) for flag in _OWN_FLAGS),
+        *own_flags,
         doc=__doc__,
         verb="plan",
         more_of_model={"vocab_size": "entries of the vocabulary; in a run, the tokenizer's"},
         idle=_IDLE,
     )
-    own = {name: flags.pop(name) for name, *_ in _OWN_FLAGS if name in flags}
+    given = PlanArguments(**{flag.name: flags.pop(flag.name) for flag in own_flags if flag.name in flags})
     settings, model = split_settings(flags.pop("config", None), flags)
-    plan(settings, make_config(model), vocab_size=flags.get("vocab_size"), **own)
+    plan(given, settings, make_config(model), vocab_size=flags.get("vocab_size"))
 
 
-def plan(
-    settings: dict[str, Any],
-    config: Any,
-    *,
-    device: str | None = None,
-    num_devices: int = 1,
-    sharded: bool = False,
-    utilization: float = 0.3,
-    price_per_hour: float | None = None,
-    calibrate: bool = False,
-    calibrate_seconds: float = 20.0,
-    output_file: str | None = None,
-    vocab_size: int | None = None,
-) -> dict[str, Any]:
-    """Print the plan of a run and return it; `settings` are fields of PretrainingArguments.
+def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_size: int | None = None) -> None:
+    """Print the plan of a run; `settings` are fields of PretrainingArguments.
 
     With `model_name_or_path` that model's own configuration takes the place of `config`, as in a run. Of a run in
     phases each one is planned, and `seconds` and `cost` are those of all.
@@ -86,32 +78,18 @@ def plan(
         tokens = sum(phase.num_steps * phase.arguments.tokens_per_step for phase in phases)
         print(f"steps                 {phases[-1].last_step:>18,} of {tokens / phases[-1].last_step:,.0f} tokens, "
               f"{tokens / corpora.num_tokens:.1f} times the {corpora.num_tokens:,} tokens of the text")  # fmt: skip
-    kind, precision, here = _find_device(device, phases[0].arguments, calibrate=calibrate)
+    machine = _find_device(given, phases[0].arguments)
     found = []
     for phase in phases:
         if len(phases) > 1:
             print(f"phase {phase.index + 1} of {len(phases)}: {phase.num_steps:,} steps")
-        result = _plan_phase(
-            phase,
-            config,
-            has_corpus=corpora is not None,
-            precision=precision,
-            measured_on=here if calibrate else None,
-            calibrate_seconds=calibrate_seconds,
-            device=kind,
-            num_devices=num_devices,
-            sharded=sharded,
-            utilization=utilization,
-            price_per_hour=price_per_hour,
-        )
-        found.append(result)
-    if not calibrate:
-        print(f"The speed assumes {utilization:.0%} of the peak; --calibrate measures it, --utilization sets it.")
-    facts = {**_all_phases(found), "device": dataclasses.asdict(kind)}
-    if output_file is not None:
+        found.append(_plan_phase(given, phase, config, machine, has_corpus=corpora is not None))
+    if not given.calibrate:
+        print(f"The speed assumes {given.utilization:.0%} of the peak; --calibrate measures it, --utilization sets it.")
+    facts = _all_phases(found)
+    if given.output_file is not None:
         with as_user_errors(OSError, about="--output_file"):
-            write_text(Path(output_file), json.dumps(facts, indent=2) + "\n")
-    return facts
+            write_text(Path(given.output_file), json.dumps(facts, indent=2) + "\n")
 
 
 def _run_of(settings: dict[str, Any]) -> "tuple[PretrainingArguments, Mixture | None]":
@@ -150,22 +128,12 @@ def _set_vocabulary(config: Any, tokenizer_name: str | None, corpora: "Mixture |
 
 
 def _plan_phase(
-    phase: "Phase",
-    config: Any,
-    *,
-    has_corpus: bool,
-    precision: str,
-    measured_on: Any,
-    calibrate_seconds: float,
-    device: "Device",
-    num_devices: int,
-    **options: Any,
+    given: PlanArguments, phase: "Phase", config: Any, machine: "tuple[Device, str, Any]", *, has_corpus: bool
 ) -> dict[str, Any]:
     """Print the plan of one phase and return it.
 
     Args:
-        measured_on: torch's device to time steps on; None: no step is timed.
-        options: further arguments of `make_plan`.
+        machine: the kind of device, the precision, and torch's device where steps can be timed.
     """
     from clozebert.training.calibration import calibrate
     from clozebert.training.checks import check_model
@@ -178,7 +146,8 @@ def _plan_phase(
     if has_corpus:
         corpora = _open_corpora(arguments)
         length = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length)
-    if measured_on is not None:
+    device, precision, here = machine
+    if given.calibrate:
         for corpus in corpora.corpora if corpora is not None else ():
             if corpus.vocab_size > config.vocab_size:
                 raise UserError(
@@ -187,20 +156,21 @@ def _plan_phase(
                     f"prepare the corpus with the model's tokenizer"
                 )
         calibration = calibrate(
-            arguments, config, device=measured_on, precision=precision, seconds=calibrate_seconds, corpora=corpora
+            arguments, config, device=here, precision=precision, seconds=given.calibrate_seconds, corpora=corpora
         )
     plan = make_plan(
         arguments,
         config,
         device=device,
-        num_devices=num_devices,
+        num_devices=given.num_devices,
         half=precision != "no",
+        sharded=given.sharded,
+        utilization=given.utilization,
         document_length=length,
+        price_per_hour=given.price_per_hour,
         calibration=calibration,
-        **options,
     )
-    for line in plan_table(plan, device=device, num_devices=num_devices):
-        print(line)
+    print("\n".join(plan_table(plan)))
     if calibration is not None and calibration.peak_bytes is not None:
         print(f"memory measured       {calibration.peak_bytes / 2**30:>14.2f} GiB, one micro-batch to an update")
     measured = None if calibration is None else dataclasses.asdict(calibration)
@@ -226,16 +196,16 @@ def _open_corpora(arguments: Any) -> "Mixture":
     return Mixture(arguments.corpus, arguments.corpus_weights)
 
 
-def _find_device(name: str | None, arguments: Any, *, calibrate: bool) -> "tuple[Device, str, Any]":
+def _find_device(given: PlanArguments, arguments: Any) -> "tuple[Device, str, Any]":
     """The kind of device, the precision that a run chooses there, and, for this machine, torch's device."""
     from clozebert.training.planning import DEVICES, Device
 
-    if name is not None:
-        if calibrate:
-            raise UserError(f"--calibrate measures this machine: leave out --device {name}")
-        reject_unknown_keys([name], DEVICES, where="the kinds of devices (--device)")
+    if given.device is not None:
+        if given.calibrate:
+            raise UserError(f"--calibrate measures this machine: leave out --device {given.device}")
+        reject_unknown_keys([given.device], DEVICES, where="the kinds of devices (--device)")
         precision = arguments.mixed_precision
-        return DEVICES[name], "bf16" if precision == "auto" else precision, None
+        return DEVICES[given.device], "bf16" if precision == "auto" else precision, None
 
     from clozebert.utils.device import choose_precision, find_device, measure_matmul_flops, memory_of
 

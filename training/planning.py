@@ -28,7 +28,7 @@ third (`MALLOC_MMAP_THRESHOLD_=262144` in the environment makes it give everythi
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -92,12 +92,15 @@ class Plan:
     """A run in figures; bytes are those of one device.
 
     Attributes:
+        device, num_devices: on which it runs.
         flops_per_step: of the whole global batch, optimizer included; smaller batches of a warm-up take fewer.
         update_flops: of them, those of the optimizer on one device.
         memory: bytes by part; `peak_memory` is less than their sum where parts are not held at the same time.
         largest_batch: rows of the largest micro-batch that fits and divides a process' share; None: not even one row.
     """
 
+    device: Device
+    num_devices: int
     parameters: int
     flops_per_step: int
     update_flops: int
@@ -140,41 +143,32 @@ def make_plan(
         raise UserError(f"num_devices={num_devices} must be at least 1")
     if not 0 < utilization <= 1:
         raise UserError(f"utilization={utilization} must lie in (0, 1]")
-    micro_batches = arguments.micro_batches(num_devices)
-    share = arguments.global_batch_size // num_devices
-    rows = share // micro_batches
+    micro_batches, share = arguments.micro_batches(num_devices), arguments.global_batch_size // num_devices
     length = min(document_length or arguments.max_seq_length, arguments.max_seq_length)
-
-    on_cpu = device.name == "cpu"
+    on_cpu, shards = device.name == "cpu", num_devices if sharded else 1
 
     def memory_of(rows: int) -> tuple[dict[str, int], int]:
-        accumulates = rows < share
-        shards = num_devices if sharded else 1
-        return _memory(
-            arguments,
-            config,
-            rows=rows,
-            half=half,
-            shards=shards,
-            keeps_gradients=accumulates or num_devices > 1,
-            on_cpu=on_cpu,
-            length=length,
-        )
+        keeps = rows < share or num_devices > 1
+        options: dict[str, Any] = {"half": half, "shards": shards, "on_cpu": on_cpu, "length": length}
+        return _memory(arguments, config, rows=rows, keeps_gradients=keeps, **options)
 
-    memory, peak = memory_of(rows)
+    memory, peak = memory_of(arguments.rows_at_once(num_devices))
     room = device.memory * (1 - _FREE_SHARE) - _FREE_BYTES
     fitting = (size for size in range(share, 0, -1) if share % size == 0 and memory_of(size)[1] <= room)
     tokens = arguments.tokens_per_step
     forward = forward_flops(
         config, tokens=tokens, length=length, predicted=arguments.mean_mlm_probability, on_cpu=on_cpu
     )
-    update = _update_flops(arguments, config, owners=num_devices if sharded else 1)
+    update = _update_flops(arguments, config, owners=shards)
     passes = 4 if arguments.gradient_checkpointing else 3
     if calibration is None:
         speed = device.peak_flops * utilization
-        calibration = Calibration(passes * forward / num_devices / micro_batches / speed, update / speed)
-        if not on_cpu:
-            calibration = _at_least_launches(calibration, config, muon=arguments.optimizer == "muon")
+        # No micro-batch and no update is faster than its kernels are launched.
+        launches = (0, 0) if on_cpu else launches_of(config, muon=arguments.optimizer == "muon")
+        calibration = Calibration(
+            max(passes * forward / num_devices / micro_batches / speed, _LAUNCH_SECONDS * launches[0]),
+            max(update / speed, _LAUNCH_SECONDS * launches[1]),
+        )
     # Each step has one update. A step of fewer rows, while the batch size warms up, is a part of a whole one.
     size = arguments.batch_size
     of_whole_steps = size.before(arguments.num_steps) / size.rows
@@ -186,6 +180,8 @@ def make_plan(
         seconds = max(seconds, arguments.num_steps * exchanged / device.link)
     all_tokens = size.before(arguments.num_steps) * arguments.max_seq_length
     return Plan(
+        device=device,
+        num_devices=num_devices,
         parameters=parameters_of(config),
         flops_per_step=passes * forward + update,
         update_flops=update,
@@ -198,12 +194,6 @@ def make_plan(
         seconds=seconds,
         cost=None if price_per_hour is None else price_per_hour * num_devices * seconds / 3600,
     )
-
-
-def _at_least_launches(calibration: Calibration, config: ClozeBertConfig, *, muon: bool) -> Calibration:
-    """No micro-batch and no update is faster than its kernels are launched."""
-    micro_batch, update = (_LAUNCH_SECONDS * launches for launches in launches_of(config, muon=muon))
-    return Calibration(max(calibration.micro_batch_seconds, micro_batch), max(calibration.update_seconds, update))
 
 
 def launches_of(config: ClozeBertConfig, *, muon: bool = False) -> tuple[int, int]:
@@ -374,18 +364,18 @@ def activation_bytes(
     return ends + (4 * d * layers + layer if recompute else layer * layers - unread)
 
 
-def plan_table(plan: Plan, *, device: Device, num_devices: int) -> Iterator[str]:
+def plan_table(plan: Plan) -> Iterator[str]:
     """The plan for a person, a line for each figure."""
     yield f"parameters            {plan.parameters:>18,}"
     yield f"FLOPs of a step       {plan.flops_per_step:>18.4g}"
     yield f"of them, the update   {plan.update_flops:>18.4g} on each device"
     for part, size in plan.memory.items():
         yield f"memory, {part:13} {size / GIB:>14.2f} GiB"
-    yield f"memory at the peak    {plan.peak_memory / GIB:>14.2f} GiB of {device.memory / GIB:.1f} on each device"
+    yield f"memory at the peak    {plan.peak_memory / GIB:>14.2f} GiB of {plan.device.memory / GIB:.1f} on each device"
     fits = "none: shard the model, or shorten the rows" if plan.largest_batch is None else f"{plan.largest_batch} rows"
     yield f"largest micro-batch   {fits:>18}"
     yield f"tokens/s              {plan.tokens_per_second:>18,.0f}"
-    yield f"model FLOP/s          {plan.utilization:>18.0%} of the peak of {num_devices} x {device.name}"
+    yield f"model FLOP/s          {plan.utilization:>18.0%} of the peak of {plan.num_devices} x {plan.device.name}"
     hours = plan.seconds / 3600
     yield f"hours                 {hours:>18,.2f}" if hours >= 0.1 else f"minutes               {60 * hours:>18,.2f}"
     if plan.cost is not None:
