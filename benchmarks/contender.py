@@ -202,7 +202,7 @@ def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> 
 
     on_cpu = specification["device"] == "cpu"
     precision = specification["precision"]
-    accelerator = make_accelerator(mixed_precision=precision, use_cpu=on_cpu, report_to=[], output_dir="")
+    accelerator = make_accelerator(mixed_precision=precision, use_cpu=on_cpu)
     model = make_ours(specification, head="ForMaskedLM").train()
     if choose_compilation(None, accelerator.device):
         compile_model(model, accelerator.device)

@@ -32,7 +32,7 @@ def measure(recipe: str, *, pairs: int, threads: int, precision: str) -> dict[st
     from clozebert.training.step import timed_step
 
     torch.set_num_threads(threads)
-    accelerator = make_accelerator(mixed_precision=precision, use_cpu=True, report_to=[], output_dir="")
+    accelerator = make_accelerator(mixed_precision=precision, use_cpu=True)
     flags = {"corpus": ["-"], "tokenizer_name": "-", "output_dir": "-"}
     sides = []
     for optimizer in ("adamw", "muon"):

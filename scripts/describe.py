@@ -63,7 +63,8 @@ def find_config(name: str) -> "ClozeBertConfig":
     Raises:
         ValueError: nothing has that name, or the folder holds another kind of model.
     """
-    from clozebert.configuration import ARCHITECTURES, ClozeBertConfig, list_recipes, load_recipe
+    from clozebert.configuration import ARCHITECTURES, ClozeBertConfig, list_recipes
+    from clozebert.training.run_settings import make_config, split_settings
 
     path = Path(name)
     if path.is_dir():
@@ -77,13 +78,7 @@ def find_config(name: str) -> "ClozeBertConfig":
     if name in ARCHITECTURES:
         return ClozeBertConfig.from_name(name)
     if path.suffix in (".yaml", ".yml") or name in list_recipes():
-        recipe = load_recipe(name)
-        model = recipe.get("model") or {}
-        return (
-            ClozeBertConfig.from_name(recipe["architecture"], **model)
-            if recipe.get("architecture")
-            else (ClozeBertConfig(**model))
-        )
+        return make_config(split_settings(name, {})[1])
     known = sorted({*ARCHITECTURES, *list_recipes()})
     raise UserError(f"{name!r} is neither an architecture, a recipe nor a folder; {did_you_mean(name, known)}")
 

@@ -5,7 +5,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,7 +64,7 @@ class PretrainingArguments:
         ValueError: a value out of its range, of the wrong kind, or in contradiction to another.
     """
 
-    corpus: list[str] = flag("what prepare-corpus wrote: a folder or a URL; several are mixed", [])
+    corpus: list[str] = flag("what prepare-corpus wrote: a folder or a URL; several are mixed", [], metavar="DIR")
     tokenizer_name: str = flag("the tokenizer of the corpus: a folder, or a name on the Hub", "")
     output_dir: str = flag("folder for the model, its checkpoints and the log", "")
     model_name_or_path: str | None = flag("continue from the weights of this model instead of random ones")
@@ -79,7 +79,7 @@ class PretrainingArguments:
     per_device_train_batch_size: int = flag("rows in one micro-batch, at most; less takes less memory", 32)
     max_seq_length: int = flag("tokens in a row; longer documents are split", 128, on_resume=_SAME)
     resume_from_checkpoint: str | None = flag(
-        "continue a stopped run: 'latest' (begins one where there is none), or a checkpoint's folder"
+        "continue a stopped run: 'latest' (begins one where there is none), or a checkpoint's folder", metavar="DIR"
     )
     overwrite_output_dir: bool = flag("delete the run that output_dir holds, and begin anew", False)
     dry_run: bool = flag("print the plan of the run, take two steps, write nothing", False)
@@ -151,14 +151,14 @@ class PretrainingArguments:
     max_eval_batches: int | None = flag("evaluate on the first so many batches only", section=_RECORDS)
     save_steps: int = flag("steps between two checkpoints; 0: only at the end", 500, _RECORDS)
     save_total_limit: int | None = flag("checkpoints to keep, the newest ones", 2, _RECORDS)
-    report_to: list[str] = flag("trackers beside the log: tensorboard, trackio, wandb", [], _RECORDS)
+    report_to: list[str] = flag("trackers beside the log: tensorboard, trackio, wandb", [], _RECORDS, metavar="NAME")
     disable_tqdm: bool = flag("no progress bar; a line for each log entry instead", False, _RECORDS)
 
     corpus_weights: list[float] = flag(
         "share of the rows from each corpus (default: by their sizes)", [], _MORE, on_resume=_SAME
     )
     phases: list[dict] = flag(
-        "what follows after max_steps: a YAML list of changed fields, an entry a phase", [], _MORE
+        "what follows after max_steps: a YAML list of changed fields, an entry a phase", [], _MORE, metavar="YAML"
     )
 
     def __post_init__(self) -> None:
@@ -289,7 +289,7 @@ class PretrainingArguments:
         rows = self.global_batch_size // world_size
         size = min(rows, self.per_device_train_batch_size)
         if rows % size:
-            fitting = max(divisor for divisor in range(1, size + 1) if rows % divisor == 0)
+            fitting = next(divisor for divisor in divisors(rows) if divisor <= size)
             raise UserError(
                 f"per_device_train_batch_size={size} must divide the {rows} rows of a process "
                 f"(global_batch_size={self.global_batch_size} over {world_size}); the nearest that does is {fitting}"
@@ -409,6 +409,11 @@ class Phase:
     def last_step(self) -> int:
         """How many steps of the run are done when it ends."""
         return self.first_step + self.num_steps
+
+
+def divisors(number: int) -> Iterator[int]:
+    """What divides a number, the largest first."""
+    return (divisor for divisor in range(number, 0, -1) if number % divisor == 0)
 
 
 def there_and_here(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

@@ -46,7 +46,7 @@ def calibrate(
 
     The batches are those of the run itself where its corpora are given; else random tokens, a document to each row.
     """
-    accelerator = make_accelerator(mixed_precision=precision, use_cpu=device.type == "cpu", report_to=[], output_dir="")
+    accelerator = make_accelerator(mixed_precision=precision, use_cpu=device.type == "cpu")
     rows = min(arguments.per_device_train_batch_size, arguments.global_batch_size)
     before = _peak_bytes(device, reset=True)
     core, model, optimizer = set_up_model(arguments, config, accelerator=accelerator)
@@ -62,7 +62,7 @@ def calibrate(
             return taken
 
         slow = begins_slowly(arguments.torch_compile, device)
-        timing = time_steps(step, seconds=seconds, agree=lambda value: value, begins_slowly=slow)
+        timing = time_steps(step, seconds=seconds, begins_slowly=slow)
     after = _peak_bytes(device, reset=False)
     accelerator.free_memory()
     peak = None if before is None or after is None else after - before

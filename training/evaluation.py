@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..corpus import Corpus, Mixture, ValidationBatches
+from ..corpus import Mixture, ValidationBatches
 from ..utils.errors import UserError
 from .arguments import PretrainingArguments
 from .batches import make_masking
@@ -137,39 +137,23 @@ def evaluate_mixture(
     Of several corpora, they are the means of each one's own, weighted by their shares in training. Without a
     validation split there are none.
     """
-    figures = {
-        name: _evaluate_split(model, split, arguments, accelerator=accelerator, should_stop=should_stop)
-        for name, split in mixture.validation.items()
-    }
+    figures = {}
+    for name, split in mixture.validation.items():
+        batches = ValidationBatches(
+            split,
+            max_seq_length=arguments.max_seq_length,
+            batch_size=arguments.per_device_eval_batch_size,
+            masking=make_masking(arguments, rate=arguments.eval_mlm_probability),
+            seed=arguments.seed,
+        )
+        figures[name] = evaluate_masked_lm(
+            model, batches, accelerator=accelerator, max_batches=arguments.max_eval_batches, should_stop=should_stop
+        )
     if not figures:
         return {}
     if len(mixture.names) == 1:
         return next(iter(figures.values()))
     return mix_figures(figures, {name: mixture.share_of(name) for name in figures})
-
-
-def _evaluate_split(
-    model: torch.nn.Module,
-    split: Corpus,
-    arguments: PretrainingArguments,
-    *,
-    accelerator: Any,
-    should_stop: Callable[[], bool],
-) -> dict[str, float]:
-    batches = ValidationBatches(
-        split,
-        max_seq_length=arguments.max_seq_length,
-        batch_size=arguments.per_device_eval_batch_size,
-        masking=make_masking(arguments, rate=arguments.eval_mlm_probability),
-        seed=arguments.seed,
-    )
-    return evaluate_masked_lm(
-        model,
-        batches,
-        accelerator=accelerator,
-        max_batches=arguments.max_eval_batches,
-        should_stop=should_stop,
-    )
 
 
 def mix_figures(figures: dict[str, dict[str, float]], shares: dict[str, float]) -> dict[str, float]:

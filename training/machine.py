@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def choose_muon_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 def make_accelerator(
-    *, mixed_precision: str, use_cpu: bool, report_to: list[str], output_dir: str, timeout: float = 300.0
+    *, mixed_precision: str, use_cpu: bool, report_to: Sequence[str] = (), output_dir: str = "", timeout: float = 300.0
 ) -> Any:
     """An Accelerator with as many processes as the launcher was asked for.
 
@@ -45,7 +46,7 @@ def make_accelerator(
         fsdp_plugin=sharding(precision) if is_sharded() else None,
         cpu=use_cpu,
         mixed_precision=precision,
-        log_with=report_to or None,
+        log_with=list(report_to) or None,
         project_dir=output_dir or None,
         kwargs_handlers=[
             DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),

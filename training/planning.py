@@ -35,7 +35,7 @@ import numpy as np
 from ..configuration import ClozeBertConfig
 from ..configuration.costs import has_final_norm, parts_of, symbols_of
 from ..utils.errors import UserError
-from .arguments import PretrainingArguments
+from .arguments import PretrainingArguments, divisors
 
 if TYPE_CHECKING:
     from ..corpus import Mixture
@@ -154,7 +154,7 @@ def make_plan(
 
     memory, peak = memory_of(arguments.rows_at_once(num_devices))
     room = device.memory * (1 - _FREE_SHARE) - _FREE_BYTES
-    fitting = (size for size in range(share, 0, -1) if share % size == 0 and memory_of(size)[1] <= room)
+    fitting = (size for size in divisors(share) if memory_of(size)[1] <= room)
     tokens = arguments.tokens_per_step
     forward = forward_flops(
         config, tokens=tokens, length=length, predicted=arguments.mean_mlm_probability, on_cpu=on_cpu

@@ -2,20 +2,18 @@
 
 import dataclasses
 import itertools
-import typing
 from collections.abc import Sequence
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
 from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, list_recipes, load_recipe
-from ..utils.command_line import Flag
+from ..utils.command_line import Flag, flags_of
 from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
 from .arguments import Phase, PretrainingArguments
 
 _OWN_KEYS = ("architecture", "model")
 _TEXT_MODELS = [name for name, fields in ARCHITECTURES.items() if "image_size" not in fields]
-_METAVARS = {"corpus": "DIR", "resume_from_checkpoint": "DIR", "phases": "YAML", "report_to": "NAME"}
 _IDLE = "understood, and without effect here"
 _MODEL = "model (not with --model_name_or_path)"
 # The fields of the model that are flags. The others can be set in a recipe file.
@@ -178,14 +176,17 @@ def pretraining_flags(
         Flag("config", str, "a recipe: one of those below, or a YAML file", metavar="NAME"),
         *more,
     ]
-    for item in dataclasses.fields(PretrainingArguments):
-        default = [] if item.default is dataclasses.MISSING else item.default
-        kind = str if item.name == "phases" else typing.get_type_hints(PretrainingArguments)[item.name]
-        text, section = item.metadata["help"], item.metadata["section"]
-        if item.name in idle:
-            section = _IDLE
-        flags.append(Flag(item.name, kind | None, text, section=section, shown=shown.get(item.name, default),
-                          metavar=_METAVARS.get(item.name), is_needed=item.name in needed))  # fmt: skip
+    for item in flags_of(PretrainingArguments):
+        flags.append(
+            dataclasses.replace(
+                item,
+                kind=(str if item.name == "phases" else item.kind) | None,
+                default=None,
+                shown=shown.get(item.name, item.default),
+                section=_IDLE if item.name in idle else item.section,
+                is_needed=item.name in needed,
+            )
+        )
     flags.append(Flag("architecture", str, f"a named architecture, instead of the recipe's: {', '.join(_TEXT_MODELS)}",
                       section=_MODEL, shown=shown.get("architecture")))  # fmt: skip
     for name, text in {**MODEL_FLAGS, **(more_of_model or {})}.items():

@@ -63,10 +63,8 @@ class OutputFolder:
             facts: for the card.
             keep: how many of the newest checkpoints stay; None: all.
         """
-
-        _check_finite(model, weights, step=state.step)
-        if (name := first_not_finite(tensors)) is not None:
-            raise _not_finite(f"the optimizer's {name}", step=state.step)
+        _check_finite(model.state_dict() if weights is None else weights, step=state.step)
+        _check_finite(tensors, step=state.step, whose="the optimizer's ")
 
         def write(directory: Path) -> None:
             self._write_model(directory, model, weights)
@@ -91,7 +89,7 @@ class OutputFolder:
         say: Callable[[str], None],
     ) -> None:
         """Write the finished model, the curve of its losses, its card and its results."""
-        _check_finite(model, weights, step=results["step"])
+        _check_finite(model.state_dict() if weights is None else weights, step=results["step"])
         with whole_files(self.path) as directory:
             self._write_model(directory, model, weights)
         try:
@@ -108,13 +106,9 @@ class OutputFolder:
         save_tokenizer(self.tokenizer, directory)
 
 
-def _check_finite(model: PreTrainedModel, weights: Weights | None, *, step: int) -> None:
-    if (name := first_not_finite(model.state_dict() if weights is None else weights)) is not None:
-        raise _not_finite(name, step=step)
-
-
-def _not_finite(name: str, *, step: int) -> UserError:
-    return UserError(
-        f"{name} is not finite at step {step}: nothing is saved of it; resume from the last checkpoint, with a lower "
-        f"learning_rate where it happens again"
-    )
+def _check_finite(tensors: Weights, *, step: int, whose: str = "") -> None:
+    if (name := first_not_finite(tensors)) is not None:
+        raise UserError(
+            f"{whose}{name} is not finite at step {step}: nothing is saved of it; resume from the last checkpoint, "
+            f"with a lower learning_rate where it happens again"
+        )
