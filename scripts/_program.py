@@ -79,6 +79,14 @@ def parse_run_flags(
     return {key: read_flag(key, value) for key, value in values.items() if value is not None}
 
 
+def read_file(name: str, file: str) -> str:
+    """The text of the file that the flag `name` names."""
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"{name}: there is no file {path}")
+    return path.read_text(encoding="utf-8").strip()
+
+
 def command(verb: str) -> str:
     """How a person called the program: `clozebert VERB`, `python scripts/x.py`, `python -m clozebert.scripts.x`."""
     name = Path(sys.argv[0]).name

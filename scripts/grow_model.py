@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from clozebert.scripts._program import parse, run
+from clozebert.scripts._program import parse, read_file, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
 from clozebert.utils.files import check_output_dir, disk_errors, whole_files
@@ -84,11 +84,8 @@ def _new_tokens(given: list[str]) -> list[str]:
     for item in given:
         if not item.startswith("@") or item == "@":
             tokens.append(item)
-            continue
-        path = Path(item[1:])
-        if not path.is_file():
-            raise UserError(f"new_tokens: there is no file {path}")
-        tokens += [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        else:
+            tokens += filter(None, map(str.strip, read_file("new_tokens", item[1:]).splitlines()))
     if len(set(tokens)) != len(tokens):
         twice = next(token for token in tokens if tokens.count(token) > 1)
         raise UserError(f"new_tokens names {twice!r} twice")

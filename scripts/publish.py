@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clozebert.scripts._program import parse, run
+from clozebert.scripts._program import parse, read_file, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
 from clozebert.utils.files import check_output_dir
@@ -109,7 +109,8 @@ def _completion(arguments: PublishArguments) -> "Completion":
         evaluation = (arguments.eval_dataset, arguments.eval_task, arguments.eval_metric)
     statement = arguments.data_statement
     if statement is not None and statement.startswith("@"):
-        statement = _read("data_statement", statement[1:])
+        statement = read_file("data_statement", statement[1:])
+    texts = "" if arguments.int8_texts is None else read_file("int8_texts", arguments.int8_texts)
     forms = {"onnx": arguments.with_onnx, "int8": arguments.int8_texts is not None}
     forms["sentence-transformers"] = arguments.with_sentence_transformers
     return Completion(
@@ -120,17 +121,8 @@ def _completion(arguments: PublishArguments) -> "Completion":
         evaluation=evaluation,
         example=arguments.example,
         serving=tuple(name for name, is_wanted in forms.items() if is_wanted),
-        int8_texts=tuple(line for line in _read("int8_texts", arguments.int8_texts).splitlines() if line.strip()),
+        int8_texts=tuple(line for line in texts.splitlines() if line.strip()),
     )
-
-
-def _read(name: str, file: str | None) -> str:
-    if file is None:
-        return ""
-    path = Path(file)
-    if not path.is_file():
-        raise UserError(f"{name}: there is no file {path}")
-    return path.read_text(encoding="utf-8").strip()
 
 
 def _describe(repo_id: str, revision: str | None, done: "Publication") -> str:

@@ -351,11 +351,8 @@ class Pretraining:
 
     def _next_phase(self) -> None:
         """Begin the next phase from the checkpoint that closed the last one, as a run that is resumed there does."""
-        checkpoint: Path | None = None
-        tensors: dict[str, torch.Tensor] | None = None
-        if not self.dry_run:
-            checkpoint = self.output.path / f"checkpoint-{self.state.step}"
-            _, tensors = read_training_state(checkpoint)
+        checkpoint = None if self.dry_run else self.output.path / f"checkpoint-{self.state.step}"
+        tensors = None if checkpoint is None else read_training_state(checkpoint)[1]
         index = self.setup.phase.index + 1
         self.setup.loader.close()
         del self.setup  # its model and optimizer, before the next ones take their memory

@@ -41,8 +41,8 @@ def time_steps(
     Args:
         step: takes one and says how long each part took.
         seconds: to do so for; some steps are taken in any case, and no more than `MOST_TIMED`.
-        agree: the mean of a number over all processes, the same in each, so that all take as many steps; of one process,
-            the number itself.
+        agree: the mean of a number over all processes, the same in each, so that all take as many steps; where there is
+            one process, the number itself.
         longest: seconds after which no further step is timed; a single step may take a large part of the time.
         begins_slowly: the warm-up is taken whatever it takes, and neither `seconds` nor `longest` counts it.
     """
