@@ -208,7 +208,7 @@ def _time_steps_of(run: CheckedRun, *, accelerator: Any, seconds: float) -> Step
         weights=None,
     )
     setup.optimizer.optimizer.set_learning_rate(0.0)
-    batches = (batch for micro_batches, _ in setup.loader for batch in micro_batches)
+    batches = (batch for of_step, _ in setup.loader for batch in of_step)
 
     def step() -> StepTime:
         return timed_step(
