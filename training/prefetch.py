@@ -24,14 +24,11 @@ ModelInputs = dict[str, Any]
 _AHEAD = 3
 
 
-def model_inputs(
-    batch: Any, *, plan_for: ClozeBertConfig | None = None, training: bool = True, recurs: bool = False
-) -> ModelInputs:
+def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, recurs: bool = False) -> ModelInputs:
     """A packed batch of `clozebert.corpus` as keyword arguments of `ClozeBertForMaskedLM`, on the CPU.
 
     Args:
-        plan_for: a model's configuration; the plans of its attention on a CPU are then made here.
-        training: whether the model will want a gradient.
+        plan_for: a model's configuration; the plans of its attention on a CPU, in training, are then made here.
         recurs: fill the predicted tokens up to a size that comes again, with labels that count nowhere: oneDNN
             compiles a kernel for each shape that it meets, and keeps about a thousand.
     """
@@ -47,7 +44,7 @@ def model_inputs(
         masked_positions = torch.cat([masked_positions, masked_positions[-1:].expand(missing)])
         labels = torch.cat([labels, labels.new_full((missing,), IGNORED_LABEL)])
     if plan_for is not None:
-        prepare_attention(packed, plan_for, training=training, read_positions=masked_positions)
+        prepare_attention(packed, plan_for, training=True, read_positions=masked_positions)
     return {
         "input_ids": torch.from_numpy(batch.input_ids),
         "packed": packed,
