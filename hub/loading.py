@@ -31,9 +31,9 @@ from .processors import IMAGE_FILES, TOKENIZER_FILE_NAMES
 
 # The files that hold weights, as a regular expression of their names.
 WEIGHTS = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin"
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILE_NAMES,
-             *IMAGE_FILES)  # fmt: skip
+             "chat_template.jinja", *IMAGE_FILES)  # fmt: skip
 # Published checkpoints hold tensors that the head they name does not have: the head of the other pretraining task, the
 # pooler under it, and buffers that only count. These are left out with a warning.
 _LEFTOVERS = re.compile(
@@ -55,7 +55,7 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
         check_model_folder(folder, allow_pickle=allow_pickle)
         return folder
     name = os.fspath(source)
-    if folder.exists() or not _HUB_NAME.fullmatch(name) or name.startswith("."):
+    if folder.exists() or not HUB_NAME.fullmatch(name) or name.startswith("."):
         raise MissingFileError(f"{name} is neither a folder nor a name on the Hub")
     from huggingface_hub import constants, snapshot_download
 
@@ -259,6 +259,6 @@ def quiet() -> Iterator[None]:
 
 
 __all__ = [
-    "WEIGHTS", "find_folder", "load_clozebert", "load_native", "quiet", "read_config", "tensor_types_in",
+    "HUB_NAME", "WEIGHTS", "find_folder", "load_clozebert", "load_native", "quiet", "read_config", "tensor_types_in",
     "weight_files",
 ]  # fmt: skip
