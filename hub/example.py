@@ -94,7 +94,8 @@ def _quoted(text: str) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, numbers.Real):  # NumPy's, too
-        return f"{value:.2f}" if abs(value) >= 0.01 else f"{value:.2g}"
+        number = float(value)
+        return f"{number:.2f}" if abs(number) >= 0.01 else f"{number:.2g}"
     return (" ".join(str(value).split()) or repr(value)).replace("|", "\\|")
 
 
