@@ -81,10 +81,12 @@ def parse_run_flags(
 
 def read_file(name: str, file: str) -> str:
     """The text of the file that the flag `name` names."""
+    from clozebert.corpus.compression import read_text
+
     path = Path(file)
     if not path.is_file():
         raise UserError(f"{name}: there is no file {path}")
-    return path.read_text(encoding="utf-8").strip()
+    return read_text(path).strip()
 
 
 def command(verb: str) -> str:

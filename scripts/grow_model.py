@@ -42,8 +42,8 @@ def main(argv: list[str] | None = None) -> None:
     from clozebert.corpus.readers import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.hub.card import write_card
-    from clozebert.hub.convert import load_clozebert_masked_lm
-    from clozebert.hub.loading import find_folder
+    from clozebert.hub.convert import facts_of_origin, load_clozebert_masked_lm
+    from clozebert.hub.loading import find_folder, quiet
     from clozebert.training.growth import grow
 
     check_output_dir(arguments.output_dir, way_out="give another folder")
@@ -64,14 +64,17 @@ def main(argv: list[str] | None = None) -> None:
         growths[f"{name}: pseudo-perplexity after"] = result.after
         model, tokenizer = result.model, result.tokenizer
     target = Path(arguments.output_dir)
+    origin, _, facts = facts_of_origin(arguments.model_name_or_path, folder)
+    facts |= {
+        "name": target.resolve().name,
+        "description": f"Grown from `{origin}`, and not trained since.",
+        "metrics": growths,
+        "eval_results": None,
+    }
     with disk_errors(target), whole_files(target) as partial:
-        model.save_pretrained(partial)
+        with quiet():
+            model.save_pretrained(partial)
         save_tokenizer(tokenizer, partial)
-        facts = {
-            "name": target.resolve().name,
-            "description": f"Grown from `{folder.resolve().name}`, and not trained since.",
-            "metrics": growths,
-        }
         write_card(partial, facts)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
