@@ -49,14 +49,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         draw_attention_map(arguments.config, arguments.text, arguments.output_file)
         print(f"attention maps in {arguments.output_file}")
         return
-    with as_user_errors(ValueError, OSError, StrictDataclassError):
-        config = find_config(arguments.config)
+    config = find_config(arguments.config)
     length = arguments.sequence_length or default_length(config)
     print(
         "\n".join(table(config, batch_size=arguments.batch_size, length=length, bytes_each=BYTES_OF[arguments.dtype]))
     )
 
 
+@as_user_errors(ValueError, OSError, StrictDataclassError)
 def find_config(name: str) -> "ClozeBertConfig":
     """The configuration that a person means by `name`.
 
@@ -153,8 +153,7 @@ def draw_attention_map(folder: str, text: str, output_file: str) -> None:
     """
     if not Path(folder).is_dir():
         raise UserError(f"--text needs the folder of a trained model with its tokenizer, but {folder!r} is none")
-    with as_user_errors(ValueError, OSError, StrictDataclassError):
-        config = find_config(folder)
+    config = find_config(folder)
     if config.image_size is not None:
         raise UserError(f"--text needs a text model, but {folder} holds one of images")
     try:

@@ -37,6 +37,8 @@ MODEL_FLAGS = {
     "attention_probs_dropout_prob": "dropout of attention weights",
     "output_projection_init": "of projections into the residual stream: normal, scaled or zero",
 }
+# What the constructor of a configuration makes of a person's values.
+_MISTAKES = (ValueError, TypeError, AttributeError, KeyError, OverflowError, StrictDataclassError)
 # The peak learning rate of a run that continues from a model, as a share of that from random weights.
 _CONTINUED_RATE = 0.2
 
@@ -126,7 +128,7 @@ def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str
 def make_config(model: dict[str, Any]) -> ClozeBertConfig:
     """The configuration that the fields of `model` describe, over those of its `architecture`."""
     architecture = model.pop("architecture", None)
-    with as_user_errors(ValueError, TypeError, AttributeError, KeyError, OverflowError, StrictDataclassError):
+    with as_user_errors(*_MISTAKES):
         return ClozeBertConfig(**model) if architecture is None else ClozeBertConfig.from_name(architecture, **model)
 
 
@@ -139,7 +141,7 @@ def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfi
     if not phase.model:
         return config
     reject_unknown_keys(phase.model, ClozeBertConfig.field_names(), where=f"phases[{phase.index - 1}], under `model`")
-    with as_user_errors(ValueError, TypeError, AttributeError, KeyError, OverflowError, StrictDataclassError):
+    with as_user_errors(*_MISTAKES):
         return ClozeBertConfig.from_dict(merge_nested(config.to_dict(), phase.model))
 
 
