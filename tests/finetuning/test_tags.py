@@ -68,6 +68,15 @@ def test_a_tag_unlike_the_others_is_named() -> None:
         detect_scheme([sentence("O B-PER PER")])
 
 
+def test_entity_tags_in_another_spelling_are_named() -> None:
+    """They were taken for tags of single words, and scored so."""
+    for tags in ("O B_PER I_PER", "O PER-B PER-I", "O PER_B"):
+        with pytest.raises(UserError, match=r"line 2: tag .* is not of the form B-TYPE.*--tag_scheme plain"):
+            detect_scheme([sentence(tags)])
+    for tags in ("PRON_B VERB", "O PER LOC_B", "B_PER I_PER", "O O"):
+        assert detect_scheme([sentence(tags)]) == "plain"
+
+
 SPANS = st.lists(st.tuples(st.sampled_from("AB"), st.integers(1, 3), st.integers(0, 2)), max_size=6)
 
 
