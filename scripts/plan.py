@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from clozebert.scripts._program import parse_run_flags, run
 from clozebert.utils.command_line import flag, flags_of
-from clozebert.utils.errors import UserError, as_user_errors, reject_unknown_keys
+from clozebert.utils.errors import UserError, as_user_errors, check_at_least, reject_unknown_keys
 from clozebert.utils.files import write_text
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
     """
     from clozebert.training.initial_model import load_configuration
 
+    check_at_least(given, price_per_hour=0, calibrate_seconds=0)
     run, corpora = _run_of(settings)
     phases = run.split_phases()
     if run.model_name_or_path is not None:
