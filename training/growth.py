@@ -22,7 +22,7 @@ from ..utils.errors import UserError
 from ..utils.input_length import beginning_of
 from ..utils.progress_bar import StageBars
 from .evaluation import perplexity
-from .rebuilding import POSITION_TABLE, changed, rebuild, take_layers, take_rows
+from .rebuilding import POSITION_TABLE, changed, model_with, take_layers, take_rows
 
 # Where all tokens of a document are masked, one at a time, the work grows with the square of its length.
 _EXCERPT = 64
@@ -248,7 +248,7 @@ def grow_width(
             deviation = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
             tile = tile + noise * deviation * torch.randn(tile.shape, generator=generator).to(tile)
         tensors[name] = tile.to(tensor.dtype)
-    return _report(model, rebuild(config, tensors), documents)
+    return _report(model, model_with(config, tensors), documents)
 
 
 def _check_width(
@@ -368,7 +368,7 @@ def extend_positions(
             table_PE[offset:].T[None].float(), size=max_position_embeddings, mode="linear", align_corners=True
         )
         tensors[POSITION_TABLE] = torch.cat([table_PE[:offset], longer[0].T.to(table_PE.dtype)])
-    return _report(model, rebuild(changed(old, **changes), tensors), documents)
+    return _report(model, model_with(changed(old, **changes), tensors), documents)
 
 
 def _check_length(model: ClozeBertForMaskedLM, max_position_embeddings: int, rope_theta: float | None) -> None:

@@ -22,7 +22,7 @@ def changed(config: ClozeBertConfig, **changes: Any) -> ClozeBertConfig:
     return ClozeBertConfig.from_dict({**config.to_dict(), **changes})
 
 
-def rebuild(config: ClozeBertConfig, tensors: Mapping[str, torch.Tensor]) -> ClozeBertForMaskedLM:
+def model_with(config: ClozeBertConfig, tensors: Mapping[str, torch.Tensor]) -> ClozeBertForMaskedLM:
     """A model of that configuration with copies of these tensors."""
     model = make_empty(ClozeBertForMaskedLM, config)
     fill(model, {name: tensor.clone().contiguous() for name, tensor in tensors.items()})
@@ -53,7 +53,7 @@ def take_layers(model: ClozeBertForMaskedLM, sources: Sequence[int]) -> ClozeBer
         if layer > 0 and source == 0 and not config.first_attention_norm:
             # Layer 0 has no norm before its attention; a copy further up, where activations are larger, needs one.
             tensors |= _renamed(old, "model.layers.1.attention_norm.", f"model.layers.{layer}.attention_norm.")
-    return rebuild(changed(config, **changes), tensors).train(model.training)
+    return model_with(changed(config, **changes), tensors).train(model.training)
 
 
 def _renamed(tensors: Mapping[str, torch.Tensor], before: str, after: str) -> dict[str, torch.Tensor]:
@@ -87,7 +87,7 @@ def take_rows(
         unused = table.new_zeros(pad + 1, table.shape[1])
         tensors[POSITION_TABLE] = torch.cat([unused, table[config.position_offset :]])
         changes["position_offset"] = pad + 1
-    return rebuild(changed(config, **changes), tensors).train(model.training)
+    return model_with(changed(config, **changes), tensors).train(model.training)
 
 
 def _rows_of(old_VE: torch.Tensor, sources: Sequence[Sequence[int]]) -> torch.Tensor:
