@@ -83,6 +83,26 @@ def checked_text(text: Any, line: int, unit: str) -> str | BadText:
     return text
 
 
+def id_reader(vocab_size: int) -> ReadCell:
+    """Reads a cell of token ids below `vocab_size`, a list of numbers or a text of them, as `5 17 3`."""
+
+    def read(cell: Any, line: int, unit: str) -> str | BadText:
+        items = [] if cell is None else cell.split() if isinstance(cell, str) else cell
+        if not hasattr(items, "__iter__"):
+            items = [items]
+        numbers = []
+        for place, item in enumerate(items, start=1):
+            number = int(item) if isinstance(item, str) and item.isdecimal() else item
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < vocab_size:
+                return BadText(
+                    line, f"{item!r}, the id at place {place}, is none of 0 to {vocab_size - 1} (--vocab_size)", unit
+                )
+            numbers.append(str(number))
+        return " ".join(numbers)
+
+    return read
+
+
 def _plain_texts(file: BinaryIO, separator: str) -> Iterator[str | BadText]:
     for first_line, raw in _runs(file, separator):
         try:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from ..utils.errors import UserError
 from ..utils.files import check_output_dir
 from ..utils.tokenizer_files import save_tokenizer
-from .ids import TOKENIZER_FOLDER, check_id_column, id_reader, make_id_tokenizer
+from .formats import id_reader
 from .prepare import ReportProgress, prepare, prepare_part
 from .readers import INSTALLED_PYTHON, Reader
 from .shards import CORPUS_FILES
+from .tokenizer import load_tokenizer, make_id_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -47,14 +48,14 @@ class Preparation:
     vocab_size: int | None = None
 
     def check(self) -> None:
-        """Raise what can be known to be wrong before anything is read."""
+        """Raise what can be known to be wrong before anything is read; of ids, all are looked at."""
         inputs = [("input", place) for place in [*self.input, *(self.validation_input or [])]]
         check_output_dir(self.output_dir, overwrite=self.overwrite_output_dir, written=CORPUS_FILES, inputs=inputs)
-        _ = self._common
-        if self.id_column is not None:
-            for name in ("reader", "validation_reader"):
-                if self._common[name] is not None and self.on_bad_text == "error":
-                    check_id_column(self._common[name])
+        readers = [self._common["reader"], self._common["validation_reader"]]
+        if self.id_column is not None and self.on_bad_text == "error":
+            for reader in readers:
+                for _ in reader or ():
+                    pass
 
     def run(self, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Read, tokenize and write everything; the manifests by split. See `prepare`."""
@@ -95,7 +96,7 @@ class Preparation:
 
     @cached_property
     def _common(self) -> dict[str, Any]:
-        tokenizer = self._tokenizer()
+        tokenizer = self._tokenizer()  # first: it refuses flags that contradict each other
         validation = self._reader(self.validation_input, 0.0) if self.validation_input else None
         return {
             "reader": self._reader(self.input, 0.0 if validation else self._fraction()),
@@ -108,11 +109,9 @@ class Preparation:
     @property
     def tokenizer_folder(self) -> str:
         """Where the tokenizer lies; of ids, it is made here."""
-        return self.tokenizer_name or str(Path(self.output_dir) / TOKENIZER_FOLDER)
+        return self.tokenizer_name or str(Path(self.output_dir) / "tokenizer")
 
     def _tokenizer(self) -> "PreTrainedTokenizerFast":
-        from .tokenizer import load_tokenizer
-
         if self.id_column is None:
             if self.vocab_size is not None:
                 raise UserError(f"vocab_size={self.vocab_size} goes with --id_column; a tokenizer has its own")

@@ -8,9 +8,10 @@ import hashlib
 import multiprocessing
 import os
 import shutil
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,20 +77,28 @@ def prepare(
             there, or was made of other inputs, another tokenizer or other flags.
     """
     readers = [reader] if validation_reader is None else [validation_reader, reader]
+    fraction = validation_fraction if validation_reader is None else 0.0
+    if not 0 <= fraction < 1:
+        raise UserError(f"validation_fraction={fraction} must lie in [0, 1)")
+    folder = Path(output_dir)
     options: dict[str, Any] = {
         "tokenizer": tokenizer, "deduplicate": deduplicate, "shard_tokens": shard_tokens, "report": report,
     }  # fmt: skip
     if num_parts is None:
         run = _Run(readers, num_processes=num_processes, **options)
     else:
-        folders = [part_folder(Path(output_dir), part, num_parts) for part in range(num_parts)]
-        run = _Merge(readers, folders=folders, **options)
-    return _write_corpus(
-        run,
-        Path(output_dir),
-        validation_fraction=validation_fraction if validation_reader is None else 0.0,
-        overwrite=overwrite,
-    )
+        run = _Merge(readers, folders=[part_folder(folder, part, num_parts) for part in range(num_parts)], **options)
+    check_output_dir(folder, overwrite=overwrite, written=CORPUS_FILES)
+    with whole_files(folder, replacing=CORPUS_FILES) as building:
+        # Those are held out whose digest is below this string: a share `fraction` of all that there can be.
+        manifests = run.write(building, int(fraction * 2**64).to_bytes(8, "big") if fraction else b"")
+        train, held_out = (manifests[split]["documents"] for split in CORPUS_SPLITS)
+        if fraction and (train == 0 or (held_out == 0 and train > 1)):
+            for split in CORPUS_SPLITS:
+                shutil.rmtree(building / split)
+            after_smallest = run.smallest_digest + b"\0"  # the next string after it
+            manifests = run.write(building, after_smallest if train + held_out > 1 else b"")
+    return manifests
 
 
 def prepare_part(
@@ -121,33 +130,14 @@ def prepare_part(
     run = _Run(chosen, tokenizer=tokenizer, deduplicate=deduplicate, num_processes=num_processes, report=report)
     identity = job(readers, run.job_facts(), num_parts=num_parts)
     if overwrite or read_about(folder, job=identity) is None:
-        outcomes: Outcomes = {}
+        outcomes: Outcomes = defaultdict(Counter)
         # What is repeated in other parts too is found when they are merged.
         write_part(
             folder,
             run.encoded(outcomes, drop_repeated=False),
-            about=lambda: {"job": identity, "sources": run.sources_with_empty(outcomes)},
+            about=lambda: {"job": identity, "sources": run.accounts(outcomes, ["empty"])},
         )
     return folder
-
-
-def _write_corpus(
-    run: "_Run", output_dir: Path, *, validation_fraction: float, overwrite: bool
-) -> dict[str, dict[str, Any]]:
-    """Write both splits, a second time where nothing or everything was held out, and put them into `output_dir`."""
-    if not 0 <= validation_fraction < 1:
-        raise UserError(f"validation_fraction={validation_fraction} must lie in [0, 1)")
-    check_output_dir(output_dir, overwrite=overwrite, written=CORPUS_FILES)
-    by_hash = validation_fraction > 0
-    with whole_files(output_dir, replacing=CORPUS_FILES) as building:
-        manifests = run.write(building, _digest_limit(validation_fraction) if by_hash else b"")
-        train, held_out = (manifests[split]["documents"] for split in ("train", "validation"))
-        if by_hash and (train == 0 or (held_out == 0 and train > 1)):
-            for split in manifests:
-                shutil.rmtree(building / split)
-            after_smallest = run.smallest_digest + b"\0"  # the next string after it
-            manifests = run.write(building, after_smallest if train + held_out > 1 else b"")
-    return manifests
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +152,7 @@ class _Item:
 
 
 # What became of the documents of each source.
-Outcomes = dict[tuple[int, int], Counter[str]]
+Outcomes = defaultdict[tuple[int, int], Counter[str]]
 
 
 class _Run:
@@ -202,11 +192,11 @@ class _Run:
         """What was read, by reader."""
         return [reader.sources for reader in self.readers]
 
-    def sources_with_empty(self, outcomes: Outcomes) -> list[list[dict[str, Any]]]:
-        """What was read, by reader, and how many documents of each source hold no text."""
+    def accounts(self, outcomes: Outcomes, kinds: Sequence[str]) -> list[list[dict[str, Any]]]:
+        """What was read, by reader and source, and how many documents of each came to each of these ends."""
         return [
             [
-                {**source.facts(), "empty": outcomes.get((number, index), Counter())["empty"]}
+                {**source.facts(), **{kind: outcomes[number, index][kind] for kind in kinds}}
                 for index, source in enumerate(sources)
             ]
             for number, sources in enumerate(self.sources())
@@ -214,8 +204,12 @@ class _Run:
 
     def write(self, folder: Path, limit: bytes) -> dict[str, dict[str, Any]]:
         """Write both splits below `folder`; documents whose digest is below `limit` are held out."""
-        outcomes: Outcomes = {}
-        splits = {split: _Split(folder / split, self.facts, self.shard_tokens) for split in CORPUS_SPLITS}
+        outcomes: Outcomes = defaultdict(Counter)
+        writers = {
+            split: ShardWriter(folder / split, vocab_size=self.facts["vocab_size"], shard_tokens=self.shard_tokens)
+            for split in CORPUS_SPLITS
+        }
+        sizes = {split: Counter(text_bytes=0, unknown_tokens=0) for split in CORPUS_SPLITS}
         near = NearDuplicates()
         self.smallest_digest = b"\xff" * 17
         for document in self.encoded(outcomes):
@@ -225,14 +219,23 @@ class _Run:
             elif document.signature and near.seen(document.signature):
                 outcome = "near_duplicate"
             else:
-                splits[outcome].append(document.tokens, document.num_bytes)
+                ids, starts = split_encoded(document.tokens)
+                writers[outcome].append(ids, starts)
+                unknown = int(np.count_nonzero(ids == self.facts["unk_token_id"]))
+                sizes[outcome].update(text_bytes=document.num_bytes, unknown_tokens=unknown)
                 self.smallest_digest = min(self.smallest_digest, document.digest)
             outcomes[document.source][outcome] += 1
-        if not any(split.writer.num_documents for split in splits.values()):
+        if not any(writer.num_documents for writer in writers.values()):
             read = sum(sum(counts.values()) for counts in outcomes.values())
             raise UserError(f"the corpus is empty: {read} documents were read, and none holds a token")
-        sources = self._account(outcomes)
-        return {name: split.close(name, sources, self.deduplicate) for name, split in splits.items()}
+        kinds = ["train", "validation", "empty"]
+        kinds += {"none": [], "exact": ["duplicate"], "near": ["duplicate", "near_duplicate"]}[self.deduplicate]
+        sources = list(chain.from_iterable(self.accounts(outcomes, kinds)))
+        for source in sources:
+            known = sum(source[kind] for kind in kinds) + source["bad_text"]
+            assert known == source["documents"], "every document is accounted for"
+        facts = {"tokenizer": self.facts, "deduplicate": self.deduplicate, "sources": sources}
+        return {split: writers[split].close({"split": split, **sizes[split], **facts}) for split in CORPUS_SPLITS}
 
     def _is_held_out(self, document: Encoded, limit: bytes) -> bool:
         if len(self.readers) > 1:
@@ -271,7 +274,7 @@ class _Run:
                 source = (number, document.source)
                 content = document.text.encode("utf-8")
                 digest = hashlib.blake2b(content, digest_size=16).digest()
-                counts = outcomes.setdefault(source, Counter())
+                counts = outcomes[source]
                 if not content or document.text.isspace():
                     counts["empty"] += 1
                 elif not (drop_repeated and self._is_repeated(digest, seen, counts)):
@@ -286,18 +289,6 @@ class _Run:
             return True
         seen.add(digest)
         return False
-
-    def _account(self, outcomes: Outcomes) -> list[dict[str, Any]]:
-        """What became of the documents of each source; the counts add up to `documents`."""
-        kinds = ["train", "validation", "empty"]
-        kinds += {"none": [], "exact": ["duplicate"], "near": ["duplicate", "near_duplicate"]}[self.deduplicate]
-        accounts = []
-        for number, sources in enumerate(self.sources()):
-            for index, source in enumerate(sources):
-                counts = outcomes.get((number, index), Counter())
-                accounts.append({**source.facts(), **{kind: counts[kind] for kind in kinds}})
-                assert sum(counts.values()) + source.bad_text == source.documents, "every document is accounted for"
-        return accounts
 
 
 class _Merge(_Run):
@@ -343,39 +334,6 @@ class _Merge(_Run):
             firsts = [first + len(sources) for first, sources in zip(firsts, part, strict=True)]
             if self.report:
                 self.report(written, read, self.total_bytes)
-
-
-class _Split:
-    """The writer of one split and what is counted beside it."""
-
-    def __init__(self, folder: Path, tokenizer: dict[str, Any], shard_tokens: int) -> None:
-        self.writer = ShardWriter(folder, vocab_size=tokenizer["vocab_size"], shard_tokens=shard_tokens)
-        self.tokenizer = tokenizer
-        self.text_bytes = 0
-        self.unknown_tokens = 0
-
-    def append(self, tokens: bytes, num_bytes: int) -> None:
-        ids, starts = split_encoded(tokens)
-        self.writer.append(ids, starts)
-        self.text_bytes += num_bytes
-        self.unknown_tokens += int(np.count_nonzero(ids == self.tokenizer["unk_token_id"]))
-
-    def close(self, name: str, sources: list[dict[str, Any]], deduplicate: str) -> dict[str, Any]:
-        return self.writer.close(
-            {
-                "split": name,
-                "text_bytes": self.text_bytes,
-                "unknown_tokens": self.unknown_tokens,
-                "tokenizer": self.tokenizer,
-                "deduplicate": deduplicate,
-                "sources": sources,
-            }
-        )
-
-
-def _digest_limit(fraction: float) -> bytes:
-    """The string below which a share `fraction` of all digests lies."""
-    return int(fraction * 2**64).to_bytes(8, "big")
 
 
 def _chunks(items: Iterator[_Item]) -> Iterator[list[_Item]]:

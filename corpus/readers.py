@@ -67,7 +67,7 @@ class Reader:
         on_bad_text: `error`, or `skip` documents that are not valid text and count them.
         dataset_config_name: which configuration of a dataset of the Hub.
         held_out_fraction: the share of `installed-python` to mark as held out, in whole packages.
-        read_cell: what makes a text of a table's cell, where it holds none; see `ids`.
+        read_cell: what makes a text of a table's cell, where it holds none; see `formats.id_reader`.
 
     Attributes:
         sources: what has been read so far.
