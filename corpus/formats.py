@@ -17,15 +17,6 @@ SEPARATORS = ("blank_line", "line", "file")
 LARGEST_DOCUMENT = 1 << 22
 
 
-def check_file(path: Path, text_column: str | None, *, read_cell: ReadCell | None = None) -> None:
-    """Look at a file's beginning.
-
-    Raises:
-        UserError: there is no column of text, or the file is not what its suffix says, or no text.
-    """
-    next(texts_of_file(path, separator="line", text_column=text_column, read_cell=read_cell), None)
-
-
 def texts_of_file(
     path: Path, *, separator: str, text_column: str | None, read_cell: ReadCell | None = None
 ) -> Iterator[tuple[str | BadText, int]]:

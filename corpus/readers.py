@@ -14,7 +14,7 @@ from typing import Any
 
 from ..utils.errors import MissingFileError, UserError, as_user_errors, reject_unknown_keys
 from ..utils.files import sha256_of_file
-from .formats import SEPARATORS, ReadCell, check_file, texts_of_file, texts_of_table
+from .formats import SEPARATORS, ReadCell, texts_of_file, texts_of_table
 from .input_files import files_below, files_matching
 from .tables import BadText, TableFile, open_dataset
 
@@ -104,9 +104,10 @@ class Reader:
         for entry in inputs:
             with as_user_errors(OSError, about=f"{entry} cannot be read"):  # a folder above it may be closed
                 self._inputs.append(_resolve(str(entry), dataset_config_name))
-        self.files = [path for files in self._inputs if isinstance(files, list) for _, path in files]
-        for path in self.files:
-            check_file(path, text_column, read_cell=read_cell)
+        self._named = [entry for files in self._inputs if isinstance(files, list) for entry in files]
+        self.files = [path for _, path in self._named]
+        for path in self.files:  # a file that is not what its suffix says, or has no column of text, is told now
+            next(texts_of_file(path, separator="line", text_column=text_column, read_cell=read_cell), None)
         only_files = all(isinstance(entry, list) for entry in self._inputs)
         self.total_bytes = sum(path.stat().st_size for path in self.files) if only_files else None
         if self.total_bytes == 0:
@@ -125,19 +126,18 @@ class Reader:
 
     def of_files(self, numbers: Sequence[int]) -> "Reader":
         """A reader of some of the files only, by their places in `files`; the inputs have to be files."""
-        named = [entry for files in self._inputs if isinstance(files, list) for entry in files]
         part = copy.copy(self)
         part.sources, part.bytes_read = [], 0
-        part._inputs = [[named[number] for number in numbers]]
-        part.files = [self.files[number] for number in numbers]
+        part._named = [self._named[number] for number in numbers]
+        part._inputs = [part._named]
+        part.files = [path for _, path in part._named]
         part.total_bytes = sum(path.stat().st_size for path in part.files)
         return part
 
     def facts(self) -> dict[str, Any]:
         """The files with their sizes, and how they are read."""
-        named = [entry for files in self._inputs if isinstance(files, list) for entry in files]
         return {
-            "files": [[name, path.stat().st_size] for name, path in named],
+            "files": [[name, path.stat().st_size] for name, path in self._named],
             "text_column": self.text_column,
             "document_separator": self.document_separator,
             "on_bad_text": self.on_bad_text,

@@ -206,6 +206,10 @@ class Corpus:
     def __len__(self) -> int:
         return self.num_documents
 
+    def facts(self) -> dict[str, Any]:
+        """What a model card says about it."""
+        return {"documents": self.num_documents, "tokens": self.num_tokens, "fingerprint": self.fingerprint}
+
     @cached_property
     def ordinary_token_ids(self) -> np.ndarray:
         """Every token id of the vocabulary that is not special; int64, rising."""

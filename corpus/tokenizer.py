@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from ..utils.errors import UserError, reject_unknown_keys
+from ..utils.errors import UserError, first_line, reject_unknown_keys
 from ..utils.untrusted import check_model_folder
 from .encoding import GPT2_PATTERN
 
@@ -253,8 +253,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
     except Exception as error:  # whatever a library meets in files that others made
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"tokenizer_name={name_or_path!r} cannot be loaded: {reason}") from None
+        raise UserError(f"tokenizer_name={name_or_path!r} cannot be loaded: {first_line(error)}") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(f"tokenizer_name={name_or_path!r} is not a fast tokenizer; word boundaries need one")
     missing = [name for name in SPECIAL_TOKENS if getattr(tokenizer, name) is None and name != "unk_token"]

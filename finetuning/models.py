@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from ..utils.device import find_device
-from ..utils.errors import MissingPackageError, UserError
+from ..utils.errors import MissingPackageError, UserError, first_line
 from ..utils.input_length import longest_input
 from ..utils.untrusted import check_model_folder
 from .tasks import Task
@@ -44,7 +44,7 @@ def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -
     try:
         return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except Exception as error:  # whatever a library meets in files that others made
-        raise UserError(f"--model_name_or_path {name_or_path}: no tokenizer: {_first_line(error)}") from error
+        raise UserError(f"--model_name_or_path {name_or_path}: no tokenizer: {first_line(error)}") from error
 
 
 def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
@@ -59,7 +59,7 @@ def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     try:
         return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise UserError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
+        raise UserError(f"--model_name_or_path {name_or_path}: {first_line(error)}") from error
 
 
 def _check_local(name_or_path: str) -> None:
@@ -67,10 +67,6 @@ def _check_local(name_or_path: str) -> None:
     if not os.path.isdir(name_or_path) and (looks_local or os.path.exists(name_or_path)):
         raise UserError(f"--model_name_or_path {name_or_path}: there is no such folder")
     check_model_folder(name_or_path)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def known_label_names(config: Any, task: type[Task]) -> list[str] | None:
@@ -140,7 +136,7 @@ def _load_with_head(name_or_path: str, task: type[Task], **kwargs: Any) -> tuple
             name_or_path, output_loading_info=True, use_safetensors=True, **kwargs
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
+        raise UserError(f"--model_name_or_path {name_or_path}: {first_line(error)}") from error
     return model, loading["missing_keys"]
 
 

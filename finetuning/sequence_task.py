@@ -13,10 +13,9 @@ import torch
 from ..corpus.columns import is_number
 from ..modeling.heads import sequence_loss, widen
 from ..utils.errors import UserError
-from .columns import SequenceColumns, are_fractions
 from .metrics import class_report, multi_label_metrics, regression_metrics, single_label_metrics
 from .reports import ClassReport, Report
-from .tables import Table
+from .tables import SequenceColumns, Table, are_fractions
 from .tasks import Task, balanced_weights
 from .windows import Window, WindowMaker
 

@@ -44,7 +44,10 @@ def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: boo
 
 def sentences_of_table(table: TableFile, *, tag_column: str | None, with_tags: bool = True) -> list[TaggedSentence]:
     """Sentences of JSON, or of a table with list columns (Parquet, or a dataset of the Hub)."""
-    return [_sentence_of_record(row.values, table.source, row.line, tag_column, with_tags) for row in good_rows(table)]
+    return [
+        _sentence_of_record(row.values, tag_column, with_tags, source=table.source, line=row.line)
+        for row in good_rows(table)
+    ]
 
 
 def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
@@ -188,21 +191,22 @@ def _conllu_word_ids(cell: str) -> range:
 
 
 def _sentence_of_record(
-    record: dict[str, Any], path: str, number: int, tag_column: str | None, with_tags: bool
+    record: dict[str, Any], tag_column: str | None, with_tags: bool, *, source: str, line: int
 ) -> TaggedSentence:
     """A JSON object: words and tags; or text and spans; or chunks of text, `{"data": [{"text", "entity"}]}`."""
-    where = f"{path}, line {number}"
+    where = f"{source}, line {line}"
     word_field = next((name for name in WORD_FIELDS if isinstance(record.get(name), (list, tuple))), None)
     if word_field is not None:
-        tag_field = tag_column or next((name for name in TAG_FIELDS if name in record), None)
-        return _sentence_of_words(record, path, number, word_field, tag_field, with_tags)
+        words = _words_of(record, word_field, where)
+        tags = _tags_of(record, word_field, tag_column, where) if with_tags else None
+        return TaggedSentence(words, [index > 0 for index in range(len(words))], tags, source, line)
     if isinstance(record.get("data"), list):
         text, spans = _chunks(record["data"], where)
     elif isinstance(record.get("text"), str):
         text, spans = record["text"], _spans_of(record, tag_column, where) if with_tags else []
     else:
         raise UserError(f"{where}: expected 'words' and 'tags', or 'text' and 'spans'; found {', '.join(record)}")
-    return sentence_of_text(text, spans if with_tags else None, source=path, line=number)
+    return sentence_of_text(text, spans if with_tags else None, source=source, line=line)
 
 
 def _spans_of(record: dict[str, Any], span_field: str | None, where: str) -> list[tuple[int, int, str]]:
@@ -212,21 +216,18 @@ def _spans_of(record: dict[str, Any], span_field: str | None, where: str) -> lis
     return [_checked_span(span, record["text"], where) for span in record[span_field]]
 
 
-def _sentence_of_words(
-    record: dict[str, Any], path: str, number: int, word_field: str, tag_field: str | None, with_tags: bool
-) -> TaggedSentence:
-    where = f"{path}, line {number}"
+def _words_of(record: dict[str, Any], word_field: str, where: str) -> list[str]:
     words = list(record[word_field])
     odd = next((word for word in words if not isinstance(word, str) or not word.strip()), None)
     if odd is not None:
         raise UserError(f"{where}: {word_field} holds {odd!r}, expected words that are text and not empty")
     if not words:
         raise UserError(f"{where}: {word_field} is empty")
-    tags = _tags_of(record, word_field, tag_field, where) if with_tags else None
-    return TaggedSentence(words, [index > 0 for index in range(len(words))], tags, path, number)
+    return words
 
 
 def _tags_of(record: dict[str, Any], word_field: str, tag_field: str | None, where: str) -> list[str | None]:
+    tag_field = tag_field or next((name for name in TAG_FIELDS if name in record), None)
     values, words = record.get(tag_field or ""), record[word_field]
     if not isinstance(values, (list, tuple)):
         raise UserError(f"{where}: no list of tags; give its field by --tag_column (found {', '.join(record)})")

@@ -62,7 +62,12 @@ def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
     if not letters & {"B", "I", "S", "U"} or (OUTSIDE not in prefixes and "plain" in prefixes):
         return "plain"
     if "plain" in prefixes:
-        odd, where = _first_plain(sentences)
+        odd, where = next(
+            (tag, sentence.where(index))
+            for sentence in sentences
+            for index, tag in enumerate(sentence.tags or [])
+            if tag is not None and _prefix(tag) == "plain"
+        )
         raise UserError(
             f"{where}: tag {odd!r} is neither O nor of the form B-TYPE, as the others are; "
             "correct it, or give --tag_scheme plain"
@@ -79,14 +84,6 @@ def _prefix(tag: str) -> str:
     if len(tag) > 2 and tag[1] == "-" and tag[0] in "BIESLUM":
         return tag[0]
     return "plain"
-
-
-def _first_plain(sentences: Sequence[TaggedSentence]) -> tuple[str, str]:
-    for sentence in sentences:
-        for index, tag in enumerate(sentence.tags or []):
-            if tag is not None and _prefix(tag) == "plain":
-                return tag, sentence.where(index)
-    raise AssertionError("called without a plain tag")
 
 
 def _is_iob1(sentences: Sequence[TaggedSentence]) -> bool:

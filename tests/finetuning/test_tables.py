@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from clozebert.finetuning.columns import find_columns
 from clozebert.finetuning.sequence_task import (
     MULTI_LABEL,
     REGRESSION,
@@ -14,7 +13,7 @@ from clozebert.finetuning.sequence_task import (
     problem_type_of_values,
     read_examples,
 )
-from clozebert.finetuning.tables import Table, read_table
+from clozebert.finetuning.tables import Table, find_columns, read_table
 
 
 def write(folder: Path, name: str, text: str | bytes) -> str:
