@@ -116,6 +116,3 @@ def _runs_in(corpus: Corpus) -> Iterator[np.ndarray]:
         lengths = np.diff(ends[first : last + 1])
         yield run_hashes(*corpus.gather(ends[first:last], lengths), lengths)[0]
         first = last
-
-
-__all__ = ["RUN_WORDS", "Overlap", "documents_of", "encoded_documents", "measure_overlap", "run_hashes"]

@@ -216,7 +216,3 @@ def used_ids(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> set[in
         for document in encoder.encode(batch):
             used.update(np.unique(split_encoded(document)[0]).tolist())
     return used
-
-
-__all__ = ["SourceModel", "Start", "check_known_tokens", "check_vocabulary_flags", "make_start", "open_source_model",
-           "open_student", "used_ids"]  # fmt: skip
