@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..training.arguments import PretrainingArguments
+from ..utils.command_line import flag
 from ..utils.errors import UserError
 from ..utils.files import check_output_dir, remove_written, write_text
 from ..utils.untrusted import read_json_object
@@ -39,83 +40,71 @@ _REPLAY_SHARE = 0.1
 _TEXT, _VOCABULARY, _TRAINING = "text", "another vocabulary", "training and machine"
 
 
-def _flag(help: str, default: Any = None, section: str = "") -> Any:
-    """A field with its help text, and the heading that it stands under there; the first ones have none."""
-    return field(default=default, metadata={"help": help, "section": section})
-
-
 @dataclass
 class AdaptationArguments:
     """The flags. Only a model, text and an output folder are needed."""
 
-    model_name_or_path: str = field(metadata={"help": "the encoder: any that convert knows, or ours, with its head"})
-    output_dir: str = field(metadata={"help": "where the adapted model and its report go"})
-    input: list[str] | None = field(default=None, metadata={"help": "the new text, as prepare_corpus takes it"})
-    corpus: str | None = _flag("instead of --input: what prepare_corpus wrote with the model's own tokenizer")
-    validation_input: list[str] | None = field(
-        default=None,
-        metadata={"help": "new text to validate on; without it, some of --input is held out", "section": _TEXT},
+    model_name_or_path: str = flag("the encoder: any that convert knows, or ours, with its head", ...)
+    output_dir: str = flag("where the adapted model and its report go", ...)
+    input: list[str] | None = flag("the new text, as prepare_corpus takes it")
+    corpus: str | None = flag("instead of --input: what prepare_corpus wrote with the model's own tokenizer")
+    validation_input: list[str] | None = flag(
+        "new text to validate on; without it, some of --input is held out", section=_TEXT
     )
-    validation_fraction: float = _flag("the share of --input's documents to hold out", 0.01, section=_TEXT)
-    text_column: str | None = _flag("the column of the text", section=_TEXT)
-    document_separator: str = _flag(
+    validation_fraction: float = flag("the share of --input's documents to hold out", 0.01, section=_TEXT)
+    text_column: str | None = flag("the column of the text", section=_TEXT)
+    document_separator: str = flag(
         "what ends a document in text files: blank_line, line or file", "blank_line", section=_TEXT
     )
-    on_bad_text: str = _flag("error, or skip documents that are not valid UTF-8", "error", section=_TEXT)
-    deduplicate: str = _flag("none, exact (each text once) or near", "exact", section=_TEXT)
-    num_processes: int | None = _flag("processes that tokenize; default: one for each processor", section=_TEXT)
-    replay_input: list[str] | None = field(
-        default=None, metadata={"help": "text of the kind that the model was trained on, mixed in against forgetting"}
-    )
-    replay_share: float | None = _flag(
+    on_bad_text: str = flag("error, or skip documents that are not valid UTF-8", "error", section=_TEXT)
+    deduplicate: str = flag("none, exact (each text once) or near", "exact", section=_TEXT)
+    num_processes: int | None = flag("processes that tokenize; default: one for each processor", section=_TEXT)
+    replay_input: list[str] | None = flag("text of the kind that the model was trained on, mixed in against forgetting")
+    replay_share: float | None = flag(
         "the share of the rows that comes from --replay_input (default: 0.1)", section=_TEXT
     )
-    general_input: list[str] | None = field(
-        default=None,
-        metadata={"help": "text to measure forgetting on (default: some held out of --replay_input)", "section": _TEXT},
+    general_input: list[str] | None = flag(
+        "text to measure forgetting on (default: some held out of --replay_input)", section=_TEXT
     )
-    protect: list[str] | None = field(
-        default=None,
-        metadata={"help": "test sets: how much of each stands in the training text is reported", "section": _TEXT},
+    protect: list[str] | None = flag(
+        "test sets: how much of each stands in the training text is reported", section=_TEXT
     )
 
-    extend_vocabulary: int | None = _flag(
+    extend_vocabulary: int | None = flag(
         "learn so many new entries from --input, and add them to the vocabulary", section=_VOCABULARY
     )
-    trim_vocabulary: bool = _flag("drop the entries that no text given here uses", False, section=_VOCABULARY)
-    keep_input: list[str] | None = field(
-        default=None, metadata={"help": "with --trim_vocabulary: text whose entries stay too", "section": _VOCABULARY}
-    )
-    tokenizer_name: str | None = _flag(
+    trim_vocabulary: bool = flag("drop the entries that no text given here uses", False, section=_VOCABULARY)
+    keep_input: list[str] | None = flag("with --trim_vocabulary: text whose entries stay too", section=_VOCABULARY)
+    tokenizer_name: str | None = flag(
         "another tokenizer: rows are carried over by what its entries stand for", section=_VOCABULARY
     )
 
-    student: str | None = _flag(
+    student: str | None = flag(
         "distil into a smaller model: how many of the layers it keeps, or the name of a model with the same tokenizer"
     )
-    max_minutes: float | None = _flag("how long the whole command may take; the steps follow from it")
-    max_steps: int | None = _flag("updates of the weights (default: by --num_train_epochs)")
-    num_train_epochs: float = _flag("passes over the new text", 1.0)
-    learning_rate: float | None = _flag(
+    max_minutes: float | None = flag("how long the whole command may take; the steps follow from it")
+    max_steps: int | None = flag("updates of the weights (default: by --num_train_epochs)")
+    num_train_epochs: float = flag("passes over the new text", 1.0)
+    learning_rate: float | None = flag(
         "peak learning rate (default: 1e-4 x 768 / hidden size, of a student 5e-4)", section=_TRAINING
     )
-    global_batch_size: int | None = _flag(
+    global_batch_size: int | None = flag(
         "rows of max_seq_length tokens in a step (default: 8 to 64, by the tokens)", section=_TRAINING
     )
-    per_device_train_batch_size: int = _flag("rows in one micro-batch, at most", 32, section=_TRAINING)
-    max_seq_length: int | None = _flag("tokens in a packed row (default: at most 256)", section=_TRAINING)
-    mlm_probability: float = _flag("share of the tokens that is predicted", 0.3, section=_TRAINING)
-    masking_unit: Literal["token", "word", "span"] = _flag("what is masked as a whole", "token", section=_TRAINING)
-    seed: int = _flag("decides order, masks and dropout", 42, section=_TRAINING)
-    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _flag(
+    per_device_train_batch_size: int = flag("rows in one micro-batch, at most", 32, section=_TRAINING)
+    max_seq_length: int | None = flag("tokens in a packed row (default: at most 256)", section=_TRAINING)
+    mlm_probability: float = flag("share of the tokens that is predicted", 0.3, section=_TRAINING)
+    masking_unit: Literal["token", "word", "span"] = flag("what is masked as a whole", "token", section=_TRAINING)
+    seed: int = flag("decides order, masks and dropout", 42, section=_TRAINING)
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = flag(
         "auto: bf16 where it is fast", "auto", section=_TRAINING
     )
-    use_cpu: bool = _flag("stay on the CPU although there is an accelerator", False, section=_TRAINING)
-    max_eval_batches: int = _flag("validate on so many batches of 32 rows, at most", 25, section=_TRAINING)
-    save_steps: int = _flag("commit a checkpoint every so many steps", 500, section=_TRAINING)
-    overwrite_output_dir: bool = _flag("delete the adaptation that output_dir holds and begin afresh", False)
-    prepare_only: bool = _flag("stop before training, which several processes can then begin", False, section=_TRAINING)
-    disable_tqdm: bool = _flag("show no progress bar", False)
+    use_cpu: bool = flag("stay on the CPU although there is an accelerator", False, section=_TRAINING)
+    max_eval_batches: int = flag("validate on so many batches of 32 rows, at most", 25, section=_TRAINING)
+    save_steps: int = flag("commit a checkpoint every so many steps", 500, section=_TRAINING)
+    overwrite_output_dir: bool = flag("delete the adaptation that output_dir holds and begin afresh", False)
+    prepare_only: bool = flag("stop before training, which several processes can then begin", False, section=_TRAINING)
+    disable_tqdm: bool = flag("show no progress bar", False)
 
     def __post_init__(self) -> None:
         self._check_texts()

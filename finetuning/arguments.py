@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..utils.command_line import flag
 from ..utils.errors import MissingFileError, UserError
 from ..utils.files import check_output_dir, disk_errors, remove_written
 
@@ -27,18 +28,13 @@ _SCHEDULES = (
 _DATA, _TRAINING, _RUNS = "data", "training", "runs and machine"
 
 
-def flag(help: str, default: Any = None, section: str = "") -> Any:
-    """A field with its help text, and the heading that it stands under there; the first ones have none."""
-    return field(default=default, metadata={"help": help, "section": section})
-
-
 @dataclass
 class FinetuningArguments:
     """The flags of every task. Only a model, data and an output folder are needed."""
 
     task_type: ClassVar[str]
-    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of the encoder."})
-    output_dir: str = field(metadata={"help": "Folder for the fine-tuned model and its results."})
+    model_name_or_path: str = flag("Folder or Hub name of the encoder.", ...)
+    output_dir: str = flag("Folder for the fine-tuned model and its results.", ...)
     train_file: str | None = flag("Training data.")
     validation_file: str | None = flag("Data to choose the best epoch by (default: a tenth of the training data).")
     test_file: str | None = flag("Data to score the chosen model on.")
@@ -92,9 +88,8 @@ class FinetuningArguments:
         section=_DATA,
     )
     seed: int = flag("Seed of the head, the order of the data and the dropout.", 42)
-    seeds: list[int] | None = field(
-        default=None,
-        metadata={"help": "Run once for each seed, into sub-folders, and report mean and deviation.", "section": _RUNS},
+    seeds: list[int] | None = flag(
+        "Run once for each seed, into sub-folders, and report mean and deviation.", section=_RUNS
     )
     hyperparameter_search: int | None = flag(
         "First try so many settings of learning rate, batch size and epochs, where not given; then train the best.",
@@ -188,7 +183,7 @@ class TokenArguments(FinetuningArguments):
 class PredictionArguments:
     """The flags of `predict`."""
 
-    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of a fine-tuned model."})
+    model_name_or_path: str = flag("Folder or Hub name of a fine-tuned model.", ...)
     input: list[str] = field(
         default_factory=lambda: ["-"],
         metadata={"help": "Files (.txt, .csv, .tsv, .jsonl, .parquet, .conll, .conllu), or - for lines of text."},

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.command_line import flag
 from clozebert.utils.errors import MissingFileError, UserError
 
 DESCRIPTION = "Read and hash every file of a corpus, a checkpoint or a run, and name those that are damaged."
@@ -21,7 +22,7 @@ DESCRIPTION = "Read and hash every file of a corpus, a checkpoint or a run, and 
 class CheckArguments:
     """What to check."""
 
-    directory: str = dataclasses.field(metadata={"help": "a folder; may stand first, without the flag"})
+    directory: str = flag("a folder; may stand first, without the flag", ...)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -3,10 +3,11 @@
 python scripts/convert_checkpoint.py --input DIR|HUB_NAME --output_dir DIR --to clozebert|native
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
 
 _SUMMARY = (__doc__ or "").partition("\n")[0]
@@ -18,24 +19,14 @@ _EXAMPLES = (
 
 @dataclass
 class ConvertArguments:
-    input: str = field(metadata={"help": "the model: a folder, or its name on the Hub"})
-    output_dir: str = field(metadata={"help": "the folder to write"})
-    to: str = field(
-        metadata={
-            "help": "clozebert, or native: an architecture of transformers' own",
-            "choices": ["clozebert", "native"],
-        }
+    input: str = flag("the model: a folder, or its name on the Hub", ...)
+    output_dir: str = flag("the folder to write", ...)
+    to: str = flag("clozebert, or native: an architecture of transformers' own", ..., choices=["clozebert", "native"])
+    architecture: str | None = flag(
+        "with --to native: the model_type to write (default: the one it came from, or the first that fits)"
     )
-    architecture: str | None = field(
-        default=None,
-        metadata={
-            "help": "with --to native: the model_type to write (default: the one it came from, or the first that fits)"
-        },
-    )
-    allow_pickle: bool = field(
-        default=False, metadata={"help": "read pytorch_model.bin (weights_only) where there are no safetensors"}
-    )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "write into a folder that holds files already"})
+    allow_pickle: bool = flag("read pytorch_model.bin (weights_only) where there are no safetensors", False)
+    overwrite_output_dir: bool = flag("write into a folder that holds files already", False)
 
 
 def main(argv: list[str] | None = None) -> None:

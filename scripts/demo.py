@@ -9,11 +9,12 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from clozebert.configuration import load_recipe
 from clozebert.scripts._program import parse, run
+from clozebert.utils.command_line import flag
 from clozebert.utils.errors import as_user_errors
 from clozebert.utils.files import check_output_dir
 
@@ -49,22 +50,18 @@ _MINUTES, _MINUTES_WITHOUT_BF16 = 4.5, 3.5
 class DemoArguments:
     """Flags of the demonstration."""
 
-    output_dir: str = field(default="runs/demo", metadata={"help": "where everything goes"})
-    overwrite_output_dir: bool = field(
-        default=False,
-        metadata={"help": "write into a folder that is not empty; replace what a demonstration wrote"},
+    output_dir: str = flag("where everything goes", "runs/demo")
+    overwrite_output_dir: bool = flag(
+        "write into a folder that is not empty; replace what a demonstration wrote", False
     )
-    input: str = field(default="installed-python", metadata={"help": "text to learn from"})
-    config: str = field(default="nano", metadata={"help": "recipe of the pretraining run"})
-    max_minutes: float | None = field(
-        default=None,
-        metadata={
-            "help": f"minutes of pretraining (default: {_MINUTES:g}; {_MINUTES_WITHOUT_BF16:g} on a CPU without bf16 "
-            "in hardware, where all else takes longer)"
-        },
+    input: str = flag("text to learn from", "installed-python")
+    config: str = flag("recipe of the pretraining run", "nano")
+    max_minutes: float | None = flag(
+        f"minutes of pretraining (default: {_MINUTES:g}; {_MINUTES_WITHOUT_BF16:g} on a CPU without bf16 "
+        "in hardware, where all else takes longer)"
     )
-    max_steps: int | None = field(default=None, metadata={"help": "steps of pretraining, in place of minutes"})
-    task_examples: int = field(default=1500, metadata={"help": "training examples of each fine-tuning task, at most"})
+    max_steps: int | None = flag("steps of pretraining, in place of minutes")
+    task_examples: int = flag("training examples of each fine-tuning task, at most", 1500)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -3,9 +3,10 @@
 python scripts/demo_app.py DIR [--more_models DIR DIR] [--port 7860]
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.command_line import flag
 from clozebert.utils.errors import MissingPackageError, as_user_errors
 
 _SUMMARY = (__doc__ or "").partition("\n")[0]
@@ -14,10 +15,10 @@ _EXAMPLES = ("encoder",)
 
 @dataclass
 class DemoAppArguments:
-    model_name_or_path: str = field(metadata={"help": "a folder or a name on the Hub; may stand first, without flag"})
-    more_models: list[str] | None = field(default=None, metadata={"help": "further ones, a tab each", "nargs": "+"})
-    host: str = field(default="127.0.0.1", metadata={"help": "0.0.0.0 shows the page to the whole network"})
-    port: int = field(default=7860, metadata={"help": "where the page is served"})
+    model_name_or_path: str = flag("a folder or a name on the Hub; may stand first, without flag", ...)
+    more_models: list[str] | None = flag("further ones, a tab each")
+    host: str = flag("0.0.0.0 shows the page to the whole network", "127.0.0.1")
+    port: int = flag("where the page is served", 7860)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -19,6 +19,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from clozebert.configuration.costs import SYMBOLS, default_length, parts_of, short_number, symbols_of
 from clozebert.scripts._program import parse, run
+from clozebert.utils.command_line import flag
 from clozebert.utils.errors import MissingPackageError, UserError, as_user_errors, did_you_mean
 from clozebert.utils.untrusted import check_model_folder, read_json_object
 
@@ -39,16 +40,12 @@ _EXAMPLES = (
 class DescribeArguments:
     """What to describe, and at which batch."""
 
-    config: str = dataclasses.field(metadata={"help": "named architecture, recipe, YAML file or folder of a model"})
-    batch_size: int = dataclasses.field(default=1, metadata={"help": "rows of a batch"})
-    sequence_length: int | None = dataclasses.field(
-        default=None, metadata={"help": "tokens of a row; default: 512 or the longest, or the patches of an image"}
-    )
-    dtype: str = dataclasses.field(default="float32", metadata={"help": "float32, bfloat16 or float16"})
-    text: str | None = dataclasses.field(
-        default=None, metadata={"help": "draw where each head looks in this sentence; CONFIG is a model's folder then"}
-    )
-    output_file: str = dataclasses.field(default="attention.png", metadata={"help": "the picture for --text"})
+    config: str = flag("named architecture, recipe, YAML file or folder of a model", ...)
+    batch_size: int = flag("rows of a batch", 1)
+    sequence_length: int | None = flag("tokens of a row; default: 512 or the longest, or the patches of an image")
+    dtype: str = flag("float32, bfloat16 or float16", "float32")
+    text: str | None = flag("draw where each head looks in this sentence; CONFIG is a model's folder then")
+    output_file: str = flag("the picture for --text", "attention.png")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

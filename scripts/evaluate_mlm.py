@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, as_user_errors
 from clozebert.utils.files import write_text
 
@@ -31,37 +32,29 @@ _EXAMPLES = (
 )
 
 
-def _flag(default: Any, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text})
-
-
 @dataclasses.dataclass
 class EvaluationArguments:
     """What to score, and on what."""
 
-    model_name_or_path: str = dataclasses.field(metadata={"help": "folder or Hub name of a masked-LM model"})
-    tokenizer_name: str | None = _flag(None, "tokenizer, where it is not the model's own folder")
-    corpus: str | None = _flag(None, "folder that prepare_corpus wrote")
-    split: str = _flag("validation", "which part of the corpus: train or validation")
-    input: list[str] = dataclasses.field(
-        default_factory=list, metadata={"help": "text files or folders to score, instead of a prepared corpus"}
+    model_name_or_path: str = flag("folder or Hub name of a masked-LM model", ...)
+    tokenizer_name: str | None = flag("tokenizer, where it is not the model's own folder")
+    corpus: str | None = flag("folder that prepare_corpus wrote")
+    split: str = flag("which part of the corpus: train or validation", "validation")
+    input: list[str] = flag("text files or folders to score, instead of a prepared corpus", [])
+    blimp: list[str] = flag("JSON lines with sentence_good and sentence_bad, or folders of them", [])
+    eval_mlm_probability: float = flag("share of the tokens that is predicted; the masks are frozen", 0.15)
+    masking_unit: str = flag("what is masked as a whole: token, word or span", "token")
+    seed: int = flag("decides the masks; pretraining's own figures have its seed", 42)
+    max_seq_length: int | None = flag("tokens in a row; default: 512 or what the model takes")
+    per_device_eval_batch_size: int = flag("rows in one batch", 32)
+    max_eval_batches: int | None = flag("use only the first batches, a fair sample")
+    pseudo_perplexity_documents: int = flag(
+        "documents whose every token is masked in turn, evenly spaced; 0: leave pseudo-perplexity out", 100
     )
-    blimp: list[str] = dataclasses.field(
-        default_factory=list, metadata={"help": "JSON lines with sentence_good and sentence_bad, or folders of them"}
-    )
-    eval_mlm_probability: float = _flag(0.15, "share of the tokens that is predicted; the masks are frozen")
-    masking_unit: str = _flag("token", "what is masked as a whole: token, word or span")
-    seed: int = _flag(42, "decides the masks; pretraining's own figures have its seed")
-    max_seq_length: int | None = _flag(None, "tokens in a row; default: 512 or what the model takes")
-    per_device_eval_batch_size: int = _flag(32, "rows in one batch")
-    max_eval_batches: int | None = _flag(None, "use only the first batches, a fair sample")
-    pseudo_perplexity_documents: int = _flag(
-        100, "documents whose every token is masked in turn, evenly spaced; 0: leave pseudo-perplexity out"
-    )
-    mixed_precision: str = _flag("auto", "no, bf16, fp16, or auto: bf16 where it is fast, and no for --blimp")
-    use_cpu: bool = _flag(False, "stay on the CPU although there is an accelerator")
-    trust_remote_code: bool = _flag(False, "run the code that comes with the model")
-    output_file: str | None = _flag(None, "write the results here, as JSON")
+    mixed_precision: str = flag("no, bf16, fp16, or auto: bf16 where it is fast, and no for --blimp", "auto")
+    use_cpu: bool = flag("stay on the CPU although there is an accelerator", False)
+    trust_remote_code: bool = flag("run the code that comes with the model", False)
+    output_file: str | None = flag("write the results here, as JSON")
 
     def __post_init__(self) -> None:
         if not (self.corpus or self.input or self.blimp):

@@ -6,12 +6,13 @@ What each growth costs is measured: pseudo-perplexity before and after. Then go 
 python scripts/pretrain_mlm.py --model_name_or_path larger …
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
 from clozebert.utils.files import check_output_dir, disk_errors, whole_files
 from clozebert.utils.tokenizer_files import save_tokenizer
@@ -22,23 +23,19 @@ _EXAMPLES = ("--model_name_or_path encoder --input sample.txt --output_dir large
 
 @dataclass
 class GrowArguments:
-    model_name_or_path: str = field(metadata={"help": "a masked-LM model with its tokenizer, ours or one to convert"})
-    input: list[str] = field(metadata={"help": "text on which pseudo-perplexity is measured", "nargs": "+"})
-    output_dir: str = field(metadata={"help": "the folder to write; empty, or not there yet"})
-    num_texts: int = field(default=100, metadata={"help": "measure on so many documents, from the beginning"})
-    new_tokens: list[str] | None = field(
-        default=None, metadata={"help": "tokens to add; @FILE reads them, one on each line", "nargs": "+"}
-    )
-    num_hidden_layers: int | None = field(default=None, metadata={"help": "layers, by repeating those there are"})
-    hidden_size: int | None = field(default=None, metadata={"help": "the width, in whole heads"})
-    num_attention_heads: int | None = field(default=None, metadata={"help": "heads, of the size they have"})
-    intermediate_size: int | None = field(default=None, metadata={"help": "the width of the feed-forward"})
-    max_position_embeddings: int | None = field(default=None, metadata={"help": "the longest sequence"})
-    rope_theta: float | None = field(
-        default=None, metadata={"help": "base of rotary positions at that length (default: stretched to fit)"}
-    )
-    noise: float = field(default=0.01, metadata={"help": "of a widened tensor, in its standard deviations"})
-    seed: int = field(default=0, metadata={"help": "of the noise"})
+    model_name_or_path: str = flag("a masked-LM model with its tokenizer, ours or one to convert", ...)
+    input: list[str] = flag("text on which pseudo-perplexity is measured", ...)
+    output_dir: str = flag("the folder to write; empty, or not there yet", ...)
+    num_texts: int = flag("measure on so many documents, from the beginning", 100)
+    new_tokens: list[str] | None = flag("tokens to add; @FILE reads them, one on each line")
+    num_hidden_layers: int | None = flag("layers, by repeating those there are")
+    hidden_size: int | None = flag("the width, in whole heads")
+    num_attention_heads: int | None = flag("heads, of the size they have")
+    intermediate_size: int | None = flag("the width of the feed-forward")
+    max_position_embeddings: int | None = flag("the longest sequence")
+    rope_theta: float | None = flag("base of rotary positions at that length (default: stretched to fit)")
+    noise: float = flag("of a widened tensor, in its standard deviations", 0.01)
+    seed: int = flag("of the noise", 0)
 
 
 def main(argv: list[str] | None = None) -> None:

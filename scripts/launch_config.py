@@ -3,9 +3,10 @@
 accelerate launch --config_file "$(clozebert launch-config gpus)" --num_processes 4 -m clozebert.scripts.pretrain_mlm …
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.command_line import flag
 from clozebert.utils.errors import as_user_errors
 
 _SUMMARY = "Print where a launch configuration of Accelerate lies, for accelerate launch --config_file."
@@ -14,12 +15,11 @@ _EXAMPLES = ("gpus",)
 
 @dataclass
 class LaunchConfigArguments:
-    name: str = field(
-        metadata={
-            "help": "gpus (of one machine), fsdp (the model sharded over them), machines (several), or cpu (two "
-            "processes); may stand first, without the flag",
-            "metavar": "NAME",
-        }
+    name: str = flag(
+        "gpus (of one machine), fsdp (the model sharded over them), machines (several), or cpu (two "
+        "processes); may stand first, without the flag",
+        ...,
+        metavar="NAME",
     )
 
 

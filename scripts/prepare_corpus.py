@@ -12,10 +12,11 @@ accounts for every document.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
 
 DESCRIPTION = "Tokenize text into memory-mapped shards, ready for pretraining."
@@ -29,52 +30,27 @@ _EXAMPLES = ("--input my_text/ --tokenizer_name tokenizer --output_dir corpus",)
 class Arguments:
     """The flags."""
 
-    input: list[str] = field(
-        metadata={"help": "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub"}
+    input: list[str] = flag(
+        "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub", ...
     )
-    output_dir: str = field(metadata={"help": "where the corpus goes"})
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "a folder that train_tokenizer wrote, or a tokenizer of the Hub"}
+    output_dir: str = flag("where the corpus goes", ...)
+    tokenizer_name: str | None = flag("a folder that train_tokenizer wrote, or a tokenizer of the Hub")
+    id_column: str | None = flag("without a tokenizer: the column of a table that holds token ids already")
+    vocab_size: int | None = flag("with --id_column: the ids are below this number; special tokens come behind")
+    validation_input: list[str] | None = flag("inputs to validate on; without them, some of --input is held out")
+    validation_fraction: float | None = flag(
+        "the share of documents to hold out; default 0.01, and 0.05 for installed-python, by package"
     )
-    id_column: str | None = field(
-        default=None, metadata={"help": "without a tokenizer: the column of a table that holds token ids already"}
-    )
-    vocab_size: int | None = field(
-        default=None, metadata={"help": "with --id_column: the ids are below this number; special tokens come behind"}
-    )
-    validation_input: list[str] | None = field(
-        default=None, metadata={"help": "inputs to validate on; without them, some of --input is held out"}
-    )
-    validation_fraction: float | None = field(
-        default=None,
-        metadata={
-            "help": "the share of documents to hold out; default 0.01, and 0.05 for installed-python, by package"
-        },
-    )
-    deduplicate: str = field(
-        default="none", metadata={"help": "none, exact (each text once) or near (MinHash over runs of five words)"}
-    )
-    text_column: str | None = field(
-        default=None, metadata={"help": "the column of the text; default: text, content, … whichever there is"}
-    )
-    document_separator: str = field(
-        default="blank_line", metadata={"help": "what ends a document in text files: blank_line, line or file"}
-    )
-    on_bad_text: str = field(
-        default="error", metadata={"help": "error, or skip documents that are not valid UTF-8 and count them"}
-    )
-    dataset_config_name: str | None = field(
-        default=None, metadata={"help": "the configuration of a dataset on the Hub"}
-    )
-    num_processes: int | None = field(default=None, metadata={"help": "default: one for each processor"})
-    num_parts: int | None = field(
-        default=None, metadata={"help": "cut the files into so many parts; without --part: merge them"}
-    )
-    part: int | None = field(default=None, metadata={"help": "prepare this part only, counted from 0"})
-    overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "write into a folder that holds something; replace the corpus in it"}
-    )
-    disable_tqdm: bool = field(default=False, metadata={"help": "show no progress bar"})
+    deduplicate: str = flag("none, exact (each text once) or near (MinHash over runs of five words)", "none")
+    text_column: str | None = flag("the column of the text; default: text, content, … whichever there is")
+    document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")
+    on_bad_text: str = flag("error, or skip documents that are not valid UTF-8 and count them", "error")
+    dataset_config_name: str | None = flag("the configuration of a dataset on the Hub")
+    num_processes: int | None = flag("default: one for each processor")
+    num_parts: int | None = flag("cut the files into so many parts; without --part: merge them")
+    part: int | None = flag("prepare this part only, counted from 0")
+    overwrite_output_dir: bool = flag("write into a folder that holds something; replace the corpus in it", False)
+    disable_tqdm: bool = flag("show no progress bar", False)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

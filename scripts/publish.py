@@ -3,11 +3,12 @@
 python scripts/publish.py DIR --repo_id ORG/NAME [--dry_run] [--public --license apache-2.0] [--all_checkpoints]
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
 from clozebert.utils.files import check_output_dir
 
@@ -21,54 +22,32 @@ _EXAMPLES = ("tagger --repo_id my-org/my-tagger --dry_run",)
 
 @dataclass
 class PublishArguments:
-    directory: str = field(metadata={"help": "the folder of the model; may stand first, without the flag"})
-    repo_id: str = field(metadata={"help": "the repository on the Hub, ORG/NAME; made where it is not there"})
-    format: str = field(
-        default="auto",
-        metadata={
-            "help": "native: an architecture of transformers' own; bundle: with our code; auto: native where one fits",
-            "choices": ["auto", "native", "bundle"],
-        },
+    directory: str = flag("the folder of the model; may stand first, without the flag", ...)
+    repo_id: str = flag("the repository on the Hub, ORG/NAME; made where it is not there", ...)
+    format: str = flag(
+        "native: an architecture of transformers' own; bundle: with our code; auto: native where one fits",
+        "auto",
+        choices=["auto", "native", "bundle"],
     )
-    dry_run: bool = field(default=False, metadata={"help": "complete and verify, but do not ask the Hub anything"})
-    output_dir: str | None = field(
-        default=None, metadata={"help": "write the completed copy here and leave it (default: a temporary folder)"}
+    dry_run: bool = flag("complete and verify, but do not ask the Hub anything", False)
+    output_dir: str | None = flag("write the completed copy here and leave it (default: a temporary folder)")
+    public: bool = flag("everybody may read it (default: private)", False)
+    revision: str | None = flag("the branch to push to (default: main)")
+    all_checkpoints: bool = flag("each checkpoint-STEP of the folder too, as a branch of that name", False)
+    license: str | None = flag("of the weights, as the Hub names it: apache-2.0, mit")
+    language: str | None = flag("such as en")
+    datasets: list[str] | None = flag("what it was trained on, by its names on the Hub")
+    data_statement: str | None = flag("sentences on the training data, for the card; @FILE reads them from a file")
+    example: str | None = flag(
+        "a text for the card, which shows the model's answer to it (default: a sentence of ours)"
     )
-    public: bool = field(default=False, metadata={"help": "everybody may read it (default: private)"})
-    revision: str | None = field(default=None, metadata={"help": "the branch to push to (default: main)"})
-    all_checkpoints: bool = field(
-        default=False, metadata={"help": "each checkpoint-STEP of the folder too, as a branch of that name"}
-    )
-    license: str | None = field(default=None, metadata={"help": "of the weights, as the Hub names it: apache-2.0, mit"})
-    language: str | None = field(default=None, metadata={"help": "such as en"})
-    datasets: list[str] | None = field(
-        default=None, metadata={"help": "what it was trained on, by its names on the Hub", "nargs": "+"}
-    )
-    data_statement: str | None = field(
-        default=None, metadata={"help": "sentences on the training data, for the card; @FILE reads them from a file"}
-    )
-    example: str | None = field(
-        default=None,
-        metadata={"help": "a text for the card, which shows the model's answer to it (default: a sentence of ours)"},
-    )
-    with_onnx: bool = field(default=False, metadata={"help": "an ONNX form too, tried in onnxruntime"})
-    with_sentence_transformers: bool = field(
-        default=False, metadata={"help": "a folder that sentence-transformers opens, pooling as trained"}
-    )
-    int8_texts: str | None = field(
-        default=None,
-        metadata={"help": "an int8 ONNX form too; its cost is measured on this file, a text on each line"},
-    )
-    with_space: str | None = field(
-        default=None, metadata={"help": "write a page to try the model on into this folder, as a Space takes it"}
-    )
-    eval_dataset: str | None = field(
-        default=None, metadata={"help": "the dataset on the Hub, ORG/NAME, that a result in the Hub's form is about"}
-    )
-    eval_task: str = field(default="default", metadata={"help": "the task of that dataset"})
-    eval_metric: str | None = field(
-        default=None, metadata={"help": "the result: the name of a number in all_results.json"}
-    )
+    with_onnx: bool = flag("an ONNX form too, tried in onnxruntime", False)
+    with_sentence_transformers: bool = flag("a folder that sentence-transformers opens, pooling as trained", False)
+    int8_texts: str | None = flag("an int8 ONNX form too; its cost is measured on this file, a text on each line")
+    with_space: str | None = flag("write a page to try the model on into this folder, as a Space takes it")
+    eval_dataset: str | None = flag("the dataset on the Hub, ORG/NAME, that a result in the Hub's form is about")
+    eval_task: str = flag("the task of that dataset", "default")
+    eval_metric: str | None = flag("the result: the name of a number in all_results.json")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -6,10 +6,11 @@ train_tokenizer.py --input text/ --algorithm wordpiece --vocab_size 30522 --outp
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clozebert.scripts._program import parse, run
+from clozebert.utils.command_line import flag
 
 if TYPE_CHECKING:
     from clozebert.corpus.readers import Reader
@@ -24,28 +25,20 @@ _EXAMPLES = ("--input my_text/ --algorithm bpe --vocab_size 32768 --output_dir t
 class Arguments:
     """The flags."""
 
-    input: list[str] = field(
-        metadata={"help": "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub"}
+    input: list[str] = flag(
+        "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub", ...
     )
-    output_dir: str = field(metadata={"help": "where the tokenizer goes"})
-    algorithm: str = field(default="wordpiece", metadata={"help": "wordpiece, bpe (on bytes) or unigram"})
-    vocab_size: int = field(default=30_522, metadata={"help": "entries, the special tokens included"})
-    lowercase: bool = field(default=False, metadata={"help": "lower-case the text; wordpiece strips accents too"})
-    model_max_length: int = field(default=512, metadata={"help": "the longest input that the tokenizer announces"})
-    text_column: str | None = field(
-        default=None, metadata={"help": "the column of the text; default: text, content, … whichever there is"}
-    )
-    document_separator: str = field(
-        default="blank_line", metadata={"help": "what ends a document in text files: blank_line, line or file"}
-    )
-    on_bad_text: str = field(default="error", metadata={"help": "error, or skip documents that are not valid UTF-8"})
-    dataset_config_name: str | None = field(
-        default=None, metadata={"help": "the configuration of a dataset on the Hub"}
-    )
-    overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "write into a folder that holds something; replace the tokenizer in it"}
-    )
-    disable_tqdm: bool = field(default=False, metadata={"help": "show no progress bar"})
+    output_dir: str = flag("where the tokenizer goes", ...)
+    algorithm: str = flag("wordpiece, bpe (on bytes) or unigram", "wordpiece")
+    vocab_size: int = flag("entries, the special tokens included", 30_522)
+    lowercase: bool = flag("lower-case the text; wordpiece strips accents too", False)
+    model_max_length: int = flag("the longest input that the tokenizer announces", 512)
+    text_column: str | None = flag("the column of the text; default: text, content, … whichever there is")
+    document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")
+    on_bad_text: str = flag("error, or skip documents that are not valid UTF-8", "error")
+    dataset_config_name: str | None = flag("the configuration of a dataset on the Hub")
+    overwrite_output_dir: bool = flag("write into a folder that holds something; replace the tokenizer in it", False)
+    disable_tqdm: bool = flag("show no progress bar", False)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -5,9 +5,10 @@ import math
 import os
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..utils.command_line import flag
 from ..utils.errors import UserError, did_you_mean, reject_unknown_keys
 
 if TYPE_CHECKING:
@@ -39,14 +40,6 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 }
 
 
-def _field(default: Any, text: str, section: str = "", *, on_resume: str = "") -> Any:
-    return field(default=default, metadata=_about(text, section, on_resume=on_resume))
-
-
-def _about(text: str, section: str = "", *, on_resume: str = "") -> dict[str, str]:
-    return {"help": text, "section": section, "on_resume": on_resume}
-
-
 _BATCHES = "batches"
 _MASKING = "masking"
 _OPTIMIZER = "optimizer and schedule"
@@ -70,110 +63,101 @@ class PretrainingArguments:
         ValueError: a value out of its range, of the wrong kind, or in contradiction to another.
     """
 
-    corpus: list[str] = field(
-        default_factory=list, metadata=_about("what prepare-corpus wrote: a folder or a URL; several are mixed")
+    corpus: list[str] = flag("what prepare-corpus wrote: a folder or a URL; several are mixed", [])
+    tokenizer_name: str = flag("the tokenizer of the corpus: a folder, or a name on the Hub", "")
+    output_dir: str = flag("folder for the model, its checkpoints and the log", "")
+    model_name_or_path: str | None = flag("continue from the weights of this model instead of random ones")
+    teacher_name_or_path: str | None = flag(
+        "distil from this model: it has the tokenizer, and predicts beside the text", section=_MORE, on_resume=_SAME
     )
-    tokenizer_name: str = _field("", "the tokenizer of the corpus: a folder, or a name on the Hub")
-    output_dir: str = _field("", "folder for the model, its checkpoints and the log")
-    model_name_or_path: str | None = _field(None, "continue from the weights of this model instead of random ones")
-    teacher_name_or_path: str | None = _field(
-        None, "distil from this model: it has the tokenizer, and predicts beside the text", _MORE, on_resume=_SAME
+    num_train_epochs: float | None = flag("passes over the corpus (default: 1 to 40, more for less text)")
+    max_steps: int | None = flag("updates of the weights, instead of epochs", on_resume=_SAID)
+    max_minutes: float | None = flag(
+        "end within so many minutes: the first steps are timed, and fewer are taken if need be"
     )
-    num_train_epochs: float | None = _field(None, "passes over the corpus (default: 1 to 40, more for less text)")
-    max_steps: int | None = _field(None, "updates of the weights, instead of epochs", on_resume=_SAID)
-    max_minutes: float | None = _field(
-        None, "end within so many minutes: the first steps are timed, and fewer are taken if need be"
+    per_device_train_batch_size: int = flag("rows in one micro-batch, at most; less takes less memory", 32)
+    max_seq_length: int = flag("tokens in a row; longer documents are split", 128, on_resume=_SAME)
+    resume_from_checkpoint: str | None = flag(
+        "continue a stopped run: 'latest' (begins one where there is none), or a checkpoint's folder"
     )
-    per_device_train_batch_size: int = _field(32, "rows in one micro-batch, at most; less takes less memory")
-    max_seq_length: int = _field(128, "tokens in a row; longer documents are split", on_resume=_SAME)
-    resume_from_checkpoint: str | None = _field(
-        None, "continue a stopped run: 'latest' (begins one where there is none), or a checkpoint's folder"
-    )
-    overwrite_output_dir: bool = _field(False, "delete the run that output_dir holds, and begin anew")
-    dry_run: bool = _field(False, "print the plan of the run, take two steps, write nothing")
+    overwrite_output_dir: bool = flag("delete the run that output_dir holds, and begin anew", False)
+    dry_run: bool = flag("print the plan of the run, take two steps, write nothing", False)
 
-    global_batch_size: int = _field(256, "rows in one step, over all devices", _BATCHES, on_resume=_SAME)
-    initial_global_batch_size: int | None = _field(
-        None, "rows in the first step, rising evenly to global_batch_size", _BATCHES, on_resume=_SAME
+    global_batch_size: int = flag("rows in one step, over all devices", 256, _BATCHES, on_resume=_SAME)
+    initial_global_batch_size: int | None = flag(
+        "rows in the first step, rising evenly to global_batch_size", section=_BATCHES, on_resume=_SAME
     )
-    batch_warmup_steps: int | float = _field(
-        0, "steps of that rise; below 1: their share of the run", _BATCHES, on_resume=_SAME
+    batch_warmup_steps: int | float = flag(
+        "steps of that rise; below 1: their share of the run", 0, _BATCHES, on_resume=_SAME
     )
-    per_device_eval_batch_size: int = _field(32, "rows in one validation batch", _BATCHES)
-    dataloader_num_workers: int = _field(0, "processes that make batches; 0: a thread does", _BATCHES)
-    seed: int = _field(42, "seed of initial weights, order, masks and dropout", _BATCHES, on_resume=_SAME)
+    per_device_eval_batch_size: int = flag("rows in one validation batch", 32, _BATCHES)
+    dataloader_num_workers: int = flag("processes that make batches; 0: a thread does", 0, _BATCHES)
+    seed: int = flag("seed of initial weights, order, masks and dropout", 42, _BATCHES, on_resume=_SAME)
 
-    mlm_probability: float = _field(0.3, "share of the tokens that is predicted", _MASKING, on_resume=_SAME)
-    final_mlm_probability: float | None = _field(
-        None, "that share at the end of the run, if it changes linearly", _MASKING, on_resume=_SAME
+    mlm_probability: float = flag("share of the tokens that is predicted", 0.3, _MASKING, on_resume=_SAME)
+    final_mlm_probability: float | None = flag(
+        "that share at the end of the run, if it changes linearly", section=_MASKING, on_resume=_SAME
     )
-    masking_unit: Literal["token", "word", "span"] = _field(
-        "token", "what is masked as a whole", _MASKING, on_resume=_SAME
+    masking_unit: Literal["token", "word", "span"] = flag(
+        "what is masked as a whole", "token", _MASKING, on_resume=_SAME
     )
-    mask_share: float = _field(0.8, "share of the predicted tokens shown as [MASK]", _MASKING, on_resume=_SAME)
-    random_share: float = _field(
-        0.1, "share of the predicted tokens shown as a random token", _MASKING, on_resume=_SAME
-    )
-    eval_mlm_probability: float = _field(
-        0.15, "share of the validation tokens that is predicted; always the same ones", _MASKING
+    mask_share: float = flag("share of the predicted tokens shown as [MASK]", 0.8, _MASKING, on_resume=_SAME)
+    random_share: float = flag("share of the predicted tokens shown as a random token", 0.1, _MASKING, on_resume=_SAME)
+    eval_mlm_probability: float = flag(
+        "share of the validation tokens that is predicted; always the same ones", 0.15, _MASKING
     )
 
-    learning_rate: float = _field(5e-4, "peak learning rate of AdamW", _OPTIMIZER, on_resume=_SAID)
-    lr_scheduler_type: Literal["linear", "cosine", "wsd"] = _field(
-        "linear", "how the learning rate falls; wsd: it stays at the peak, then falls", _OPTIMIZER, on_resume=_SAID
+    learning_rate: float = flag("peak learning rate of AdamW", 5e-4, _OPTIMIZER, on_resume=_SAID)
+    lr_scheduler_type: Literal["linear", "cosine", "wsd"] = flag(
+        "how the learning rate falls; wsd: it stays at the peak, then falls", "linear", _OPTIMIZER, on_resume=_SAID
     )
-    warmup_steps: int | float = _field(
-        0, "steps of linear warm-up; below 1: their share of the run", _OPTIMIZER, on_resume=_SAID
+    warmup_steps: int | float = flag(
+        "steps of linear warm-up; below 1: their share of the run", 0, _OPTIMIZER, on_resume=_SAID
     )
-    decay_steps: int | float | None = _field(
-        None, "steps of wsd's decay; below 1: their share of the run (default: a fifth)", _OPTIMIZER, on_resume=_SAID
+    decay_steps: int | float | None = flag(
+        "steps of wsd's decay; below 1: their share of the run (default: a fifth)", section=_OPTIMIZER, on_resume=_SAID
     )
-    optimizer: Literal["adamw", "muon"] = _field(
-        "adamw", "adamw, or muon for the matrices and adamw for the rest", _OPTIMIZER, on_resume=_SAME
+    optimizer: Literal["adamw", "muon"] = flag(
+        "adamw, or muon for the matrices and adamw for the rest", "adamw", _OPTIMIZER, on_resume=_SAME
     )
-    muon_learning_rate: float = _field(0.02, "peak learning rate of Muon", _OPTIMIZER, on_resume=_SAID)
-    muon_momentum: float = _field(0.95, "momentum of Muon", _OPTIMIZER, on_resume=_SAID)
-    weight_decay: float | None = _field(
-        None,
+    muon_learning_rate: float = flag("peak learning rate of Muon", 0.02, _OPTIMIZER, on_resume=_SAID)
+    muon_momentum: float = flag("momentum of Muon", 0.95, _OPTIMIZER, on_resume=_SAID)
+    weight_decay: float | None = flag(
         "decoupled weight decay of the matrices; nothing else decays (default: muon 0.1, adamw 0.01)",
-        _OPTIMIZER,
+        section=_OPTIMIZER,
         on_resume=_SAID,
     )
-    adam_beta1: float = _field(0.9, "decay of AdamW's first moment", _OPTIMIZER, on_resume=_SAID)
-    adam_beta2: float = _field(0.98, "decay of AdamW's second moment", _OPTIMIZER, on_resume=_SAID)
-    adam_epsilon: float = _field(1e-8, "added to AdamW's denominator", _OPTIMIZER, on_resume=_SAID)
-    max_grad_norm: float = _field(1.0, "clip the gradient to this norm; 0: do not clip", _OPTIMIZER, on_resume=_SAID)
+    adam_beta1: float = flag("decay of AdamW's first moment", 0.9, _OPTIMIZER, on_resume=_SAID)
+    adam_beta2: float = flag("decay of AdamW's second moment", 0.98, _OPTIMIZER, on_resume=_SAID)
+    adam_epsilon: float = flag("added to AdamW's denominator", 1e-8, _OPTIMIZER, on_resume=_SAID)
+    max_grad_norm: float = flag("clip the gradient to this norm; 0: do not clip", 1.0, _OPTIMIZER, on_resume=_SAID)
 
-    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _field(
-        "auto", "auto: bf16 where the hardware is fast at it, otherwise no", _MACHINE
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = flag(
+        "auto: bf16 where the hardware is fast at it, otherwise no", "auto", _MACHINE
     )
-    gradient_checkpointing: bool = _field(
-        False, "compute activations again in the backward pass: less memory, more time", _MACHINE
+    gradient_checkpointing: bool = flag(
+        "compute activations again in the backward pass: less memory, more time", False, _MACHINE
     )
-    torch_compile: bool | None = _field(None, "compile with torch.compile (default: on CUDA)", _MACHINE)
-    use_cpu: bool = _field(False, "stay on the CPU even if there is a GPU", _MACHINE)
-    full_determinism: bool = _field(False, "only deterministic kernels; slower on GPUs", _MACHINE)
-    ddp_timeout: int = _field(
-        300, "seconds after which a process, or a worker that makes batches, counts as hung", _MACHINE
+    torch_compile: bool | None = flag("compile with torch.compile (default: on CUDA)", section=_MACHINE)
+    use_cpu: bool = flag("stay on the CPU even if there is a GPU", False, _MACHINE)
+    full_determinism: bool = flag("only deterministic kernels; slower on GPUs", False, _MACHINE)
+    ddp_timeout: int = flag(
+        "seconds after which a process, or a worker that makes batches, counts as hung", 300, _MACHINE
     )
 
-    logging_steps: int = _field(10, "steps between two log entries", _RECORDS)
-    eval_steps: int = _field(500, "steps between two evaluations; 0: only at the end", _RECORDS)
-    max_eval_batches: int | None = _field(None, "evaluate on the first so many batches only", _RECORDS)
-    save_steps: int = _field(500, "steps between two checkpoints; 0: only at the end", _RECORDS)
-    save_total_limit: int | None = _field(2, "checkpoints to keep, the newest ones", _RECORDS)
-    report_to: list[str] = field(
-        default_factory=list, metadata=_about("trackers beside the log: tensorboard, trackio, wandb", _RECORDS)
-    )
-    disable_tqdm: bool = _field(False, "no progress bar; a line for each log entry instead", _RECORDS)
+    logging_steps: int = flag("steps between two log entries", 10, _RECORDS)
+    eval_steps: int = flag("steps between two evaluations; 0: only at the end", 500, _RECORDS)
+    max_eval_batches: int | None = flag("evaluate on the first so many batches only", section=_RECORDS)
+    save_steps: int = flag("steps between two checkpoints; 0: only at the end", 500, _RECORDS)
+    save_total_limit: int | None = flag("checkpoints to keep, the newest ones", 2, _RECORDS)
+    report_to: list[str] = flag("trackers beside the log: tensorboard, trackio, wandb", [], _RECORDS)
+    disable_tqdm: bool = flag("no progress bar; a line for each log entry instead", False, _RECORDS)
 
-    corpus_weights: list[float] = field(
-        default_factory=list,
-        metadata=_about("share of the rows from each corpus (default: by their sizes)", _MORE, on_resume=_SAME),
+    corpus_weights: list[float] = flag(
+        "share of the rows from each corpus (default: by their sizes)", [], _MORE, on_resume=_SAME
     )
-    phases: list[dict] = field(
-        default_factory=list,
-        metadata=_about("what follows after max_steps: a YAML list of changed fields, an entry a phase", _MORE),
+    phases: list[dict] = flag(
+        "what follows after max_steps: a YAML list of changed fields, an entry a phase", [], _MORE
     )
 
     def __post_init__(self) -> None:
@@ -303,7 +287,9 @@ class PretrainingArguments:
 
     def decisive(self) -> dict[str, Any]:
         """The fields that decide what the weights become: no paths, and nothing about the machine."""
-        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.metadata["on_resume"]}
+        return {
+            item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.metadata.get("on_resume")
+        }
 
     def changes_since(self, saved: dict[str, Any]) -> tuple[list[str], list[str]]:
         """How these arguments differ from a checkpoint's: changes that forbid resuming, and changes that are reported.
@@ -313,7 +299,7 @@ class PretrainingArguments:
         """
         found: dict[str, list[str]] = {_SAME: [], _SAID: []}
         for item in dataclasses.fields(self):
-            kind, value = item.metadata["on_resume"], getattr(self, item.name)
+            kind, value = item.metadata.get("on_resume"), getattr(self, item.name)
             if kind and item.name in saved and saved[item.name] != value:
                 found[kind].append(f"{item.name}={saved[item.name]!r} there, {item.name}={value!r} here")
         if self.final_mlm_probability is not None and saved.get("max_steps") not in (None, self.max_steps):

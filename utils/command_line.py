@@ -62,16 +62,30 @@ class Flag:
     shown: Any = None
 
 
+def flag(help: str, default: Any = None, section: str = "", **about: Any) -> Any:
+    """A field of a dataclass of flags.
+
+    Args:
+        default: `...` for a flag that is required.
+        section: the heading that it stands under in the help; the first ones have none.
+        about: `choices` and `metavar`, as of `Flag`, and what else a program wants to know of the field.
+    """
+    metadata = {"help": help, "section": section, **about}
+    if default is ...:
+        return dataclasses.field(metadata=metadata)
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 def flags_of(arguments_class: type) -> list[Flag]:
-    """The fields of a dataclass as flags; `help`, `section`, `choices` and `metavar` stand in each field's metadata."""
+    """The fields of a dataclass as flags; see `flag`."""
     flags = []
     hints = typing.get_type_hints(arguments_class)
     for item in dataclasses.fields(arguments_class):
         has_default = item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING
         default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
         known = {name: item.metadata[name] for name in ("section", "choices", "metavar") if name in item.metadata}
-        if "choices" in known:
-            known["choices"] = tuple(known["choices"])
         flags.append(
             Flag(
                 item.name,
