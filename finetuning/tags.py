@@ -104,8 +104,6 @@ def to_iob2(sentence: TaggedSentence, scheme: str) -> TaggedSentence:
     Raises:
         ValueError: a tag does not belong to the scheme, or cannot stand where it stands (with file and line).
     """
-    if scheme not in SCHEMES:
-        raise UserError(f"--tag_scheme {scheme}: expected auto or one of {', '.join(SCHEMES)}")
     if scheme == "plain" or sentence.tags is None:
         return sentence
     tags: list[str | None] = []
