@@ -19,7 +19,8 @@ from ..utils.errors import UserError
 from ..utils.files import check_output_dir
 from ..utils.tokenizer_files import save_tokenizer
 from .formats import id_reader
-from .prepare import ReportProgress, prepare, prepare_part
+from .parts import cut, job, part_folder, read_about
+from .prepare import ReportProgress, Run, prepare
 from .readers import INSTALLED_PYTHON, Reader
 from .shards import CORPUS_FILES
 from .tokenizer import load_tokenizer, make_id_tokenizer
@@ -63,15 +64,30 @@ class Preparation:
         return self._write(report)
 
     def run_part(self, part: int, num_parts: int, report: ReportProgress | None = None) -> Path:
-        """Read and tokenize one part; its folder. See `prepare_part`."""
-        return prepare_part(
-            **self._common,
-            part=part,
-            num_parts=num_parts,
+        """Read and tokenize one of `num_parts` parts of the files, on any machine; `merge` makes the corpus of all.
+
+        A part is whole files. One that is there already is left as it is, unless `overwrite_output_dir`.
+
+        Returns:
+            the part's folder, in `output_dir`.parts.
+
+        Raises:
+            UserError: as `prepare`, and inputs that are not files.
+        """
+        reader, validation_reader = self._common["reader"], self._common["validation_reader"]
+        readers = [reader] if validation_reader is None else [validation_reader, reader]
+        folder = part_folder(Path(self.output_dir), part, num_parts)
+        run = Run(
+            cut(readers, part=part, num_parts=num_parts),
+            tokenizer=self._common["tokenizer"],
+            deduplicate=self.deduplicate,
             num_processes=self.num_processes,
-            overwrite=self.overwrite_output_dir,
             report=report,
         )
+        identity = job(readers, run.job_facts(), num_parts=num_parts)
+        if self.overwrite_output_dir or read_about(folder, job=identity) is None:
+            run.tokenize_part(folder, identity)
+        return folder
 
     def merge(self, num_parts: int, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Write the corpus of all parts; the manifests by split. See `prepare`."""

@@ -23,7 +23,7 @@ from .duplicates import NearDuplicates, signature
 from .encoding import Encoder, split_encoded
 from .manifest import CORPUS_SPLITS
 from .parallel import available_cpus, ordered_map
-from .parts import Encoded, cut, job, part_folder, read_about, read_part, write_part
+from .parts import Encoded, job, part_folder, read_about, read_part, write_part
 from .readers import Reader, Source
 from .shards import CORPUS_FILES, SHARD_TOKENS, ShardWriter
 from .tokenizer import tokenizer_facts
@@ -64,7 +64,7 @@ def prepare(
         deduplicate: `none`, `exact` (each text once) or `near` (see `duplicates`). The first one read is kept;
             those of `validation_reader` are read first, so that none of them is trained on.
         num_processes: None: one for each processor.
-        num_parts: merge so many parts that `prepare_part` tokenized, to the same bytes; they stay where they are.
+        num_parts: merge so many parts, made by `Preparation.run_part`, to the same bytes; they stay where they are.
         overwrite: the folder may hold something; a corpus there is replaced.
         shard_tokens: a shard is full from this many tokens on.
         report: called with (tokens written, bytes read, bytes to read if that is known) now and then.
@@ -85,7 +85,7 @@ def prepare(
         "tokenizer": tokenizer, "deduplicate": deduplicate, "shard_tokens": shard_tokens, "report": report,
     }  # fmt: skip
     if num_parts is None:
-        run = _Run(readers, num_processes=num_processes, **options)
+        run: Run = Run(readers, num_processes=num_processes, **options)
     else:
         run = _Merge(readers, folders=[part_folder(folder, part, num_parts) for part in range(num_parts)], **options)
     check_output_dir(folder, overwrite=overwrite, written=CORPUS_FILES)
@@ -99,45 +99,6 @@ def prepare(
             after_smallest = run.smallest_digest + b"\0"  # the next string after it
             manifests = run.write(building, after_smallest if train + held_out > 1 else b"")
     return manifests
-
-
-def prepare_part(
-    reader: Reader,
-    *,
-    part: int,
-    num_parts: int,
-    tokenizer: "PreTrainedTokenizerFast",
-    output_dir: str | Path,
-    validation_reader: Reader | None = None,
-    deduplicate: str = "none",
-    num_processes: int | None = None,
-    overwrite: bool = False,
-    report: ReportProgress | None = None,
-) -> Path:
-    """Tokenize one of `num_parts` parts of the files, on any machine; `prepare` makes the corpus of them all.
-
-    A part is whole files. One that is there already is left as it is, unless `overwrite`.
-
-    Returns:
-        the part's folder, in `output_dir`.parts.
-
-    Raises:
-        ValueError: as `prepare`, and inputs that are not files.
-    """
-    readers = [reader] if validation_reader is None else [validation_reader, reader]
-    chosen = cut(readers, part=part, num_parts=num_parts)
-    folder = part_folder(Path(output_dir), part, num_parts)
-    run = _Run(chosen, tokenizer=tokenizer, deduplicate=deduplicate, num_processes=num_processes, report=report)
-    identity = job(readers, run.job_facts(), num_parts=num_parts)
-    if overwrite or read_about(folder, job=identity) is None:
-        outcomes: Outcomes = defaultdict(Counter)
-        # What is repeated in other parts too is found when they are merged.
-        write_part(
-            folder,
-            run.encoded(outcomes, drop_repeated=False),
-            about=lambda: {"job": identity, "sources": run.accounts(outcomes, ["empty"])},
-        )
-    return folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +116,8 @@ class _Item:
 Outcomes = defaultdict[tuple[int, int], Counter[str]]
 
 
-class _Run:
-    """One preparation; `write` can be called again with another limit."""
+class Run:
+    """One preparation, of a corpus or a part; `write` can be called again with another limit."""
 
     def __init__(
         self,
@@ -237,6 +198,15 @@ class _Run:
         facts = {"tokenizer": self.facts, "deduplicate": self.deduplicate, "sources": sources}
         return {split: writers[split].close({"split": split, **sizes[split], **facts}) for split in CORPUS_SPLITS}
 
+    def tokenize_part(self, folder: Path, job: str) -> None:
+        """Write all documents as one part of a corpus; what is repeated is found when all parts are merged."""
+        outcomes: Outcomes = defaultdict(Counter)
+        write_part(
+            folder,
+            self.encoded(outcomes, drop_repeated=False),
+            about=lambda: {"job": job, "sources": self.accounts(outcomes, ["empty"])},
+        )
+
     def _is_held_out(self, document: Encoded, limit: bytes) -> bool:
         if len(self.readers) > 1:
             return document.source[0] == 0  # the validation reader's
@@ -291,7 +261,7 @@ class _Run:
         return False
 
 
-class _Merge(_Run):
+class _Merge(Run):
     """A preparation whose documents have been read and tokenized before, in parts."""
 
     def __init__(self, readers: list[Reader], *, folders: list[Path], **options: Any) -> None:

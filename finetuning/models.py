@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from torch import nn
 
@@ -26,10 +27,8 @@ LONGEST_BY_DEFAULT = 512  # attention over more tokens rarely pays; --max_seq_le
 
 def be_quiet() -> None:
     """Silence transformers' warnings and progress bars. What they warn of is checked in this file."""
-    from transformers import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
 
 def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
@@ -38,13 +37,7 @@ def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -
     Raises:
         ValueError: it has none that can be loaded.
     """
-    from transformers import AutoTokenizer
-
-    _check_local(name_or_path)
-    try:
-        return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever a library meets in files that others made
-        raise UserError(f"--model_name_or_path {name_or_path}: no tokenizer: {first_line(error)}") from error
+    return _load_auto(transformers.AutoTokenizer, name_or_path, trust_remote_code, about="no tokenizer: ")
 
 
 def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
@@ -53,20 +46,18 @@ def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     Raises:
         ValueError: it cannot be loaded.
     """
-    from transformers import AutoConfig
-
-    _check_local(name_or_path)
-    try:
-        return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise UserError(f"--model_name_or_path {name_or_path}: {first_line(error)}") from error
+    return _load_auto(transformers.AutoConfig, name_or_path, trust_remote_code)
 
 
-def _check_local(name_or_path: str) -> None:
+def _load_auto(auto_class: Any, name_or_path: str, trust_remote_code: bool, *, about: str = "") -> Any:
     looks_local = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if not os.path.isdir(name_or_path) and (looks_local or os.path.exists(name_or_path)):
         raise UserError(f"--model_name_or_path {name_or_path}: there is no such folder")
     check_model_folder(name_or_path)
+    try:
+        return auto_class.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever a library meets in files that others made
+        raise UserError(f"--model_name_or_path {name_or_path}: {about}{first_line(error)}") from error
 
 
 def known_label_names(config: Any, task: type[Task]) -> list[str] | None:
@@ -128,8 +119,6 @@ def load_fine_tuned(
 
 def _load_with_head(name_or_path: str, task: type[Task], **kwargs: Any) -> tuple[Any, Collection[str]]:
     """A model with the head of a task, and the names of weights that the checkpoint lacks."""
-    import transformers
-
     auto_class = getattr(transformers, f"AutoModel{task.head}")
     try:
         model, loading = auto_class.from_pretrained(
