@@ -158,7 +158,6 @@ class Adaptation:
     def _measure_before(self) -> None:
         """The losses before training; and how many rows a step takes, which may depend on how fast that was."""
         source = self.source.load()
-        sizes = {"vocabulary": len(self.source.tokenizer), "parameters": _parameters(source)}
         figures = {}
         if self.changes_model:
             figures["before"] = self._evaluate(source, "-before" if self.changes_vocabulary else "")
@@ -175,8 +174,8 @@ class Adaptation:
             tokens = self._new_tokens()
         rows = self.arguments.rows_for(tokens, max_seq_length=self.row_length)
         found = {
-            "evaluation": figures, **sizes, "overlap": overlaps, "global_batch_size": rows,
-            "seconds_afterwards": seconds,
+            "evaluation": figures, "vocabulary": len(self.source.tokenizer), "parameters": source.num_parameters(),
+            "overlap": overlaps, "global_batch_size": rows, "seconds_afterwards": seconds,
         }  # fmt: skip
         write_text(self.work / "before.json", json.dumps(found, indent=2) + "\n")
 
@@ -285,7 +284,6 @@ class Adaptation:
             "hidden_size": read_json_object(self.work / "start" / "config.json")["hidden_size"],
             "rows": self._before()["global_batch_size"],
             "max_seq_length": self.row_length,
-            "work": self.work,
         }
 
     def _new_tokens(self) -> float:
@@ -308,10 +306,10 @@ class Adaptation:
         results = {
             "model": _name_of(arguments.model_name_or_path),
             "model_type": self.trained.model_type,
-            "student": None if arguments.student is None else f"{_parameters(model):,} parameters",
+            "student": None if arguments.student is None else f"{model.num_parameters():,} parameters",
             "evaluation": figures,
             "vocabulary": {"before": before["vocabulary"], "after": len(tokenizer)},
-            "parameters": {"before": before["parameters"], "after": _parameters(model)},
+            "parameters": {"before": before["parameters"], "after": model.num_parameters()},
             "vocabulary_changes": read_json_object(self.work / "start" / "vocabulary.json"),
             "overlap": before["overlap"],
             "steps": trained["step"],
@@ -379,10 +377,6 @@ def _load(folder: Path) -> ClozeBertForMaskedLM:
     """A model of ours as it is trained, with its fast attention."""
     with quiet():
         return ClozeBertForMaskedLM.from_pretrained(folder, dtype=torch.float32)
-
-
-def _parameters(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _name_of(name_or_path: str) -> str:

@@ -29,6 +29,11 @@ _FREE = (
     "overwrite_output_dir", "prepare_only", "num_processes", "per_device_train_batch_size", "disable_tqdm", "use_cpu",
     "save_steps",
 )  # fmt: skip
+# What the continued run takes as it is.
+_OF_PRETRAINING = (
+    "per_device_train_batch_size", "mlm_probability", "masking_unit", "seed", "mixed_precision", "use_cpu",
+    "max_eval_batches", "save_steps", "disable_tqdm",
+)  # fmt: skip
 _SCHEDULE_STEPS = 1000
 _WARM_UP, _DECAY = 0.05, 0.3
 _USUAL_STEPS, _LEAST_ROWS, _MOST_ROWS = 1000, 8, 64
@@ -127,7 +132,6 @@ class AdaptationArguments:
             hidden_size=_WIDTH,
             rows=self.global_batch_size or 8,
             max_seq_length=self.max_seq_length or 256,
-            work=Path("work"),
         )
 
     def _check_texts(self) -> None:
@@ -169,10 +173,11 @@ class AdaptationArguments:
         return Path(self.output_dir) / WORK_FOLDER
 
     def for_pretraining(
-        self, *, hidden_size: int, rows: int, max_seq_length: int, work: Path, max_steps: int | None = None,
+        self, *, hidden_size: int, rows: int, max_seq_length: int, max_steps: int | None = None,
         max_minutes: float | None = None,
     ) -> PretrainingArguments:  # fmt: skip
         """The continued run: a rate that rises to its peak anew, stays there, and decays over the last third."""
+        work = self.work
         corpora, weights = [self.corpus or str(work / "corpus")], []
         if self.replay_input:
             corpora.append(str(work / "replay"))
@@ -194,17 +199,9 @@ class AdaptationArguments:
             lr_scheduler_type="wsd",
             learning_rate=rate,
             global_batch_size=rows,
-            per_device_train_batch_size=self.per_device_train_batch_size,
             max_seq_length=max_seq_length,
-            mlm_probability=self.mlm_probability,
-            masking_unit=self.masking_unit,
-            seed=self.seed,
-            mixed_precision=self.mixed_precision,
-            use_cpu=self.use_cpu,
-            max_eval_batches=self.max_eval_batches,
             eval_steps=0,
-            save_steps=self.save_steps,
-            disable_tqdm=self.disable_tqdm,
+            **{name: getattr(self, name) for name in _OF_PRETRAINING},
         )
         return arguments if max_steps is None else arguments.of_length(max_steps)
 

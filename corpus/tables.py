@@ -399,13 +399,11 @@ def open_dataset(name: str, configuration: str | None, *, split: str | None = No
     try:
         if not constants.HF_HUB_OFFLINE and not is_local:
             HfApi().dataset_info(name, timeout=10)  # without this, a name that is not there is tried for half a minute
-        if split is None:
-            return {
-                part: DatasetTable(f"{name} ({part})", records)
-                for part, records in datasets.load_dataset(name, configuration).items()
-            }
         # Offline there is nothing to stream from, but the cache may hold the dataset.
-        records = datasets.load_dataset(name, configuration, split=split, streaming=not constants.HF_HUB_OFFLINE)
-        return {split: DatasetTable(name, records)}
+        is_streamed = split is not None and not constants.HF_HUB_OFFLINE
+        loaded = datasets.load_dataset(name, configuration, split=split, streaming=is_streamed)
+        if split is not None:
+            return {split: DatasetTable(name, loaded)}
+        return {part: DatasetTable(f"{name} ({part})", records) for part, records in loaded.items()}
     except Exception as error:  # connection, repository and format errors have no common type
         raise MissingFileError(f"the dataset {name} cannot be had: {first_line(error)}") from error

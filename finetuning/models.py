@@ -266,12 +266,9 @@ def add_lora(model: Any, *, rank: int) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingPackageError("--lora_rank needs peft: pip install peft") from None
-    if rank < 1:
-        raise UserError(f"--lora_rank {rank}: must be at least 1")
     layers = encoder_layers(model)
     prefix = next(name for name, module in model.named_modules() if module is layers)
-    inside = [(f"{prefix}.{name}", module) for name, module in layers.named_modules()]
-    targets = [name for name, module in inside if isinstance(module, nn.Linear)]
+    targets = [f"{prefix}.{name}" for name, module in layers.named_modules() if isinstance(module, nn.Linear)]
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, modules_to_save=_head_modules(model))
     return get_peft_model(model, config)
 
