@@ -74,14 +74,11 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
         for number, cells in rows:
             _check_conll_row(cells, width, column if with_tags else 0, where=f"{path}, line {number}")
         if rows:
-            yield TaggedSentence(
-                words=[cells[0] for _, cells in rows],
-                spaces=[index > 0 for index in range(len(rows))],
-                tags=[cells[column].strip() for _, cells in rows] if with_tags else None,
-                source=path,
-                line=rows[0][0],
-                lines=[number for number, _ in rows],
-            )
+            numbers = [number for number, _ in rows]
+            words = [cells[0] for _, cells in rows]
+            spaces = [index > 0 for index in range(len(rows))]
+            tags = [cells[column].strip() for _, cells in rows] if with_tags else None
+            yield TaggedSentence(words, spaces, tags, source=path, line=numbers[0], lines=numbers)
 
 
 def _layout(lines: list[str]) -> tuple[str | None, int]:
@@ -132,17 +129,13 @@ def _conllu_sentences(path: str, text: str, tag_column: str | None, with_tags: b
     column = _conllu_column(tag_column, path) if with_tags else 3
     for block in _blocks(text.replace("\r\n", "\n").split("\n")):
         rows = _conllu_rows(block, path)
-        words = [(number, cells) for number, cells in rows if cells[0].isdigit()]
-        if words:
-            tags = [None if cells[column] == "_" else cells[column] for _, cells in words]
-            yield TaggedSentence(
-                words=[cells[1] for _, cells in words],
-                spaces=_conllu_spaces([cells for _, cells in rows]),
-                tags=tags if with_tags else None,
-                source=path,
-                line=words[0][0],
-                lines=[number for number, _ in words],
-            )
+        of_words = [(number, cells) for number, cells in rows if cells[0].isdigit()]
+        if of_words:
+            numbers = [number for number, _ in of_words]
+            words = [cells[1] for _, cells in of_words]
+            spaces = _conllu_spaces([cells for _, cells in rows])
+            tags = [None if cells[column] == "_" else cells[column] for _, cells in of_words] if with_tags else None
+            yield TaggedSentence(words, spaces, tags, source=path, line=numbers[0], lines=numbers)
 
 
 def _conllu_rows(block: list[tuple[int, str]], path: str) -> list[tuple[int, list[str]]]:
