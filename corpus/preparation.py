@@ -61,7 +61,7 @@ class Preparation:
     def run(self, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Read, tokenize and write everything; the manifests by split. See `prepare`."""
         self.check()
-        return self._write(report)
+        return self.write(report)
 
     def run_part(self, part: int, num_parts: int, report: ReportProgress | None = None) -> Path:
         """Read and tokenize one of `num_parts` parts of the files, on any machine; `merge` makes the corpus of all.
@@ -91,9 +91,10 @@ class Preparation:
 
     def merge(self, num_parts: int, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Write the corpus of all parts; the manifests by split. See `prepare`."""
-        return self._write(report, num_parts=num_parts)
+        return self.write(report, num_parts=num_parts)
 
-    def _write(self, report: ReportProgress | None, *, num_parts: int | None = None) -> dict[str, dict[str, Any]]:
+    def write(self, report: ReportProgress | None = None, *, num_parts: int | None = None) -> dict[str, dict[str, Any]]:
+        """`run` without its checks, or `merge`."""
         manifests = prepare(
             **self._common,
             validation_fraction=self._fraction(),
