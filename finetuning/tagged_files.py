@@ -77,7 +77,7 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
             numbers = [number for number, _ in rows]
             words = [cells[0] for _, cells in rows]
             spaces = [index > 0 for index in range(len(rows))]
-            tags = [cells[column].strip() for _, cells in rows] if with_tags else None
+            tags: list[str | None] | None = [cells[column].strip() for _, cells in rows] if with_tags else None
             yield TaggedSentence(words, spaces, tags, source=path, line=numbers[0], lines=numbers)
 
 
