@@ -20,7 +20,7 @@ from ..utils.files import check_output_dir
 from ..utils.tokenizer_files import save_tokenizer
 from .formats import id_reader
 from .parts import cut, job, part_folder, read_about
-from .prepare import ReportProgress, Run, prepare
+from .prepare import ReportProgress, Run, prepare, readers_in_order
 from .readers import INSTALLED_PYTHON, Reader
 from .shards import CORPUS_FILES
 from .tokenizer import load_tokenizer, make_id_tokenizer
@@ -75,7 +75,7 @@ class Preparation:
             UserError: as `prepare`, and inputs that are not files.
         """
         reader, validation_reader = self._common["reader"], self._common["validation_reader"]
-        readers = [reader] if validation_reader is None else [validation_reader, reader]
+        readers = readers_in_order(reader, validation_reader, self.deduplicate)
         folder = part_folder(Path(self.output_dir), part, num_parts)
         run = Run(
             cut(readers, part=part, num_parts=num_parts),
@@ -115,6 +115,11 @@ class Preparation:
     def _common(self) -> dict[str, Any]:
         tokenizer = self._tokenizer()  # first: it refuses flags that contradict each other
         validation = self._reader(self.validation_input, 0.0) if self.validation_input else None
+        if validation and self.validation_fraction is not None:
+            raise UserError(
+                f"validation_fraction={self.validation_fraction} holds out some of input, and validation_input names "
+                f"what is held out: give one of them"
+            )
         return {
             "reader": self._reader(self.input, 0.0 if validation else self._fraction()),
             "validation_reader": validation,

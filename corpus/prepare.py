@@ -76,7 +76,7 @@ def prepare(
         UserError: a value out of range, bad text, or no text at all; `output_dir` is not empty; or a part that is not
             there, or was made of other inputs, another tokenizer or other flags.
     """
-    readers = [reader] if validation_reader is None else [validation_reader, reader]
+    readers = readers_in_order(reader, validation_reader, deduplicate)
     fraction = validation_fraction if validation_reader is None else 0.0
     if not 0 <= fraction < 1:
         raise UserError(f"validation_fraction={fraction} must lie in [0, 1)")
@@ -99,6 +99,24 @@ def prepare(
             after_smallest = run.smallest_digest + b"\0"  # the next string after it
             manifests = run.write(building, after_smallest if train + held_out > 1 else b"")
     return manifests
+
+
+def readers_in_order(reader: Reader, validation_reader: Reader | None, deduplicate: str) -> list[Reader]:
+    """The readers in the order in which they are read.
+
+    Raises:
+        UserError: a file is in both, and its texts would be in both splits.
+    """
+    if validation_reader is None:
+        return [reader]
+    held_out = {os.path.realpath(path) for path in validation_reader.files}
+    shared = [path for path in reader.files if os.path.realpath(path) in held_out]
+    if shared and deduplicate == "none":
+        raise UserError(
+            f"{shared[0]} is in input and in validation_input, and would be trained on: leave it out of input, or give "
+            f"--deduplicate exact, which keeps each text in the validation split alone"
+        )
+    return [validation_reader, reader]
 
 
 @dataclass(frozen=True, slots=True)
