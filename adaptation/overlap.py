@@ -18,7 +18,7 @@ RUN_WORDS = 13
 _TOKENS_AT_ONCE = 1 << 22
 
 
-class Documents(NamedTuple):
+class TokenizedDocuments(NamedTuple):
     """Tokenized documents, one after another.
 
     Attributes:
@@ -55,7 +55,7 @@ class Overlap:
         )
 
 
-def measure_overlap(documents: Documents, others: Iterable[Corpus]) -> Overlap:
+def measure_overlap(documents: TokenizedDocuments, others: Iterable[Corpus]) -> Overlap:
     """The overlap of documents with corpora, by runs of 13 words."""
     runs, owners = run_hashes(*documents)
     wanted = np.unique(runs)
@@ -73,22 +73,24 @@ def measure_overlap(documents: Documents, others: Iterable[Corpus]) -> Overlap:
     )
 
 
-def documents_of(corpus: Corpus, first: int = 0, last: int | None = None) -> Documents:
+def documents_of(corpus: Corpus, first: int = 0, last: int | None = None) -> TokenizedDocuments:
     """The documents of a prepared split, or those from `first` to `last`."""
     offsets = corpus.offsets[first : None if last is None else last + 1]
     lengths = np.diff(offsets)
-    return Documents(*corpus.gather(offsets[:-1], lengths), lengths)
+    return TokenizedDocuments(*corpus.gather(offsets[:-1], lengths), lengths)
 
 
-def encoded_documents(encoded: Iterable[bytes]) -> Documents:
+def encoded_documents(encoded: Iterable[bytes]) -> TokenizedDocuments:
     """The documents that a `corpus.encoding.Encoder` gave."""
     found = list(encoded)
     ids, starts = split_encoded(b"".join(found))
-    return Documents(ids.astype(np.int64), starts, np.array([len(document) // 4 for document in found], dtype=np.int64))
+    return TokenizedDocuments(
+        ids.astype(np.int64), starts, np.array([len(document) // 4 for document in found], dtype=np.int64)
+    )
 
 
 def run_hashes(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A hash of each run of 13 words that lies in one document, and which document that is; see `Documents`.
+    """A hash of each run of 13 words that lies in one document, and which document that is; see `TokenizedDocuments`.
 
     Returns:
         uint64 [runs], int64 [runs].

@@ -205,8 +205,11 @@ class Run:
                 self.smallest_digest = min(self.smallest_digest, document.digest)
             outcomes[document.source][outcome] += 1
         if not any(writer.num_documents for writer in writers.values()):
-            read = sum(sum(counts.values()) for counts in outcomes.values())
-            raise UserError(f"the corpus is empty: {read} documents were read, and none holds a token")
+            met = list(chain.from_iterable(self.sources()))
+            bad = sum(source.bad_text for source in met)
+            left_out = f", {bad} of them left out by --on_bad_text skip" if bad else ""
+            read = sum(source.documents for source in met)
+            raise UserError(f"the corpus is empty: {read} documents were read{left_out}, and none holds a token")
         kinds = ["train", "validation", "empty"]
         kinds += {"none": [], "exact": ["duplicate"], "near": ["duplicate", "near_duplicate"]}[self.deduplicate]
         sources = list(chain.from_iterable(self.accounts(outcomes, kinds)))

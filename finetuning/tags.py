@@ -9,6 +9,7 @@ Two entities of one type that touch, the first of two words, the second of one:
 Plain tags (NOUN, VERB) mark no entities: each stands for its word alone.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from ..utils.errors import UserError
 SCHEMES = ("iob1", "iob2", "bioes", "plain")
 OUTSIDE = "O"
 _AS_BIOES = {"L": "E", "U": "S", "M": "I"}  # BILOU and BMES spell the same positions with other letters
+_MISSPELT = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]")  # B_PER, PER-B
 _LETTERS = {"iob1": "BI", "iob2": "BI", "bioes": "BIESLUM"}
 
 
@@ -60,14 +62,16 @@ def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
     prefixes = {_prefix(tag) for sentence in sentences for tag in sentence.labels}
     letters = prefixes - {OUTSIDE, "plain"}
     if not letters & {"B", "I", "S", "U"} or (OUTSIDE not in prefixes and "plain" in prefixes):
+        names = {tag for sentence in sentences for tag in sentence.labels} - {OUTSIDE}
+        if OUTSIDE in prefixes and names and all(map(_MISSPELT.fullmatch, names)):
+            odd, where = _first_plain(sentences)
+            raise UserError(
+                f"{where}: tag {odd!r} is not of the form B-TYPE, in which entities are read; write it so, or give "
+                "--tag_scheme plain to tag each word by itself"
+            )
         return "plain"
     if "plain" in prefixes:
-        odd, where = next(
-            (tag, sentence.where(index))
-            for sentence in sentences
-            for index, tag in enumerate(sentence.tags or [])
-            if tag is not None and _prefix(tag) == "plain"
-        )
+        odd, where = _first_plain(sentences)
         raise UserError(
             f"{where}: tag {odd!r} is neither O nor of the form B-TYPE, as the others are; "
             "correct it, or give --tag_scheme plain"
@@ -84,6 +88,16 @@ def _prefix(tag: str) -> str:
     if len(tag) > 2 and tag[1] == "-" and tag[0] in "BIESLUM":
         return tag[0]
     return "plain"
+
+
+def _first_plain(sentences: Sequence[TaggedSentence]) -> tuple[str, str]:
+    """The first tag that is neither O nor of an entity, and where it stands."""
+    return next(
+        (tag, sentence.where(index))
+        for sentence in sentences
+        for index, tag in enumerate(sentence.tags or [])
+        if tag is not None and _prefix(tag) == "plain"
+    )
 
 
 def _is_iob1(sentences: Sequence[TaggedSentence]) -> bool:
