@@ -296,7 +296,3 @@ def rebuild(tokenizer: PreTrainedTokenizerFast, spec: dict[str, Any]) -> PreTrai
     found = new.get_vocab()
     assert found == expected, sorted(set(found.items()) ^ set(expected.items()))[:5]
     return new
-
-
-__all__ = ["EXTENDED", "TRIMMED", "UNIGRAM_BONUS", "NewVocabulary", "check_algorithm", "extend", "read_spec", "rebuild",
-           "trim"]  # fmt: skip

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from ..utils.errors import MissingFileError, MissingPackageError, UserError
+from ..utils.errors import MissingFileError, MissingPackageError, UserError, first_line
 from . import json_records
 from .columns import USUAL_COLUMNS, is_number
 from .compression import bare_suffix, open_decompressed
@@ -185,12 +185,10 @@ class _Delimited(TableFile):
         if is_there is None:
             is_there, is_sure = self._find_header(first, records)
         records.close()
-        names = [name.strip() or str(number) for number, name in enumerate(first, start=1)]
         if not is_there:
             return _Header(_numbers(len(first)), first, line, False, is_sure)
-        repeated = [name for name, count in Counter(names).items() if count > 1]
-        if repeated:
-            raise UserError(f"{self.where(line)}: two columns are named {repeated[0]!r}")
+        names = [name.strip() or str(number) for number, name in enumerate(first, start=1)]
+        _refuse_repeated(names, self.where(line))
         return _Header(names, first, line, True, is_sure)
 
     def _find_header(self, first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[bool, bool]:
@@ -223,7 +221,8 @@ class _Delimited(TableFile):
             else:
                 bad = next((byte for _, place in checked if (byte := not_utf8(cells[place])) is not None), None)
                 values = {name: cells[place] for name, place in checked}
-                yield Row(line, values) if bad is None else BadText(line, f"byte 0x{bad:02x} is not UTF-8")
+                reason = "" if bad is None else f"byte 0x{bad:02x} is not UTF-8: convert the file"
+                yield BadText(line, reason) if reason else Row(line, values)
 
 
 def _comes_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> bool:
@@ -236,6 +235,12 @@ def _comes_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> 
         if count >= _HEAD_ROWS or size >= _HEAD_CELLS:
             break
     return False
+
+
+def _refuse_repeated(names: list[str], where: str) -> None:
+    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
+    if count > 1:
+        raise UserError(f"{where}: two columns are named {name!r}")
 
 
 def _numbers(width: int) -> list[str]:
@@ -306,9 +311,7 @@ class _Parquet(TableFile):
     def columns(self) -> list[str]:
         with self._opened() as file:
             names = list(file.schema_arrow.names)
-        repeated = [name for name, count in Counter(names).items() if count > 1]
-        if repeated:
-            raise UserError(f"{self.source}: two columns are named {repeated[0]!r}")
+        _refuse_repeated(names, self.source)
         return names
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
@@ -321,8 +324,9 @@ class _Parquet(TableFile):
                     batch = next(batches, None)
                     rows = [] if batch is None else batch.to_pylist()
                 except Exception as error:  # Arrow's own kinds, OSError, and text that is not UTF-8
-                    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                    raise UserError(f"{self.source} is damaged in or after row {number + 1}: {reason}") from None
+                    raise UserError(
+                        f"{self.source} is damaged in or after row {number + 1}: {first_line(error)}"
+                    ) from None
                 if batch is None:
                     break
                 for values in rows:
@@ -396,14 +400,11 @@ def open_dataset(name: str, configuration: str | None, *, split: str | None = No
     try:
         if not constants.HF_HUB_OFFLINE and not is_local:
             HfApi().dataset_info(name, timeout=10)  # without this, a name that is not there is tried for half a minute
-        if split is None:
-            return {
-                part: DatasetTable(f"{name} ({part})", records)
-                for part, records in datasets.load_dataset(name, configuration).items()
-            }
         # Offline there is nothing to stream from, but the cache may hold the dataset.
-        records = datasets.load_dataset(name, configuration, split=split, streaming=not constants.HF_HUB_OFFLINE)
-        return {split: DatasetTable(name, records)}
+        is_streamed = split is not None and not constants.HF_HUB_OFFLINE
+        loaded = datasets.load_dataset(name, configuration, split=split, streaming=is_streamed)
+        if split is not None:
+            return {split: DatasetTable(name, loaded)}
+        return {part: DatasetTable(f"{name} ({part})", records) for part, records in loaded.items()}
     except Exception as error:  # connection, repository and format errors have no common type
-        reason = str(error).strip().split("\n")[0]
-        raise MissingFileError(f"the dataset {name} cannot be had: {reason}") from error
+        raise MissingFileError(f"the dataset {name} cannot be had: {first_line(error)}") from error

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from warm_python import WarmPython
 
 from clozebert.scripts import finetune_sequence_classification, finetune_token_classification, predict
 from clozebert.scripts._program import run
@@ -53,6 +54,20 @@ def test_standard_input_as_a_person_pipes_it(repository: Path, tuned: dict[str, 
         [("PER", "Charles Babbage", 0, 15), ("LOC", "London", 24, 30)],
     ]
     assert all(0 < e["score"] <= 1 for record in records for e in record["entities"])
+    assert "standard input: left out 1 blank lines" in done.stderr
+
+
+def test_blank_lines_are_counted(tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers would not stand beside the lines of the file without a word."""
+    text, whole = tmp_path / "a.txt", tmp_path / "b.txt"
+    text.write_bytes(b"\xef\xbb\xbfa good film\r\n\r\n  \r\na bad film\r\n")
+    whole.write_text("a good film\na bad film\n")
+    output = tmp_path / "out.jsonl"
+    found = predictions(tuned["sequence"], "--input", str(text), output=output)
+    assert [record["text"] for record in found] == ["a good film", "a bad film"]
+    assert f"{text}: left out 2 blank lines" in capsys.readouterr().err
+    assert predictions(tuned["sequence"], "--input", str(whole), output=output) == found
+    assert "left out" not in capsys.readouterr().err
 
 
 def test_tags_are_of_whole_words(tuned: dict[str, Path], tmp_path: Path) -> None:
@@ -125,13 +140,13 @@ def test_the_first_row_is_data_where_training_had_no_header(tuned: dict[str, Pat
     assert [record["text"] for record in records] == ["great film"]
 
 
-def test_standard_input_that_is_not_utf8(repository: Path, tuned: dict[str, Path], tmp_path: Path) -> None:
-    command = [sys.executable, str(repository / "scripts" / "predict.py"), "--model_name_or_path", str(tuned["token"])]
-    done = subprocess.run(
-        command, input=b"fine\nb\xfcro\n", capture_output=True, timeout=300, check=False, cwd=tmp_path
-    )
+def test_standard_input_that_is_not_utf8(
+    repository: Path, python: WarmPython, tuned: dict[str, Path], tmp_path: Path
+) -> None:
+    command = [repository / "scripts" / "predict.py", "--model_name_or_path", tuned["token"]]
+    done = python.run(command, input=b"fine\nb\xfcro\n", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.endswith(b"error: standard input, line 2: not UTF-8 (byte 0xfc); convert the text\n")
+    assert done.stderr.endswith("error: standard input, line 2: not UTF-8 (byte 0xfc); convert the text\n")
 
 
 @pytest.mark.parametrize(
