@@ -7,6 +7,7 @@ stream, also compressed.
 
 import io
 import operator
+import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ class TableFile:
     """A table that is read as a stream, again and again.
 
     Attributes:
-        source: its name, for messages.
+        source: its name, for messages; of a file, its path.
         unit: what `Row.line` counts: `line` or `row`.
         bytes_read: how much of the file the last reading has come to.
     """
@@ -111,11 +112,11 @@ def open_table(path: str | Path, *, has_header: bool | None = None, wanted: Sequ
     """
     suffix = bare_suffix(path)
     if suffix in (".csv", ".tsv"):
-        return _Delimited(Path(path), tab=suffix == ".tsv", has_header=has_header, wanted=wanted)
+        return _Delimited(str(path), tab=suffix == ".tsv", has_header=has_header, wanted=wanted)
     if suffix in (".jsonl", ".ndjson", ".json"):
-        return _Json(Path(path))
+        return _Json(str(path))
     if suffix == ".parquet":
-        return _Parquet(Path(path))
+        return _Parquet(str(path))
     raise UserError(
         f"{path}: cannot tell its format from the suffix {suffix!r}; use one of {', '.join(TABLE_SUFFIXES)}"
     )
@@ -137,9 +138,9 @@ class _Header(NamedTuple):
 class _Delimited(TableFile):
     """CSV and TSV."""
 
-    def __init__(self, path: Path, *, tab: bool, has_header: bool | None, wanted: Sequence[str]) -> None:
-        super().__init__(str(path))
-        self._path, self._tab, self._wanted = path, tab, wanted
+    def __init__(self, path: str, *, tab: bool, has_header: bool | None, wanted: Sequence[str]) -> None:
+        super().__init__(path)
+        self._tab, self._wanted = tab, wanted
         self._given_header = has_header
 
     @property
@@ -156,7 +157,7 @@ class _Delimited(TableFile):
 
     @contextmanager
     def _opened(self) -> Iterator[TextIO]:
-        with open_decompressed(self._path) as (file, position):
+        with open_decompressed(self.source) as (file, position):
             self._position = position
             # Bytes that are not UTF-8 become lone surrogates, which are found in their own row.
             yield io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
@@ -263,10 +264,6 @@ def not_utf8(cell: str) -> int | None:
 class _Json(TableFile):
     """JSON lines, or one JSON array of objects."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._path = path
-
     @cached_property
     def columns(self) -> list[str]:
         return next((list(row.values) for row in self.rows() if isinstance(row, Row)), [])
@@ -277,12 +274,12 @@ class _Json(TableFile):
 
     @cached_property
     def _is_array(self) -> bool:
-        with open_decompressed(self._path) as (file, _):
+        with open_decompressed(self.source) as (file, _):
             return json_records.begins_array(file)
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
         is_array = self._is_array
-        with open_decompressed(self._path) as (file, position):
+        with open_decompressed(self.source) as (file, position):
             if is_array:
                 text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
                 records = json_records.read_array(text, self.source)
@@ -303,10 +300,6 @@ class _Parquet(TableFile):
 
     unit = "row"
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._path = path
-
     @cached_property
     def columns(self) -> list[str]:
         with self._opened() as file:
@@ -316,7 +309,7 @@ class _Parquet(TableFile):
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
         wanted = self.columns if columns is None else list(columns)
-        number, size = 0, self._path.stat().st_size
+        number, size = 0, os.path.getsize(self.source)
         with self._opened() as file:
             batches = iter(file.iter_batches(columns=wanted, batch_size=1024))
             while True:
@@ -342,11 +335,11 @@ class _Parquet(TableFile):
             import pyarrow as pa
             from pyarrow import parquet
         except ImportError:
-            raise MissingPackageError(f"reading {self._path.name} needs pyarrow: pip install pyarrow") from None
-        with open_decompressed(self._path):  # for its errors, which are a person's
+            raise MissingPackageError(f"reading {self.source} needs pyarrow: pip install pyarrow") from None
+        with open_decompressed(self.source):  # for its errors, which are a person's
             pass
         try:
-            file = parquet.ParquetFile(self._path, page_checksum_verification=True)
+            file = parquet.ParquetFile(self.source, page_checksum_verification=True)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise UserError(f"{self.source} is not a Parquet file: {error}") from None
         with file:
