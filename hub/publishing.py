@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
-import json
+import math
 import re
 import shutil
 import tempfile
@@ -23,7 +23,7 @@ from ..utils.errors import UserError, as_user_errors
 from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
 from ..utils.input_length import NO_LIMIT, longest_input
 from ..utils.tokenizer_files import read_tokenizer_settings, write_tokenizer_settings
-from ..utils.untrusted import check_model_folder, is_within
+from ..utils.untrusted import check_model_folder, is_within, read_json_object
 from .card import CARD_NAME, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
@@ -306,10 +306,9 @@ def _evaluation_value(source: Path, evaluation: tuple[str, str, str]) -> float:
     path = source / "all_results.json"
     if not path.is_file():
         raise UserError(f"eval_metric={metric!r} is looked for in {path}, which is not there")
-    results = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(results.get(metric), (int, float)):
-        numbers = sorted(key for key, value in results.items() if isinstance(value, (int, float)))
-        raise UserError(f"eval_metric={metric!r} is not a number of {path}; these are: {', '.join(numbers)}")
+    results = _numbers_in(path)
+    if metric not in results:
+        raise UserError(f"eval_metric={metric!r} is not a number of {path}; these are: {', '.join(sorted(results))}")
     return results[metric]
 
 
@@ -379,12 +378,20 @@ def _scores(source: Path) -> Mapping[str, float]:
     path = source / "all_results.json"
     if not path.is_file():
         return {}
-    results = json.loads(path.read_text(encoding="utf-8"))
     speeds = ("_runtime", "_per_second", "_samples")
     return {
         key: value
-        for key, value in results.items()
-        if key.startswith(("eval_", "test_")) and isinstance(value, (int, float)) and not key.endswith(speeds)
+        for key, value in _numbers_in(path).items()
+        if key.startswith(("eval_", "test_")) and not key.endswith(speeds)
+    }
+
+
+def _numbers_in(path: Path) -> dict[str, float]:
+    """The finite numbers in a file of results, by name."""
+    return {
+        key: value
+        for key, value in read_json_object(path).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     }
 
 

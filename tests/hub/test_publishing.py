@@ -166,8 +166,15 @@ def test_evaluation_in_the_hubs_form(saved, tmp_path):
     written = yaml.safe_load((tmp_path / "copy" / ".eval_results" / "data.yaml").read_text())
     entry = huggingface_hub.EvalResultEntry(dataset_id="org/data", task_id="ner", value=0.5, notes="test_f1")
     assert written == huggingface_hub.eval_result_entries_to_yaml([entry])
-    with pytest.raises(ValueError, match=r"'test_accuracy' is not a number .*these are: test_f1"):
+    (saved / "all_results.json").write_text('{"test_f1": 0.5, "test_accuracy": NaN, "test_done": true}')
+    with pytest.raises(ValueError, match=r"'test_accuracy' is not a number .*these are: test_f1$"):
         publish(saved, "org/name", completion=Completion(evaluation=("org/data", "ner", "test_accuracy")), dry_run=True)
+
+
+def test_results_that_are_damaged_are_named(saved):
+    (saved / "all_results.json").write_text('{"test_f1": 0.5')
+    with pytest.raises(ValueError, match=r"all_results\.json is not JSON"):
+        publish(saved, "org/name", completion=Completion(evaluation=("org/data", "ner", "test_f1")), dry_run=True)
 
 
 def test_tokenizer_is_needed_and_knows_its_length(tmp_path):
