@@ -59,7 +59,7 @@ def symbols_of(config: "ClozeBertConfig", *, batch_size: int, length: int) -> di
         "G": (config.num_key_value_heads or config.num_attention_heads) * head_size,
         "F": config.intermediate_size,
         "V": config.vocab_size,
-        "E": config.embedding_size or config.hidden_size,
+        "E": (config.embedding_size if config.image_size is None else None) or config.hidden_size,
         "P": config.max_position_embeddings + config.position_offset,
         "Y": config.type_vocab_size,
         "W": min(config.sliding_window or 0, length - 1),

@@ -97,6 +97,11 @@ class Preparation:
     def _common(self) -> dict[str, Any]:
         tokenizer = self._tokenizer()
         validation = self._reader(self.validation_input, 0.0) if self.validation_input else None
+        if validation and self.validation_fraction is not None:
+            raise UserError(
+                f"validation_fraction={self.validation_fraction} holds out some of input, and validation_input names "
+                f"what is held out: give one of them"
+            )
         return {
             "reader": self._reader(self.input, 0.0 if validation else self._fraction()),
             "validation_reader": validation,

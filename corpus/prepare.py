@@ -75,7 +75,7 @@ def prepare(
         UserError: a value out of range, bad text, or no text at all; `output_dir` is not empty; or a part that is not
             there, or was made of other inputs, another tokenizer or other flags.
     """
-    readers = [reader] if validation_reader is None else [validation_reader, reader]
+    readers = _readers(reader, validation_reader, deduplicate)
     options: dict[str, Any] = {
         "tokenizer": tokenizer, "deduplicate": deduplicate, "shard_tokens": shard_tokens, "report": report,
     }  # fmt: skip
@@ -115,7 +115,7 @@ def prepare_part(
     Raises:
         ValueError: as `prepare`, and inputs that are not files.
     """
-    readers = [reader] if validation_reader is None else [validation_reader, reader]
+    readers = _readers(reader, validation_reader, deduplicate)
     chosen = cut(readers, part=part, num_parts=num_parts)
     folder = part_folder(Path(output_dir), part, num_parts)
     run = _Run(chosen, tokenizer=tokenizer, deduplicate=deduplicate, num_processes=num_processes, report=report)
@@ -129,6 +129,24 @@ def prepare_part(
             about=lambda: {"job": identity, "sources": run.sources_with_empty(outcomes)},
         )
     return folder
+
+
+def _readers(reader: Reader, validation_reader: Reader | None, deduplicate: str) -> list[Reader]:
+    """The readers in the order in which they are read.
+
+    Raises:
+        UserError: a file is in both, and its texts would be in both splits.
+    """
+    if validation_reader is None:
+        return [reader]
+    held_out = {os.path.realpath(path) for path in validation_reader.files}
+    shared = [path for path in reader.files if os.path.realpath(path) in held_out]
+    if shared and deduplicate == "none":
+        raise UserError(
+            f"{shared[0]} is in input and in validation_input, and would be trained on: leave it out of input, or give "
+            f"--deduplicate exact, which keeps each text in the validation split alone"
+        )
+    return [validation_reader, reader]
 
 
 def _write_corpus(

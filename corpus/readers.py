@@ -6,6 +6,7 @@ What can be known to be wrong before reading is an error before reading.
 import copy
 import glob
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -76,7 +77,7 @@ class Reader:
 
     Raises:
         FileNotFoundError: an input that is not there.
-        UserError: no input, empty files only, no text column, or an unknown choice.
+        UserError: no input, a file that two inputs name, empty files only, no text column, or an unknown choice.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Reader:
             with as_user_errors(OSError, about=f"{entry} cannot be read"):  # a folder above it may be closed
                 self._inputs.append(_resolve(str(entry), dataset_config_name))
         self.files = [path for files in self._inputs if isinstance(files, list) for _, path in files]
+        _refuse_twice(self.files)
         for path in self.files:
             check_file(path, text_column, read_cell=read_cell)
         only_files = all(isinstance(entry, list) for entry in self._inputs)
@@ -234,6 +236,16 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
         except UserError as error:
             raise MissingFileError(f"{entry} is neither a file or folder here nor a dataset: {error}") from None
     raise MissingFileError(f"{entry} does not exist")
+
+
+def _refuse_twice(files: Iterable[Path]) -> None:
+    """Refuse a file that is named twice, under whatever names."""
+    names: dict[str, Path] = {}
+    for path in files:
+        known = names.setdefault(os.path.realpath(path), path)
+        if known is not path:
+            also = "" if str(path) == str(known) else f", as {known} too"
+            raise UserError(f"input names the file {path} twice{also}: it would be read twice; name it once")
 
 
 def _printable(name: str) -> str:

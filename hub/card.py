@@ -18,6 +18,7 @@ from typing import Any
 
 from ..utils.errors import MissingFileError, UserError, as_user_errors
 from ..utils.files import write_text
+from ..utils.plurals import counted
 from .natives import NATIVE
 
 CARD_NAME = "README.md"
@@ -34,6 +35,8 @@ _OWN_TAGS = ("clozebert", "encoder")
 _MOST_LABELS = 20
 # The fields that give a model its shape.
 _SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
+# Architectures whose positions are counted from behind the padding id: the rows up to there belong to no token.
+_COUNTED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 # Ending of the class that was saved -> (task on the Hub, Auto class).
 _TASKS = {
     "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
@@ -198,6 +201,8 @@ def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str, na
 
     given = facts.get("eval_results") or []
     results = [x if isinstance(x, EvalResult) else EvalResult(task_type=task, **x) for x in given]
+    # YAML's .nan is no number for the Hub; the table of measures shows what is undefined.
+    results = [x for x in results if not isinstance(x.metric_value, float) or math.isfinite(x.metric_value)]
     tags = [config.get("model_type", "clozebert"), *_OWN_TAGS, *(facts.get("tags") or [])]
     data = ModelCardData(
         library_name="transformers",
@@ -225,21 +230,37 @@ def _summary(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], 
     if not config.get("image_size"):
         if config.get("vocab_size"):
             parts.append(f"a vocabulary of {config['vocab_size']:,}")
-        if config.get("max_position_embeddings"):
-            parts.append(f"sequences of up to {config['max_position_embeddings']:,} tokens")
+        if longest := _longest_sequence(config):
+            parts.append(f"sequences of up to {longest:,} tokens")
     if parts:
         sentences.append(f"It has {', '.join(parts)}.")
     if task in ("text-classification", "token-classification", "image-classification"):
-        sentences += _labels(list((config.get("id2label") or {}).values()))
+        what = "It gives a number for" if _is_regression(config, task) else "Its labels are"
+        sentences += _labels(list((config.get("id2label") or {}).values()), what=what)
     return " ".join(sentences)
 
 
-def _labels(names: list[str]) -> list[str]:
+def _is_regression(config: Mapping[str, Any], task: str) -> bool:
+    """Whether a classifier gives numbers; one that does not say so does where it has a single output."""
+    kind = config.get("problem_type")
+    return task == "text-classification" and (
+        kind == "regression" or (kind is None and len(config.get("id2label") or {}) == 1)
+    )
+
+
+def _longest_sequence(config: Mapping[str, Any]) -> int | None:
+    rows = config.get("max_position_embeddings")
+    if rows and config.get("model_type") in _COUNTED_FROM_PADDING:
+        rows -= (config.get("pad_token_id") or 0) + 1
+    return rows
+
+
+def _labels(names: list[str], *, what: str) -> list[str]:
     """A sentence on what the labels are, unless they are those that transformers makes up."""
     if not names or all(re.fullmatch(r"LABEL_\d+", name) for name in names):
         return []
     spans = list(dict.fromkeys(name[2:] for name in names if name[:2] in ("B-", "I-")))
-    shown, what = (spans, "It marks spans of") if spans else (names, "Its labels are")
+    shown, what = (spans, "It marks spans of") if spans else (names, what)
     listed = ", ".join(f"`{_show(name)}`" for name in shown[:_MOST_LABELS])
     return [f"{what} {listed}" + (f", … ({len(shown)} in all)." if len(shown) > _MOST_LABELS else ".")]
 
@@ -306,8 +327,10 @@ def _training(folder: Path, facts: Mapping[str, Any]) -> str:
 
 
 def _took(facts: Mapping[str, Any]) -> list[str]:
-    forms = {"steps": "{:,} optimizer steps", "tokens": "{:,} tokens", "seconds": "{:,.0f} seconds"}
-    took = [form.format(facts[key]) for key, form in forms.items() if isinstance(facts.get(key), (int, float))]
+    units = {"steps": "optimizer step", "tokens": "token", "seconds": "second"}
+    given = {key: round(facts[key]) for key in units if isinstance(facts.get(key), (int, float))}
+    took = [counted(number, units[key]) for key, number in given.items() if number or key != "seconds"]
+    took += ["less than a second"] if given.get("seconds") == 0 else []
     return [f"Training took {', '.join(took)}."] if took else []
 
 

@@ -22,7 +22,7 @@ from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
 from ..utils.errors import UserError
 from ..utils.files import check_output_dir, disk_errors, whole_files
 from ..utils.weights import fill, make_empty
-from .card import CARD_NAME, read_card, write_card
+from .card import CARD_NAME, Card, read_card, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native
 from .loading import WEIGHTS, find_folder, load_clozebert, load_native, quiet, read_config
 from .natives import Architecture, Rename, architecture_of
@@ -226,18 +226,28 @@ def load_clozebert_masked_lm(folder: Path) -> Any:
     return convert_from_native(load_native(folder), copy_tensors=False)
 
 
-def _write_card(source: str | os.PathLike, folder: Path, directory: Path, *, name: str) -> None:
-    """The card of a converted model: where it came from, and what the old card says of the same model."""
+def facts_of_origin(source: str | os.PathLike, folder: Path) -> tuple[str, Card | None, dict[str, Any]]:
+    """What the card of a model made of another one says of that one: its name, its card, and facts of the card.
+
+    Args:
+        source: the model as a person named it. folder: where it lies.
+    """
     old, on_the_hub = None, not Path(source).is_dir()
     origin = os.fspath(source) if on_the_hub else folder.resolve().name
-    with contextlib.suppress(UserError):  # a card that is damaged is no reason not to convert the model
+    with contextlib.suppress(UserError):  # a card that is damaged is no reason not to make the model
         old = read_card(folder)
     facts = {} if old is None else old.facts()
+    if on_the_hub or old is None or not old.is_ours:
+        facts["base_model"] = origin if on_the_hub else None
+    return origin, old, facts
+
+
+def _write_card(source: str | os.PathLike, folder: Path, directory: Path, *, name: str) -> None:
+    """The card of a converted model: where it came from, and what the old card says of the same model."""
+    origin, old, facts = facts_of_origin(source, folder)
     before = str(facts.get("description") or "").partition(_CONVERTED)[0].strip()
     facts["name"] = name
     facts["description"] = f"{before} {_CONVERTED} `{origin}`; the outputs are the same.".strip()
-    if on_the_hub or old is None or not old.is_ours:
-        facts["base_model"] = origin if on_the_hub else None
     if old is None or not old.is_ours:
         write_card(directory, facts)
         return
@@ -248,6 +258,6 @@ def _write_card(source: str | os.PathLike, folder: Path, directory: Path, *, nam
 
 
 __all__ = [
-    "convert_folder", "convert_from_native", "from_native", "load_clozebert_masked_lm", "save_native",
-    "tensor_names", "to_native",
+    "convert_folder", "convert_from_native", "facts_of_origin", "from_native", "load_clozebert_masked_lm",
+    "save_native", "tensor_names", "to_native",
 ]  # fmt: skip

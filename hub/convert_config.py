@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
+from ..modeling.blocks import make_activation
 from ..utils.errors import UserError, as_user_errors
 from .natives import (
     FULL,
@@ -64,10 +65,12 @@ def config_from_native(config: PreTrainedConfig, ending: str, *, base_pooler: bo
         ours = ClozeBertConfig(
             **_to_ours(architecture, native, ending), **{name: getattr(config, name) for name in _SHARED}
         )
+    _check_activations(ours)
+    _return_what_is_asked(ours)
     ours.base_pooler = base_pooler and ending == "Model"
     ours.native_config = {"model_type": architecture.model_type}
-    back = config_to_native(ours, architecture, ending).to_dict()
-    kept = {key: value for key, value in native.items() if key not in _ADMINISTRATIVE and back.get(key) != value}
+    back = config_to_native(ours, architecture, ending).to_dict().items()
+    kept = {key: value for key, value in native.items() if key not in _ADMINISTRATIVE and (key, value) not in back}
     declared = set(type(config).__dataclass_fields__)
     in_the_way = [key for key in kept if key in declared and key not in architecture.no_effect]
     if in_the_way:
@@ -91,6 +94,7 @@ def config_to_native(config: ClozeBertConfig, architecture: Architecture, ending
     native = _config_class(architecture)(**values)
     for name in _SHARED:
         setattr(native, name, copy.deepcopy(getattr(config, name)))
+    _return_what_is_asked(native)
     return native
 
 
@@ -102,6 +106,7 @@ def choose_architecture(
     Raises:
         UserError: none does. The message names the fields in which the nearest one differs.
     """
+    _check_activations(config)
     origin = (config.native_config or {}).get("model_type")
     obstacles, refused = {}, {}
     for architecture in _candidates(ending, wanted, origin):
@@ -236,6 +241,24 @@ def _check_token_ids(native: Mapping[str, Any]) -> None:
     for name in ("bos_token_id", "eos_token_id"):
         if isinstance(native.get(name), list):
             raise UserError(f"{name}={native[name]} of the native configuration has no counterpart here: it is one id")
+
+
+def _check_activations(config: ClozeBertConfig) -> None:
+    """Refuse activations with weights of their own (PReLU, xIELU): the tables name none of these.
+
+    Raises:
+        UserError: names the field.
+    """
+    for name in ("hidden_act", "prediction_activation", "classifier_activation"):
+        value = getattr(config, name)
+        if value is not None and next(make_activation(value).parameters(), None) is not None:
+            raise UserError(f"{name}={value!r} has weights of its own, and such a model does not convert")
+
+
+def _return_what_is_asked(config: PreTrainedConfig) -> None:
+    """Attention weights, where the configuration asks for them: eager attention alone has any to return."""
+    if config.output_attentions:
+        config._attn_implementation = "eager"
 
 
 def _config_class(architecture: Architecture) -> Any:

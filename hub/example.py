@@ -1,5 +1,6 @@
 """An example for the model card: how to run the model on a text, and what this model answers."""
 
+import json
 import numbers
 import warnings
 from pathlib import Path
@@ -34,8 +35,11 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, *, runs_c
     if task not in _TASKS or not any(folder.glob("tokenizer*")):
         return ""
     kind, options, columns = _TASKS[task]
+    # A text may have several of these labels, and a pipeline gives the first alone unless it is asked for more.
+    has_several = task == "text-classification" and _problem_type(folder) == "multi_label_classification"
+    asked = {"top_k": None} if has_several else {}
     try:
-        given, rows = _run(folder, task, EXAMPLES[kind] if text is True else str(text), options)
+        given, rows = _run(folder, task, EXAMPLES[kind] if text is True else str(text), options, asked)
     except Exception as error:
         if text is not True:
             raise
@@ -49,7 +53,7 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, *, runs_c
         "from transformers import pipeline",
         "",
         f"run = pipeline({', '.join(arguments)})",
-        f"run({_quoted(given)})",
+        f"run({_quoted(given)}{', top_k=None' if has_several else ''})",
         "```",
         "",
     ]
@@ -60,8 +64,14 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, *, runs_c
     return "\n".join([*lines, "It answers:", "", *(f"| {' | '.join(row)} |" for row in rows_of)])
 
 
-def _run(folder: Path, task: str, text: str, options: dict[str, str]) -> tuple[str, list[dict[str, Any]]]:
-    """The text that the model reads, and the pipeline's answer."""
+def _problem_type(folder: Path) -> str | None:
+    return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("problem_type")
+
+
+def _run(
+    folder: Path, task: str, text: str, options: dict[str, str], asked: dict[str, Any]
+) -> tuple[str, list[dict[str, Any]]]:
+    """The text that the model reads, and the pipeline's answer to it, `asked` for more."""
     import transformers
 
     from .loading import quiet
@@ -75,7 +85,7 @@ def _run(folder: Path, task: str, text: str, options: dict[str, str]) -> tuple[s
             text = text.replace("{mask}", mask)
             if text.count(mask) != 1:
                 raise UserError(f"example={text!r} must hold {{mask}} once: this model fills it in")
-        return text, run(text)
+        return text, run(text, **asked)
 
 
 def _quoted(text: str) -> str:
@@ -84,7 +94,8 @@ def _quoted(text: str) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, numbers.Real):  # NumPy's, too
-        return f"{value:.2f}"
+        number = float(value)
+        return f"{number:.2f}" if abs(number) >= 0.01 else f"{number:.2g}"
     return (" ".join(str(value).split()) or repr(value)).replace("|", "\\|")
 
 

@@ -6,13 +6,18 @@ that names it, because a model with random parts looks like any other.
 
 import contextlib
 import os
+import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
@@ -26,14 +31,16 @@ from .processors import IMAGE_FILES, TOKENIZER_FILE_NAMES
 
 # The files that hold weights, as a regular expression of their names.
 WEIGHTS = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin"
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILE_NAMES,
-             *IMAGE_FILES)  # fmt: skip
+             "chat_template.jinja", *IMAGE_FILES)  # fmt: skip
 # Published checkpoints hold tensors that the head they name does not have: the head of the other pretraining task, the
 # pooler under it, and buffers that only count. These are left out with a warning.
 _LEFTOVERS = re.compile(
     r"(^|\.)pooler\.dense\.(weight|bias)$|^cls\.seq_relationship\.|(^|\.)position_ids$|(^|\.)inv_freq$"
 )
+# As safetensors names them.
+_FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
 
 def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Path:
@@ -48,7 +55,7 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
         check_model_folder(folder, allow_pickle=allow_pickle)
         return folder
     name = os.fspath(source)
-    if folder.exists() or not _HUB_NAME.fullmatch(name) or name.startswith("."):
+    if folder.exists() or not HUB_NAME.fullmatch(name) or name.startswith("."):
         raise MissingFileError(f"{name} is neither a folder nor a name on the Hub")
     from huggingface_hub import constants, snapshot_download
 
@@ -81,9 +88,10 @@ def load_native(folder: Path, *, allow_pickle: bool = False) -> Any:
     head = architecture.head_of(class_name, where=f" (architectures in {folder / 'config.json'})")
     options: dict[str, Any] = {}
     if head.ours == "Model" and architecture.optional_pooler:
-        names = tensor_names_in(folder, allow_pickle=allow_pickle)
+        names = tensor_types_in(folder, allow_pickle=allow_pickle)
         options["add_pooling_layer"] = any(name.endswith("pooler.dense.weight") for name in names)
-    config = getattr(transformers, architecture.config_class).from_pretrained(folder)
+    with as_user_errors(ValueError, StrictDataclassError, about=f"{folder / 'config.json'}"):
+        config = getattr(transformers, architecture.config_class).from_pretrained(folder)
     return _load(getattr(transformers, class_name), folder, config, allow_pickle=allow_pickle, **options)
 
 
@@ -102,7 +110,7 @@ def load_clozebert(folder: Path, *, allow_pickle: bool = False) -> Any:
     class_name = _class_name(folder, values)
     if class_name not in modeling_clozebert.__all__:
         raise UserError(f"{class_name} (architectures in {folder / 'config.json'}) is not a class of clozebert")
-    with as_user_errors(about=f"{folder / 'config.json'}"):
+    with as_user_errors(ValueError, StrictDataclassError, about=f"{folder / 'config.json'}"):
         config = ClozeBertConfig.from_pretrained(folder)
     return _load(getattr(modeling_clozebert, class_name), folder, config, allow_pickle=allow_pickle)
 
@@ -149,21 +157,31 @@ def _files_of(folder: Path, name: str) -> list[Path]:
     return shards_of(index)
 
 
-def tensor_names_in(folder: Path, *, allow_pickle: bool = False) -> list[str]:
-    """The names of all tensors; of safetensors only the headers are read."""
-    files = weight_files(folder, allow_pickle=allow_pickle)
-    names: list[str] = []
-    for path in files:
-        if path.suffix == ".safetensors":
-            from safetensors import SafetensorError, safe_open
+def tensor_types_in(folder: Path, *, allow_pickle: bool = False) -> dict[str, torch.dtype]:
+    """The data types of all tensors, by name; of safetensors only the headers are read.
 
-            with as_user_errors(SafetensorError, OSError, about=str(path)), safe_open(path, "pt") as tensors:
-                names += tensors.keys()
-        else:
-            import torch
+    Raises:
+        UserError: as `weight_files`, or a file cannot be read.
+    """
+    found: dict[str, torch.dtype] = {}
+    for path in weight_files(folder, allow_pickle=allow_pickle):
+        found |= _types_in_pickle(path) if path.suffix == ".bin" else _types_in_safetensors(path)
+    return found
 
-            names += torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    return names
+
+def _types_in_safetensors(path: Path) -> dict[str, torch.dtype]:
+    with as_user_errors(SafetensorError, OSError, about=str(path)), safe_open(path, "pt") as tensors:
+        types = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    return {name: _FLOATS.get(stored, torch.int64) for name, stored in types.items()}
+
+
+def _types_in_pickle(path: Path) -> dict[str, torch.dtype]:
+    with as_user_errors(pickle.UnpicklingError, EOFError, RuntimeError, OSError, about=str(path)):
+        # Before torch 1.6 pickles were no ZIP files, and these cannot be mapped.
+        values = torch.load(path, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(path))
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no tensors by name")
+    return {name: value.dtype for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 def _class_name(folder: Path, values: dict[str, Any]) -> str:
@@ -177,9 +195,10 @@ def _class_name(folder: Path, values: dict[str, Any]) -> str:
 
 def _load(model_class: Any, folder: Path, config: Any, *, allow_pickle: bool, **options: Any) -> Any:
     """`from_pretrained` that reads this folder alone and runs none of its code."""
+    if getattr(config, "quantization_config", None):
+        raise UserError(f"{folder / 'config.json'} has a quantization_config: have the model without quantization")
     is_pickle = weight_files(folder, allow_pickle=allow_pickle)[0].suffix == ".bin"
-    from safetensors import SafetensorError
-
+    types = set(tensor_types_in(folder, allow_pickle=allow_pickle).values())
     with quiet(), as_user_errors(SafetensorError, OSError, about=f"the weights of {folder}"):
         model, found = model_class.from_pretrained(
             folder,
@@ -195,6 +214,13 @@ def _load(model_class: Any, folder: Path, config: Any, *, allow_pickle: bool, **
             **options,
         )
     _check_tensors(folder, found)
+    rounded = [x for x in types if x.is_floating_point and torch.promote_types(x, model.dtype) != model.dtype]
+    if rounded:
+        warnings.warn(
+            f"weights of {_short(rounded[0])} are rounded to {_short(model.dtype)}, the dtype in "
+            f"{folder / 'config.json'}: set it to {_short(rounded[0])} there to keep them as they are",
+            stacklevel=2,
+        )
     return model
 
 
@@ -214,6 +240,10 @@ def _check_tensors(folder: Path, found: dict[str, Any]) -> None:
         warnings.warn(f"left out, as the head has no use for them: {', '.join(left_over)}", stacklevel=2)
 
 
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without transformers' own reports and progress bars: our errors say what matters in them."""
@@ -229,6 +259,6 @@ def quiet() -> Iterator[None]:
 
 
 __all__ = [
-    "WEIGHTS", "find_folder", "load_clozebert", "load_native", "quiet", "read_config", "tensor_names_in",
+    "HUB_NAME", "WEIGHTS", "find_folder", "load_clozebert", "load_native", "quiet", "read_config", "tensor_types_in",
     "weight_files",
 ]  # fmt: skip

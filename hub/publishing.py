@@ -26,7 +26,7 @@ from .card import CARD_NAME, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
-from .loading import load_clozebert, load_native, read_config
+from .loading import HUB_NAME, load_clozebert, load_native, read_config
 from .natives import NATIVE
 from .processors import copy_processors
 from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
@@ -35,6 +35,7 @@ from .verification import Verification, verify_folder
 FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual|code")
 _COPIED = ("*.png", "LICENSE", "LICENSE.*", "NOTICE", ".eval_results/*.yaml")
 
 
@@ -130,8 +131,7 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
         raise UserError(f"there is no folder {source}")
     check_model_folder(source)
     read_card(source)
-    if completion.license is not None and not _LICENSE.fullmatch(completion.license):
-        raise UserError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
+    _check_names(completion)
     if public and not (completion.license or _licence_of(source)):
         raise UserError("a public model needs a licence: give --license, such as apache-2.0, or name it in README.md")
     if completion.evaluation is not None:
@@ -141,6 +141,17 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
             raise UserError(f"serving={name!r} must be one of {', '.join(SERVING)}")
     if "int8" in completion.serving and not completion.int8_texts:
         raise UserError("int8 is published with what it costs: give --int8_texts, a file with a text on each line")
+
+
+def _check_names(completion: Completion) -> None:
+    """Refuse metadata that the Hub does not take."""
+    if completion.license is not None and not _LICENSE.fullmatch(completion.license):
+        raise UserError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
+    if completion.language is not None and not _LANGUAGE.fullmatch(completion.language):
+        raise UserError(f"language={completion.language!r} is not a code the Hub knows, such as en: of ISO 639")
+    for name in completion.datasets:
+        if not HUB_NAME.fullmatch(name):
+            raise UserError(f"datasets={name!r} is not a name on the Hub, such as owner/data")
 
 
 @contextlib.contextmanager

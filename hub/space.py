@@ -9,7 +9,7 @@ from .pushing import check_repo_id
 
 _LIST = "MODELS: list[str] = []"
 _README = """---
-title: {name}
+title: "{name}"
 sdk: gradio
 sdk_version: "{gradio}"
 app_file: app.py

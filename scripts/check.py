@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check_model(folder: Path) -> tuple[str, list[str], int]:
     """Checkpoints by their own manifests; beside them, or alone, a model by what can be read of it."""
-    from clozebert.hub.loading import read_config, tensor_names_in
+    from clozebert.hub.loading import read_config, tensor_types_in, weight_files
     from clozebert.training.checkpoints import list_checkpoints
     from clozebert.training.damage import find_damage
     from clozebert.training.training_state import STATE_FOLDER
@@ -67,9 +67,12 @@ def _check_model(folder: Path) -> tuple[str, list[str], int]:
         return kind, problems, count
     if not (folder / "config.json").exists() and not any(folder.glob("*.safetensors")):
         raise UserError(f"{folder} holds no corpus, no run and no model: name the folder of one")
+    if not any(folder.glob("*.safetensors")):
+        weight_files(folder)  # says what is there instead: nothing, or a pickle, which is not read
     try:
         read_config(folder)
-        return "model", [], 1 + bool(tensor_names_in(folder))
+        tensor_types_in(folder)
+        return "model", [], 1 + len(weight_files(folder))
     except UserError as error:
         return "model", [str(error)], 0
 

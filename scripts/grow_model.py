@@ -46,8 +46,8 @@ def main(argv: list[str] | None = None) -> None:
     from clozebert.corpus.readers import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.hub.card import write_card
-    from clozebert.hub.convert import load_clozebert_masked_lm
-    from clozebert.hub.loading import find_folder
+    from clozebert.hub.convert import facts_of_origin, load_clozebert_masked_lm
+    from clozebert.hub.loading import find_folder, quiet
     from clozebert.training.growth import grow
 
     check_output_dir(arguments.output_dir, way_out="give another folder")
@@ -68,14 +68,17 @@ def main(argv: list[str] | None = None) -> None:
         growths[f"{name}: pseudo-perplexity after"] = result.after
         model, tokenizer = result.model, result.tokenizer
     target = Path(arguments.output_dir)
+    origin, _, facts = facts_of_origin(arguments.model_name_or_path, folder)
+    facts |= {
+        "name": target.resolve().name,
+        "description": f"Grown from `{origin}`, and not trained since.",
+        "metrics": growths,
+        "eval_results": None,
+    }
     with disk_errors(target), whole_files(target) as partial:
-        model.save_pretrained(partial)
+        with quiet():
+            model.save_pretrained(partial)
         save_tokenizer(tokenizer, partial)
-        facts = {
-            "name": target.resolve().name,
-            "description": f"Grown from `{folder.resolve().name}`, and not trained since.",
-            "metrics": growths,
-        }
         write_card(partial, facts)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
@@ -84,6 +87,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _new_tokens(given: list[str]) -> list[str]:
+    from clozebert.corpus.compression import read_text
+
     tokens: list[str] = []
     for item in given:
         if not item.startswith("@") or item == "@":
@@ -92,7 +97,7 @@ def _new_tokens(given: list[str]) -> list[str]:
         path = Path(item[1:])
         if not path.is_file():
             raise UserError(f"new_tokens: there is no file {path}")
-        tokens += [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        tokens += [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if len(set(tokens)) != len(tokens):
         twice = next(token for token in tokens if tokens.count(token) > 1)
         raise UserError(f"new_tokens names {twice!r} twice")

@@ -133,10 +133,12 @@ def _completion(arguments: PublishArguments) -> "Completion":
 def _read(name: str, file: str | None) -> str:
     if file is None:
         return ""
+    from clozebert.corpus.compression import read_text
+
     path = Path(file)
     if not path.is_file():
         raise UserError(f"{name}: there is no file {path}")
-    return path.read_text(encoding="utf-8").strip()
+    return read_text(path).strip()
 
 
 def _describe(repo_id: str, revision: str | None, done: "Publication") -> str:

@@ -282,7 +282,9 @@ def _check_width(
         )
     if size != old.hidden_size:
         _check_can_widen(old)
-    return _changed(old, **sizes, num_key_value_heads=_key_heads_for(heads, old))
+    # Embeddings as wide as the layers stay so.
+    embedding_size = None if old.embedding_size == old.hidden_size else old.embedding_size
+    return _changed(old, **sizes, num_key_value_heads=_key_heads_for(heads, old), embedding_size=embedding_size)
 
 
 def _check_can_widen(old: ClozeBertConfig) -> None:

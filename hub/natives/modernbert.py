@@ -9,6 +9,7 @@ from .architecture import (
     Architecture,
     Values,
     heads_of,
+    no_counterpart,
     prediction_activation,
     rope_by_layer_type,
     same,
@@ -20,6 +21,8 @@ _CLASSIFIER = ("classifier", "head.dense", "head.norm")
 
 def _to_ours(native: Values, ending: str) -> Values:
     layer_types = native["layer_types"]
+    if SLIDING in layer_types and native["local_attention"] < 2:
+        raise no_counterpart("local_attention", native["local_attention"], "a window reaches one token or more")
     return {
         "sliding_window": native["local_attention"] // 2 if SLIDING in layer_types else None,
         "rope_parameters": rope_by_layer_type(native["rope_parameters"], layer_types),

@@ -15,6 +15,8 @@ def _square(name: str, size: Any) -> int:
 def _to_ours(native: Values, ending: str) -> Values:
     if not native["qkv_bias"]:
         raise no_counterpart("qkv_bias", False, "attention_bias is of all four projections or of none")
+    if ending == "Model" and native["pooler_output_size"] not in (None, native["hidden_size"]):
+        raise no_counterpart("pooler_output_size", native["pooler_output_size"], "a pooler's output has hidden_size")
     if ending == "ForImageClassification" and not native["id2label"]:
         raise no_counterpart("num_labels", 0, "use ViTModel where there is no classifier")
     return {

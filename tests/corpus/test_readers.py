@@ -174,6 +174,15 @@ def test_a_missing_text_is_empty(tmp_path: Path) -> None:
     assert read(tmp_path) == ["", "x", "", "x"]
 
 
+def test_a_file_is_not_read_twice(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    inputs = ([tmp_path, tmp_path / "a.txt"], [tmp_path / "a.txt", tmp_path / "link.txt"], [f"{tmp_path}/a*"] * 2)
+    for named in inputs:
+        with pytest.raises(ValueError, match=r"input names the file .*\.txt twice"):
+            Reader(named)
+
+
 def test_what_is_wrong_with_inputs_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing\.txt does not exist"):
         Reader([tmp_path / "missing.txt"])

@@ -127,6 +127,51 @@ def test_what_the_labels_are(saved):
     assert "labels are" not in summary({0: "LABEL_0", 1: "LABEL_1"})  # transformers' names for those without
 
 
+@pytest.mark.parametrize(
+    ("took", "said"),
+    [
+        ({"steps": 1, "tokens": 1, "seconds": 1.2}, "1 optimizer step, 1 token, 1 second."),
+        ({"steps": 2000, "seconds": 61.6}, "2,000 optimizer steps, 62 seconds."),
+        ({"steps": 3, "tokens": 96, "seconds": 0.3}, "3 optimizer steps, 96 tokens, less than a second."),
+    ],
+)
+def test_what_training_took(saved, took, said):
+    write_card(saved, {**{key: x for key, x in FACTS.items() if key != "steps"}, **took})
+    assert f"Training took {said}" in (saved / "README.md").read_text()
+
+
+def test_a_regression_has_no_labels_to_choose_from(saved):
+    config = {**json.loads((saved / "config.json").read_text()), "architectures": ["BertForSequenceClassification"]}
+    for kind, names in (("regression", ["joy", "fear"]), (None, ["joy"])):
+        config |= {"problem_type": kind, "id2label": dict(enumerate(names))}
+        (saved / "config.json").write_text(json.dumps(config))
+        write_card(saved, FACTS)
+        assert "It gives a number for `joy`" in (saved / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "pad_token_id", "longest"),
+    [("bert", 0, 514), ("roberta", 1, 512), ("mpnet", 1, 512), ("roberta", 0, 513), ("modernbert", 1, 514)],
+)
+def test_the_longest_sequence_is_one_that_can_be(saved, model_type, pad_token_id, longest):
+    """RoBERTa and its kind count positions from behind the padding id, so they have rows that no token reads."""
+    config = json.loads((saved / "config.json").read_text())
+    config |= {"model_type": model_type, "pad_token_id": pad_token_id, "max_position_embeddings": 514}
+    (saved / "config.json").write_text(json.dumps(config))
+    write_card(saved, FACTS)
+    assert f"sequences of up to {longest} tokens" in (saved / "README.md").read_text()
+
+
+def test_scores_that_are_no_numbers_are_not_told_the_hub(saved):
+    results = [
+        {"dataset_type": "d", "dataset_name": "d", "metric_type": kind, "metric_value": value}
+        for kind, value in (("mse", 0.5), ("pearsonr", float("nan")))
+    ]
+    write_card(saved, {**FACTS, "eval_results": results, "metrics": {"eval_pearson": float("nan")}})
+    assert [one.metric_type for one in read_card(saved).data.eval_results] == ["mse"]
+    assert "| eval_pearson | nan |" in (saved / "README.md").read_text()
+
+
 def test_pictures_are_shown_once(saved):
     for name in ("loss_curve.png", "eval_confusion.png", "test_f1_by_class.png"):
         (saved / name).write_bytes(b"png")
@@ -198,6 +243,26 @@ def test_the_example_is_what_the_pipeline_answers(ending, task, options, key, tm
     for row, item in zip(rows, answer, strict=True):
         assert f"{item['score']:.2f}" in row
         assert item[key].strip() in row
+
+
+def test_the_example_of_several_labels_shows_all_of_them(tmp_path):
+    folder = save(tmp_path / "model", "ForSequenceClassification", problem_type="multi_label_classification")
+    write_card(folder, {"name": "it", "example": "a b c d"})
+    shown = (folder / "README.md").read_text().partition("## An example")[2].partition("\n## ")[0]
+    answer = transformers.pipeline("text-classification", model=str(folder))("a b c d", top_k=None)
+    assert 'run("a b c d", top_k=None)' in shown
+    rows = [line for line in shown.splitlines() if line.startswith("| ")][2:]
+    assert rows == [f"| {one['label']} | {one['score']:.2f} |" for one in answer]
+    assert len(rows) == 3
+
+
+def test_small_probabilities_are_not_shown_as_zero(tmp_path):
+    folder = save(tmp_path / "model", initializer_range=0.0, vocab_size=4000)
+    write_card(folder, {"name": "it", "example": "a {mask} c"})
+    shown = (folder / "README.md").read_text().partition("## An example")[2].partition("\n## ")[0]
+    values = [float(line.split("|")[2]) for line in shown.splitlines() if line.startswith("| ") and "0." in line]
+    assert len(values) == 5
+    assert 0 < max(values) < 0.005
 
 
 def test_a_text_that_cannot_be_an_example(tmp_path):

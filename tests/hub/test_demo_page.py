@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from saved_models import make_model, make_tokenizer, save
 
 from clozebert.hub.demo_page import (
@@ -264,6 +265,8 @@ def test_space_folder(tmp_path):
     assert "sdk: gradio" in (tmp_path / "space" / "README.md").read_text()
     with pytest.raises(ValueError, match=r"with_space=.* is not empty"):
         write_space(tmp_path / "space", "org/name")
+    write_space(tmp_path / "number", "org/2.0")
+    assert ModelCard.load(tmp_path / "number" / "README.md", ignore_metadata_errors=False).data.title == "2.0"
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,13 @@ def edit_tensors(folder, change):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps(config))
+    return config
+
+
 @pytest.mark.parametrize(("model_type", "class_name"), CLASSES)
 def test_there_and_back_is_the_same_file(tmp_path, model_type, class_name):
     _, folder = save(tmp_path, model_type, class_name)
@@ -158,6 +165,15 @@ def test_pickle_needs_to_be_allowed(tmp_path):
     assert torch.equal(ours.head.norm.weight, native.cls.predictions.transform.LayerNorm.weight)
 
 
+def test_pickle_of_an_old_torch(tmp_path):
+    """Before torch 1.6 they were no ZIP files; whether a base model has its pooler is read from the names in it."""
+    native, folder = save(tmp_path, class_name="BertModel")
+    (folder / "model.safetensors").unlink()
+    torch.save(native.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    ours = from_native(folder, allow_pickle=True)
+    assert torch.equal(ours.pooler.dense.weight, native.pooler.dense.weight)
+
+
 class Malicious:
     def __reduce__(self):
         return os.mkdir, ("ran",)
@@ -198,14 +214,36 @@ def test_index_may_not_leave_the_folder(tmp_path):
         ({"architectures": None}, "must name one class"),
         ({"is_decoder": True}, "is_decoder=True"),
         ({"eos_token_id": [3, 4]}, "eos_token_id"),
+        ({"hidden_size": "24"}, "config.json: .*'hidden_size'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "quantization_config"),
     ],
 )
 def test_configurations_without_a_counterpart(tmp_path, change, message):
     _, folder = save(tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    edit_config(folder, **change)
     with pytest.raises(ValueError, match=message):
         from_native(folder)
+
+
+def test_weights_are_not_rounded_in_silence(tmp_path):
+    """transformers rounds them to the configuration's type, so the model is what it gives; but it is said."""
+    _, folder = save(tmp_path)
+    edit_config(folder, dtype="bfloat16")
+    with pytest.warns(UserWarning, match="weights of float32 are rounded to bfloat16"):
+        assert from_native(folder).dtype == torch.bfloat16
+    edit_config(folder, dtype="float64")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_native(folder)
+
+
+def test_odd_but_legal_fields_come_back(tmp_path):
+    """Attention weights among the outputs, which eager attention alone has; a key that is null."""
+    _, folder = save(tmp_path)
+    given = edit_config(folder, output_attentions=True, output_hidden_states=True, mask_token_id=None)
+    convert_folder(folder, tmp_path / "ours", to="clozebert")
+    convert_folder(tmp_path / "ours", tmp_path / "back", to="native")
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == given
 
 
 def test_folders_that_are_none(tmp_path):

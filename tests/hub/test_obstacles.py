@@ -156,6 +156,9 @@ def test_heads_and_names_without_a_counterpart():
         ("bert", "BertModel", {"add_cross_attention": True, "is_decoder": True}, "add_cross_attention=True"),
         ("vit", "ViTModel", {"qkv_bias": False}, "qkv_bias=False"),
         ("vit", "ViTModel", {"image_size": [21, 14]}, "image_size="),
+        ("vit", "ViTModel", {"pooler_output_size": 12}, "pooler_output_size=12"),
+        ("modernbert", "ModernBertForMaskedLM", {"local_attention": 1}, "local_attention=1"),
+        ("bert", "BertForMaskedLM", {"hidden_act": "prelu"}, "hidden_act='prelu'"),
         ("nomic_bert", "NomicBertModel", {"head_dim": 8}, "head_dim=8"),
         ("eurobert", "EuroBertForSequenceClassification", {"classifier_pooling": "late"}, "classifier_pooling='late'"),
         ("electra", "ElectraForMultipleChoice", {"summary_type": "mean"}, "summary_type='mean'"),
@@ -166,6 +169,11 @@ def test_native_fields_without_a_counterpart(model_type, class_name, changes, fi
     with pytest.raises(ValueError) as error:
         from_native(make_native(model_type, class_name, **changes))
     assert field in str(error.value)
+
+
+def test_an_activation_with_weights_of_its_own_stands_in_the_way():
+    with pytest.raises(ValueError, match="hidden_act='prelu' has weights of its own"):
+        to_native(make(hidden_act="prelu"))
 
 
 def test_tables_name_every_class_of_theirs_or_leave_it_out_on_purpose():

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoModel
 
 from clozebert.scripts import check
 from clozebert.utils.errors import UserError
@@ -29,3 +30,19 @@ def test_a_folder_of_texts_is_not_called_damaged(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match="holds no corpus, no run and no model"):
         check.main([str(tmp_path)])
+
+
+def test_every_shard_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(make_checkpoint(tmp_path / "m"))
+    AutoModel.from_pretrained(folder).save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    shards = len(list((tmp_path / "sharded").glob("*.safetensors")))
+    assert shards > 1
+    check.main([str(tmp_path / "sharded")])
+    assert f"whole: {shards + 1} files can be read" in capsys.readouterr().out
+
+
+def test_a_pickle_is_not_called_damaged(tmp_path: Path) -> None:
+    folder = Path(make_checkpoint(tmp_path / "m"))
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"^\S*pytorch_model\.bin is a pickle"):
+        check.main([str(folder)])

@@ -29,6 +29,7 @@ VARIANTS = {
     },
     "images, sinusoidal": {
         "image_size": 12, "patch_size": 4, "position_embedding_type": "sinusoidal", "classifier_dense": "none",
+        "embedding_size": 20,  # which images do not have
     },
 }  # fmt: skip
 

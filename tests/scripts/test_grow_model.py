@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -48,6 +49,38 @@ def test_all_growths_one_upon_the_other(flags, tmp_path, capsys):
     assert tokenizer.tokenize("the river stone") == ["the", "river stone"]
     assert torch.isfinite(model(input_ids=torch.arange(5, 35)[None].repeat(1, 2)).logits).all()
     assert "| depth: pseudo-perplexity after |" in (tmp_path / "larger" / "README.md").read_text()
+
+
+def test_the_card_keeps_what_holds_of_the_larger_model_too(flags, tmp_path):
+    card = "---\nlicense: mit\nlanguage: de\nbase_model: org/small\n---\n# Theirs\n"
+    (tmp_path / "encoder" / "README.md").write_text(card)
+    main([*flags, "--num_hidden_layers", "3"])
+    data, text = ModelCard.load(tmp_path / "larger" / "README.md").data, (tmp_path / "larger" / "README.md").read_text()
+    assert (data.license, data.language, data.base_model) == ("mit", "de", None)  # grown from a folder of no name
+    assert "Grown from `encoder`, and not trained since." in text
+
+
+def test_a_model_of_the_hub_is_called_by_its_name(flags, tmp_path, monkeypatch):
+    """It lies in a folder of the cache whose name is that of a commit."""
+    monkeypatch.setattr("clozebert.hub.loading.find_folder", lambda name: tmp_path / "encoder")
+    flags[1] = "org/small"
+    main([*flags, "--num_hidden_layers", "3"])
+    assert ModelCard.load(tmp_path / "larger" / "README.md").data.base_model == "org/small"
+    assert "Grown from `org/small`" in (tmp_path / "larger" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("\ufeffriver stone\n".encode(), None), (b"stra\xdfe\n", "tokens.txt, line 1: not UTF-8")]
+)
+def test_the_encoding_of_the_file_of_tokens(flags, tmp_path, content, message):
+    (tmp_path / "tokens.txt").write_bytes(content)
+    more = ["--new_tokens", f"@{tmp_path / 'tokens.txt'}"]
+    if message is not None:
+        with pytest.raises(ValueError, match=message):
+            main([*flags, *more])
+        return
+    main([*flags, *more])
+    assert AutoTokenizer.from_pretrained(tmp_path / "larger").tokenize("the river stone") == ["the", "river stone"]
 
 
 def test_native_models_grow_too(flags, tmp_path):

@@ -131,6 +131,8 @@ def test_mistakes_are_one_line(text: Path, tokenizer: str, tmp_path: Path, capsy
         ([*good, *out, "--deduplicate", "exactly"], "did you mean 'exact'"),
         ([*good, *out, "--document_separator", "lines"], "did you mean 'line'"),
         ([*good, *out, "--validation_fraction", "2"], "validation_fraction=2.0"),
+        ([*good, *out, "--validation_input", str(text / "a.txt")], "a.txt is in input and in validation_input"),
+        ([*good, *out, "--validation_input", str(text / "a.txt"), "--validation_fraction", "0.5"], "give one of them"),
     ]
     for arguments, message in cases:
         with pytest.raises(SystemExit) as stopped:

@@ -205,6 +205,13 @@ def test_whole_multiples_compute_the_same(kind, times):
     assert result.after == pytest.approx(result.before, rel=1e-4)
 
 
+def test_embeddings_that_are_said_to_be_as_wide_as_the_layers_stay_so():
+    model = make("bert", embedding_size=24)
+    result = grow_width(model, hidden_size=48, num_attention_heads=8, documents=DOCUMENTS, noise=0.0)
+    assert result.model.get_input_embeddings().weight.shape[1] == 48
+    assert torch.allclose(logits(model), logits(result.model), atol=2e-5)
+
+
 def test_feed_forward_alone_computes_the_same():
     model = make("modernbert")
     result = grow_width(model, intermediate_size=53, documents=DOCUMENTS, noise=0.0)
