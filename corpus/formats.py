@@ -89,7 +89,7 @@ def _plain_texts(file: BinaryIO, separator: str) -> Iterator[str | BadText]:
             yield raw.decode("utf-8").replace("\r\n", "\n").strip("\n")
         except UnicodeDecodeError as error:
             line = first_line + raw.count(b"\n", 0, error.start)
-            yield BadText(line, f"byte 0x{raw[error.start]:02x} is not UTF-8")
+            yield BadText(line, f"byte 0x{raw[error.start]:02x} is not UTF-8: convert the file")
 
 
 def _runs(file: BinaryIO, separator: str) -> Iterator[tuple[int, bytes]]:

@@ -60,7 +60,7 @@ def read_lines(file: BinaryIO, source: str) -> Iterator[tuple[int, Any]]:
         try:
             yield number, _DECODER.decode(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
-            yield number, RecordError(f"byte 0x{line[error.start]:02x} is not UTF-8")
+            yield number, RecordError(f"byte 0x{line[error.start]:02x} is not UTF-8: convert the file")
         except RecordError as error:
             yield number, error
         except (ValueError, RecursionError) as error:

@@ -247,8 +247,11 @@ class _Run:
                 self.smallest_digest = min(self.smallest_digest, document.digest)
             outcomes[document.source][outcome] += 1
         if not any(split.writer.num_documents for split in splits.values()):
-            read = sum(sum(counts.values()) for counts in outcomes.values())
-            raise UserError(f"the corpus is empty: {read} documents were read, and none holds a token")
+            met = [source for of_reader in self.sources() for source in of_reader]
+            bad = sum(source.bad_text for source in met)
+            left_out = f", {bad} of them left out by --on_bad_text skip" if bad else ""
+            read = sum(source.documents for source in met)
+            raise UserError(f"the corpus is empty: {read} documents were read{left_out}, and none holds a token")
         sources = self._account(outcomes)
         return {name: split.close(name, sources, self.deduplicate) for name, split in splits.items()}
 

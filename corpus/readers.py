@@ -112,7 +112,7 @@ class Reader:
         only_files = all(isinstance(entry, list) for entry in self._inputs)
         self.total_bytes = sum(path.stat().st_size for path in self.files) if only_files else None
         if self.total_bytes == 0:
-            raise UserError(f"the corpus is empty: {', '.join(map(str, inputs))} hold no text")
+            raise UserError(f"the corpus is empty: no text in {', '.join(map(str, inputs))}")
 
     def __iter__(self) -> Iterator[Document]:
         self.sources, self.bytes_read = [], 0

@@ -223,7 +223,8 @@ class _Delimited(TableFile):
             else:
                 bad = next((byte for _, place in checked if (byte := not_utf8(cells[place])) is not None), None)
                 values = {name: cells[place] for name, place in checked}
-                yield Row(line, values) if bad is None else BadText(line, f"byte 0x{bad:02x} is not UTF-8")
+                reason = "" if bad is None else f"byte 0x{bad:02x} is not UTF-8: convert the file"
+                yield BadText(line, reason) if reason else Row(line, values)
 
 
 def _comes_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> bool:

@@ -230,7 +230,11 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
         raise UserError(f"tokenizer_name={name_or_path!r} is not a fast tokenizer; word boundaries need one")
     missing = [name for name in SPECIAL_TOKENS if getattr(tokenizer, name) is None and name != "unk_token"]
     if missing:
-        raise UserError(f"tokenizer_name={name_or_path!r} has no {', '.join(missing)}, which masked LM needs")
+        raise UserError(
+            f"tokenizer_name={name_or_path!r} has no {', '.join(missing)}, which masked LM needs; give it some by "
+            f"tokenizer.add_special_tokens({{{missing[-1]!r}: '[{missing[-1].removesuffix('_token').upper()}]'}}) and "
+            "save it, or train another with train-tokenizer"
+        )
     return tokenizer
 
 

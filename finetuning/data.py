@@ -6,11 +6,12 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any, NamedTuple
 
+from ..corpus.columns import is_number
 from ..corpus.tables import TableFile, open_dataset
 from ..utils.errors import UserError
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
 from .columns import find_columns
-from .sequence_task import SequenceTask, make_sequence_task, problem_type_of_values
+from .sequence_task import SequenceExample, SequenceTask, make_sequence_task, problem_type_of_values
 from .sequence_task import read_examples as read_sequence_examples
 from .tables import Table, collect, read_table
 from .tagged_files import read_tagged_file, sentences_of_table
@@ -151,7 +152,9 @@ def _hold_out_validation(splits: Splits, seed: int) -> None:
             held_out.add(index)
             left.subtract(names)
     if not held_out:
-        raise UserError("no example can be held out without losing its label; give --validation_file")
+        are_texts = isinstance(examples[0], SequenceExample)
+        hint = ", or --problem_type regression for amounts" if are_texts and all(map(is_number, left)) else ""
+        raise UserError(f"no example can be held out without losing its label; give --validation_file{hint}")
     splits["train"], splits["validation"] = [], []
     for index, example in enumerate(examples):
         splits["validation" if index in held_out else "train"].append(example)

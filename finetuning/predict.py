@@ -125,19 +125,24 @@ class Predictor:
             return iter(of_task)
         if bare_suffix(path) in TABLE_SUFFIXES:
             return self._of_table(path)
-        return self._of_lines(read_text(path).split("\n"), path)
+        return self._of_lines(read_text(path).removesuffix("\n").split("\n"), path)
 
     def _of_lines(self, lines: Iterable[str], source: str) -> Iterator[Any]:
         """Each line that is not blank is a text; of a model for pairs, two texts with a tab between."""
         pairs = self.settings.get("text_pair_column") is not None
+        num_blank = 0
         for number, line in enumerate(lines, start=1):
             if (byte := not_utf8(line)) is not None:
                 raise UserError(f"{source}, line {number}: not UTF-8 (byte 0x{byte:02x}); convert the text")
-            if line.strip():
-                text, tab, pair = line.strip().partition("\t") if pairs else (line.strip(), "", None)
-                if pairs and not tab:
-                    raise UserError(f"{source}, line {number}: the model takes pairs; put a tab between two texts")
-                yield self.task.example(text, pair, source=source, line=number)
+            if not line.strip():
+                num_blank += 1
+                continue
+            text, tab, pair = line.strip().partition("\t") if pairs else (line.strip(), "", None)
+            if pairs and not tab:
+                raise UserError(f"{source}, line {number}: the model takes pairs; put a tab between two texts")
+            yield self.task.example(text, pair, source=source, line=number)
+        if num_blank:
+            print(f"{source}: left out {num_blank} blank lines", file=sys.stderr)
 
     def _of_table(self, path: str) -> Iterator[Any]:
         wanted = [name for name in (self.arguments.text_column, self.arguments.text_pair_column) if name is not None]

@@ -36,7 +36,14 @@ def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: boo
     elif suffix == ".conllu":
         sentences = list(_conllu_sentences(path, read_text(path), tag_column, with_tags))
     else:
-        sentences = list(_conll_sentences(path, read_text(path), tag_column, with_tags))
+        text = read_text(path)
+        if suffix == ".csv" and "\t" not in text:
+            raise UserError(
+                f"{path}: tags are not read from cells with commas; write a word and its tag on each line with a tab "
+                "between them and a blank line behind each sentence, or JSON lines"
+            )
+        sentences = list(_conll_sentences(path, text, tag_column, with_tags))
+        _refuse_numbers_as_words(sentences, path)
     if not sentences:
         raise UserError(f"{path} holds no sentence")
     return sentences
@@ -79,6 +86,16 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
                 line=rows[0][0],
                 lines=[number for number, _ in rows],
             )
+
+
+def _refuse_numbers_as_words(sentences: list[TaggedSentence], path: str) -> None:
+    """Refuse a file whose first column counts the words of each sentence, as in CoNLL-U and GermEval."""
+    starts = {tuple(sentence.words[:2]) for sentence in sentences if len(sentence.words) > 1}
+    if starts and starts <= {("0", "1"), ("1", "2"), ("1-2", "1")}:
+        raise UserError(
+            f"{path}: column 1 holds the numbers of the words, not the words; give CoNLL-U a name that ends in "
+            ".conllu, or leave that column out (cut -f2-)"
+        )
 
 
 def _layout(lines: list[str]) -> tuple[str | None, int]:

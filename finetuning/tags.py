@@ -9,6 +9,7 @@ Two entities of one type that touch, the first of two words, the second of one:
 Plain tags (NOUN, VERB) mark no entities: each stands for its word alone.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from ..utils.errors import UserError
 SCHEMES = ("iob1", "iob2", "bioes", "plain")
 OUTSIDE = "O"
 _AS_BIOES = {"L": "E", "U": "S", "M": "I"}  # BILOU and BMES spell the same positions with other letters
+_MISSPELT = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]")  # B_PER, PER-B
 _LETTERS = {"iob1": "BI", "iob2": "BI", "bioes": "BIESLUM"}
 
 
@@ -60,6 +62,13 @@ def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
     prefixes = {_prefix(tag) for sentence in sentences for tag in sentence.labels}
     letters = prefixes - {OUTSIDE, "plain"}
     if not letters & {"B", "I", "S", "U"} or (OUTSIDE not in prefixes and "plain" in prefixes):
+        names = {tag for sentence in sentences for tag in sentence.labels} - {OUTSIDE}
+        if OUTSIDE in prefixes and names and all(map(_MISSPELT.fullmatch, names)):
+            odd, where = _first_plain(sentences)
+            raise UserError(
+                f"{where}: tag {odd!r} is not of the form B-TYPE, in which entities are read; write it so, or give "
+                "--tag_scheme plain to tag each word by itself"
+            )
         return "plain"
     if "plain" in prefixes:
         odd, where = _first_plain(sentences)

@@ -186,7 +186,8 @@ def _find_restarts(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed |
 
 @torch.compiler.disable
 def _documents_of(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed | None:
-    restarts_BT = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) != 1
+    # Within a document positions rise, and may leave some out.
+    restarts_BT = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) <= 0
     found = values_of(restarts_BT.any())
     if not found:  # None where values cannot be read, under `torch.func`: its rows count as ordinary sequences
         return None

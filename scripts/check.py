@@ -14,6 +14,7 @@ from pathlib import Path
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import MissingFileError, UserError
+from clozebert.utils.plurals import counted
 
 DESCRIPTION = "Read and hash every file of a corpus, a checkpoint or a run, and name those that are damaged."
 
@@ -38,18 +39,20 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     if holds_corpus(folder):
         problems, count = find_damaged_files(folder)
-        kind = "corpus"
+        kind, found = "corpus", _as_written(count)
     else:
-        kind, problems, count = _check_model(folder)
+        kind, problems, found = _check_model(folder)
     if problems:
         raise UserError(f"{folder}, a {kind}, is damaged: {'; '.join(problems)}")
-    found = "can be read; a model keeps no hashes of them" if kind == "model" else "are as they were written"
-    print(f"{folder}: a {kind}, whole: {count} files {found}")
+    print(f"{folder}: a {kind}, whole: {found}")
 
 
-def _check_model(folder: Path) -> tuple[str, list[str], int]:
-    """Checkpoints by their own manifests; beside them, or alone, a model by what can be read of it."""
-    from clozebert.hub.loading import read_config, tensor_types_in, weight_files
+def _check_model(folder: Path) -> tuple[str, list[str], str]:
+    """Checkpoints by their own manifests; beside them, or alone, a model by what can be read of it.
+
+    Returns:
+        what the folder is, what is wrong with it, and what was found where nothing is.
+    """
     from clozebert.training.checkpoints import list_checkpoints
     from clozebert.training.damage import find_damage
     from clozebert.training.training_state import STATE_FOLDER
@@ -57,24 +60,39 @@ def _check_model(folder: Path) -> tuple[str, list[str], int]:
     checkpoints = [folder] if (folder / STATE_FOLDER).is_dir() else list_checkpoints(folder)
     # Those of fine-tuning are transformers' own, and have no manifest.
     checkpoints = [one for one in checkpoints if not (one / "trainer_state.json").exists()]
+    has_model = folder not in checkpoints and ((folder / "config.json").exists() or any(folder.glob("*.safetensors")))
+    if not checkpoints and not has_model:
+        raise UserError(f"{folder} holds no corpus, no run and no model: name the folder of one")
     problems, count = [], 0
     for checkpoint in checkpoints:
         damage = find_damage(checkpoint)
         problems += [f"{checkpoint}: {damage}"] if damage else []
         count += sum(path.is_file() for path in checkpoint.rglob("*"))
-    if checkpoints:
-        kind = "checkpoint" if checkpoints == [folder] else f"run of {len(checkpoints)} checkpoints"
-        return kind, problems, count
-    if not (folder / "config.json").exists() and not any(folder.glob("*.safetensors")):
-        raise UserError(f"{folder} holds no corpus, no run and no model: name the folder of one")
+    found = [_as_written(count)] if checkpoints else []
+    if has_model:
+        damaged, files = _read_model(folder)
+        problems += damaged
+        found.append(f"{counted(files, 'file')} can be read; a model keeps no hashes of them")
+    kind = f"run of {counted(len(checkpoints), 'checkpoint')}" if checkpoints else "model"
+    return "checkpoint" if checkpoints == [folder] else kind, problems, ", and of its model ".join(found)
+
+
+def _as_written(count: int) -> str:
+    return f"{counted(count, 'file')} {'is as it was' if count == 1 else 'are as they were'} written"
+
+
+def _read_model(folder: Path) -> tuple[list[str], int]:
+    """What is wrong with a model's files, and how many were read."""
+    from clozebert.hub.loading import read_config, tensor_types_in, weight_files
+
     if not any(folder.glob("*.safetensors")):
         weight_files(folder)  # says what is there instead: nothing, or a pickle, which is not read
     try:
         read_config(folder)
         tensor_types_in(folder)
-        return "model", [], 1 + len(weight_files(folder))
+        return [], 1 + len(weight_files(folder))
     except UserError as error:
-        return "model", [str(error)], 0
+        return [str(error)], 0
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from clozebert import ClozeBertConfig
 
 DESCRIPTION = "Parameters, FLOPs and bytes of an encoder, part by part, as functions of batch and length."
+# Of the picture: inches for each token, dots an inch, and the most dots of a side.
+_INCHES, _DOTS, _PIXELS = 0.16, 150, 30_000
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -66,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     with as_user_errors(ValueError, OSError, StrictDataclassError):
         config = find_config(arguments.config)
     length = arguments.sequence_length or default_length(config)
+    if config.image_size is None and config.position_embedding_type in ("absolute", "sinusoidal"):
+        most = config.max_position_embeddings
+        if length > most:
+            raise UserError(f"--sequence_length={length} is longer than the model's max_position_embeddings={most}")
     print(
         "\n".join(table(config, batch_size=arguments.batch_size, length=length, bytes_each=BYTES_OF[arguments.dtype]))
     )
@@ -182,7 +188,7 @@ def draw_attention_map(folder: str, text: str, output_file: str) -> None:
         raise MissingPackageError("drawing attention maps needs matplotlib: pip install matplotlib") from None
     tokens, weights_LHTT = attention_of(folder, text)
     layers, heads = len(weights_LHTT), len(weights_LHTT[0])
-    side = max(1.2, 0.16 * len(tokens))
+    side = max(1.2, _INCHES * len(tokens))
     figure = Figure(figsize=(side * heads + 1, side * layers + 1), layout="constrained")
     axes = figure.subplots(layers, heads, squeeze=False)
     for layer in range(layers):
@@ -198,11 +204,21 @@ def draw_attention_map(folder: str, text: str, output_file: str) -> None:
                 axis.set_xticks(range(len(tokens)), tokens, fontsize=5, rotation=90)
     figure.supylabel("a token (row) looks at …", fontsize=7)
     with as_user_errors(ValueError, OSError, about=f"--output_file {output_file}"):
-        figure.savefig(output_file, dpi=150)
+        figure.savefig(output_file, dpi=_DOTS)
+
+
+def _most_tokens(config: "ClozeBertConfig") -> int:
+    """The longest sentence that the model takes and whose picture has no side of more than `_PIXELS`."""
+    maps = max(config.num_hidden_layers, config.num_attention_heads)
+    return min(config.max_position_embeddings, int((_PIXELS / _DOTS - 1) / maps / _INCHES))
 
 
 def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
-    """The tokens of a sentence, and the attention weights [layers][H, T, T] as arrays."""
+    """The tokens of a sentence, and the attention weights [layers][H, T, T] as arrays.
+
+    Raises:
+        UserError: the folder cannot be loaded, or there are more tokens than can be drawn.
+    """
     import torch
     from transformers import AutoTokenizer
 
@@ -215,6 +231,9 @@ def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
         with quiet():  # transformers reports a head that is left out, and this is as it should be
             model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager", use_safetensors=True).eval()
     inputs = tokenizer(text, return_tensors="pt")
+    length, most = inputs["input_ids"].shape[1], _most_tokens(model.config)
+    if length > most:
+        raise UserError(f"--text has {length} tokens, and at most {most} of this model can be drawn: give a part of it")
     with torch.no_grad():
         attentions = model(
             inputs["input_ids"], attention_mask=inputs["attention_mask"], output_attentions=True

@@ -22,6 +22,7 @@ from clozebert.utils.files import write_text
 
 if TYPE_CHECKING:
     from clozebert.corpus import Corpus
+    from clozebert.corpus.readers import Reader
 
 DESCRIPTION = "Score a masked-LM model on held-out text and on minimal pairs."
 
@@ -96,6 +97,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     """All figures that were asked for, by name."""
 
     from clozebert.corpus import Masking
+    from clozebert.corpus.readers import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.scoring import (
         load_masked_lm,
@@ -114,6 +116,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     paradigms = read_minimal_pairs(arguments.blimp)
     tokenizer = load_tokenizer(arguments.tokenizer_name or arguments.model_name_or_path)
     corpus = None if arguments.corpus is None else _open(arguments.corpus, arguments.split, tokenizer)
+    reader = Reader(arguments.input) if arguments.input else None
     device = find_device(use_cpu=arguments.use_cpu)
     precision = choose_precision(arguments.mixed_precision, device)
     model = load_masked_lm(arguments.model_name_or_path, device=device, trust_remote_code=arguments.trust_remote_code)
@@ -123,14 +126,15 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
         raise UserError(f"--max_seq_length={length} exceeds the {longest} tokens that the model takes")
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # type: ignore[operator]
         raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model: name the model's own")
-    results: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "precision": precision}
+    results: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     begun = time.perf_counter()
     bars = StageBars(unit="")
     with tempfile.TemporaryDirectory() as folder, precision_of(device, precision):
-        if arguments.input:
-            corpus = _prepare(arguments.input, tokenizer, folder)
+        if reader is not None:
+            corpus = _prepare(reader, tokenizer, folder)
         if corpus is not None:
-            results |= {"documents": corpus.num_documents, "tokens": corpus.num_tokens, "max_seq_length": length}
+            results |= {"precision": precision, "documents": corpus.num_documents, "tokens": corpus.num_tokens}
+            results["max_seq_length"] = length
             results |= score_frozen_masks(
                 model,
                 corpus,
@@ -152,7 +156,8 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
             del corpus
     if paradigms:
         # Two sentences of a pair differ by less than bf16 tells apart.
-        with precision_of(device, "no" if arguments.mixed_precision == "auto" else precision):
+        results["blimp_precision"] = "no" if arguments.mixed_precision == "auto" else precision
+        with precision_of(device, results["blimp_precision"]):
             results |= score_minimal_pairs(
                 model, tokenizer, paradigms, max_seq_length=longest, report=bars.begin("tokens of minimal pairs")
             )
@@ -171,12 +176,11 @@ def _open(folder: str, split: str, tokenizer: Any) -> "Corpus":
     return corpus
 
 
-def _prepare(inputs: list[str], tokenizer: Any, folder: str) -> "Corpus":
+def _prepare(reader: "Reader", tokenizer: Any, folder: str) -> "Corpus":
     from clozebert.corpus import Corpus
     from clozebert.corpus.prepare import prepare
-    from clozebert.corpus.readers import Reader
 
-    prepare(Reader(inputs), tokenizer=tokenizer, output_dir=Path(folder) / "text", validation_fraction=0.0)
+    prepare(reader, tokenizer=tokenizer, output_dir=Path(folder) / "text", validation_fraction=0.0)
     return Corpus(Path(folder) / "text")
 
 

@@ -95,6 +95,9 @@ def plan(
     """
     from clozebert.training.initial_model import load_configuration
 
+    for name, value in {"price_per_hour": price_per_hour, "calibrate_seconds": calibrate_seconds}.items():
+        if value is not None and value < 0:
+            raise UserError(f"{name}={value} must not be negative")
     run, corpora = _run_of(settings)
     phases = run.split_phases()
     if run.model_name_or_path is not None:

@@ -164,6 +164,10 @@ def test_what_is_wrong_is_said(
     blank = Reader([write_lines(tmp_path / "b.jsonl", ["", "\n"])])
     with pytest.raises(ValueError, match="the corpus is empty: 2 documents were read"):
         prepare(blank, tokenizer=tokenizer, output_dir=tmp_path / "out")
+    (tmp_path / "c.txt").write_bytes("caf\xe9\n\nth\xe9\n".encode("latin-1"))
+    latin = Reader([tmp_path / "c.txt"], on_bad_text="skip")
+    with pytest.raises(ValueError, match="empty: 2 documents were read, 2 of them left out by --on_bad_text skip, and"):
+        prepare(latin, tokenizer=tokenizer, output_dir=tmp_path / "out")
 
 
 @pytest.mark.parametrize(("texts", "held_out"), [(["a"], 0), (["a", "b", "c"], 1)])

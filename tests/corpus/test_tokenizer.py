@@ -120,5 +120,5 @@ def test_loading_names_what_is_missing(tokenizers: dict[str, PreTrainedTokenizer
         load_tokenizer(str(tmp_path))
     incomplete = PreTrainedTokenizerFast(tokenizer_object=tokenizers["bpe"].backend_tokenizer, pad_token="[PAD]")
     incomplete.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has no cls_token, sep_token, mask_token"):
+    with pytest.raises(ValueError, match=r"has no cls_token, sep_token, mask_token, .*\{'mask_token': '\[MASK\]'\}"):
         load_tokenizer(str(tmp_path))

@@ -15,6 +15,7 @@ import torch
 from pretraining_helpers import model_config, run_forked, run_here, settings
 from safetensors.torch import save
 
+from clozebert.scripts import check
 from clozebert.training import PretrainingArguments, checkpoints, pretrain
 from clozebert.training.damage import find_damage
 from clozebert.utils.errors import UserError
@@ -33,6 +34,19 @@ def finished(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def content(folder: Path) -> dict[str, bytes]:
     names = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in names}
+
+
+def test_the_model_beside_the_checkpoints_is_checked_too(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    check.main([str(run)])
+    assert "a run of 2 checkpoints, whole: " in (shown := capsys.readouterr().out)
+    assert "written, and of its model 2 files can be read" in shown
+    (run / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes()[:-10])
+    with pytest.raises(UserError, match=r"a run of 2 checkpoints, is damaged: \S*run/model\.safetensors"):
+        check.main([str(run)])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from clozebert.finetuning.arguments import SequenceArguments
 from clozebert.finetuning.columns import find_columns
+from clozebert.finetuning.data import read_data
 from clozebert.finetuning.sequence_task import (
     MULTI_LABEL,
     REGRESSION,
@@ -15,6 +17,7 @@ from clozebert.finetuning.sequence_task import (
     read_examples,
 )
 from clozebert.finetuning.tables import Table, read_table
+from clozebert.utils.errors import UserError
 
 
 def write(folder: Path, name: str, text: str | bytes) -> str:
@@ -89,7 +92,8 @@ def test_parquet(tmp_path: Path) -> None:
         ("a.csv", "", "is empty"),
         ("a.csv", "text,label\n", "has a header and no rows"),
         ("a.csv", "text,text\na,b\n", "two columns are named 'text'"),
-        ("a.csv", b"text,label\na,x\n\xff,y\n", r"a\.csv, line 3: byte 0xff is not UTF-8"),
+        ("a.csv", b"text,label\na,x\n\xff,y\n", r"a\.csv, line 3: byte 0xff is not UTF-8: convert the file"),
+        ("a.jsonl", b'{"text": "\xff"}\n', r"a\.jsonl, line 1: byte 0xff is not UTF-8: convert the file"),
         ("a.tsv", "text\tlabel\na\tx\tz\n", r"a\.tsv, line 2: 3 columns where the first row has 2"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a\.jsonl, line 2: not JSON"),
         ("a.jsonl", "[1]\n", "expected a JSON object, found int"),
@@ -222,3 +226,11 @@ def test_real_files_have_the_published_number_of_rows(shared_data: Path, path: s
     assert (len(table), (found.text, found.pair, found.label)) == (rows, columns)
     kind = problem_type_of_values(table.columns[columns[2]])
     assert len(read_examples(table, found, problem_type=kind)) == rows
+
+
+@pytest.mark.parametrize(("label", "hint"), [("{}", ", or --problem_type regression for amounts"), ("n{}", "")])
+def test_labels_that_occur_once_each_cannot_be_held_out(tmp_path: Path, label: str, hint: str) -> None:
+    path = write(tmp_path, "a.csv", "text,price\n" + "".join(f"the text {i},{label.format(i)}\n" for i in range(9)))
+    arguments = SequenceArguments(model_name_or_path="m", train_file=path, output_dir="o", label_column="price")
+    with pytest.raises(UserError, match=f"give --validation_file{hint}$"):
+        read_data(arguments, None)

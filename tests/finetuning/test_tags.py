@@ -16,6 +16,7 @@ from clozebert.finetuning.tags import (
     repair_iob2,
     to_iob2,
 )
+from clozebert.utils.errors import UserError
 
 
 def sentence(tags: str | list[str]) -> TaggedSentence:
@@ -65,6 +66,15 @@ def test_tags_outside_the_scheme(tags: str, scheme: str, message: str) -> None:
 def test_a_tag_unlike_the_others_is_named() -> None:
     with pytest.raises(ValueError, match="line 3: tag 'PER' is neither O nor of the form B-TYPE"):
         detect_scheme([sentence("O B-PER PER")])
+
+
+def test_entity_tags_in_another_spelling_are_named() -> None:
+    """They were taken for tags of single words, and scored so."""
+    for tags in ("O B_PER I_PER", "O PER-B PER-I", "O PER_B"):
+        with pytest.raises(UserError, match=r"line 2: tag .* is not of the form B-TYPE.*--tag_scheme plain"):
+            detect_scheme([sentence(tags)])
+    for tags in ("PRON_B VERB", "O PER LOC_B", "B_PER I_PER", "O O"):
+        assert detect_scheme([sentence(tags)]) == "plain"
 
 
 SPANS = st.lists(st.tuples(st.sampled_from("AB"), st.integers(1, 3), st.integers(0, 2)), max_size=6)
@@ -130,6 +140,25 @@ def test_conll_columns_comments_and_docstart(tmp_path: Path) -> None:
 def test_conll_with_spaces(tmp_path: Path) -> None:
     sentences = read_tagged_file(write(tmp_path, "a.txt", "EU NNP B-NP S-ORG\nrejects VBZ B-VP O\n"))
     assert sentences[0].tags == ["S-ORG", "O"]
+
+
+def test_numbers_of_words_are_not_taken_for_words(tmp_path: Path) -> None:
+    """CoNLL-U under another name, and columns as of GermEval: both were read as sentences of numbers."""
+    columns = "# a source\n1\tIn\tO\tO\n2\tBonn\tB-LOC\tO\n\n1\tJa\tO\tO\n\n1\tDas\tO\tO\n2\tRad\tO\tO\n"
+    for text in (columns, CONLLU):
+        path = write(tmp_path, "a.conll", text)
+        for with_tags in (True, False):
+            with pytest.raises(UserError, match=r"a\.conll: column 1 holds the numbers of .*\.conllu.*cut -f2-"):
+                read_tagged_file(path, with_tags=with_tags)
+    years = read_tagged_file(write(tmp_path, "b.conll", "1\tO\n2\tO\n\nIn\tO\n1984\tB-TIME\n"))
+    assert [sentence.words for sentence in years] == [["1", "2"], ["In", "1984"]]
+
+
+def test_tables_with_commas_are_refused(tmp_path: Path) -> None:
+    for text in ("tokens,tags\n\"['Ada', 'wrote']\",\"['B-PER', 'O']\"\n", "Sentence #,Word,Tag\n1,Ada,B-PER\n"):
+        with pytest.raises(UserError, match=r"a\.csv: tags are not read from cells with commas; write a word and its"):
+            read_tagged_file(write(tmp_path, "a.csv", text))
+    assert read_tagged_file(write(tmp_path, "b.csv", "Ada\tB-PER\n"))[0].words == ["Ada"]
 
 
 CONLLU = """# sent_id = 1

@@ -290,6 +290,15 @@ def test_token_types_that_a_model_has_not_are_left_out():
     assert torch.equal(model(IDS, token_type_ids=torch.ones_like(IDS)).last_hidden_state, wanted)
 
 
+def test_positions_that_leave_some_out_are_of_one_document():
+    """A document begins where positions restart, and not where they jump ahead."""
+    model = build(ClozeBertModel, tiny_config(position_embedding_type="absolute"))
+    positions = torch.tensor([[0, 1, 2, 5, 6, 8, 9, 10, 15]])
+    wanted = model(IDS, attention_mask=torch.ones_like(IDS), position_ids=positions).last_hidden_state
+    found = model(IDS, position_ids=positions).last_hidden_state
+    assert relative_error(found, wanted) < 1e-12  # measured: 0
+
+
 def test_a_mask_for_each_layer_type_needs_all_of_them():
     model = build(ClozeBertModel, tiny_config(layer_types=["full_attention", "sliding_attention"]))
     with pytest.raises(ValueError, match=r"with the keys 'full': .* full_attention, sliding_attention is missing"):

@@ -150,6 +150,8 @@ def test_mistakes_are_named(tmp_path):
         main(["tiny", "--batch_size", "0"])
     with pytest.raises(ValueError, match="--text needs the folder"):
         main(["tiny", "--text", "a b"])
+    with pytest.raises(ValueError, match="--sequence_length=513 is longer than the model's max_position_embeddings"):
+        main(["bert-base", "--sequence_length", "513"])
 
 
 @pytest.fixture
@@ -182,6 +184,16 @@ def test_attention_maps_of_a_sentence(folder, capfd, caplog):
     printed = capfd.readouterr()
     assert str(picture) in printed.out
     assert "LOAD REPORT" not in caplog.text
+
+
+def test_a_text_that_is_too_long_to_draw(folder):
+    pytest.importorskip("matplotlib")
+    # Four heads beside each other, 0.16 inches a token and one more inch, are 30,000 dots of 1/150 inch at 310 tokens.
+    with pytest.raises(ValueError, match="--text has 311 tokens, and at most 310 of this model"):
+        main([str(folder), "--text", "cat " * 311, "--output_file", str(folder / "maps.png")])
+    ClozeBertForMaskedLM(ClozeBertConfig(**TINY, max_position_embeddings=8)).save_pretrained(folder)
+    with pytest.raises(ValueError, match="--text has 9 tokens, and at most 8"):
+        main([str(folder), "--text", "cat " * 9, "--output_file", str(folder / "maps.png")])
 
 
 def test_it_runs_by_path(repository):

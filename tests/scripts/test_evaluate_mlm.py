@@ -49,7 +49,7 @@ def test_a_table_and_a_file(workplace: Path, name: str, capsys: pytest.CaptureFi
 
 
 def test_minimal_pairs_are_scored_in_float32_unless_told_otherwise(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where `auto` means bf16 for everything else, too."""
     import clozebert.training.scoring as scoring
@@ -67,6 +67,8 @@ def test_minimal_pairs_are_scored_in_float32_unless_told_otherwise(
         seen: list[bool] = []
         main([*words, "--pseudo_perplexity_documents", "0", "--use_cpu", *flags])
         assert seen == wanted
+        shown = dict(line.split() for line in capsys.readouterr().out.splitlines() if "precision" in line)
+        assert [shown["precision"] == "bf16", shown["blimp_precision"] == "bf16"] == wanted
 
 
 def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +88,7 @@ def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--corpus", "corpus", "--masking_unit", "wrod"], "did you mean 'word'"),
         (["--blimp", "nowhere"], "nowhere does not exist"),
         (["--corpus", "corpus", "--tokenizer_name", "bert/none"], "cannot be loaded"),
+        (["--input", "text.txt", "./text.txt"], "text.txt twice"),
     ],
 )
 def test_mistakes_are_named(workplace: Path, flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:

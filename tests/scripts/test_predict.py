@@ -53,6 +53,20 @@ def test_standard_input_as_a_person_pipes_it(repository: Path, tuned: dict[str, 
         [("PER", "Charles Babbage", 0, 15), ("LOC", "London", 24, 30)],
     ]
     assert all(0 < e["score"] <= 1 for record in records for e in record["entities"])
+    assert "standard input: left out 1 blank lines" in done.stderr
+
+
+def test_blank_lines_are_counted(tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers would not stand beside the lines of the file without a word."""
+    text, whole = tmp_path / "a.txt", tmp_path / "b.txt"
+    text.write_bytes(b"\xef\xbb\xbfa good film\r\n\r\n  \r\na bad film\r\n")
+    whole.write_text("a good film\na bad film\n")
+    output = tmp_path / "out.jsonl"
+    found = predictions(tuned["sequence"], "--input", str(text), output=output)
+    assert [record["text"] for record in found] == ["a good film", "a bad film"]
+    assert f"{text}: left out 2 blank lines" in capsys.readouterr().err
+    assert predictions(tuned["sequence"], "--input", str(whole), output=output) == found
+    assert "left out" not in capsys.readouterr().err
 
 
 def test_tags_are_of_whole_words(tuned: dict[str, Path], tmp_path: Path) -> None:

@@ -323,6 +323,10 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "of the peak of 1 x cpu" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"unknown key 'h10' in the kinds of devices \(--device\); did you mean"):
         main(["--config", "tiny", "--device", "h10"])
+    with pytest.raises(ValueError, match=r"price_per_hour=-1\.0 must not be negative"):
+        main(["--config", "tiny", "--device", "h100", "--price_per_hour=-1"])
+    with pytest.raises(ValueError, match=r"calibrate_seconds=-1\.0 must not be negative"):
+        main(["--config", "tiny", "--calibrate", "--calibrate_seconds=-1"])
     with pytest.raises(ValueError, match="--calibrate measures this machine"):
         main(["--config", "tiny", "--device", "h100", "--calibrate"])
 
