@@ -302,8 +302,7 @@ def _example(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], 
         return ""
     from .example import make_example
 
-    is_bundle = config.get("model_type", "clozebert") == "clozebert"
-    return make_example(folder, task, called, facts["example"], runs_code=is_bundle)
+    return make_example(folder, task, called, facts["example"], config)
 
 
 def _training_data(facts: Mapping[str, Any]) -> str:

@@ -15,11 +15,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from .. import __version__
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
+from ..utils.input_length import NO_LIMIT, longest_input
 from ..utils.tokenizer_files import read_tokenizer_settings, write_tokenizer_settings
 from ..utils.untrusted import check_model_folder, is_within
 from .card import CARD_NAME, read_card, write_card
@@ -191,8 +193,7 @@ def complete_folder(
         (folder / CODE_LICENSE_NAME).write_text(text, encoding="utf-8")
     copy_processors(source, folder)
     if getattr(model.config, "image_size", None) is None:
-        # What a native configuration calls so may count rows of its table, more than a sequence can use.
-        _check_tokenizer(source, folder, None if _is_native(source) else read_config(source)["max_position_embeddings"])
+        _check_tokenizer(source, folder, model)
     for pattern in _COPIED:
         for path in source.glob(pattern):
             if not is_within(path, source):
@@ -239,11 +240,13 @@ def code_license() -> str | None:
     return in_checkout.read_text(encoding="utf-8") if in_checkout.is_file() else None
 
 
-def _check_tokenizer(source: Path, folder: Path, longest: int | None) -> None:
+def _check_tokenizer(source: Path, folder: Path, model: Any) -> None:
     if not (folder / "tokenizer_config.json").is_file():
         raise UserError(f"{source} has no tokenizer: save it there with tokenizer.save_pretrained({str(source)!r})")
     settings = read_tokenizer_settings(folder)
-    if longest is not None and not settings.get("model_max_length", 1e30) <= longest:
+    stated = settings.get("model_max_length", NO_LIMIT)
+    longest = longest_input(model, SimpleNamespace(model_max_length=stated))
+    if longest < min(stated, NO_LIMIT):
         # Without it, pipelines do not know where to cut a text.
         write_tokenizer_settings(folder, {**settings, "model_max_length": longest})
 

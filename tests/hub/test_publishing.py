@@ -14,7 +14,7 @@ from transformers import AutoModel
 
 from clozebert.hub import publishing
 from clozebert.hub.card import is_ours, write_card
-from clozebert.hub.convert import convert_folder
+from clozebert.hub.convert import convert_folder, to_native
 from clozebert.hub.fingerprint import read_fingerprint
 from clozebert.hub.publishing import Completion, complete_folder, publish
 from clozebert.hub.pushing import push_folder
@@ -181,6 +181,13 @@ def test_tokenizer_is_needed_and_knows_its_length(tmp_path):
     values = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())
     assert values["model_max_length"] == 41
     assert "is_local" not in values
+    # A native RoBERTa has rows of positions that no token reads: two of them, for the padding id 1.
+    native = to_native(make_model(name="roberta-base", pad_token_id=1, position_offset=2))
+    native.save_pretrained(tmp_path / "run")
+    assert native.config.max_position_embeddings == 43
+    complete_folder(tmp_path / "run", tmp_path / "native", "org/name")
+    values = json.loads((tmp_path / "native" / "tokenizer_config.json").read_text())
+    assert values["model_max_length"] == 41
 
 
 def test_weights_that_are_not_the_fingerprints(saved, tmp_path):
