@@ -134,8 +134,8 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
     arguments, given, mixture = run.phases[0].arguments, run.given, run.mixtures[0]
     assert arguments.max_minutes is not None
     seconds, processes = 60 * arguments.max_minutes, accelerator.num_processes
-    timing = _time_and_forget(run, accelerator=accelerator, seconds=seconds)
-    gone = mean_over_processes(time.monotonic() - begun, accelerator)
+    timing, again = _time_and_forget(run, accelerator=accelerator, seconds=seconds)
+    gone = mean_over_processes(time.monotonic() - begun + again, accelerator)
     evaluated = sum(split.num_tokens for split in mixture.validation.values())
     if arguments.max_eval_batches is not None:
         of_batch = arguments.per_device_eval_batch_size * arguments.max_seq_length
@@ -186,19 +186,24 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
     return mean_over_processes(min(seconds[needed - 1 :]), accelerator) / batch["input_ids"].numel()
 
 
-def _time_and_forget(run: CheckedRun, *, accelerator: Any, seconds: float) -> StepTime:
-    """Take steps of one micro-batch from the run's own batches, time them, and forget all that they did."""
+def _time_and_forget(run: CheckedRun, *, accelerator: Any, seconds: float) -> tuple[StepTime, float]:
+    """Take steps of one micro-batch from the run's own batches, time them, and forget all that they did.
+
+    Returns:
+        And the seconds that setting up the phase took, which the run itself does once more.
+    """
     scaler = None if accelerator.scaler is None else accelerator.scaler.state_dict()
-    timing = _time_steps_of(run, accelerator=accelerator, seconds=seconds)
+    found = _time_steps_of(run, accelerator=accelerator, seconds=seconds)
     accelerator.free_memory()
     if scaler is not None:
         accelerator.scaler.load_state_dict(scaler)
-    return timing
+    return found
 
 
-def _time_steps_of(run: CheckedRun, *, accelerator: Any, seconds: float) -> StepTime:
+def _time_steps_of(run: CheckedRun, *, accelerator: Any, seconds: float) -> tuple[StepTime, float]:
     arguments, processes = run.phases[0].arguments, accelerator.num_processes
     timed = arguments.of_one_micro_batch(arguments.rows_at_once(processes), processes).of_length(MOST_TIMED)
+    begun = time.monotonic()
     setup = set_up_phase(
         dataclasses.replace(run.phases[0], num_steps=MOST_TIMED, arguments=timed),
         run.mixtures[0],
@@ -207,6 +212,7 @@ def _time_steps_of(run: CheckedRun, *, accelerator: Any, seconds: float) -> Step
         state=TrainingState(step=0),
         weights=None,
     )
+    setting_up = time.monotonic() - begun
     setup.optimizer.optimizer.set_learning_rate(0.0)
     batches = (batch for of_step, _ in setup.loader for batch in of_step)
 
@@ -227,4 +233,4 @@ def _time_steps_of(run: CheckedRun, *, accelerator: Any, seconds: float) -> Step
         with contextlib.suppress(Exception):
             once = dataclasses.replace(timed, max_eval_batches=1)
             evaluate_mixture(setup.model, run.mixtures[0], once, accelerator=accelerator)
-    return timing
+    return timing, setting_up

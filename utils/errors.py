@@ -72,6 +72,11 @@ def check_at_least(values: object, **bounds: float) -> None:
             raise UserError(f"{name}={value} must be at least {bound}")
 
 
+def first_line(error: Exception) -> str:
+    """What a library says is wrong, without the pages that some of them write; else the name of its kind of error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def nearest_name(name: object, known: Iterable[object]) -> str | None:
     """The known name that `name` is likely meant to be, if one comes near."""
     found = difflib.get_close_matches(str(name), list(map(str, known)), n=1)
