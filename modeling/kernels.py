@@ -215,7 +215,12 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
+        ctx.save_for_forward(cos, sin)
         return rotated(x_BTHK, cos, sin)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent_BTHK: torch.Tensor, *tangents_of_tables: None) -> torch.Tensor:
+        return rotated(tangent_BTHK, *ctx.saved_tensors)
 
     @staticmethod
     def backward(ctx: Any, grad_BTHK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -335,6 +340,10 @@ class _HalfPrecisionCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         logits_MC, labels_M, log_sums_M = ctx.saved_tensors
         scale_M = grad * (labels_M != ctx.ignored)
+        if torch.is_grad_enabled():  # the gradient will be differentiated itself
+            probabilities = logits_MC.float().softmax(dim=-1)
+            probabilities = probabilities - F.one_hot(labels_M.clamp(min=0), logits_MC.shape[1])
+            return (probabilities * scale_M[:, None]).to(logits_MC.dtype), None, None
         grad_MC = torch.empty_like(logits_MC)
         tensors = (logits_MC, grad_MC, log_sums_M, labels_M, scale_M)
         chunks = (x.split(_rows_at_once(logits_MC)) for x in tensors)
