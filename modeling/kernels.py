@@ -81,10 +81,7 @@ def values_of(tensor: torch.Tensor) -> list[Any] | None:
 
 def cast_once(x: torch.Tensor) -> torch.Tensor:
     """x in the type that autocast gives matmuls: cast here once, and not by each of the linear layers that read it."""
-    kind = x.device.type
-    if is_plain() or not torch.is_autocast_enabled(kind):
-        return x
-    return x.to(torch.get_autocast_dtype(kind))
+    return x if is_plain() else x.to(matmul_dtype(x))
 
 
 def keep_wide(x: torch.Tensor, norm: Any) -> torch.Tensor:
@@ -93,14 +90,18 @@ def keep_wide(x: torch.Tensor, norm: Any) -> torch.Tensor:
     Args:
         norm: one that reads sums; if it is stored in half precision, so is the model, and x stays as it is.
     """
-    is_narrow = x.dtype in HALF_PRECISION and torch.is_autocast_enabled(x.device.type)
+    is_narrow = x.dtype in HALF_PRECISION and is_autocast(x)
     return x.float() if is_narrow and norm.weight.dtype not in HALF_PRECISION else x
 
 
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
     """The type in which x is multiplied here: autocast's, or its own."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
+
+
+def is_autocast(x: torch.Tensor) -> bool:
+    """Whether autocast is on where x lies. On the meta device there is none, and PyTorch's question is an error."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
 # Linear layers -------------------------------------------------------------------------------------------------------
@@ -361,7 +362,7 @@ def _rows_at_once(logits_MC: torch.Tensor) -> int:
 
 
 __all__ = [
-    "Dropout", "attend", "cast_once", "dropout", "is_plain", "is_traced", "is_transformed", "keep_wide", "linear",
-    "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "rotated",
+    "Dropout", "attend", "cast_once", "dropout", "is_autocast", "is_plain", "is_traced", "is_transformed", "keep_wide",
+    "linear", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "rotated",
     "summed_cross_entropy", "values_of",
 ]  # fmt: skip

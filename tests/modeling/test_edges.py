@@ -25,6 +25,7 @@ from clozebert import (
 )
 from clozebert.configuration import ARCHITECTURES
 from clozebert.configuration.named_architectures import every_third_full
+from clozebert.modeling.embeddings import RotaryEmbedding
 
 SMALL = {
     "hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 37, "num_hidden_layers": 3, "num_labels": 3,
@@ -152,6 +153,24 @@ def test_forward_mode_derivatives():
         found = forward_ad.unpack_dual(logits).tangent
     high, low = (model(inputs_embeds=x + step * tangent, attention_mask=MASK).logits for step in (1e-5, -1e-5))
     assert relative_error(found, (high - low).detach() / 2e-5) <= 1e-6
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_model_without_memory_shows_the_shapes(name):
+    """On the meta device, where programs count FLOPs. A mask is read by transformers there, so there is none."""
+    model, inputs = make(name)
+    inputs = {key: value.to("meta") for key, value in inputs.items() if key != "attention_mask"}
+    shape = model.to("meta")(**inputs).last_hidden_state.shape
+    assert shape == ((2, 10, 24) if "pixel_values" in inputs else (2, 9, 24))
+
+
+def test_tables_of_rope_are_the_same_under_autocast():
+    rope, positions = RotaryEmbedding(tiny_config(positions="rope")), torch.arange(500)[None]
+    wanted = rope(torch.zeros(1, 500, 24), positions)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            found = rope(torch.zeros(1, 500, 24), positions)
+        assert all(map(torch.equal, found, wanted))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
