@@ -15,12 +15,16 @@ import importlib.util
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# So that `warm_python` is importable, whichever way pytest is started.
+if str(REPOSITORY / "tests") not in sys.path:
+    sys.path.append(str(REPOSITORY / "tests"))
+from warm_python import WarmPython  # noqa: E402
 
 # A shell that starts the tests in the background, or nohup, has signals ignored, and so would the programs under test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -64,6 +68,13 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no ../shared/data beside the checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[WarmPython]:
+    """Starts Python programs in forks of a process that has imported torch and transformers, and nothing of ours."""
+    with WarmPython() as warm:
+        yield warm
 
 
 @pytest.fixture(scope="session")

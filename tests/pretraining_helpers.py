@@ -1,5 +1,7 @@
 """A small corpus with structure to learn, and ways to run pretraining on it, in this process and in others."""
 
+import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -18,6 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
+from warm_python import WarmPython
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.corpus import ShardWriter
@@ -202,6 +205,8 @@ def rows_of(output_dir: Path) -> dict[int, list[int]]:
 
 def in_forks(work: Callable[[int], None], environments: list[dict[str, str]], *, timeout: float = 300) -> list[int]:
     """The exit statuses of processes that do `work(rank)`, each with its additions to the environment."""
+    with contextlib.suppress(ImportError):  # what a run imports at its end, once for all forks
+        importlib.import_module("matplotlib.backends.backend_agg")
 
     def begin(rank: int) -> None:
         os.environ.update(environments[rank])
@@ -224,12 +229,20 @@ def in_forks(work: Callable[[int], None], environments: list[dict[str, str]], *,
 
 
 def run_program(
-    folder: Path, output_dir: Path, *, prelude: str = "", processes: int = 1, check: bool = True, **changes: Any
+    folder: Path,
+    output_dir: Path,
+    *,
+    prelude: str = "",
+    processes: int = 1,
+    check: bool = True,
+    launcher: WarmPython | None = None,
+    **changes: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run pretrain_mlm in processes of its own.
 
     Args:
         prelude: Python code that runs in each process before the program.
+        launcher: starts `accelerate launch` for several processes, which are Pythons that have imported nothing.
     """
     arguments = flags({**MODEL_FLAGS, **settings(folder, output_dir=output_dir, **changes)})
     program = output_dir.with_name(f"{output_dir.name}_program.py")
@@ -243,7 +256,10 @@ def run_program(
             "--num_processes", str(processes),
         ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    if launcher is None:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    else:
+        done = launcher.run(command[1:], env=environment)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from warm_python import WarmPython
 
 ALLOWED = {
     "utils": set(),
@@ -274,17 +276,18 @@ def test_the_file_that_auto_classes_open_names_all_others(tmp_path: Path) -> Non
     assert named | {opened} == files
 
 
-def run_python(code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_importing_the_package_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, clozebert; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
-    assert run_python(code) == "[]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture(scope="module")
+def without_transformers() -> Iterator[WarmPython]:
+    """Forks of a process that has imported what transformers imports, and nothing of transformers."""
+    with WarmPython(transformers=False) as warm:
+        yield warm
 
 
 @pytest.mark.parametrize(
@@ -299,16 +302,21 @@ def test_importing_the_package_imports_neither_torch_nor_transformers() -> None:
     ],
 )
 @pytest.mark.parametrize("package_first", [True, False])
-def test_auto_classes_know_the_architecture_in_any_import_order(first: str, package_first: bool) -> None:
+def test_auto_classes_know_the_architecture_in_any_import_order(
+    without_transformers: WarmPython, first: str, package_first: bool
+) -> None:
     lines = ["import clozebert", first] if package_first else [first, "import clozebert"]
     code = "; ".join(
         [
+            "import sys; print('transformers' in sys.modules)",
             *lines,
             "config = AutoConfig.for_model('clozebert', hidden_size=24, num_attention_heads=2, num_hidden_layers=1)",
             "print(type(AutoModel.from_config(config)).__module__)",
         ]
     )
-    assert run_python(code) == "clozebert.modeling.encoder"
+    done = without_transformers.run(["-c", code])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "clozebert.modeling.encoder"]
 
 
 def test_the_wheel_holds_every_module_and_recipe_and_nothing_else(wheel: Path, repository: Path) -> None:

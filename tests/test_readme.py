@@ -7,15 +7,13 @@ for each recipe, in dry runs.
 import contextlib
 import io
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from warm_python import WarmPython
 
 from clozebert.configuration import list_recipes
 from clozebert.scripts.prepare_corpus import main as prepare_corpus
@@ -58,7 +56,7 @@ def commands() -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workplace(tmp_path_factory: pytest.TempPathFactory, python: WarmPython) -> Path:
     """A folder in which the five commands have been run, on the project's pages and on tagged sentences made here."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "release").symlink_to(ROOT / "release")
@@ -70,13 +68,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, times in (("train", 24), ("dev", 6)):
         (folder / f"{name}.conllu").write_text((sentence + "\n") * times)
     for command in commands():
-        done = subprocess.run(
-            [sys.executable, "-m", "clozebert", *command, *SMALLER.get(command[0], [])],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        done = python.run(["-m", "clozebert", *command, *SMALLER.get(command[0], [])], cwd=folder)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return folder
 
@@ -94,16 +86,9 @@ def test_the_commands_leave_what_the_readme_says(workplace: Path) -> None:
         assert settings["tokenizer_class"] == "PreTrainedTokenizerFast", folder
 
 
-def test_the_python_code_runs(workplace: Path) -> None:
+def test_the_python_code_runs(workplace: Path, python: WarmPython) -> None:
     for code in blocks("python"):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=workplace,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )
+        done = python.run(["-c", code], cwd=workplace)
         assert done.returncode == 0, done.stderr
 
 

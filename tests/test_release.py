@@ -2,13 +2,11 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "release" / "clozebert-books"
@@ -22,20 +20,12 @@ assert "clozebert" not in sys.modules
 """
 
 
-def test_it_fills_blanks_offline_without_our_code(tmp_path: Path) -> None:
+def test_it_fills_blanks_offline_without_our_code(tmp_path: Path, python: WarmPython) -> None:
     texts = [
         "In the nineteenth [MASK], many people moved to the cities.",
         "The nerves of the brain and the spinal [MASK] form the nervous system.",
     ]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", FILL, str(MODEL), *texts],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**environment, "HF_HUB_OFFLINE": "1"},
-    )
+    done = python.run(["-c", FILL, MODEL, *texts], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     century, cord = json.loads(done.stdout.splitlines()[-1])
     assert century[0] == "century"

@@ -50,7 +50,8 @@ class Hub:
         self.lock = threading.Lock()
 
     def __enter__(self) -> "Hub":
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        # It ends as soon as it is asked to, and not at the end of half a second.
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -124,6 +125,7 @@ class _AnswerError(Exception):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else what is written after the headers waits 40 ms for the client's word
     state: Hub
 
     def log_message(self, *args: Any) -> None:

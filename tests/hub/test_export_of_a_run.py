@@ -1,13 +1,13 @@
 """A run of the pretraining program under a natively shaped recipe, exported: plain transformers answers the same."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import transformers
 import yaml
+from warm_python import WarmPython
 
 sys.path.append(str(Path(__file__).parent.parent))
 from pretraining_helpers import make_corpus
@@ -35,7 +35,7 @@ for folder in sys.argv[1:]:
 """
 
 
-def test_same_answers_where_clozebert_is_not_installed(tmp_path: Path) -> None:
+def test_same_answers_where_clozebert_is_not_installed(tmp_path: Path, python: WarmPython) -> None:
     prepared = make_corpus(tmp_path / "prepared")
     here = []
     for model_type, (architecture, changes) in SHAPES.items():
@@ -47,10 +47,7 @@ def test_same_answers_where_clozebert_is_not_installed(tmp_path: Path) -> None:
         assert json.loads((native / "config.json").read_text())["model_type"] == model_type
         assert not list(native.glob("*.py"))
         here.append(transformers.pipeline("fill-mask", model=str(run), tokenizer=str(run))("w1 w4 [MASK] w10 w13"))
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, *(str(tmp_path / model_type) for model_type in SHAPES)],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    done = python.run(["-c", _WITHOUT, *(tmp_path / model_type for model_type in SHAPES)], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for answers, line in zip(here, done.stdout.splitlines(), strict=True):
         there = json.loads(line)

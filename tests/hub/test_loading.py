@@ -310,7 +310,7 @@ def small_model(name):
     return ClozeBertForMaskedLM(ClozeBertConfig.from_name(name, **small, initializer_range=0.3)).eval()
 
 
-def test_exported_models_answer_the_same_without_clozebert(tmp_path):
+def test_exported_models_answer_the_same_without_clozebert(tmp_path, python):
     """Models of ours through plain transformers, in a process without our code."""
     from transformers import pipeline
 
@@ -324,10 +324,7 @@ def test_exported_models_answer_the_same_without_clozebert(tmp_path):
         answers[name] = pipeline("fill-mask", model=model, tokenizer=tokenizer)("w1 w5 [MASK] w9 w30")
         save_native(model, tmp_path / name, tokenizer)
         assert not list((tmp_path / name).glob("*.py"))
-    done = subprocess.run(
-        [sys.executable, "-c", _PLAIN_PIPELINE, *(str(tmp_path / name) for name in names)],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    done = python.run(["-c", _PLAIN_PIPELINE, *(tmp_path / name for name in names)], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
     assert last == "clozebert is not there"

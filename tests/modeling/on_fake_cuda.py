@@ -1,9 +1,9 @@
 # ruff: noqa: E402
 """What a CUDA device would be given: forward and backward passes over fake tensors of it, as JSON for test_on_cuda.py.
 
-    python on_fake_cuda.py kernels | doors | windows | graphs
+    python on_fake_cuda.py
 
-A process of its own: the fake device must be there before torch (benchmarks/fake_cuda.py).
+A process of its own, and one for all: the fake device must be there before torch (benchmarks/fake_cuda.py).
 """
 
 import itertools
@@ -40,6 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gqa": {"num_key_value_heads": 1},
     "dropout": {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
 }
+WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 PRODUCTS = ("aten::mm", "aten::addmm")  # no others: PyTorch chooses its attention by asking a real device
 
 
@@ -104,11 +105,20 @@ def _has_tensors(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(one, torch.Tensor) for one in value)
 
 
-def kernels(*recipes: str) -> list[dict[str, Any]]:
-    """Every recipe, precision, variant and capability: a training step over a packed batch."""
+def cases() -> list[tuple[str, str, str, tuple[int, int]]]:
+    """Recipe, precision, variant, capability: half of all combinations, in which every three of the four stand."""
+    halves = (((7, 5), (8, 0)), ((8, 0), (7, 5)))
+    return [
+        (recipe, precision, variant, capability)
+        for (i, recipe), (j, variant) in itertools.product(enumerate(list_recipes()), enumerate(VARIANTS))
+        for precision, capability in zip(("bf16", "fp16"), halves[(i + j) % 2], strict=True)
+    ]
+
+
+def kernels() -> list[dict[str, Any]]:
+    """A training step over a packed batch for each of `cases`, and one without half precision."""
     found = []
-    cases = itertools.product(recipes or list_recipes(), ("bf16", "fp16"), VARIANTS, ((7, 5), (8, 0)))
-    for recipe, precision, variant, capability in [*cases, ("modernbert-base", "no", "as it is", (8, 0))]:
+    for recipe, precision, variant, capability in [*cases(), ("modernbert-base", "no", "as it is", (8, 0))]:
         config = configuration(recipe, **VARIANTS[variant])
         rows: list[list[Any]] = []  # what PyTorch's other attention is given
 
@@ -145,8 +155,6 @@ def doors() -> dict[str, Any]:
     """The other ways in: how often a forward pass would wait for the device."""
     config = configuration("modernbert-base")
     found = {}
-    # transformers takes fake tensors for a traced program's, and then looks at no value.
-    masking_utils.is_tracing = lambda tensor=None: False
     for name, more in {
         "padded rows": lambda: {"attention_mask": torch.zeros(2, 48, dtype=torch.long, device="cuda")},
         "whole rows": dict,
@@ -155,7 +163,9 @@ def doors() -> dict[str, Any]:
         },
         "boundaries alone": lambda: {"cu_seq_lens_q": torch.zeros(4, dtype=torch.int32, device="cuda")},
     }.items():  # fmt: skip
-        with fake_cuda.device() as calls:
+        # transformers takes fake tensors for a traced program's, and then looks at no value.
+        looks = mock.patch.object(masking_utils, "is_tracing", return_value=False)
+        with fake_cuda.device() as calls, looks:
             model = make(ClozeBertForSequenceClassification, config)
             rows = 2 if name in ("padded rows", "whole rows") else 1
             inputs = {"input_ids": torch.zeros(rows, 96 // rows, dtype=torch.long, device="cuda"), **more()}
@@ -188,12 +198,34 @@ def windows() -> list[list[Any]]:
     return found
 
 
-def graphs(*recipes: str) -> dict[str, Any]:
-    """Training steps over batches with other boundaries, compiled as a run compiles: how many graphs there are."""
+# Models that differ in these numbers alone have the same operators.
+NUMBERS = {
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+    "max_position_embeddings", "sliding_window", "layer_types", "norm_eps", "pad_token_id", "bos_token_id",
+    "eos_token_id", "cls_token_id", "sep_token_id",
+}  # fmt: skip
+
+
+def recipes_by_program() -> list[list[str]]:
+    """The recipes, together where their models differ in `NUMBERS` alone."""
+    found: dict[str, list[str]] = {}
+    for recipe in list_recipes():
+        settings = configuration(recipe, **WITHOUT_DROPOUT).to_dict()
+        rest = {name: value for name, value in settings.items() if name not in NUMBERS}
+        has_windows = settings["layer_types"] is not None
+        found.setdefault(json.dumps([rest, has_windows], sort_keys=True, default=str), []).append(recipe)
+    return list(found.values())
+
+
+def graphs() -> dict[str, Any]:
+    """Training steps over batches with other boundaries, compiled as a run compiles: how many graphs there are.
+
+    For the first recipe of each program.
+    """
     from clozebert.training import machine
 
     found = {}
-    for recipe in recipes or list_recipes():
+    for recipe, *others in recipes_by_program():
         made: list[int] = []
         torch._dynamo.reset()
 
@@ -201,23 +233,22 @@ def graphs(*recipes: str) -> dict[str, Any]:
             made.append(sum(node.target is F.linear for node in graph.graph.nodes))
             return graph.forward
 
-        config = configuration(recipe, layers=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        config = configuration(recipe, layers=4, **WITHOUT_DROPOUT)
         counts = []
         torch._dynamo.utils.counters.clear()
         with fake_cuda.device(records=False):
             model = make(ClozeBertForMaskedLM, config)
             machine.compile_model(model, torch.device("cuda"), backend=backend)
-            for step in range(10):
-                inputs = batch(3 + 2 * step, 101 + 7 * step, 20 + step, 40 - 3 * step)
+            for step in range(5):
+                inputs = batch(3 + 4 * step, 101 + 14 * step, 20 + 2 * step, 40 - 6 * step)
                 with fake_cuda.autocast(torch.bfloat16):
                     loss = model(**inputs).loss
                 loss.backward()
                 counts.append(len(made))
         breaks = {str(key): value for key, value in torch._dynamo.utils.counters["graph_break"].items()}
-        found[recipe] = {"layers": 4, "graphs": counts, "matmuls": made, "breaks": breaks}
+        found[recipe] = {"same": others, "layers": 4, "graphs": counts, "matmuls": made, "breaks": breaks}
     return found
 
 
 if __name__ == "__main__":
-    wanted = {"kernels": kernels, "doors": doors, "windows": windows, "graphs": graphs}
-    print(json.dumps(wanted[sys.argv[1]](*sys.argv[2:])))
+    print(json.dumps({"kernels": kernels(), "doors": doors(), "windows": windows(), "graphs": graphs()}))

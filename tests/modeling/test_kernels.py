@@ -1,8 +1,6 @@
 """Every shortcut beside its plain formula: against float64, and taken only where nothing else could be meant."""
 
 import os
-import subprocess
-import sys
 import types
 
 import pytest
@@ -291,12 +289,11 @@ def outputs_and_gradients(model, batch):
     return {name: x.double().clamp(min=-1e30) for name, x in found.items()}
 
 
-def test_one_variable_switches_all_off():
+def test_one_variable_switches_all_off(python):
     code = "from clozebert.modeling import kernels; print(kernels.is_plain())"
     for value, wanted in (("1", "True"), ("0", "False")):
-        environment = {**os.environ, "CLOZEBERT_PLAIN": value}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == wanted
+        done = python.run(["-c", code], env={**os.environ, "CLOZEBERT_PLAIN": value})
+        assert done.stdout.strip() == wanted, done.stderr
 
 
 def test_without_pytorchs_private_operators_the_model_still_works(monkeypatch):

@@ -1,8 +1,5 @@
 """The conversion program: by path, there and back, and its one-line errors."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import transformers
@@ -22,13 +19,6 @@ def native(tmp_path):
     return tmp_path / "native"
 
 
-def call(*arguments, repository):
-    program = repository / "scripts" / "convert_checkpoint.py"
-    return subprocess.run(
-        [sys.executable, str(program), *map(str, arguments)], capture_output=True, text=True, check=False
-    )
-
-
 def test_there_and_back(native, tmp_path, capsys):
     main(["--input", str(native), "--output_dir", str(tmp_path / "ours"), "--to", "clozebert"])
     main(["--input", str(tmp_path / "ours"), "--output_dir", str(tmp_path / "back"), "--to", "native"])
@@ -40,8 +30,9 @@ def test_there_and_back(native, tmp_path, capsys):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_by_path_mistakes_are_one_line(tmp_path, repository):
-    result = call("--input", tmp_path / "no", "--output_dir", tmp_path / "out", "--to", "native", repository=repository)
+def test_by_path_mistakes_are_one_line(tmp_path, repository, python):
+    program = repository / "scripts" / "convert_checkpoint.py"
+    result = python.run([program, "--input", tmp_path / "no", "--output_dir", tmp_path / "out", "--to", "native"])
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
     assert "neither a folder nor a name on the Hub" in result.stderr

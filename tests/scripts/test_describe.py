@@ -1,8 +1,5 @@
 """`describe`: its closed formulas are the model's own counts, and its mistakes are named."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import transformers
@@ -196,12 +193,7 @@ def test_a_text_that_is_too_long_to_draw(folder):
         main([str(folder), "--text", "cat " * 9, "--output_file", str(folder / "maps.png")])
 
 
-def test_it_runs_by_path(repository):
-    done = subprocess.run(
-        [sys.executable, str(repository / "scripts" / "describe.py"), "bert-bas"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def test_it_runs_by_path(repository, python):
+    done = python.run([repository / "scripts" / "describe.py", "bert-bas"])
     assert done.returncode == 2
     assert done.stderr.startswith("error: 'bert-bas' is neither")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
+from warm_python import WarmPython
 
 from clozebert.scripts import finetune_sequence_classification, finetune_token_classification
 from clozebert.scripts._program import run
@@ -30,12 +31,13 @@ def run_program(repository: Path, name: str, *flags: str, by: tuple[str, ...] = 
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **kwargs)
 
 
-def test_sequence_program_by_path(repository: Path, model: str, tmp_path: Path) -> None:
+def test_sequence_program_by_path(repository: Path, python: WarmPython, model: str, tmp_path: Path) -> None:
     flags = ["--train_file", write_sentiment(tmp_path / "a.csv", rows=60), "--model_name_or_path", model]
     flags += ["--validation_file", write_sentiment(tmp_path / "b.csv", rows=20, seed=1)]
     flags += ["--test_file", write_sentiment(tmp_path / "c.csv", rows=20, seed=2)]
     flags += ["--output_dir", str(tmp_path / "o"), "--num_train_epochs", "12", "--learning_rate", "3e-3"]
-    done = run_program(repository, "finetune_sequence_classification", *flags, cwd=tmp_path)
+    program = repository / "scripts" / "finetune_sequence_classification.py"
+    done = python.run([program, *flags], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "o" / "all_results.json").read_text())
     assert results["eval_accuracy"] == results["test_accuracy"] == 1.0
@@ -49,7 +51,7 @@ def test_sequence_program_by_path(repository: Path, model: str, tmp_path: Path) 
     }
     assert found["text-classification", "csv", "c.csv", "test", "accuracy", "Accuracy"] == 1.0
     assert found["text-classification", "csv", "b.csv", "validation", "f1", "F1, macro average"] == 1.0
-    again = run_program(repository, "finetune_sequence_classification", *flags, cwd=tmp_path)
+    again = python.run([program, *flags], cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
     assert again.stderr.startswith("error: --output_dir")
@@ -142,7 +144,8 @@ MISTAKES: list[tuple[str, str, dict[str, str], dict[str, str], str]] = [
     ("sequence", "missing model", {}, {"model_name_or_path": "./gone"}, "./gone: there is no such folder"),
     ("sequence", "wrong column", {}, {"label_column": "labl"}, "--label_column labl: train.csv has no such"),
     ("sequence", "wrong kind", {}, {"problem_type": "regression"}, "is 'neg', expected a finite number"),
-    ("sequence", "unknown kind", {}, {"problem_type": "some"}, "--problem_type some: expected one of"),
+    ("sequence", "unknown kind", {}, {"problem_type": "some"}, "--problem_type some: expected single_label"),
+    ("token", "unknown scheme", {}, {"tag_scheme": "iob3"}, "--tag_scheme iob3: expected auto or iob1 or iob2"),
     ("sequence", "unknown flag", {}, {"lerning_rate": "1"}, "did you mean --learning_rate?"),
     ("sequence", "too long", {}, {"max_seq_length": "999"}, "--max_seq_length 999: the model reads at most 64 tokens"),
     ("sequence", "one column twice", {}, {"text_column": "text", "label_column": "text"}, "--label_column text: --tex"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from warm_python import WarmPython
 
 from clozebert.scripts import finetune_sequence_classification, finetune_token_classification, predict
 from clozebert.scripts._program import run
@@ -139,13 +140,13 @@ def test_the_first_row_is_data_where_training_had_no_header(tuned: dict[str, Pat
     assert [record["text"] for record in records] == ["great film"]
 
 
-def test_standard_input_that_is_not_utf8(repository: Path, tuned: dict[str, Path], tmp_path: Path) -> None:
-    command = [sys.executable, str(repository / "scripts" / "predict.py"), "--model_name_or_path", str(tuned["token"])]
-    done = subprocess.run(
-        command, input=b"fine\nb\xfcro\n", capture_output=True, timeout=300, check=False, cwd=tmp_path
-    )
+def test_standard_input_that_is_not_utf8(
+    repository: Path, python: WarmPython, tuned: dict[str, Path], tmp_path: Path
+) -> None:
+    command = [repository / "scripts" / "predict.py", "--model_name_or_path", tuned["token"]]
+    done = python.run(command, input=b"fine\nb\xfcro\n", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.endswith(b"error: standard input, line 2: not UTF-8 (byte 0xfc); convert the text\n")
+    assert done.stderr.endswith("error: standard input, line 2: not UTF-8 (byte 0xfc); convert the text\n")
 
 
 @pytest.mark.parametrize(

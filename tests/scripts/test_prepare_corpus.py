@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
+from warm_python import WarmPython
 
 from clozebert.corpus import BatchStream, Corpus, Masking, installed_python
 from clozebert.corpus.tokenizer import train_tokenizer
@@ -147,10 +148,7 @@ def test_mistakes_are_one_line(text: Path, tokenizer: str, tmp_path: Path, capsy
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
-def test_a_mistake_by_path_has_no_traceback(tokenizer: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--input", tmp_path / "missing.txt", "--tokenizer_name", tokenizer,
-         "--output_dir", tmp_path / "out"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def test_a_mistake_by_path_has_no_traceback(python: WarmPython, tokenizer: str, tmp_path: Path) -> None:
+    flags = ["--input", tmp_path / "missing.txt", "--tokenizer_name", tokenizer, "--output_dir", tmp_path / "out"]
+    done = python.run([SCRIPT, *flags])
     assert (done.returncode, done.stderr) == (2, f"error: {tmp_path / 'missing.txt'} does not exist\n")

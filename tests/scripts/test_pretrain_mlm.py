@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_python import WarmPython
 
 sys.path.append(str(Path(__file__).parent.parent))
 from pretraining_helpers import MODEL_FLAGS, REPOSITORY, flags, make_corpus
@@ -35,7 +36,7 @@ def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_a_recipe_by_path_with_flags_over_it(prepared: Path, tmp_path: Path) -> None:
+def test_a_recipe_by_path_with_flags_over_it(python: WarmPython, prepared: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
         "architecture: tiny\nmodel: {vocab_size: 67, num_hidden_layers: 2, layer_types: null}\n"
@@ -43,10 +44,11 @@ def test_a_recipe_by_path_with_flags_over_it(prepared: Path, tmp_path: Path) -> 
         "learning_rate: 1e-3\nmixed_precision: no\n"
     )
     output_dir = tmp_path / "run"
-    shown = call(
-        str(PROGRAM), "--config", str(recipe), *paths(prepared), "--output_dir", str(output_dir), "--max_steps", "20",
-        "--hidden_size", "24", "--num_attention_heads", "3", "--max_grad_norm", "0.5",
+    shown = python.run(
+        [PROGRAM, "--config", recipe, *paths(prepared), "--output_dir", output_dir, "--max_steps", "20",
+         "--hidden_size", "24", "--num_attention_heads", "3", "--max_grad_norm", "0.5"]
     )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
     assert "2 steps of warm-up" in shown.stdout, "the warm-up keeps its share of a run made shorter by a flag"
     config = json.loads((output_dir / "config.json").read_text())
     assert (config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]) == (24, 2, 64)
@@ -92,13 +94,16 @@ def test_mistakes_are_one_line_before_any_work(
     assert not output_dir.exists()
 
 
-def test_the_program_ends_with_status_2_and_no_traceback(prepared: Path, tmp_path: Path) -> None:
+def test_the_program_ends_with_status_2_and_no_traceback(python: WarmPython, prepared: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "typo.yaml"
+    command = [PROGRAM, "--config", recipe, *paths(prepared), "--output_dir", tmp_path / "o"]
     recipe.write_text("max_stepz: 3\n")
-    done = call(str(PROGRAM), "--config", str(recipe), *paths(prepared), "--output_dir", str(tmp_path / "o"), code=2)
+    done = python.run(command)
+    assert done.returncode == 2
     assert done.stderr.strip() == f"error: unknown key 'max_stepz' in recipe {recipe}; did you mean 'max_steps'?"
     recipe.write_text("model: {hiden_size: 3}\n")
-    done = call(str(PROGRAM), "--config", str(recipe), *paths(prepared), "--output_dir", str(tmp_path / "o"), code=2)
+    done = python.run(command)
+    assert done.returncode == 2
     assert "unknown key 'hiden_size'" in done.stderr
     assert "did you mean 'hidden_size'?" in done.stderr
     assert "Traceback" not in done.stderr

@@ -27,6 +27,7 @@ from pretraining_helpers import (
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from warm_python import WarmPython
 
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import BatchStream, Corpus, Masking, ValidationBatches
@@ -100,10 +101,12 @@ def test_resuming_on_another_number_of_processes(
     assert rows == {step: ids for step, ids in rows_of(folders[before]).items() if step >= 20}
 
 
-def test_ddp_under_accelerate_launch(prepared: Path, tmp_path: Path, capsys: Any, caplog: Any) -> None:
+def test_ddp_under_accelerate_launch(
+    python: WarmPython, prepared: Path, tmp_path: Path, capsys: Any, caplog: Any
+) -> None:
     """As a person starts it, with the shipped launch file; through a phase with longer rows, and resumed in it."""
     run = {"max_steps": 4, "save_steps": 3, "max_seq_length": 24, "phases": [{"max_steps": 4, "max_seq_length": 40}]}
-    run_program(prepared, tmp_path / "two", processes=2, **run)
+    run_program(prepared, tmp_path / "two", processes=2, launcher=python, **run)
     assert world_size(tmp_path / "two" / "checkpoint-8") == 2
     assert run_forked(prepared, tmp_path / "one", **run) == [0]
     assert losses_of(tmp_path / "two") == pytest.approx(losses_of(tmp_path / "one"), abs=1e-5)

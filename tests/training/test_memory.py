@@ -1,6 +1,5 @@
 """Freed memory stays with the process: seen in the page faults that its next tensors cost."""
 
-import subprocess
 import sys
 
 import pytest
@@ -21,11 +20,8 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what Linux' C library does")
-def test_the_next_tensor_costs_no_page_fault():
-    kept, as_it_is = (
-        subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True).stdout.split()
-        for mode in ("kept", "as it is")
-    )
+def test_the_next_tensor_costs_no_page_fault(python):
+    kept, as_it_is = (python.run(["-c", PROGRAM, mode]).stdout.split() for mode in ("kept", "as it is"))
     if kept[0] != "True":
         pytest.skip("not the GNU C library")
     # Measured: 0 against 327,000; with huge pages fewer.

@@ -117,12 +117,21 @@ def test_a_run_of_some_minutes_compiles_before_its_steps_are_counted(
         return found
 
     torch._dynamo.reset()
+    steps_in = calibration.steps_in
+    monkeypatch.setattr(calibration, "steps_in", lambda *args, **others: min(40, steps_in(*args, **others)))
     monkeypatch.setattr(loop, "choose_length", choose_length)
     monkeypatch.setattr(
         "clozebert.training.phase_setup.compile_model", functools.partial(machine.compile_model, backend=backend)
     )
     run_here(
-        prepared, tmp_path / "run", max_minutes=0.2, torch_compile=True, warmup_steps=0, logging_steps=100, eval_steps=0
+        prepared,
+        tmp_path / "run",
+        max_minutes=0.2,
+        torch_compile=True,
+        warmup_steps=0,
+        logging_steps=100,
+        eval_steps=0,
+        num_hidden_layers=1,
     )
     said = capsys.readouterr().out
     assert graphs[: counted[0]].count(True) > 2
