@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from ..configuration import ClozeBertConfig
 from ..corpus import Corpus, Masking
@@ -43,16 +44,18 @@ from ..utils.device import choose_precision
 from ..utils.errors import UserError
 from ..utils.files import disk_errors, whole_files, whole_folder, write_text
 from ..utils.tokenizer_files import save_tokenizer
+from ..utils.untrusted import read_json_object
 from .arguments import (
     ADAPTATION_RESULTS,
     REPORT_NAME,
     TEACHER_FOLDER,
+    TEXT_FLAGS,
     AdaptationArguments,
     claim_output_dir,
     write_settings,
 )
 from .overlap import documents_of, encoded_documents, measure_overlap
-from .report import adaptation_facts, render_report
+from .report import TEXT_NAMES, adaptation_facts, render_report
 from .start import check_known_tokens, check_vocabulary_flags, make_start, open_source_model, open_student
 
 Say = Callable[[str], None]
@@ -83,17 +86,18 @@ class Adaptation:
         self.source = open_source_model(arguments.model_name_or_path)
         self.trained = open_student(arguments.student, self.source)
         first_tokenizer = check_vocabulary_flags(arguments, self.source)
-        self.readers = {name: self._reader(name) for name in _TEXTS if getattr(arguments, name)}
+        self.readers = {name: self._reader(name) for name in TEXT_FLAGS if getattr(arguments, name)}
         for name in ("input", "replay_input"):
             if name in self.readers:
                 check_known_tokens(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")
         if arguments.corpus is not None:
             self._check_corpus(arguments.corpus)
-        self.longest = min(self.source.longest, self.trained.longest)
-        if arguments.max_seq_length is not None and arguments.max_seq_length > self.longest:
+        longest = min(self.source.longest, self.trained.longest)
+        if arguments.max_seq_length is not None and arguments.max_seq_length > longest:
             raise UserError(
-                f"max_seq_length={arguments.max_seq_length} exceeds the {self.longest} tokens that the model takes"
+                f"max_seq_length={arguments.max_seq_length} exceeds the {longest} tokens that the model takes"
             )
+        self.row_length = arguments.max_seq_length or min(_LONGEST_ROW, longest)
         if not arguments.general_input and not arguments.replay_input:
             self.say("no --general_input and no --replay_input: what is forgotten is not measured")
         claim_output_dir(arguments)
@@ -107,7 +111,7 @@ class Adaptation:
         done = Path(self.arguments.output_dir) / ADAPTATION_RESULTS
         if done.is_file() and (self.work / "before.json").is_file():
             self.say(f"{self.arguments.output_dir} is finished already")
-            return json.loads(done.read_text(encoding="utf-8"))
+            return read_json_object(done)
         is_main = os.environ.get("RANK", "0") == "0"
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             if not (self.work / "before.json").is_file():
@@ -154,7 +158,6 @@ class Adaptation:
     def _measure_before(self) -> None:
         """The losses before training; and how many rows a step takes, which may depend on how fast that was."""
         source = self.source.load()
-        sizes = {"vocabulary": len(self.source.tokenizer), "parameters": _parameters(source)}
         figures = {}
         if self.changes_model:
             figures["before"] = self._evaluate(source, "-before" if self.changes_vocabulary else "")
@@ -163,15 +166,16 @@ class Adaptation:
         seconds = time.monotonic() - begun
         overlaps = self._overlaps(load_tokenizer(str(self.work / "start")))
         if self.arguments.max_minutes is not None:
-            evaluated = sum(self._evaluated(split) for split in self._splits().values())
+            most = self.arguments.max_eval_batches * _EVAL_ROWS * self.row_length
+            evaluated = sum(min(split.num_tokens, most) for split in self._splits().values())
             left = 60 * self.arguments.max_minutes - (time.monotonic() - self.begun) - seconds
             tokens = FORWARD_SHARE * evaluated / seconds * max(0.0, left)
         else:
             tokens = self._new_tokens()
-        rows = self.arguments.rows_for(tokens, max_seq_length=self._row_length())
+        rows = self.arguments.rows_for(tokens, max_seq_length=self.row_length)
         found = {
-            "evaluation": figures, **sizes, "overlap": overlaps, "global_batch_size": rows,
-            "seconds_afterwards": seconds,
+            "evaluation": figures, "vocabulary": len(self.source.tokenizer), "parameters": source.num_parameters(),
+            "overlap": overlaps, "global_batch_size": rows, "seconds_afterwards": seconds,
         }  # fmt: skip
         write_text(self.work / "before.json", json.dumps(found, indent=2) + "\n")
 
@@ -179,7 +183,7 @@ class Adaptation:
         if self.arguments.student is not None and not (self.work / TEACHER_FOLDER).is_dir():
             with whole_folder(self.work / TEACHER_FOLDER) as folder:
                 self.source.load().save_pretrained(folder)
-        texts = [self.readers[name] for name in _TEXTS if name in self.readers and name != "protect"]
+        texts = [reader for name, reader in self.readers.items() if name != "protect"]
         start = make_start(
             self.arguments,
             self.trained,
@@ -241,7 +245,7 @@ class Adaptation:
                 found: dict[str, float] = score_frozen_masks(
                     model,
                     split,
-                    max_seq_length=self._row_length(),
+                    max_seq_length=self.row_length,
                     batch_size=_EVAL_ROWS,
                     masking=Masking(rate=_EVAL_RATE),
                     seed=arguments.seed,
@@ -251,12 +255,6 @@ class Adaptation:
             found["loss_per_word"] = found["eval_loss"] * found["tokens_per_word"]
             figures[name] = found
         return figures
-
-    def _evaluated(self, split: Corpus) -> float:
-        return min(split.num_tokens, self.arguments.max_eval_batches * _EVAL_ROWS * self._row_length())
-
-    def _row_length(self) -> int:
-        return self.arguments.max_seq_length or min(_LONGEST_ROW, self.longest)
 
     # Training, and after
 
@@ -279,24 +277,24 @@ class Adaptation:
         return pretrain(run, ClozeBertConfig())
 
     def _before(self) -> dict[str, Any]:
-        return json.loads((self.work / "before.json").read_text(encoding="utf-8"))
+        return read_json_object(self.work / "before.json")
 
     def _run_settings(self) -> dict[str, Any]:
-        values = json.loads((self.work / "start" / "config.json").read_text(encoding="utf-8"))
         return {
-            "hidden_size": values["hidden_size"], "rows": self._before()["global_batch_size"],
-            "max_seq_length": self._row_length(), "work": self.work,
-        }  # fmt: skip
+            "hidden_size": read_json_object(self.work / "start" / "config.json")["hidden_size"],
+            "rows": self._before()["global_batch_size"],
+            "max_seq_length": self.row_length,
+        }
 
     def _new_tokens(self) -> float:
         """How many tokens are trained on where neither steps nor minutes are given; replayed ones included."""
-        tokens = Corpus(self.arguments.corpus or self.work / "corpus").num_tokens * self.arguments.num_train_epochs
+        tokens = self._trained_on()["new text"].num_tokens * self.arguments.num_train_epochs
         return tokens / (1 - self.arguments.replayed)
 
     def _steps(self) -> int:
         if self.arguments.max_steps is not None:
             return self.arguments.max_steps
-        return max(1, math.ceil(self._new_tokens() / (self._before()["global_batch_size"] * self._row_length())))
+        return max(1, math.ceil(self._new_tokens() / (self._before()["global_batch_size"] * self.row_length)))
 
     def _finish(self, trained: dict[str, Any]) -> dict[str, Any]:
         """Measure, write the model in the form that came in, its report and its card."""
@@ -308,18 +306,18 @@ class Adaptation:
         results = {
             "model": _name_of(arguments.model_name_or_path),
             "model_type": self.trained.model_type,
-            "student": None if arguments.student is None else f"{_parameters(model):,} parameters",
+            "student": None if arguments.student is None else f"{model.num_parameters():,} parameters",
             "evaluation": figures,
             "vocabulary": {"before": before["vocabulary"], "after": len(tokenizer)},
-            "parameters": {"before": before["parameters"], "after": _parameters(model)},
-            "vocabulary_changes": json.loads((self.work / "start" / "vocabulary.json").read_text(encoding="utf-8")),
+            "parameters": {"before": before["parameters"], "after": model.num_parameters()},
+            "vocabulary_changes": read_json_object(self.work / "start" / "vocabulary.json"),
             "overlap": before["overlap"],
             "steps": trained["step"],
             "tokens": trained["tokens_seen"],
             "train_seconds": trained["train_runtime"],
-            "corpora": self._corpora(),
+            "corpora": {name: corpus.facts() for name, corpus in self._trained_on().items()},
             "settings": self._settings(trained["step"]),
-            "versions": _versions(),
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         }
         results["seconds"] = time.monotonic() - self.begun
         torch.nn.Module.to(model, "cpu")
@@ -342,12 +340,10 @@ class Adaptation:
         return results
 
     def _overlaps(self, tokenizer: Any) -> dict[str, str]:
-        trained_on = [Corpus(self.arguments.corpus or self.work / "corpus")]
-        if "replay_input" in self.readers:
-            trained_on.append(Corpus(self.work / "replay"))
-        names = {"new": "held-out new text", "general": "general text"}
+        trained_on = list(self._trained_on().values())
         found = {
-            names[name]: str(measure_overlap(documents_of(split), trained_on)) for name, split in self._splits().items()
+            TEXT_NAMES[name]: str(measure_overlap(documents_of(split), trained_on))
+            for name, split in self._splits().items()
         }
         encoder = Encoder(tokenizer.backend_tokenizer.to_str())
         for place in self.arguments.protect or []:
@@ -356,15 +352,12 @@ class Adaptation:
             found[Path(place).name] = str(measure_overlap(encoded_documents(encoded), trained_on))
         return found
 
-    def _corpora(self) -> dict[str, Any]:
-        place = self.arguments.corpus or self.work / "corpus"
-        corpora = {"new text": Corpus(place)}
+    def _trained_on(self) -> dict[str, Corpus]:
+        """The training texts, by their names in the card."""
+        corpora = {"new text": Corpus(self.arguments.corpus or self.work / "corpus")}
         if "replay_input" in self.readers:
             corpora["replay"] = Corpus(self.work / "replay")
-        return {
-            name: {"documents": one.num_documents, "tokens": one.num_tokens, "fingerprint": one.fingerprint}
-            for name, one in corpora.items()
-        }
+        return corpora
 
     def _settings(self, steps: int) -> dict[str, Any]:
         run = self.arguments.for_pretraining(max_steps=steps, **self._run_settings())
@@ -376,8 +369,7 @@ class Adaptation:
         return shown
 
 
-# The flags that name text, and the folders of those that are prepared.
-_TEXTS = ("input", "validation_input", "replay_input", "general_input", "keep_input", "protect")
+# The folders of the texts that are prepared.
 _FOLDERS = {"input": "corpus", "replay_input": "replay", "general_input": "general"}
 
 
@@ -387,20 +379,7 @@ def _load(folder: Path) -> ClozeBertForMaskedLM:
         return ClozeBertForMaskedLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def _parameters(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def _name_of(name_or_path: str) -> str:
     """A name on the Hub as it is, and of a folder its own name: its path is private."""
     path = Path(name_or_path)
     return path.resolve().name if path.exists() else name_or_path
-
-
-def _versions() -> dict[str, str]:
-    import transformers
-
-    return {"torch": torch.__version__, "transformers": transformers.__version__}
-
-
-__all__ = ["Adaptation", "adapt"]

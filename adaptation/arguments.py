@@ -5,12 +5,13 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..training.arguments import PretrainingArguments
 from ..utils.command_line import flag
 from ..utils.errors import UserError
 from ..utils.files import check_output_dir, remove_written, write_text
+from ..utils.untrusted import read_json_object
 
 WORK_FOLDER, TEACHER_FOLDER = "adaptation", "teacher"
 ADAPTATION_RESULTS = "adaptation_results.json"
@@ -21,10 +22,17 @@ ADAPTATION_FILES = (
     WORK_FOLDER, ADAPTATION_RESULTS.replace(".", r"\."), REPORT_NAME.replace(".", r"\."), r"config\.json",
     r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json", r"loss_curve\.png",
 )  # fmt: skip
+# The flags that name text.
+TEXT_FLAGS = ("input", "validation_input", "replay_input", "general_input", "keep_input", "protect")
 # What may differ when the same command goes on: how the work is laid over the machine.
 _FREE = (
     "overwrite_output_dir", "prepare_only", "num_processes", "per_device_train_batch_size", "disable_tqdm", "use_cpu",
     "save_steps",
+)  # fmt: skip
+# What the continued run takes as it is.
+_OF_PRETRAINING = (
+    "per_device_train_batch_size", "mlm_probability", "masking_unit", "seed", "mixed_precision", "use_cpu",
+    "max_eval_batches", "save_steps", "disable_tqdm",
 )  # fmt: skip
 _SCHEDULE_STEPS = 1000
 _WARM_UP, _DECAY = 0.05, 0.3
@@ -124,7 +132,6 @@ class AdaptationArguments:
             hidden_size=_WIDTH,
             rows=self.global_batch_size or 8,
             max_seq_length=self.max_seq_length or 256,
-            work=Path("work"),
         )
 
     def _check_texts(self) -> None:
@@ -156,15 +163,21 @@ class AdaptationArguments:
         return float(self.replay_share or 0) if self.replay_input else 0.0
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The flags that must stay when the same command goes on."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _FREE}
+
+    @property
     def work(self) -> Path:
         """Where what the stages leave is kept."""
         return Path(self.output_dir) / WORK_FOLDER
 
     def for_pretraining(
-        self, *, hidden_size: int, rows: int, max_seq_length: int, work: Path, max_steps: int | None = None,
+        self, *, hidden_size: int, rows: int, max_seq_length: int, max_steps: int | None = None,
         max_minutes: float | None = None,
     ) -> PretrainingArguments:  # fmt: skip
         """The continued run: a rate that rises to its peak anew, stays there, and decays over the last third."""
+        work = self.work
         corpora, weights = [self.corpus or str(work / "corpus")], []
         if self.replay_input:
             corpora.append(str(work / "replay"))
@@ -186,17 +199,9 @@ class AdaptationArguments:
             lr_scheduler_type="wsd",
             learning_rate=rate,
             global_batch_size=rows,
-            per_device_train_batch_size=self.per_device_train_batch_size,
             max_seq_length=max_seq_length,
-            mlm_probability=self.mlm_probability,
-            masking_unit=self.masking_unit,
-            seed=self.seed,
-            mixed_precision=self.mixed_precision,
-            use_cpu=self.use_cpu,
-            max_eval_batches=self.max_eval_batches,
             eval_steps=0,
-            save_steps=self.save_steps,
-            disable_tqdm=self.disable_tqdm,
+            **{name: getattr(self, name) for name in _OF_PRETRAINING},
         )
         return arguments if max_steps is None else arguments.of_length(max_steps)
 
@@ -208,18 +213,15 @@ def claim_output_dir(arguments: AdaptationArguments) -> None:
         UserError: it holds another adaptation, or something else.
     """
     path = arguments.work / _SETTINGS
-    settings = {name: value for name, value in dataclasses.asdict(arguments).items() if name not in _FREE}
     if path.is_file() and not arguments.overwrite_output_dir:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        differing = [name for name in settings if saved.get(name) != settings[name]]
-        if differing:
-            name = differing[0]
-            raise UserError(
-                f"output_dir={arguments.output_dir} holds an adaptation with {name}={saved.get(name)!r}, and here it "
-                f"is {settings[name]!r}: give the same flags to go on, another output_dir, or --overwrite_output_dir"
-            )
+        saved = read_json_object(path)
+        for name, value in arguments.settings.items():
+            if saved.get(name) != value:
+                raise UserError(
+                    f"output_dir={arguments.output_dir} holds an adaptation with {name}={saved.get(name)!r}, and here "
+                    f"it is {value!r}: give the same flags to go on, another output_dir, or --overwrite_output_dir"
+                )
         return
-    texts = ("input", "validation_input", "replay_input", "general_input", "keep_input", "protect")
     check_output_dir(
         arguments.output_dir,
         overwrite=arguments.overwrite_output_dir,
@@ -227,7 +229,7 @@ def claim_output_dir(arguments: AdaptationArguments) -> None:
         inputs=[
             ("model_name_or_path", arguments.model_name_or_path), ("corpus", arguments.corpus),
             ("tokenizer_name", arguments.tokenizer_name), ("student", arguments.student),
-            *((name, place) for name in texts for place in getattr(arguments, name) or []),
+            *((name, place) for name in TEXT_FLAGS for place in getattr(arguments, name) or []),
         ],
     )  # fmt: skip
     if arguments.overwrite_output_dir:
@@ -236,16 +238,4 @@ def claim_output_dir(arguments: AdaptationArguments) -> None:
 
 def write_settings(arguments: AdaptationArguments) -> None:
     """Remember with which flags the folder was taken."""
-    settings = {name: value for name, value in dataclasses.asdict(arguments).items() if name not in _FREE}
-    write_text(arguments.work / _SETTINGS, json.dumps(settings, indent=2) + "\n")
-
-
-__all__ = [
-    "ADAPTATION_FILES",
-    "ADAPTATION_RESULTS",
-    "REPORT_NAME",
-    "TEACHER_FOLDER",
-    "AdaptationArguments",
-    "claim_output_dir",
-    "write_settings",
-]  # fmt: skip
+    write_text(arguments.work / _SETTINGS, json.dumps(arguments.settings, indent=2) + "\n")

@@ -177,6 +177,3 @@ def best_merges(merges: list[LearnedMerge], count: int) -> list[LearnedMerge]:
     """
     saved = sorted(merges, key=lambda merge: (-merge.uses * (len(merge.pieces) - 1), merge.merged))[:count]
     return sorted(saved, key=lambda merge: merge.merged)
-
-
-__all__ = ["LEAST_COUNT", "LearnedMerge", "best_merges", "count_words", "learn_merges"]

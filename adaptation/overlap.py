@@ -6,6 +6,7 @@ other (Brown et al. 2020).
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,18 @@ from ..corpus.randomness import fold
 RUN_WORDS = 13
 _TOKENS_AT_ONCE = 1 << 22
 
-# Token ids without special tokens, and whether a word begins at each.
-TokenizedDocument = tuple[np.ndarray, np.ndarray]
+
+class TokenizedDocuments(NamedTuple):
+    """Tokenized documents, one after another.
+
+    Attributes:
+        ids, starts: token ids [tokens] without special tokens, and whether a word begins at each.
+        lengths: of the documents, in tokens; a word begins with each of them.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -44,13 +55,9 @@ class Overlap:
         )
 
 
-def measure_overlap(documents: Iterable[TokenizedDocument], others: Iterable[Corpus]) -> Overlap:
+def measure_overlap(documents: TokenizedDocuments, others: Iterable[Corpus]) -> Overlap:
     """The overlap of documents with corpora, by runs of 13 words."""
-    found = list(documents)
-    lengths = np.array([len(ids) for ids, _ in found], dtype=np.int64)
-    nothing: TokenizedDocument = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool)
-    ids, starts = (np.concatenate(parts) for parts in zip(nothing, *found, strict=True))
-    runs, owners = run_hashes(ids, starts, lengths)
+    runs, owners = run_hashes(*documents)
     wanted = np.unique(runs)
     seen = np.zeros(len(wanted), dtype=bool)
     for other in others:
@@ -62,29 +69,28 @@ def measure_overlap(documents: Iterable[TokenizedDocument], others: Iterable[Cor
         found_documents=len(np.unique(owners[hits])),
         runs=len(runs),
         found_runs=int(hits.sum()),
-        too_short=len(found) - len(np.unique(owners)),
+        too_short=len(documents.lengths) - len(np.unique(owners)),
     )
 
 
-def documents_of(corpus: Corpus) -> Iterator[TokenizedDocument]:
-    """The documents of a prepared split."""
-    for begin, end in zip(corpus.offsets[:-1], corpus.offsets[1:], strict=True):
-        yield corpus.gather(np.array([begin]), np.array([end - begin]))
+def documents_of(corpus: Corpus, first: int = 0, last: int | None = None) -> TokenizedDocuments:
+    """The documents of a prepared split, or those from `first` to `last`."""
+    offsets = corpus.offsets[first : None if last is None else last + 1]
+    lengths = np.diff(offsets)
+    return TokenizedDocuments(*corpus.gather(offsets[:-1], lengths), lengths)
 
 
-def encoded_documents(encoded: Iterable[bytes]) -> Iterator[TokenizedDocument]:
+def encoded_documents(encoded: Iterable[bytes]) -> TokenizedDocuments:
     """The documents that a `corpus.encoding.Encoder` gave."""
-    for document in encoded:
-        ids, starts = split_encoded(document)
-        yield ids.astype(np.int64), starts
+    found = list(encoded)
+    ids, starts = split_encoded(b"".join(found))
+    return TokenizedDocuments(
+        ids.astype(np.int64), starts, np.array([len(document) // 4 for document in found], dtype=np.int64)
+    )
 
 
 def run_hashes(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A hash of each run of 13 words that lies in one document, and which document that is.
-
-    Args:
-        ids, starts: the tokens of all documents [tokens], and whether a word begins at each.
-        lengths: of the documents, in tokens; a word begins with each of them.
+    """A hash of each run of 13 words that lies in one document, and which document that is; see `TokenizedDocuments`.
 
     Returns:
         uint64 [runs], int64 [runs].
@@ -113,9 +119,5 @@ def _runs_in(corpus: Corpus) -> Iterator[np.ndarray]:
     first = 0
     while first < corpus.num_documents:
         last = max(first + 1, int(np.searchsorted(ends, ends[first] + _TOKENS_AT_ONCE, side="right")) - 1)
-        lengths = np.diff(ends[first : last + 1])
-        yield run_hashes(*corpus.gather(ends[first:last], lengths), lengths)[0]
+        yield run_hashes(*documents_of(corpus, first, last))[0]
         first = last
-
-
-__all__ = ["RUN_WORDS", "Overlap", "documents_of", "encoded_documents", "measure_overlap", "run_hashes"]

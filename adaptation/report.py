@@ -5,7 +5,7 @@ from typing import Any
 
 _STAGES = {"before": "before", "start": "with the new vocabulary, untrained", "after": "after"}
 _STAGES_OF_A_STUDENT = {"before": "teacher", "start": "student, untrained", "after": "student"}
-_TEXTS = {"new": "held-out new text", "general": "general text"}
+TEXT_NAMES = {"new": "held-out new text", "general": "general text"}
 
 
 def render_report(results: Mapping[str, Any]) -> str:
@@ -50,7 +50,7 @@ def _title(results: Mapping[str, Any]) -> str:
 
 
 def _loss_rows(evaluation: Mapping[str, Any], stages: list[str]) -> Any:
-    for text, name in _TEXTS.items():
+    for text, name in TEXT_NAMES.items():
         if text not in evaluation["before"]:
             continue
         found = [evaluation[stage][text] for stage in stages]
@@ -80,7 +80,7 @@ def adaptation_facts(results: Mapping[str, Any], *, name: str, base_model: str |
     """The facts for `hub.card.write_card`."""
     evaluation, names = results["evaluation"], _stage_names(results)
     metrics: dict[str, Any] = {}
-    for text, shown in _TEXTS.items():
+    for text, shown in TEXT_NAMES.items():
         for stage in evaluation:
             if text in evaluation[stage]:
                 metrics[f"masked-LM loss, {shown}, {names[stage]}"] = evaluation[stage][text]["eval_loss"]
@@ -99,6 +99,3 @@ def adaptation_facts(results: Mapping[str, Any], *, name: str, base_model: str |
         "metrics": metrics,
         "versions": results["versions"],
     }
-
-
-__all__ = ["adaptation_facts", "render_report"]

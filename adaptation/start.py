@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -127,18 +127,14 @@ def check_known_tokens(reader: Reader, tokenizer: PreTrainedTokenizerFast, *, fl
         size += len(text)
         if size > _SAMPLED_CHARACTERS:
             break
-    ids = list(chain.from_iterable(_ids(tokenizer, texts)))
+    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    ids = [number for encoding in encodings for number in encoding.ids]
     unknown = ids.count(tokenizer.unk_token_id) / max(1, len(ids))
     if unknown > _MOST_UNKNOWN:
         raise UserError(
             f"{flag}: {unknown:.0%} of its first tokens are unknown to the model's tokenizer, so it is text for "
             f"another one: name that as --tokenizer_name"
         )
-
-
-def _ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Iterable[list[int]]:
-    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-    return (encoding.ids for encoding in encodings)
 
 
 @dataclass
@@ -216,7 +212,3 @@ def used_ids(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> set[in
         for document in encoder.encode(batch):
             used.update(np.unique(split_encoded(document)[0]).tolist())
     return used
-
-
-__all__ = ["SourceModel", "Start", "check_known_tokens", "check_vocabulary_flags", "make_start", "open_source_model",
-           "open_student", "used_ids"]  # fmt: skip

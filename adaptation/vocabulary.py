@@ -78,10 +78,8 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
     if count < 1:
         raise UserError(f"extend_vocabulary={count} must be at least 1")
     algorithm = check_algorithm(tokenizer, EXTENDED, flag="extend_vocabulary")
-    spec = read_spec(tokenizer)
-    _name_added_tokens(spec)
+    spec, entries = _spec_and_entries(tokenizer)
     model = spec["model"]
-    entries = _entries(model)
     first_id = max(entries) + 1
     plain = Tokenizer.from_str(json.dumps({**spec, "padding": None, "truncation": None}))
     plain.encode_special_tokens = True
@@ -140,11 +138,12 @@ def _not_text(spec: dict[str, Any], entries: dict[int, str]) -> set[int]:
     return ids
 
 
-def _name_added_tokens(spec: dict[str, Any]) -> None:
-    """Put added tokens into the model's own vocabulary too, under their ids.
+def _spec_and_entries(tokenizer: PreTrainedTokenizerFast) -> tuple[dict[str, Any], dict[int, str]]:
+    """The tokenizer.json with added tokens in the model's own vocabulary too, under their ids; and all entries by id.
 
     One that is not there gets its id from the vocabulary's size when it is loaded, and a larger one would shift it.
     """
+    spec = read_spec(tokenizer)
     model = spec["model"]
     if model["type"] == "Unigram":
         for token in sorted(spec["added_tokens"], key=lambda token: token["id"]):
@@ -156,6 +155,7 @@ def _name_added_tokens(spec: dict[str, Any]) -> None:
     else:
         for token in spec["added_tokens"]:
             model["vocab"].setdefault(token["content"], token["id"])
+    return spec, _entries(model)
 
 
 # Trimming ------------------------------------------------------------------------------------------------------------
@@ -171,10 +171,8 @@ def trim(tokenizer: PreTrainedTokenizerFast, used: Collection[int]) -> NewVocabu
         UserError: a tokenizer of another algorithm.
     """
     check_algorithm(tokenizer, TRIMMED, flag="trim_vocabulary")
-    spec = read_spec(tokenizer)
-    _name_added_tokens(spec)
+    spec, entries = _spec_and_entries(tokenizer)
     model = spec["model"]
-    entries = _entries(model)
     kept = {*used, *_not_text(spec, entries)} & set(entries)
     # RoBERTa counts positions from the id after padding's, so that id must not move.
     kept.update(number for number in entries if number <= (tokenizer.pad_token_id or 0))
@@ -296,7 +294,3 @@ def rebuild(tokenizer: PreTrainedTokenizerFast, spec: dict[str, Any]) -> PreTrai
     found = new.get_vocab()
     assert found == expected, sorted(set(found.items()) ^ set(expected.items()))[:5]
     return new
-
-
-__all__ = ["EXTENDED", "TRIMMED", "UNIGRAM_BONUS", "NewVocabulary", "check_algorithm", "extend", "read_spec", "rebuild",
-           "trim"]  # fmt: skip

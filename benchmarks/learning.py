@@ -4,10 +4,10 @@
     python benchmarks/learning.py time   --corpus CORPUS --tokenizer_name TOKENIZER   # seconds of a step, all sides
     python benchmarks/learning.py floors --corpus CORPUS --tokenizer_name TOKENIZER   # unigram entropy, trigram model
     python benchmarks/learning.py run    --corpus CORPUS --tokenizer_name TOKENIZER [--only 'nano*'] [--seeds 1 2]
-    python benchmarks/learning.py render --into docs/recipes.md [--claim nano modernbert]
+    python benchmarks/learning.py render --seconds 300 900 --into docs/recipes.md [--claim nano@300 modernbert]
 
 Every run has one thread and `--seconds` of processor time (default 180): its steps are that budget divided by the
-side's seconds of a step, which `time` takes in turns. So neighbours on the machine do not matter, and all runs of a
+side's seconds of a step, which `time` takes in turns; what ours take to count the text first goes off. So neighbours on the machine do not matter, and all runs of a
 side have the same number of steps. What is in the results file is not run again: a list of runs may take hours, and be
 stopped between them.
 
@@ -47,6 +47,7 @@ Job = dict[str, Any]
 # Ours: a recipe, and what differs from it (None: left out).
 OURS: dict[str, dict[str, Any]] = {
     "nano": {},
+    "nano, random embeddings": {"embedding_init": "random"},
     "nano, masks 30 to 15 %": {"final_mlm_probability": 0.15},
     "nano, linear decay": {"lr_scheduler_type": "linear", "decay_steps": None},
     "nano, cosine decay": {"lr_scheduler_type": "cosine", "decay_steps": None},
@@ -188,6 +189,24 @@ def measure_time(corpus: str, tokenizer_name: str, *, rounds: int = 5, block: in
     return {kind: round(statistics.median(values), 5) for kind, values in taken.items()}
 
 
+def measure_beginning(corpus: str, tokenizer_name: str) -> float:
+    """Processor seconds that embeddings take which begin from the text."""
+    from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
+    from clozebert.corpus import Mixture
+    from clozebert.corpus.tokenizer import load_tokenizer
+    from clozebert.training.initial_embeddings import embed_by_text
+
+    config = ClozeBertConfig.from_name("nano", vocab_size=len(load_tokenizer(tokenizer_name)))
+    model, corpora = ClozeBertForMaskedLM(config), Mixture([corpus])
+    begun = time.process_time()
+    embed_by_text(model, corpora, max_seq_length=ROW, seed=0)
+    return round(time.process_time() - begun, 2)
+
+
+def begins_from_text(job: Job) -> bool:
+    return job["side"] == "ours" and OURS[job["name"]].get("embedding_init") != "random"
+
+
 def run_job(job: Job, corpus: str, tokenizer_name: str, *, steps: int) -> dict[str, Any]:
     """Train and score, in this process."""
     from clozebert.corpus import Corpus
@@ -216,21 +235,22 @@ def run_job(job: Job, corpus: str, tokenizer_name: str, *, steps: int) -> dict[s
 
 def run_all(arguments: argparse.Namespace) -> None:
     """What is missing in the results, each run in a process of its own with one thread."""
-    results = read_results()
+    results, budget = read_results(), arguments.seconds[0]
     if "seconds_of_a_step" not in results:
         sys.exit("take the time of a step first: learning.py time")
     for job in all_jobs(arguments.seeds):
         wanted = any(fnmatch.fnmatchcase(job["name"], pattern) for pattern in arguments.only)
-        if not wanted or any(same_run(job, done, arguments.seconds) for done in results["runs"]):
+        if not wanted or any(same_run(job, done, budget) for done in results["runs"]):
             continue
-        steps = int(arguments.seconds / results["seconds_of_a_step"][kind_of(job)])
+        seconds = budget - (results["seconds_to_begin"] if begins_from_text(job) else 0)
+        steps = int(seconds / results["seconds_of_a_step"][kind_of(job)])
         where = ("--corpus", arguments.corpus, "--tokenizer_name", arguments.tokenizer_name)
         command = [sys.executable, __file__, "one", *where, "--job", json.dumps(job), "--steps", str(steps)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=one_thread())
         if done.returncode:
             print(f"{job['name']}, seed {job['seed']}: failed with status {done.returncode}", flush=True)
             continue
-        found = {**json.loads(done.stdout.splitlines()[-1]), "seconds": arguments.seconds}
+        found = {**json.loads(done.stdout.splitlines()[-1]), "seconds": budget}
         results = read_results()  # another process may have written
         results["runs"].append(found)
         write_results(results)
@@ -356,20 +376,34 @@ def best_of(found: dict[str, dict[str, Any]], name: str) -> tuple[str, dict[str,
     )
 
 
-def table(results: dict[str, Any], seconds: float, claims: list[list[str]]) -> str:
-    """Markdown: every name with its losses, the floors, the claims."""
-    found = summaries(results["runs"], seconds)
-    lines = ["| side | steps | n | held-out loss | sd |", "| --- | --- | --- | --- | --- |"]
-    for name, entry in sorted(found.items(), key=lambda pair: pair[1]["mean"]):
-        sigma = "" if entry["sigma"] is None else f"{entry['sigma']:.3f}"
-        lines.append(f"| {name} | {entry['steps']:,} | {entry['n']} | {entry['mean']:.3f} | {sigma} |")
+def table(results: dict[str, Any], budgets: list[float], claims: list[list[str]], only: list[str]) -> str:
+    """Markdown: for every budget the names with their losses, the floors, the claims.
+
+    Args:
+        claims: pairs of names, the better one first, each of the last budget or of another one: `nano@300`.
+        only: patterns of the names that are shown.
+    """
+    of_budget = {seconds: summaries(results["runs"], seconds) for seconds in budgets}
+    lines = ["| processor seconds | side | steps | n | held-out loss | sd |", "| --- | --- | --- | --- | --- | --- |"]
+    for seconds, found in of_budget.items():
+        for name, entry in sorted(found.items(), key=lambda pair: pair[1]["mean"]):
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in only):
+                sigma = "" if entry["sigma"] is None else f"{entry['sigma']:.3f}"
+                facts = f"{entry['steps']:,} | {entry['n']} | {entry['mean']:.3f} | {sigma}"
+                lines.append(f"| {seconds:,.0f} | {name} | {facts} |")
     for name, loss in results.get("floors", {}).items():
-        lines.append(f"| {FLOORS[name]} | | | {loss:.3f} | |")
+        lines.append(f"| | {FLOORS[name]} | | | {loss:.3f} | |")
     lines.append("")
-    for better, worse in claims:
-        (left, a), (right, b) = best_of(found, better), best_of(found, worse)
+    for pair in claims:
+        sides = []
+        for text in pair:
+            name, _, at = text.partition("@")
+            seconds = float(at or budgets[-1])
+            name, entry = best_of(of_budget[seconds], name)
+            sides.append((f"{name}, after {seconds:,.0f} seconds", entry))
+        (better, a), (worse, b) = sides
         gain, error = check_claim(a, b)
-        lines.append(f"- {left} against {right}: {gain:.3f} ± {error:.3f} nats lower.")
+        lines.append(f"- {better} against {worse}: {gain:.3f} ± {error:.3f} nats lower.")
     return "\n".join(lines)
 
 
@@ -379,7 +413,9 @@ def main() -> None:
     parser.add_argument("what", choices=("time", "floors", "run", "render", "one"))
     parser.add_argument("--corpus")
     parser.add_argument("--tokenizer_name")
-    parser.add_argument("--seconds", type=float, default=180, help="processor time of a run")
+    parser.add_argument(
+        "--seconds", type=float, nargs="+", default=[180.0], help="processor time of a run; several to render"
+    )
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--into", type=Path)
@@ -390,7 +426,7 @@ def main() -> None:
     if arguments.what == "render":
         from speed import put
 
-        text = table(read_results(), arguments.seconds, arguments.claim)
+        text = table(read_results(), arguments.seconds, arguments.claim, arguments.only)
         print(text)
         if arguments.into:
             put(text, arguments.into, marker=MARKER)
@@ -411,8 +447,9 @@ def main() -> None:
         print(json.dumps(found))
     elif arguments.what == "time":
         taken = measure_time(arguments.corpus, arguments.tokenizer_name)
-        write_results({**read_results(), "seconds_of_a_step": taken})
-        print(json.dumps(taken, indent=1))
+        beginning = measure_beginning(arguments.corpus, arguments.tokenizer_name)
+        write_results({**read_results(), "seconds_of_a_step": taken, "seconds_to_begin": beginning})
+        print(json.dumps(taken, indent=1), f"to begin from the text: {beginning}", sep="\n")
     else:
         found = floors(arguments.corpus)
         write_results({**read_results(), "floors": found})

@@ -1,4 +1,17 @@
-"""Text to batches: tokenizers, shards, packing, masking. Needs numpy only; no torch."""
+"""Text to batches: tokenizers, shards, packing, masking. Needs numpy only; no torch.
+
+Which file does what, in the order in which text goes through them:
+
+    inputs       readers: files, folders, globs, datasets, installed packages (input_files, installed_python)
+    one file     formats: the documents of a file (compression, binary_files, xml_texts)
+    tables       tables: CSV, TSV, JSON, Parquet, datasets (delimited, json_records, columns)
+    tokens       tokenizer: trains and loads; encoding: texts to ids and word starts
+    preparing    preparation: the flags; prepare: the work (duplicates, parallel, parts)
+    on disk      shards: writes and reads a corpus (manifest, integrity, remote)
+    batches      batches: the rows of a step (batch_size, packing, masking, mixtures, randomness)
+
+demo_tasks makes labelled data for the demonstration.
+"""
 
 from .batch_size import BatchSize
 from .batches import Batch, BatchStream, ValidationBatches

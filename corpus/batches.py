@@ -125,8 +125,6 @@ class BatchStream:
 
     def rows(self, first: int, count: int, *, rate: float) -> Batch:
         """The `count` rows from place `first` of the endless stream of rows on, masked at `rate`."""
-        if first < 0 or count < 1:
-            raise ValueError(f"first={first} must not be negative and count={count} must be positive")
         return _assemble(self.corpora, self._locate(first, count), self.masking, rate=rate)
 
     def _locate(self, first: int, count: int) -> "_Segments":

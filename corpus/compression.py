@@ -109,70 +109,23 @@ def _reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
     elif suffix == ".xz":
         read = lzma.LZMAFile(raw).read  # noqa: SIM115 - of a file that is closed by whoever opened it
     elif suffix in COMPRESSIONS:
-        read = _ZstdReader(path, raw).read
+        read = _zstd_reader(path, raw)
     else:
         return raw.read
 
     def checked(size: int) -> bytes:
         try:
             return read(size)
-        except (EOFError, OSError, zlib.error, lzma.LZMAError, _ZstdError) as error:
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             raise UserError(f"{path} is not a whole {suffix} file: {error}") from None
 
     return checked
 
 
-class _ZstdError(Exception):
-    """What zstandard says of damage; its own type is there only where it is installed."""
-
-
-class _ZstdReader:
-    """Reads frame after frame. zstandard takes a file that is cut short for a whole one.
-
-    So a known last frame is appended to the file: it is decoded as such only if the file before it is whole. It holds
-    zeros, so its compressed bytes, decoded as the missing part of the file, do not end like it.
-    """
-
-    _END = b"\0" * 1000
-
-    def __init__(self, path: Path, raw: BinaryIO) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise MissingPackageError(f"reading {path.name} needs zstandard: pip install zstandard") from None
-        self._error = zstandard.ZstdError
-        self._held_back = b""
-        source: Any = _Followed(raw, zstandard.compress(self._END))
-        self._reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
-
-    def read(self, size: int) -> bytes:
-        while True:
-            try:
-                block = self._reader.read(size)
-            except self._error as error:
-                raise _ZstdError(str(error)) from None
-            if not block:
-                if self._held_back != self._END:
-                    raise EOFError("it ends inside a frame")
-                return b""
-            data = self._held_back + block
-            self._held_back = data[-len(self._END) :]
-            if len(data) > len(self._END):
-                return data[: -len(self._END)]
-
-
-class _Followed:
-    """A file's bytes, and some more behind them, in the same block as its last ones."""
-
-    def __init__(self, file: BinaryIO, more: bytes) -> None:
-        self._file, self._more = file, more
-
-    def read(self, size: int) -> bytes:
-        blocks, room = [], size
-        while room and (block := self._file.read(room)):
-            blocks.append(block)
-            room -= len(block)
-        if room:
-            blocks.append(self._more)
-            self._more = b""
-        return b"".join(blocks)
+def _zstd_reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
+    """By Arrow, which reads frame after frame and, unlike `zstandard`, refuses a file that is cut short."""
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise MissingPackageError(f"reading {path.name} needs pyarrow: pip install pyarrow") from None
+    return pa.CompressedInputStream(raw, "zstd").read

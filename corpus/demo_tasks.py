@@ -32,7 +32,7 @@ _KINDS = {
 }
 
 
-def write_package_task(folder: Path, *, examples: int, seed: int = 0) -> None:
+def write_package_task(folder: Path, *, examples: int) -> None:
     """Write train.csv, validation.csv and test.csv (`text,label`) of the packages with the most docstrings.
 
     Args:
@@ -47,7 +47,7 @@ def write_package_task(folder: Path, *, examples: int, seed: int = 0) -> None:
     if len(largest) < 2:
         raise UserError("fewer than two packages with docstrings are installed: nothing to tell apart")
     per_package = min(int(examples / SPLITS["train"]) // len(largest), min(len(texts[name]) for name in largest))
-    rng = random.Random(seed)
+    rng = random.Random(0)
     rows = [(text, name) for name in largest for text in rng.sample(texts[name], per_package)]
     for split, part in _cut(rows, rng).items():
         with _open(folder, f"{split}.csv") as file:
@@ -56,9 +56,9 @@ def write_package_task(folder: Path, *, examples: int, seed: int = 0) -> None:
             writer.writerows(part)
 
 
-def write_token_kind_task(folder: Path, *, examples: int, seed: int = 0) -> None:
+def write_token_kind_task(folder: Path, *, examples: int) -> None:
     """Write train.jsonl, validation.jsonl and test.jsonl (`tokens`, `tags`). The splits share no source file."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     rng.shuffle(files)
     for split, part in _cut(files, rng).items():

@@ -17,15 +17,6 @@ SEPARATORS = ("blank_line", "line", "file")
 LARGEST_DOCUMENT = 1 << 22
 
 
-def check_file(path: Path, text_column: str | None, *, read_cell: ReadCell | None = None) -> None:
-    """Look at a file's beginning.
-
-    Raises:
-        UserError: there is no column of text, or the file is not what its suffix says, or no text.
-    """
-    next(texts_of_file(path, separator="line", text_column=text_column, read_cell=read_cell), None)
-
-
 def texts_of_file(
     path: Path, *, separator: str, text_column: str | None, read_cell: ReadCell | None = None
 ) -> Iterator[tuple[str | BadText, int]]:
@@ -81,6 +72,26 @@ def checked_text(text: Any, line: int, unit: str) -> str | BadText:
         except UnicodeEncodeError as error:
             return BadText(line, f"{text[error.start]!r} is not UTF-8", unit)
     return text
+
+
+def id_reader(vocab_size: int) -> ReadCell:
+    """Reads a cell of token ids below `vocab_size`, a list of numbers or a text of them, as `5 17 3`."""
+
+    def read(cell: Any, line: int, unit: str) -> str | BadText:
+        items = [] if cell is None else cell.split() if isinstance(cell, str) else cell
+        if not hasattr(items, "__iter__"):
+            items = [items]
+        numbers = []
+        for place, item in enumerate(items, start=1):
+            number = int(item) if isinstance(item, str) and item.isdecimal() else item
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < vocab_size:
+                return BadText(
+                    line, f"{item!r}, the id at place {place}, is none of 0 to {vocab_size - 1} (--vocab_size)", unit
+                )
+            numbers.append(str(number))
+        return " ".join(numbers)
+
+    return read
 
 
 def _plain_texts(file: BinaryIO, separator: str) -> Iterator[str | BadText]:

@@ -104,6 +104,3 @@ def _once(paths: Iterable[Path]) -> list[Path]:
 
 def _refuse(error: OSError) -> None:
     raise UserFileError(f"{error.filename} cannot be read: {error.strerror}")
-
-
-__all__ = ["files_below", "files_matching"]

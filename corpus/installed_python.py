@@ -52,13 +52,10 @@ class Docstring:
     text: str
 
 
-def read_installed_python(*, num_processes: int | None = None) -> list[Docstring]:
+def read_installed_python() -> list[Docstring]:
     """All docstrings of at least four words, each text once, in the order of packages and files.
 
     The result is cached until a source file changes.
-
-    Args:
-        num_processes: None: one for each processor.
     """
     files = sorted(set(_source_files()))
     cached = cache_folder() / f"docstrings-{_state(files)}.jsonl"
@@ -66,14 +63,14 @@ def read_installed_python(*, num_processes: int | None = None) -> list[Docstring
         with open(cached, encoding="utf-8") as lines:
             return [Docstring(*json.loads(line)) for line in lines]
     tasks = [files[first : first + _FILES_PER_TASK] for first in range(0, len(files), _FILES_PER_TASK)]
-    processes = 1 if len(files) < _INLINE_FILES else (num_processes or available_cpus())
+    processes = 1 if len(files) < _INLINE_FILES else available_cpus()
     found: dict[str, Docstring] = {}
     for docstrings in ordered_map(
         _docstrings_of_files,
         tasks,
         num_processes=processes,
         initializer=_prepare_process,
-        initargs=(_distribution_names(),),
+        initargs=(dict(importlib.metadata.packages_distributions()),),  # sklearn is of scikit-learn
     ):
         for docstring in docstrings:
             found.setdefault(docstring.text, docstring)
@@ -170,11 +167,6 @@ def _docstrings(
         for child in node.body:
             if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield from _docstrings(child, f"{name}.{child.name}")
-
-
-def _distribution_names() -> dict[str, list[str]]:
-    """The names under which each importable package is installed: sklearn is scikit-learn."""
-    return dict(importlib.metadata.packages_distributions())
 
 
 @cache

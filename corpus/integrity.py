@@ -45,6 +45,3 @@ def find_damaged_files(directory: Path) -> tuple[list[str], int]:
             except UserError as error:
                 problems.append(f"{error}; delete {folder}, and it is built anew")
     return problems, count
-
-
-__all__ = ["find_damaged_files", "holds_corpus"]

@@ -149,16 +149,3 @@ class _Check:
 
 def _shown(value: object) -> str:
     return ascii(value)[:80]
-
-
-__all__ = [
-    "CORPUS_SPLITS",
-    "FORMAT_VERSION",
-    "FileFacts",
-    "files_of",
-    "format_manifest",
-    "hash_of",
-    "parse_manifest",
-    "shard_names",
-    "token_dtype",
-]

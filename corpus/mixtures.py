@@ -57,14 +57,10 @@ class Mixture:
 
     def facts(self) -> dict[str, Any]:
         """What a model card says about the data."""
-        facts = [
-            {"documents": corpus.num_documents, "tokens": corpus.num_tokens, "fingerprint": corpus.fingerprint}
-            for corpus in self.corpora
-        ]
-        if len(facts) == 1:
-            return facts[0]
-        shares = {name: {"share": share} for name, share in zip(self.names, self.shares, strict=True)}
-        return {name: {**shares[name], **of_one} for name, of_one in zip(self.names, facts, strict=True)}
+        if len(self.corpora) == 1:
+            return self.corpora[0].facts()
+        each = zip(self.names, self.shares, self.corpora, strict=True)
+        return {name: {"share": share, **corpus.facts()} for name, share, corpus in each}
 
 
 def _open_train(place: str) -> Corpus:

@@ -12,6 +12,7 @@ import bisect
 import json
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -100,8 +101,8 @@ class RowIndex:
         self.ends = map_array(folder / "ends.bin", "<i8", (sizes[1] // 8,))
         self.num_rows = len(self.ends)
 
-    def __reduce__(self) -> tuple[object, tuple[Corpus, int]]:
-        return _open_index, (self.corpus, self.max_seq_length)
+    def __reduce__(self) -> tuple[object, tuple[Corpus]]:
+        return partial(RowIndex, max_seq_length=self.max_seq_length), (self.corpus,)
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The segments of some rows, in order.
@@ -117,10 +118,6 @@ class RowIndex:
         remaining = self.corpus.offsets[documents + 1] - self.corpus.offsets[documents] - firsts
         lengths = np.minimum(remaining, self.max_seq_length - NUM_SPECIAL_TOKENS)
         return documents, firsts, lengths, counts
-
-
-def _open_index(corpus: Corpus, max_seq_length: int) -> RowIndex:
-    return RowIndex(corpus, max_seq_length=max_seq_length)
 
 
 def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 from ..utils.errors import UserError
 from ..utils.files import check_output_dir
 from ..utils.tokenizer_files import save_tokenizer
-from .ids import TOKENIZER_FOLDER, check_id_column, id_reader, make_id_tokenizer
-from .prepare import ReportProgress, prepare, prepare_part
+from .formats import id_reader
+from .parts import cut, job, part_folder, read_about
+from .prepare import ReportProgress, Run, prepare, readers_in_order
 from .readers import INSTALLED_PYTHON, Reader
 from .shards import CORPUS_FILES
+from .tokenizer import load_tokenizer, make_id_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -47,36 +49,52 @@ class Preparation:
     vocab_size: int | None = None
 
     def check(self) -> None:
-        """Raise what can be known to be wrong before anything is read."""
+        """Raise what can be known to be wrong before anything is read; of ids, all are looked at."""
         inputs = [("input", place) for place in [*self.input, *(self.validation_input or [])]]
         check_output_dir(self.output_dir, overwrite=self.overwrite_output_dir, written=CORPUS_FILES, inputs=inputs)
-        _ = self._common
-        if self.id_column is not None:
-            for name in ("reader", "validation_reader"):
-                if self._common[name] is not None and self.on_bad_text == "error":
-                    check_id_column(self._common[name])
+        readers = [self._common["reader"], self._common["validation_reader"]]
+        if self.id_column is not None and self.on_bad_text == "error":
+            for reader in readers:
+                for _ in reader or ():
+                    pass
 
     def run(self, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Read, tokenize and write everything; the manifests by split. See `prepare`."""
         self.check()
-        return self._write(report)
+        return self.write(report)
 
     def run_part(self, part: int, num_parts: int, report: ReportProgress | None = None) -> Path:
-        """Read and tokenize one part; its folder. See `prepare_part`."""
-        return prepare_part(
-            **self._common,
-            part=part,
-            num_parts=num_parts,
+        """Read and tokenize one of `num_parts` parts of the files, on any machine; `merge` makes the corpus of all.
+
+        A part is whole files. One that is there already is left as it is, unless `overwrite_output_dir`.
+
+        Returns:
+            the part's folder, in `output_dir`.parts.
+
+        Raises:
+            UserError: as `prepare`, and inputs that are not files.
+        """
+        reader, validation_reader = self._common["reader"], self._common["validation_reader"]
+        readers = readers_in_order(reader, validation_reader, self.deduplicate)
+        folder = part_folder(Path(self.output_dir), part, num_parts)
+        run = Run(
+            cut(readers, part=part, num_parts=num_parts),
+            tokenizer=self._common["tokenizer"],
+            deduplicate=self.deduplicate,
             num_processes=self.num_processes,
-            overwrite=self.overwrite_output_dir,
             report=report,
         )
+        identity = job(readers, run.job_facts(), num_parts=num_parts)
+        if self.overwrite_output_dir or read_about(folder, job=identity) is None:
+            run.tokenize_part(folder, identity)
+        return folder
 
     def merge(self, num_parts: int, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Write the corpus of all parts; the manifests by split. See `prepare`."""
-        return self._write(report, num_parts=num_parts)
+        return self.write(report, num_parts=num_parts)
 
-    def _write(self, report: ReportProgress | None, *, num_parts: int | None = None) -> dict[str, dict[str, Any]]:
+    def write(self, report: ReportProgress | None = None, *, num_parts: int | None = None) -> dict[str, dict[str, Any]]:
+        """`run` without its checks, or `merge`."""
         manifests = prepare(
             **self._common,
             validation_fraction=self._fraction(),
@@ -95,7 +113,7 @@ class Preparation:
 
     @cached_property
     def _common(self) -> dict[str, Any]:
-        tokenizer = self._tokenizer()
+        tokenizer = self._tokenizer()  # first: it refuses flags that contradict each other
         validation = self._reader(self.validation_input, 0.0) if self.validation_input else None
         if validation and self.validation_fraction is not None:
             raise UserError(
@@ -113,11 +131,9 @@ class Preparation:
     @property
     def tokenizer_folder(self) -> str:
         """Where the tokenizer lies; of ids, it is made here."""
-        return self.tokenizer_name or str(Path(self.output_dir) / TOKENIZER_FOLDER)
+        return self.tokenizer_name or str(Path(self.output_dir) / "tokenizer")
 
     def _tokenizer(self) -> "PreTrainedTokenizerFast":
-        from .tokenizer import load_tokenizer
-
         if self.id_column is None:
             if self.vocab_size is not None:
                 raise UserError(f"vocab_size={self.vocab_size} goes with --id_column; a tokenizer has its own")

@@ -8,9 +8,10 @@ import hashlib
 import multiprocessing
 import os
 import shutil
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from .duplicates import NearDuplicates, signature
 from .encoding import Encoder, split_encoded
 from .manifest import CORPUS_SPLITS
 from .parallel import available_cpus, ordered_map
-from .parts import Encoded, cut, job, part_folder, read_about, read_part, write_part
+from .parts import Encoded, job, part_folder, read_about, read_part, write_part
 from .readers import Reader, Source
 from .shards import CORPUS_FILES, SHARD_TOKENS, ShardWriter
 from .tokenizer import tokenizer_facts
@@ -63,7 +64,7 @@ def prepare(
         deduplicate: `none`, `exact` (each text once) or `near` (see `duplicates`). The first one read is kept;
             those of `validation_reader` are read first, so that none of them is trained on.
         num_processes: None: one for each processor.
-        num_parts: merge so many parts that `prepare_part` tokenized, to the same bytes; they stay where they are.
+        num_parts: merge so many parts, made by `Preparation.run_part`, to the same bytes; they stay where they are.
         overwrite: the folder may hold something; a corpus there is replaced.
         shard_tokens: a shard is full from this many tokens on.
         report: called with (tokens written, bytes read, bytes to read if that is known) now and then.
@@ -75,63 +76,32 @@ def prepare(
         UserError: a value out of range, bad text, or no text at all; `output_dir` is not empty; or a part that is not
             there, or was made of other inputs, another tokenizer or other flags.
     """
-    readers = _readers(reader, validation_reader, deduplicate)
+    readers = readers_in_order(reader, validation_reader, deduplicate)
+    fraction = validation_fraction if validation_reader is None else 0.0
+    if not 0 <= fraction < 1:
+        raise UserError(f"validation_fraction={fraction} must lie in [0, 1)")
+    folder = Path(output_dir)
     options: dict[str, Any] = {
         "tokenizer": tokenizer, "deduplicate": deduplicate, "shard_tokens": shard_tokens, "report": report,
     }  # fmt: skip
     if num_parts is None:
-        run = _Run(readers, num_processes=num_processes, **options)
+        run: Run = Run(readers, num_processes=num_processes, **options)
     else:
-        folders = [part_folder(Path(output_dir), part, num_parts) for part in range(num_parts)]
-        run = _Merge(readers, folders=folders, **options)
-    return _write_corpus(
-        run,
-        Path(output_dir),
-        validation_fraction=validation_fraction if validation_reader is None else 0.0,
-        overwrite=overwrite,
-    )
+        run = _Merge(readers, folders=[part_folder(folder, part, num_parts) for part in range(num_parts)], **options)
+    check_output_dir(folder, overwrite=overwrite, written=CORPUS_FILES)
+    with whole_files(folder, replacing=CORPUS_FILES) as building:
+        # Those are held out whose digest is below this string: a share `fraction` of all that there can be.
+        manifests = run.write(building, int(fraction * 2**64).to_bytes(8, "big") if fraction else b"")
+        train, held_out = (manifests[split]["documents"] for split in CORPUS_SPLITS)
+        if fraction and (train == 0 or (held_out == 0 and train > 1)):
+            for split in CORPUS_SPLITS:
+                shutil.rmtree(building / split)
+            after_smallest = run.smallest_digest + b"\0"  # the next string after it
+            manifests = run.write(building, after_smallest if train + held_out > 1 else b"")
+    return manifests
 
 
-def prepare_part(
-    reader: Reader,
-    *,
-    part: int,
-    num_parts: int,
-    tokenizer: "PreTrainedTokenizerFast",
-    output_dir: str | Path,
-    validation_reader: Reader | None = None,
-    deduplicate: str = "none",
-    num_processes: int | None = None,
-    overwrite: bool = False,
-    report: ReportProgress | None = None,
-) -> Path:
-    """Tokenize one of `num_parts` parts of the files, on any machine; `prepare` makes the corpus of them all.
-
-    A part is whole files. One that is there already is left as it is, unless `overwrite`.
-
-    Returns:
-        the part's folder, in `output_dir`.parts.
-
-    Raises:
-        ValueError: as `prepare`, and inputs that are not files.
-    """
-    readers = _readers(reader, validation_reader, deduplicate)
-    chosen = cut(readers, part=part, num_parts=num_parts)
-    folder = part_folder(Path(output_dir), part, num_parts)
-    run = _Run(chosen, tokenizer=tokenizer, deduplicate=deduplicate, num_processes=num_processes, report=report)
-    identity = job(readers, run.job_facts(), num_parts=num_parts)
-    if overwrite or read_about(folder, job=identity) is None:
-        outcomes: Outcomes = {}
-        # What is repeated in other parts too is found when they are merged.
-        write_part(
-            folder,
-            run.encoded(outcomes, drop_repeated=False),
-            about=lambda: {"job": identity, "sources": run.sources_with_empty(outcomes)},
-        )
-    return folder
-
-
-def _readers(reader: Reader, validation_reader: Reader | None, deduplicate: str) -> list[Reader]:
+def readers_in_order(reader: Reader, validation_reader: Reader | None, deduplicate: str) -> list[Reader]:
     """The readers in the order in which they are read.
 
     Raises:
@@ -149,25 +119,6 @@ def _readers(reader: Reader, validation_reader: Reader | None, deduplicate: str)
     return [validation_reader, reader]
 
 
-def _write_corpus(
-    run: "_Run", output_dir: Path, *, validation_fraction: float, overwrite: bool
-) -> dict[str, dict[str, Any]]:
-    """Write both splits, a second time where nothing or everything was held out, and put them into `output_dir`."""
-    if not 0 <= validation_fraction < 1:
-        raise UserError(f"validation_fraction={validation_fraction} must lie in [0, 1)")
-    check_output_dir(output_dir, overwrite=overwrite, written=CORPUS_FILES)
-    by_hash = validation_fraction > 0
-    with whole_files(output_dir, replacing=CORPUS_FILES) as building:
-        manifests = run.write(building, _digest_limit(validation_fraction) if by_hash else b"")
-        train, held_out = (manifests[split]["documents"] for split in ("train", "validation"))
-        if by_hash and (train == 0 or (held_out == 0 and train > 1)):
-            for split in manifests:
-                shutil.rmtree(building / split)
-            after_smallest = run.smallest_digest + b"\0"  # the next string after it
-            manifests = run.write(building, after_smallest if train + held_out > 1 else b"")
-    return manifests
-
-
 @dataclass(frozen=True, slots=True)
 class _Item:
     """A document on its way to the tokenizer."""
@@ -180,11 +131,11 @@ class _Item:
 
 
 # What became of the documents of each source.
-Outcomes = dict[tuple[int, int], Counter[str]]
+Outcomes = defaultdict[tuple[int, int], Counter[str]]
 
 
-class _Run:
-    """One preparation; `write` can be called again with another limit."""
+class Run:
+    """One preparation, of a corpus or a part; `write` can be called again with another limit."""
 
     def __init__(
         self,
@@ -220,11 +171,11 @@ class _Run:
         """What was read, by reader."""
         return [reader.sources for reader in self.readers]
 
-    def sources_with_empty(self, outcomes: Outcomes) -> list[list[dict[str, Any]]]:
-        """What was read, by reader, and how many documents of each source hold no text."""
+    def accounts(self, outcomes: Outcomes, kinds: Sequence[str]) -> list[list[dict[str, Any]]]:
+        """What was read, by reader and source, and how many documents of each came to each of these ends."""
         return [
             [
-                {**source.facts(), "empty": outcomes.get((number, index), Counter())["empty"]}
+                {**source.facts(), **{kind: outcomes[number, index][kind] for kind in kinds}}
                 for index, source in enumerate(sources)
             ]
             for number, sources in enumerate(self.sources())
@@ -232,8 +183,12 @@ class _Run:
 
     def write(self, folder: Path, limit: bytes) -> dict[str, dict[str, Any]]:
         """Write both splits below `folder`; documents whose digest is below `limit` are held out."""
-        outcomes: Outcomes = {}
-        splits = {split: _Split(folder / split, self.facts, self.shard_tokens) for split in CORPUS_SPLITS}
+        outcomes: Outcomes = defaultdict(Counter)
+        writers = {
+            split: ShardWriter(folder / split, vocab_size=self.facts["vocab_size"], shard_tokens=self.shard_tokens)
+            for split in CORPUS_SPLITS
+        }
+        sizes = {split: Counter(text_bytes=0, unknown_tokens=0) for split in CORPUS_SPLITS}
         near = NearDuplicates()
         self.smallest_digest = b"\xff" * 17
         for document in self.encoded(outcomes):
@@ -243,17 +198,35 @@ class _Run:
             elif document.signature and near.seen(document.signature):
                 outcome = "near_duplicate"
             else:
-                splits[outcome].append(document.tokens, document.num_bytes)
+                ids, starts = split_encoded(document.tokens)
+                writers[outcome].append(ids, starts)
+                unknown = int(np.count_nonzero(ids == self.facts["unk_token_id"]))
+                sizes[outcome].update(text_bytes=document.num_bytes, unknown_tokens=unknown)
                 self.smallest_digest = min(self.smallest_digest, document.digest)
             outcomes[document.source][outcome] += 1
-        if not any(split.writer.num_documents for split in splits.values()):
-            met = [source for of_reader in self.sources() for source in of_reader]
+        if not any(writer.num_documents for writer in writers.values()):
+            met = list(chain.from_iterable(self.sources()))
             bad = sum(source.bad_text for source in met)
             left_out = f", {bad} of them left out by --on_bad_text skip" if bad else ""
             read = sum(source.documents for source in met)
             raise UserError(f"the corpus is empty: {read} documents were read{left_out}, and none holds a token")
-        sources = self._account(outcomes)
-        return {name: split.close(name, sources, self.deduplicate) for name, split in splits.items()}
+        kinds = ["train", "validation", "empty"]
+        kinds += {"none": [], "exact": ["duplicate"], "near": ["duplicate", "near_duplicate"]}[self.deduplicate]
+        sources = list(chain.from_iterable(self.accounts(outcomes, kinds)))
+        for source in sources:
+            known = sum(source[kind] for kind in kinds) + source["bad_text"]
+            assert known == source["documents"], "every document is accounted for"
+        facts = {"tokenizer": self.facts, "deduplicate": self.deduplicate, "sources": sources}
+        return {split: writers[split].close({"split": split, **sizes[split], **facts}) for split in CORPUS_SPLITS}
+
+    def tokenize_part(self, folder: Path, job: str) -> None:
+        """Write all documents as one part of a corpus; what is repeated is found when all parts are merged."""
+        outcomes: Outcomes = defaultdict(Counter)
+        write_part(
+            folder,
+            self.encoded(outcomes, drop_repeated=False),
+            about=lambda: {"job": job, "sources": self.accounts(outcomes, ["empty"])},
+        )
 
     def _is_held_out(self, document: Encoded, limit: bytes) -> bool:
         if len(self.readers) > 1:
@@ -292,7 +265,7 @@ class _Run:
                 source = (number, document.source)
                 content = document.text.encode("utf-8")
                 digest = hashlib.blake2b(content, digest_size=16).digest()
-                counts = outcomes.setdefault(source, Counter())
+                counts = outcomes[source]
                 if not content or document.text.isspace():
                     counts["empty"] += 1
                 elif not (drop_repeated and self._is_repeated(digest, seen, counts)):
@@ -308,20 +281,8 @@ class _Run:
         seen.add(digest)
         return False
 
-    def _account(self, outcomes: Outcomes) -> list[dict[str, Any]]:
-        """What became of the documents of each source; the counts add up to `documents`."""
-        kinds = ["train", "validation", "empty"]
-        kinds += {"none": [], "exact": ["duplicate"], "near": ["duplicate", "near_duplicate"]}[self.deduplicate]
-        accounts = []
-        for number, sources in enumerate(self.sources()):
-            for index, source in enumerate(sources):
-                counts = outcomes.get((number, index), Counter())
-                accounts.append({**source.facts(), **{kind: counts[kind] for kind in kinds}})
-                assert sum(counts.values()) + source.bad_text == source.documents, "every document is accounted for"
-        return accounts
 
-
-class _Merge(_Run):
+class _Merge(Run):
     """A preparation whose documents have been read and tokenized before, in parts."""
 
     def __init__(self, readers: list[Reader], *, folders: list[Path], **options: Any) -> None:
@@ -364,39 +325,6 @@ class _Merge(_Run):
             firsts = [first + len(sources) for first, sources in zip(firsts, part, strict=True)]
             if self.report:
                 self.report(written, read, self.total_bytes)
-
-
-class _Split:
-    """The writer of one split and what is counted beside it."""
-
-    def __init__(self, folder: Path, tokenizer: dict[str, Any], shard_tokens: int) -> None:
-        self.writer = ShardWriter(folder, vocab_size=tokenizer["vocab_size"], shard_tokens=shard_tokens)
-        self.tokenizer = tokenizer
-        self.text_bytes = 0
-        self.unknown_tokens = 0
-
-    def append(self, tokens: bytes, num_bytes: int) -> None:
-        ids, starts = split_encoded(tokens)
-        self.writer.append(ids, starts)
-        self.text_bytes += num_bytes
-        self.unknown_tokens += int(np.count_nonzero(ids == self.tokenizer["unk_token_id"]))
-
-    def close(self, name: str, sources: list[dict[str, Any]], deduplicate: str) -> dict[str, Any]:
-        return self.writer.close(
-            {
-                "split": name,
-                "text_bytes": self.text_bytes,
-                "unknown_tokens": self.unknown_tokens,
-                "tokenizer": self.tokenizer,
-                "deduplicate": deduplicate,
-                "sources": sources,
-            }
-        )
-
-
-def _digest_limit(fraction: float) -> bytes:
-    """The string below which a share `fraction` of all digests lies."""
-    return int(fraction * 2**64).to_bytes(8, "big")
 
 
 def _chunks(items: Iterator[_Item]) -> Iterator[list[_Item]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..utils.errors import MissingFileError, UserError, as_user_errors, reject_unknown_keys
 from ..utils.files import sha256_of_file
-from .formats import SEPARATORS, ReadCell, check_file, texts_of_file, texts_of_table
+from .formats import SEPARATORS, ReadCell, texts_of_file, texts_of_table
 from .input_files import files_below, files_matching
 from .tables import BadText, TableFile, open_dataset
 
@@ -68,7 +68,7 @@ class Reader:
         on_bad_text: `error`, or `skip` documents that are not valid text and count them.
         dataset_config_name: which configuration of a dataset of the Hub.
         held_out_fraction: the share of `installed-python` to mark as held out, in whole packages.
-        read_cell: what makes a text of a table's cell, where it holds none; see `ids`.
+        read_cell: what makes a text of a table's cell, where it holds none; see `formats.id_reader`.
 
     Attributes:
         sources: what has been read so far.
@@ -105,10 +105,11 @@ class Reader:
         for entry in inputs:
             with as_user_errors(OSError, about=f"{entry} cannot be read"):  # a folder above it may be closed
                 self._inputs.append(_resolve(str(entry), dataset_config_name))
-        self.files = [path for files in self._inputs if isinstance(files, list) for _, path in files]
+        self._named = [entry for files in self._inputs if isinstance(files, list) for entry in files]
+        self.files = [path for _, path in self._named]
         _refuse_twice(self.files)
-        for path in self.files:
-            check_file(path, text_column, read_cell=read_cell)
+        for path in self.files:  # a file that is not what its suffix says, or has no column of text, is told now
+            next(texts_of_file(path, separator="line", text_column=text_column, read_cell=read_cell), None)
         only_files = all(isinstance(entry, list) for entry in self._inputs)
         self.total_bytes = sum(path.stat().st_size for path in self.files) if only_files else None
         if self.total_bytes == 0:
@@ -127,19 +128,18 @@ class Reader:
 
     def of_files(self, numbers: Sequence[int]) -> "Reader":
         """A reader of some of the files only, by their places in `files`; the inputs have to be files."""
-        named = [entry for files in self._inputs if isinstance(files, list) for entry in files]
         part = copy.copy(self)
         part.sources, part.bytes_read = [], 0
-        part._inputs = [[named[number] for number in numbers]]
-        part.files = [self.files[number] for number in numbers]
+        part._named = [self._named[number] for number in numbers]
+        part._inputs = [part._named]
+        part.files = [path for _, path in part._named]
         part.total_bytes = sum(path.stat().st_size for path in part.files)
         return part
 
     def facts(self) -> dict[str, Any]:
         """The files with their sizes, and how they are read."""
-        named = [entry for files in self._inputs if isinstance(files, list) for entry in files]
         return {
-            "files": [[name, path.stat().st_size] for name, path in named],
+            "files": [[name, path.stat().st_size] for name, path in self._named],
             "text_column": self.text_column,
             "document_separator": self.document_separator,
             "on_bad_text": self.on_bad_text,

@@ -55,9 +55,7 @@ class ShardWriter:
         self._offsets = open(directory / "documents.bin", "wb")  # noqa: SIM115 - closed in close()
         self._offsets_digest = hashlib.sha256()
         self._ends = [0]
-        self._tokens: list[np.ndarray] = []
-        self._starts: list[np.ndarray] = []
-        self._buffered = 0
+        self._buffered = 0  # tokens
         self._open_shard: _ShardFiles | None = None
 
     def append(self, ids: np.ndarray, starts: np.ndarray) -> None:
@@ -68,14 +66,17 @@ class ShardWriter:
             starts: bool [tokens], whether a word begins at the token.
         """
         assert len(ids) == len(starts) > 0, "a document has tokens, each with its word-start bit"
-        self._tokens.append(np.asarray(ids).astype(self.dtype))
-        self._starts.append(np.asarray(starts, dtype=bool))
+        if self._open_shard is not None and self._open_shard.tokens >= self.shard_tokens:
+            self._close_shard()
+        if self._open_shard is None:
+            self._open_shard = _ShardFiles(self.directory, len(self.shards))
+        self._open_shard.append(np.asarray(ids).astype(self.dtype), np.asarray(starts, dtype=bool))
         self.num_documents += 1
         self.num_tokens += len(ids)
         self.num_words += int(np.count_nonzero(starts))
         self._ends.append(self.num_tokens)
         self._buffered += len(ids)
-        if self._buffered >= min(_FLUSH_TOKENS, self.shard_tokens) or len(self._tokens) >= _FLUSH_DOCUMENTS:
+        if self._buffered >= _FLUSH_TOKENS or len(self._ends) >= _FLUSH_DOCUMENTS:
             self._flush()
 
     def close(self, facts: dict[str, Any]) -> dict[str, Any]:
@@ -99,14 +100,7 @@ class ShardWriter:
         ends = np.array(self._ends, dtype="<i8").tobytes()
         self._offsets.write(ends)
         self._offsets_digest.update(ends)
-        tokens, starts = self._tokens, self._starts
-        self._ends, self._tokens, self._starts, self._buffered = [], [], [], 0
-        for piece, bits in zip(tokens, starts, strict=True):
-            if self._open_shard is not None and self._open_shard.tokens >= self.shard_tokens:
-                self._close_shard()
-            if self._open_shard is None:
-                self._open_shard = _ShardFiles(self.directory, len(self.shards))
-            self._open_shard.append(piece, bits)
+        self._ends, self._buffered = [], 0
         if self._open_shard is not None:
             self._open_shard.write()
 
@@ -211,6 +205,10 @@ class Corpus:
 
     def __len__(self) -> int:
         return self.num_documents
+
+    def facts(self) -> dict[str, Any]:
+        """What a model card says about it."""
+        return {"documents": self.num_documents, "tokens": self.num_tokens, "fingerprint": self.fingerprint}
 
     @cached_property
     def ordinary_token_ids(self) -> np.ndarray:

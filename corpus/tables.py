@@ -7,6 +7,7 @@ stream, also compressed.
 
 import io
 import operator
+import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from ..utils.errors import MissingFileError, MissingPackageError, UserError
+from ..utils.errors import MissingFileError, MissingPackageError, UserError, first_line
 from . import json_records
 from .columns import USUAL_COLUMNS, is_number
 from .compression import bare_suffix, open_decompressed
@@ -46,7 +47,7 @@ class TableFile:
     """A table that is read as a stream, again and again.
 
     Attributes:
-        source: its name, for messages.
+        source: its name, for messages; of a file, its path.
         unit: what `Row.line` counts: `line` or `row`.
         bytes_read: how much of the file the last reading has come to.
     """
@@ -111,11 +112,11 @@ def open_table(path: str | Path, *, has_header: bool | None = None, wanted: Sequ
     """
     suffix = bare_suffix(path)
     if suffix in (".csv", ".tsv"):
-        return _Delimited(Path(path), tab=suffix == ".tsv", has_header=has_header, wanted=wanted)
+        return _Delimited(str(path), tab=suffix == ".tsv", has_header=has_header, wanted=wanted)
     if suffix in (".jsonl", ".ndjson", ".json"):
-        return _Json(Path(path))
+        return _Json(str(path))
     if suffix == ".parquet":
-        return _Parquet(Path(path))
+        return _Parquet(str(path))
     raise UserError(
         f"{path}: cannot tell its format from the suffix {suffix!r}; use one of {', '.join(TABLE_SUFFIXES)}"
     )
@@ -137,9 +138,9 @@ class _Header(NamedTuple):
 class _Delimited(TableFile):
     """CSV and TSV."""
 
-    def __init__(self, path: Path, *, tab: bool, has_header: bool | None, wanted: Sequence[str]) -> None:
-        super().__init__(str(path))
-        self._path, self._tab, self._wanted = path, tab, wanted
+    def __init__(self, path: str, *, tab: bool, has_header: bool | None, wanted: Sequence[str]) -> None:
+        super().__init__(path)
+        self._tab, self._wanted = tab, wanted
         self._given_header = has_header
 
     @property
@@ -156,7 +157,7 @@ class _Delimited(TableFile):
 
     @contextmanager
     def _opened(self) -> Iterator[TextIO]:
-        with open_decompressed(self._path) as (file, position):
+        with open_decompressed(self.source) as (file, position):
             self._position = position
             # Bytes that are not UTF-8 become lone surrogates, which are found in their own row.
             yield io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
@@ -185,12 +186,10 @@ class _Delimited(TableFile):
         if is_there is None:
             is_there, is_sure = self._find_header(first, records)
         records.close()
-        names = [name.strip() or str(number) for number, name in enumerate(first, start=1)]
         if not is_there:
             return _Header(_numbers(len(first)), first, line, False, is_sure)
-        repeated = [name for name, count in Counter(names).items() if count > 1]
-        if repeated:
-            raise UserError(f"{self.where(line)}: two columns are named {repeated[0]!r}")
+        names = [name.strip() or str(number) for number, name in enumerate(first, start=1)]
+        _refuse_repeated(names, self.where(line))
         return _Header(names, first, line, True, is_sure)
 
     def _find_header(self, first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[bool, bool]:
@@ -239,6 +238,12 @@ def _comes_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> 
     return False
 
 
+def _refuse_repeated(names: list[str], where: str) -> None:
+    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
+    if count > 1:
+        raise UserError(f"{where}: two columns are named {name!r}")
+
+
 def _numbers(width: int) -> list[str]:
     return [str(number) for number in range(1, width + 1)]
 
@@ -259,10 +264,6 @@ def not_utf8(cell: str) -> int | None:
 class _Json(TableFile):
     """JSON lines, or one JSON array of objects."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._path = path
-
     @cached_property
     def columns(self) -> list[str]:
         return next((list(row.values) for row in self.rows() if isinstance(row, Row)), [])
@@ -273,12 +274,12 @@ class _Json(TableFile):
 
     @cached_property
     def _is_array(self) -> bool:
-        with open_decompressed(self._path) as (file, _):
+        with open_decompressed(self.source) as (file, _):
             return json_records.begins_array(file)
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
         is_array = self._is_array
-        with open_decompressed(self._path) as (file, position):
+        with open_decompressed(self.source) as (file, position):
             if is_array:
                 text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
                 records = json_records.read_array(text, self.source)
@@ -299,22 +300,16 @@ class _Parquet(TableFile):
 
     unit = "row"
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._path = path
-
     @cached_property
     def columns(self) -> list[str]:
         with self._opened() as file:
             names = list(file.schema_arrow.names)
-        repeated = [name for name, count in Counter(names).items() if count > 1]
-        if repeated:
-            raise UserError(f"{self.source}: two columns are named {repeated[0]!r}")
+        _refuse_repeated(names, self.source)
         return names
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
         wanted = self.columns if columns is None else list(columns)
-        number, size = 0, self._path.stat().st_size
+        number, size = 0, os.path.getsize(self.source)
         with self._opened() as file:
             batches = iter(file.iter_batches(columns=wanted, batch_size=1024))
             while True:
@@ -322,8 +317,9 @@ class _Parquet(TableFile):
                     batch = next(batches, None)
                     rows = [] if batch is None else batch.to_pylist()
                 except Exception as error:  # Arrow's own kinds, OSError, and text that is not UTF-8
-                    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                    raise UserError(f"{self.source} is damaged in or after row {number + 1}: {reason}") from None
+                    raise UserError(
+                        f"{self.source} is damaged in or after row {number + 1}: {first_line(error)}"
+                    ) from None
                 if batch is None:
                     break
                 for values in rows:
@@ -339,11 +335,11 @@ class _Parquet(TableFile):
             import pyarrow as pa
             from pyarrow import parquet
         except ImportError:
-            raise MissingPackageError(f"reading {self._path.name} needs pyarrow: pip install pyarrow") from None
-        with open_decompressed(self._path):  # for its errors, which are a person's
+            raise MissingPackageError(f"reading {self.source} needs pyarrow: pip install pyarrow") from None
+        with open_decompressed(self.source):  # for its errors, which are a person's
             pass
         try:
-            file = parquet.ParquetFile(self._path, page_checksum_verification=True)
+            file = parquet.ParquetFile(self.source, page_checksum_verification=True)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise UserError(f"{self.source} is not a Parquet file: {error}") from None
         with file:
@@ -397,14 +393,11 @@ def open_dataset(name: str, configuration: str | None, *, split: str | None = No
     try:
         if not constants.HF_HUB_OFFLINE and not is_local:
             HfApi().dataset_info(name, timeout=10)  # without this, a name that is not there is tried for half a minute
-        if split is None:
-            return {
-                part: DatasetTable(f"{name} ({part})", records)
-                for part, records in datasets.load_dataset(name, configuration).items()
-            }
         # Offline there is nothing to stream from, but the cache may hold the dataset.
-        records = datasets.load_dataset(name, configuration, split=split, streaming=not constants.HF_HUB_OFFLINE)
-        return {split: DatasetTable(name, records)}
+        is_streamed = split is not None and not constants.HF_HUB_OFFLINE
+        loaded = datasets.load_dataset(name, configuration, split=split, streaming=is_streamed)
+        if split is not None:
+            return {split: DatasetTable(name, loaded)}
+        return {part: DatasetTable(f"{name} ({part})", records) for part, records in loaded.items()}
     except Exception as error:  # connection, repository and format errors have no common type
-        reason = str(error).strip().split("\n")[0]
-        raise MissingFileError(f"the dataset {name} cannot be had: {reason}") from error
+        raise MissingFileError(f"the dataset {name} cannot be had: {first_line(error)}") from error

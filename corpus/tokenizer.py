@@ -1,4 +1,7 @@
-"""Trains tokenizers (WordPiece, BPE, Unigram), loads them, and records what a corpus must know of one."""
+"""Trains tokenizers (WordPiece, BPE, Unigram), loads them, and records what a corpus must know of one.
+
+Corpora of token ids instead of text (DNA, events, logs) have a minimal tokenizer, which reads numbers.
+"""
 
 import hashlib
 import json
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from ..utils.errors import UserError, reject_unknown_keys
+from ..utils.errors import UserError, first_line, reject_unknown_keys
 from ..utils.untrusted import check_model_folder
 from .encoding import GPT2_PATTERN
 
@@ -58,8 +61,6 @@ def train_tokenizer(
     Raises:
         ValueError: a value out of range, or no text.
     """
-    from transformers import PreTrainedTokenizerFast
-
     check_choices(algorithm, vocab_size, model_max_length)
     train = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[algorithm]
     trained = train(_not_empty(texts), vocab_size, lowercase, progress)
@@ -68,23 +69,51 @@ def train_tokenizer(
     tokenizer.pre_tokenizer, tokenizer.decoder = trained.pre_tokenizer, trained.decoder
     if trained.normalizer is not None:
         tokenizer.normalizer = trained.normalizer
+    # Offsets into the text leave out the space that a token of bytes begins with.
+    trims = [processors.ByteLevel(trim_offsets=True)] if algorithm == "bpe" else []
+    tokenizer.post_processor = processors.Sequence([*trims, _template(tokenizer)])
+    # Where a space belongs to the token after it, the mask takes the space before it: "a [MASK] b" hides " word".
+    mask = AddedToken(SPECIAL_TOKENS["mask_token"], lstrip=algorithm != "wordpiece", special=True, normalized=False)
+    return _pretrained(tokenizer, mask_token=mask, model_max_length=model_max_length)
+
+
+def make_id_tokenizer(vocab_size: int) -> "PreTrainedTokenizerFast":
+    """A tokenizer of the numbers 0 to `vocab_size` - 1, which reads `5 17 3` as these ids.
+
+    The special tokens get the five ids behind them.
+
+    Raises:
+        UserError: no number.
+    """
+    if vocab_size < 1:
+        raise UserError(f"vocab_size={vocab_size} must be at least 1: how many ids there are, special tokens left out")
+    vocabulary = {str(number): number for number in range(vocab_size)}
+    vocabulary |= {token: vocab_size + place for place, token in enumerate(SPECIAL_TOKENS.values())}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL_TOKENS["unk_token"]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = _template(tokenizer)
+    return _pretrained(tokenizer)
+
+
+def _template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    """`[CLS] a [SEP]`, and of a pair `[CLS] a [SEP] b [SEP]`."""
     cls, sep = SPECIAL_TOKENS["cls_token"], SPECIAL_TOKENS["sep_token"]
-    template = processors.TemplateProcessing(
+    return processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
         pair=f"{cls} $A {sep} $B:1 {sep}:1",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
     )
-    # Offsets into the text leave out the space that a token of bytes begins with.
-    trims = [processors.ByteLevel(trim_offsets=True)] if algorithm == "bpe" else []
-    tokenizer.post_processor = processors.Sequence([*trims, template])
-    # Where a space belongs to the token after it, the mask takes the space before it: "a [MASK] b" hides " word".
-    mask = AddedToken(SPECIAL_TOKENS["mask_token"], lstrip=algorithm != "wordpiece", special=True, normalized=False)
+
+
+def _pretrained(tokenizer: Tokenizer, **options: Any) -> "PreTrainedTokenizerFast":
+    """transformers' tokenizer with our special tokens."""
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        **{**SPECIAL_TOKENS, "mask_token": mask},
-        model_max_length=model_max_length,
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
+        **{**SPECIAL_TOKENS, **options},
     )
 
 
@@ -224,8 +253,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
     except Exception as error:  # whatever a library meets in files that others made
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"tokenizer_name={name_or_path!r} cannot be loaded: {reason}") from None
+        raise UserError(f"tokenizer_name={name_or_path!r} cannot be loaded: {first_line(error)}") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(f"tokenizer_name={name_or_path!r} is not a fast tokenizer; word boundaries need one")
     missing = [name for name in SPECIAL_TOKENS if getattr(tokenizer, name) is None and name != "unk_token"]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from ..utils.command_line import flag
 from ..utils.errors import MissingFileError, UserError
 from ..utils.files import check_output_dir, disk_errors, remove_written
+from .tags import SCHEMES
 
 # What --overwrite_output_dir deletes, in a folder of each seed too; see `files.written_in`.
 FINETUNING_FILES = tuple(
@@ -19,11 +20,21 @@ FINETUNING_FILES = tuple(
     )
 )  # fmt: skip
 
-# Transformers' names, but for those that need settings beside the steps of warm-up.
-_SCHEDULES = (
-    "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-    "reduce_lr_on_plateau", "greedy",
-)  # fmt: skip
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
+# The flags that take one of a few words.
+_CHOICES = {
+    # Transformers' names, but for those that need settings beside the steps of warm-up.
+    "lr_scheduler_type": (
+        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+        "reduce_lr_on_plateau", "greedy",
+    ),
+    "class_weights": ("none", "balanced"),
+    "packing": ("auto", "off"),
+    "mixed_precision": ("auto", "no", "bf16", "fp16"),
+    "problem_type": (None, *PROBLEM_TYPES),
+    "tag_scheme": ("auto", *SCHEMES),
+    "label_subwords": ("first", "all"),
+}  # fmt: skip
 
 _DATA, _TRAINING, _RUNS = "data", "training", "runs and machine"
 
@@ -134,15 +145,9 @@ class FinetuningArguments:
             raise UserError(f"--seeds {self.seeds}: a seed comes twice")
 
     def _check_choices(self) -> None:
-        choices = {
-            "class_weights": ("none", "balanced"),
-            "packing": ("auto", "off"),
-            "mixed_precision": ("auto", "no", "bf16", "fp16"),
-            "lr_scheduler_type": _SCHEDULES,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"--{name} {getattr(self, name)}: expected {' or '.join(allowed)}")
+        for name, allowed in _CHOICES.items():
+            if hasattr(self, name) and getattr(self, name) not in allowed:
+                raise UserError(f"--{name} {getattr(self, name)}: expected {' or '.join(filter(None, allowed))}")
         if self.lora_rank is not None and self.freeze_layers:
             raise UserError("--lora_rank freezes the encoder already; leave out --freeze_layers")
 
@@ -170,13 +175,6 @@ class TokenArguments(FinetuningArguments):
     label_subwords: str = flag(
         "Sub-words that carry their word's tag in training: 'first' or 'all'.", "all", section=_DATA
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tag_scheme not in ("auto", "iob1", "iob2", "bioes", "plain"):
-            raise UserError(f"--tag_scheme {self.tag_scheme}: expected auto, iob1, iob2, bioes or plain")
-        if self.label_subwords not in ("first", "all"):
-            raise UserError(f"--label_subwords {self.label_subwords}: expected first or all")
 
 
 @dataclass

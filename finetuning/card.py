@@ -53,8 +53,7 @@ def _data(arguments: FinetuningArguments, results: dict[str, Any]) -> dict[str, 
         "test": _file_name(arguments.test_file),
     }
     if arguments.dataset_name is not None:
-        name = arguments.dataset_name if _is_on_hub(arguments.dataset_name) else _file_name(arguments.dataset_name)
-        origins = dict.fromkeys(origins, name)
+        origins = dict.fromkeys(origins, _shown_dataset(arguments.dataset_name))
     return {
         split: f"{origin}, {results[f'{split}_samples']:,} examples"
         for split, origin in origins.items()
@@ -68,6 +67,10 @@ def _file_name(path: str | None) -> str:
 
 def _is_on_hub(dataset_name: str | None) -> bool:
     return dataset_name is not None and not os.path.exists(dataset_name)
+
+
+def _shown_dataset(dataset_name: str) -> str:
+    return dataset_name if _is_on_hub(dataset_name) else _file_name(dataset_name)
 
 
 def _eval_results(arguments: FinetuningArguments, results: dict[str, Any]) -> list[dict[str, Any]]:
@@ -93,7 +96,7 @@ def _dataset_fields(arguments: FinetuningArguments, path: str | None) -> dict[st
     if arguments.dataset_name is None:
         suffix = os.path.splitext(path or "")[1].lstrip(".").lower()
         return {"dataset_type": suffix or "text", "dataset_name": os.path.basename(path or "")}
-    name = arguments.dataset_name if _is_on_hub(arguments.dataset_name) else _file_name(arguments.dataset_name)
+    name = _shown_dataset(arguments.dataset_name)
     fields = {"dataset_type": name, "dataset_name": name}
     if arguments.dataset_config_name is not None:
         fields["dataset_config"] = arguments.dataset_config_name

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -10,10 +11,14 @@ from ..corpus.columns import is_number
 from ..corpus.tables import TableFile, open_dataset
 from ..utils.errors import UserError
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
-from .columns import find_columns
-from .sequence_task import SequenceExample, SequenceTask, make_sequence_task, problem_type_of_values
-from .sequence_task import read_examples as read_sequence_examples
-from .tables import Table, collect, read_table
+from .sequence_task import (
+    SequenceExample,
+    SequenceTask,
+    make_sequence_task,
+    problem_type_of_values,
+    read_examples,
+)
+from .tables import Table, collect, find_columns, read_table
 from .tagged_files import read_tagged_file, sentences_of_table
 from .tags import detect_scheme, to_iob2
 from .tasks import Task
@@ -31,12 +36,25 @@ class LabelledData(NamedTuple):
     facts: dict[str, Any]
 
 
+# What makes the task of examples.
+MakeTask = Callable[..., Task]
+
+
 def read_data(arguments: FinetuningArguments, known: list[str] | None) -> LabelledData:
     """The data that the flags name; `known` are the model's own label names, if any."""
-    return _READERS[arguments.task_type](arguments, known)
+    if isinstance(arguments, SequenceArguments):
+        splits, facts, make_task = _read_sequences(arguments)
+    else:
+        assert isinstance(arguments, TokenArguments)
+        splits, facts, make_task = _read_sentences(arguments)
+    _hold_out_validation(splits, arguments.seed)
+    task = make_task(splits["train"], known_names=known, balanced=arguments.class_weights == "balanced")
+    for examples in splits.values():
+        task.check(examples)
+    return LabelledData(splits, task, facts)
 
 
-def read_sequence_data(arguments: SequenceArguments, known: list[str] | None) -> LabelledData:
+def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any], MakeTask]:
     """Examples of tables: labels become names, sets of names or numbers."""
     if arguments.dataset_name is not None:
         tables = {split: collect(file) for split, file in _dataset_splits(arguments).items()}
@@ -50,29 +68,19 @@ def read_sequence_data(arguments: SequenceArguments, known: list[str] | None) ->
     )
     assert columns.label is not None
     problem_type = arguments.problem_type or problem_type_of_values(tables["train"].columns[columns.label])
-    splits = {
-        split: read_sequence_examples(table, columns, problem_type=problem_type) for split, table in tables.items()
+    splits: Splits = {
+        split: read_examples(table, columns, problem_type=problem_type) for split, table in tables.items()
     }
-    _hold_out_validation(splits, arguments.seed)
-    task = make_sequence_task(
-        splits["train"],
-        problem_type=problem_type,
-        value_name=columns.label,
-        known_names=known,
-        balanced=arguments.class_weights == "balanced",
-    )
-    for examples in splits.values():
-        task.check(examples)
     facts = {
         "text_column": columns.text,
         "text_pair_column": columns.pair,
         "label_column": columns.label,
         "problem_type": problem_type,
     }
-    return LabelledData(splits, task, facts)
+    return splits, facts, partial(make_sequence_task, problem_type=problem_type, value_name=columns.label)
 
 
-def read_token_data(arguments: TokenArguments, known: list[str] | None) -> LabelledData:
+def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], MakeTask]:
     """Tagged sentences, their tags in IOB2 or plain."""
     if arguments.dataset_name is not None:
         splits: Splits = {
@@ -86,25 +94,10 @@ def read_token_data(arguments: TokenArguments, known: list[str] | None) -> Label
         }
     scheme = arguments.tag_scheme
     if scheme == "auto":
-        scheme = detect_scheme(sentence for split in splits.values() for sentence in split)
+        scheme = detect_scheme(chain.from_iterable(splits.values()))
     splits = {split: [to_iob2(sentence, scheme) for sentence in sentences] for split, sentences in splits.items()}
-    _hold_out_validation(splits, arguments.seed)
-    task = make_token_task(
-        splits["train"],
-        scheme=scheme,
-        known_names=known,
-        balanced=arguments.class_weights == "balanced",
-        label_subwords=arguments.label_subwords,
-    )
-    for examples in splits.values():
-        task.check(examples)
-    return LabelledData(splits, task, {"tag_scheme": scheme, "label_subwords": arguments.label_subwords})
-
-
-_READERS: dict[str, Callable[[Any, list[str] | None], LabelledData]] = {
-    SequenceTask.task_type: read_sequence_data,
-    TokenTask.task_type: read_token_data,
-}
+    facts = {"tag_scheme": scheme, "label_subwords": arguments.label_subwords}
+    return splits, facts, partial(make_token_task, scheme=scheme, label_subwords=arguments.label_subwords)
 
 
 def _read_tables(arguments: SequenceArguments) -> dict[str, Table]:
@@ -121,7 +114,7 @@ def _read_tables(arguments: SequenceArguments) -> dict[str, Table]:
     return tables
 
 
-def _dataset_splits(arguments: SequenceArguments | TokenArguments) -> dict[str, TableFile]:
+def _dataset_splits(arguments: FinetuningArguments) -> dict[str, TableFile]:
     """train, validation and test of a dataset, whatever it calls its validation split."""
     assert arguments.dataset_name is not None
     tables = open_dataset(arguments.dataset_name, arguments.dataset_config_name)

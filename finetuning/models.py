@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from torch import nn
 
 from ..utils.device import find_device
-from ..utils.errors import MissingPackageError, UserError
+from ..utils.errors import MissingPackageError, UserError, first_line
 from ..utils.input_length import longest_input
 from ..utils.untrusted import check_model_folder
 from .tasks import Task
@@ -26,10 +27,8 @@ LONGEST_BY_DEFAULT = 512  # attention over more tokens rarely pays; --max_seq_le
 
 def be_quiet() -> None:
     """Silence transformers' warnings and progress bars. What they warn of is checked in this file."""
-    from transformers import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
 
 def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
@@ -38,13 +37,7 @@ def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -
     Raises:
         ValueError: it has none that can be loaded.
     """
-    from transformers import AutoTokenizer
-
-    _check_local(name_or_path)
-    try:
-        return AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever a library meets in files that others made
-        raise UserError(f"--model_name_or_path {name_or_path}: no tokenizer: {_first_line(error)}") from error
+    return _load_auto(transformers.AutoTokenizer, name_or_path, trust_remote_code, about="no tokenizer: ")
 
 
 def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
@@ -53,24 +46,18 @@ def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     Raises:
         ValueError: it cannot be loaded.
     """
-    from transformers import AutoConfig
-
-    _check_local(name_or_path)
-    try:
-        return AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise UserError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
+    return _load_auto(transformers.AutoConfig, name_or_path, trust_remote_code)
 
 
-def _check_local(name_or_path: str) -> None:
+def _load_auto(auto_class: Any, name_or_path: str, trust_remote_code: bool, *, about: str = "") -> Any:
     looks_local = name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if not os.path.isdir(name_or_path) and (looks_local or os.path.exists(name_or_path)):
         raise UserError(f"--model_name_or_path {name_or_path}: there is no such folder")
     check_model_folder(name_or_path)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    try:
+        return auto_class.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever a library meets in files that others made
+        raise UserError(f"--model_name_or_path {name_or_path}: {about}{first_line(error)}") from error
 
 
 def known_label_names(config: Any, task: type[Task]) -> list[str] | None:
@@ -132,15 +119,13 @@ def load_fine_tuned(
 
 def _load_with_head(name_or_path: str, task: type[Task], **kwargs: Any) -> tuple[Any, Collection[str]]:
     """A model with the head of a task, and the names of weights that the checkpoint lacks."""
-    import transformers
-
     auto_class = getattr(transformers, f"AutoModel{task.head}")
     try:
         model, loading = auto_class.from_pretrained(
             name_or_path, output_loading_info=True, use_safetensors=True, **kwargs
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"--model_name_or_path {name_or_path}: {_first_line(error)}") from error
+        raise UserError(f"--model_name_or_path {name_or_path}: {first_line(error)}") from error
     return model, loading["missing_keys"]
 
 
@@ -281,12 +266,9 @@ def add_lora(model: Any, *, rank: int) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingPackageError("--lora_rank needs peft: pip install peft") from None
-    if rank < 1:
-        raise UserError(f"--lora_rank {rank}: must be at least 1")
     layers = encoder_layers(model)
     prefix = next(name for name, module in model.named_modules() if module is layers)
-    inside = [(f"{prefix}.{name}", module) for name, module in layers.named_modules()]
-    targets = [name for name, module in inside if isinstance(module, nn.Linear)]
+    targets = [f"{prefix}.{name}" for name, module in layers.named_modules() if isinstance(module, nn.Linear)]
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, modules_to_save=_head_modules(model))
     return get_peft_model(model, config)
 

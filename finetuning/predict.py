@@ -3,10 +3,10 @@
 import codecs
 import io
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,13 +16,13 @@ from ..utils.device import find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import whole_file
 from ..utils.progress_bar import progress_bar
+from ..utils.untrusted import read_json_object
 from .arguments import PredictionArguments
-from .columns import SequenceColumns, find_columns
 from .data import TASKS
 from .models import be_quiet, check_max_seq_length, load_auto_tokenizer, load_fine_tuned
 from .resume import SETTINGS_FILE
 from .sequence_task import read_examples
-from .tables import read_table
+from .tables import SequenceColumns, find_columns, read_table
 from .trainer import are_finite, make_collator, predict_logits
 from .windows import WindowMaker
 
@@ -72,7 +72,8 @@ def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str]
         texts = found if path == "-" else list(found)
         total = len(texts) if isinstance(texts, list) else None
         bar = progress_bar(description="predicting", unit=" texts", total=total, leave=False)
-        for examples in _chunks(iter(texts)):
+        waiting = iter(texts)
+        while examples := list(islice(waiting, CHUNK)):
             for record in predictor.records(examples):
                 output.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
                 count += 1
@@ -80,17 +81,6 @@ def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str]
             bar.update(len(examples))
         bar.close()
     return count
-
-
-def _chunks(examples: Iterator[Any]) -> Iterator[list[Any]]:
-    chunk: list[Any] = []
-    for example in examples:
-        chunk.append(example)
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 class Predictor:
@@ -103,11 +93,8 @@ class Predictor:
         self.model, self.task = load_fine_tuned(name, TASKS.values(), trust_remote_code=trusted)
         tokenizer = load_auto_tokenizer(name, trust_remote_code=trusted)
         self.model.to(find_device())
-        self.settings: dict[str, Any] = {}
-        path = os.path.join(name, SETTINGS_FILE)
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                self.settings = json.load(file)
+        path = Path(name, SETTINGS_FILE)
+        self.settings = read_json_object(path) if path.exists() else {}
         wanted = arguments.max_seq_length or self.settings.get("max_seq_length")
         overlap = self.task.window_overlap
         if arguments.max_seq_length is None:
@@ -125,7 +112,9 @@ class Predictor:
             return iter(of_task)
         if bare_suffix(path) in TABLE_SUFFIXES:
             return self._of_table(path)
-        return self._of_lines(read_text(path).removesuffix("\n").split("\n"), path)
+        texts = read_text(path).removesuffix("\n").split("\n")
+        self.task.refuse_tagged(map(str.split, texts), path)
+        return self._of_lines(texts, path)
 
     def _of_lines(self, lines: Iterable[str], source: str) -> Iterator[Any]:
         """Each line that is not blank is a text; of a model for pairs, two texts with a tab between."""
@@ -150,6 +139,9 @@ class Predictor:
         # A first row that may be data is taken as it was in training: columns of a file without header are numbers.
         in_doubt = not wanted and str(as_trained[0]).isdigit() and not open_table(path).is_sure_of_columns
         table = read_table(path, has_header=False if in_doubt else None, wanted=wanted)
+        if bare_suffix(path) == ".tsv":
+            header = [list(table.columns)] if table.has_header else []
+            self.task.refuse_tagged([*header, *zip(*table.columns.values(), strict=True)], path)
         if table.num_blank:
             print(f"{path}: left out {table.num_blank} rows in which every cell is blank", file=sys.stderr)
         if self.arguments.text_column is None and as_trained[0] in table.columns:

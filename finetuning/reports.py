@@ -13,7 +13,7 @@ WORST_SHOWN = 50
 CLASSES_SHOWN = 40  # a picture of more cannot be read
 
 
-def write_json(path: str, value: Any) -> None:
+def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write JSON that a person can read; a NaN is an error here, not in the reader."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
@@ -74,11 +74,12 @@ def write_report(folder: str, split: str, report: Report) -> None:
 def _draw(folder: str, split: str, classes: ClassReport) -> None:
     """Confusion matrix and F1 by class as PNG, where matplotlib is installed."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         return
-    draw_confusion(Figure, FigureCanvasAgg, os.path.join(folder, f"{split}_confusion.png"), classes)
+    figure = Figure(layout="constrained")
+    draw_confusion(figure, classes)
+    figure.savefig(os.path.join(folder, f"{split}_confusion.png"))
     scores = classes.scores.items()
     rows = [(name, row["f1-score"], row["support"]) for name, row in scores if not name.endswith(" avg")]
     rows = sorted(rows, key=lambda row: -row[2])[:CLASSES_SHOWN]
@@ -89,21 +90,14 @@ def _draw(folder: str, split: str, classes: ClassReport) -> None:
     axes.barh([f"{name} ({support:g})" for name, _, support in rows], [f1 for _, f1, _ in rows], color="#3b6ea5")
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel="F1", title=f"{split}: F1 by class (number of cases)")
-    FigureCanvasAgg(figure).print_png(os.path.join(folder, f"{split}_f1_by_class.png"))
+    figure.savefig(os.path.join(folder, f"{split}_f1_by_class.png"))
 
 
-def confusion_matrix(names: Sequence[str], gold: Sequence[str], predicted: Sequence[str]) -> np.ndarray:
-    """[gold, predicted] counts in the order of `names`."""
-    numbers = {name: number for number, name in enumerate(names)}
-    matrix = np.zeros((len(names), len(names)), dtype=np.int64)
-    for gold_name, predicted_name in zip(gold, predicted, strict=True):
-        matrix[numbers[gold_name], numbers[predicted_name]] += 1
-    return matrix
-
-
-def draw_confusion(figure_class: Any, canvas_class: Any, path: str, classes: ClassReport) -> None:
+def draw_confusion(figure: Any, classes: ClassReport) -> None:
     """The confusion matrix, each row as shares of its gold class; of many classes the most confused."""
-    names, matrix = classes.names, confusion_matrix(classes.names, classes.gold, classes.predicted)
+    from sklearn.metrics import confusion_matrix
+
+    names, matrix = classes.names, confusion_matrix(classes.gold, classes.predicted, labels=classes.names)
     title = "rows: gold, columns: predicted"
     if len(names) > CLASSES_SHOWN:
         errors = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()
@@ -112,7 +106,7 @@ def draw_confusion(figure_class: Any, canvas_class: Any, path: str, classes: Cla
         names, matrix = [names[index] for index in kept], matrix[np.ix_(kept, kept)]
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     side = 3 + 0.32 * len(names)
-    figure = figure_class(figsize=(side, side), layout="constrained")
+    figure.set_size_inches(side, side)
     axes = figure.add_subplot()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(range(len(names)), names, rotation=90)
@@ -122,7 +116,6 @@ def draw_confusion(figure_class: Any, canvas_class: Any, path: str, classes: Cla
         for row, column in zip(*np.nonzero(matrix), strict=True):
             colour = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=colour, fontsize=8)
-    canvas_class(figure).print_png(path)
 
 
 def mean_and_deviation(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

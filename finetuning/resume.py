@@ -5,9 +5,11 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..utils.errors import UserError
+from ..utils.untrusted import read_json_object
 from .arguments import comparable
 from .windows import Window
 
@@ -50,11 +52,9 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
         return None
     if not _is_whole(checkpoint):
         raise UserError(f"--resume_from_checkpoint {checkpoint}: no trainer_state.json in it, so it is not complete")
-    path = os.path.join(folder, SETTINGS_FILE)
-    if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            before = json.load(file)
-        _refuse_other_settings(folder, before, json.loads(json.dumps(settings)))
+    path = Path(folder, SETTINGS_FILE)
+    if path.exists():
+        _refuse_other_settings(folder, read_json_object(path), json.loads(json.dumps(settings)))
     return checkpoint
 
 
@@ -80,8 +80,7 @@ def newest_checkpoint(folder: str) -> str | None:
 def _is_whole(checkpoint: str) -> bool:
     """Trainer writes trainer_state.json last."""
     try:
-        with open(os.path.join(checkpoint, "trainer_state.json"), encoding="utf-8") as file:
-            state = json.load(file)
-    except (OSError, ValueError, RecursionError):  # not there, not text, not JSON
+        state = read_json_object(Path(checkpoint, "trainer_state.json"))
+    except UserError:  # not there, or no object of JSON
         return False
-    return isinstance(state, dict) and isinstance(state.get("global_step"), int)
+    return isinstance(state.get("global_step"), int)

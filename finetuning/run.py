@@ -220,7 +220,7 @@ class FinetuningRun:
         results = {"train_runtime": metrics["train_runtime"], "train_loss": metrics["train_loss"]}
         results |= {"train_samples": len(self.splits["train"]), "train_windows": len(self.windows["train"])}
         results["epoch"] = float(trainer.state.epoch or 0)
-        results = {key: value for key, value in results.items() if not _is_nan(value)}
+        results = {key: value for key, value in results.items() if not math.isnan(value)}
         for split, name in (("validation", "eval"), ("test", "test")):
             if split in self.splits:
                 logits = trainer.document_logits(self.splits[split], self.windows[split])
@@ -295,7 +295,3 @@ def _write_results(folder: str, results: dict[str, Any]) -> None:
         part = {key: value for key, value in results.items() if key.startswith(f"{split}_") or key == "epoch"}
         if any(key.startswith(f"{split}_") for key in part):
             write_json(os.path.join(folder, f"{split}_results.json"), part)
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)

@@ -2,15 +2,15 @@
 
 import copy
 import importlib.util
-import json
-import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
 from transformers import IntervalStrategy
 
 from ..utils.errors import MissingPackageError, UserError
+from ..utils.untrusted import read_json_object
 from .reports import write_json
 from .trainer import SELECTION
 
@@ -46,10 +46,9 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     evaluation. A run that is continued does not search again.
     """
     arguments = run.arguments
-    path = os.path.join(run.folder, SEARCH_FILE)
-    if arguments.resume_from_checkpoint is not None and os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)["best"]
+    path = Path(run.folder, SEARCH_FILE)
+    if arguments.resume_from_checkpoint is not None and path.exists():
+        return read_json_object(path)["best"]
     free = check_search(arguments)
     assert arguments.hyperparameter_search is not None
     import optuna

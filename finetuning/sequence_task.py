@@ -13,17 +13,14 @@ import torch
 from ..corpus.columns import is_number
 from ..modeling.heads import sequence_loss, widen
 from ..utils.errors import UserError
-from .columns import SequenceColumns, are_fractions
+from .arguments import PROBLEM_TYPES
 from .metrics import class_report, multi_label_metrics, regression_metrics, single_label_metrics
 from .reports import ClassReport, Report
-from .tables import Table
+from .tables import SequenceColumns, Table, are_fractions
 from .tasks import Task, balanced_weights
 from .windows import Window, WindowMaker
 
-SINGLE_LABEL = "single_label_classification"
-MULTI_LABEL = "multi_label_classification"
-REGRESSION = "regression"
-PROBLEM_TYPES = (SINGLE_LABEL, MULTI_LABEL, REGRESSION)
+SINGLE_LABEL, MULTI_LABEL, REGRESSION = PROBLEM_TYPES
 TEXT_SHOWN = 500  # characters of a text in a list of mistakes
 
 
@@ -126,10 +123,7 @@ def problem_type_of_values(values: Sequence[Any]) -> str:
 
 def label_names_of(examples: Sequence[SequenceExample], problem_type: str) -> list[str]:
     """Every label name once, in an order that does not depend on the order of the rows (numbers by size)."""
-    if problem_type == MULTI_LABEL:
-        names = {name for example in examples if isinstance(example.label, frozenset) for name in example.label}
-    else:
-        names = {str(example.label) for example in examples}
+    names = frozenset().union(*(example.labels for example in examples))
     if len(names) < 2 and problem_type == SINGLE_LABEL:
         raise UserError(f"only one class in the training data: {next(iter(names), None)!r}; nothing to learn")
     if not names:
@@ -154,25 +148,6 @@ class SequenceTask(Task):
     head = "ForSequenceClassification"
     per_token = False
     window_overlap = 0  # every window is trained on the label of the whole document
-
-    def __init__(
-        self,
-        *,
-        problem_type: str,
-        label_names: Sequence[str],
-        target_mean: float = 0.0,
-        target_scale: float = 1.0,
-        class_weights: Sequence[float] | None = None,
-    ) -> None:
-        if problem_type not in PROBLEM_TYPES:
-            raise UserError(f"--problem_type {problem_type}: expected one of {', '.join(PROBLEM_TYPES)}")
-        super().__init__(
-            problem_type=problem_type,
-            label_names=label_names,
-            class_weights=class_weights,
-            target_mean=target_mean,
-            target_scale=target_scale,
-        )
 
     @classmethod
     def of_config(cls, config: Any) -> "SequenceTask":

@@ -51,7 +51,10 @@ def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: boo
 
 def sentences_of_table(table: TableFile, *, tag_column: str | None, with_tags: bool = True) -> list[TaggedSentence]:
     """Sentences of JSON, or of a table with list columns (Parquet, or a dataset of the Hub)."""
-    return [_sentence_of_record(row.values, table.source, row.line, tag_column, with_tags) for row in good_rows(table)]
+    return [
+        _sentence_of_record(row.values, tag_column, with_tags, source=table.source, line=row.line)
+        for row in good_rows(table)
+    ]
 
 
 def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
@@ -78,14 +81,11 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
         for number, cells in rows:
             _check_conll_row(cells, width, column if with_tags else 0, where=f"{path}, line {number}")
         if rows:
-            yield TaggedSentence(
-                words=[cells[0] for _, cells in rows],
-                spaces=[index > 0 for index in range(len(rows))],
-                tags=[cells[column].strip() for _, cells in rows] if with_tags else None,
-                source=path,
-                line=rows[0][0],
-                lines=[number for number, _ in rows],
-            )
+            numbers = [number for number, _ in rows]
+            words = [cells[0] for _, cells in rows]
+            spaces = [index > 0 for index in range(len(rows))]
+            tags: list[str | None] | None = [cells[column].strip() for _, cells in rows] if with_tags else None
+            yield TaggedSentence(words, spaces, tags, source=path, line=numbers[0], lines=numbers)
 
 
 def _refuse_numbers_as_words(sentences: list[TaggedSentence], path: str) -> None:
@@ -146,17 +146,13 @@ def _conllu_sentences(path: str, text: str, tag_column: str | None, with_tags: b
     column = _conllu_column(tag_column, path) if with_tags else 3
     for block in _blocks(text.replace("\r\n", "\n").split("\n")):
         rows = _conllu_rows(block, path)
-        words = [(number, cells) for number, cells in rows if cells[0].isdigit()]
-        if words:
-            tags = [None if cells[column] == "_" else cells[column] for _, cells in words]
-            yield TaggedSentence(
-                words=[cells[1] for _, cells in words],
-                spaces=_conllu_spaces([cells for _, cells in rows]),
-                tags=tags if with_tags else None,
-                source=path,
-                line=words[0][0],
-                lines=[number for number, _ in words],
-            )
+        of_words = [(number, cells) for number, cells in rows if cells[0].isdigit()]
+        if of_words:
+            numbers = [number for number, _ in of_words]
+            words = [cells[1] for _, cells in of_words]
+            spaces = _conllu_spaces([cells for _, cells in rows])
+            tags = [None if cells[column] == "_" else cells[column] for _, cells in of_words] if with_tags else None
+            yield TaggedSentence(words, spaces, tags, source=path, line=numbers[0], lines=numbers)
 
 
 def _conllu_rows(block: list[tuple[int, str]], path: str) -> list[tuple[int, list[str]]]:
@@ -205,21 +201,22 @@ def _conllu_word_ids(cell: str) -> range:
 
 
 def _sentence_of_record(
-    record: dict[str, Any], path: str, number: int, tag_column: str | None, with_tags: bool
+    record: dict[str, Any], tag_column: str | None, with_tags: bool, *, source: str, line: int
 ) -> TaggedSentence:
     """A JSON object: words and tags; or text and spans; or chunks of text, `{"data": [{"text", "entity"}]}`."""
-    where = f"{path}, line {number}"
+    where = f"{source}, line {line}"
     word_field = next((name for name in WORD_FIELDS if isinstance(record.get(name), (list, tuple))), None)
     if word_field is not None:
-        tag_field = tag_column or next((name for name in TAG_FIELDS if name in record), None)
-        return _sentence_of_words(record, path, number, word_field, tag_field, with_tags)
+        words = _words_of(record, word_field, where)
+        tags = _tags_of(record, word_field, tag_column, where) if with_tags else None
+        return TaggedSentence(words, [index > 0 for index in range(len(words))], tags, source, line)
     if isinstance(record.get("data"), list):
         text, spans = _chunks(record["data"], where)
     elif isinstance(record.get("text"), str):
         text, spans = record["text"], _spans_of(record, tag_column, where) if with_tags else []
     else:
         raise UserError(f"{where}: expected 'words' and 'tags', or 'text' and 'spans'; found {', '.join(record)}")
-    return sentence_of_text(text, spans if with_tags else None, source=path, line=number)
+    return sentence_of_text(text, spans if with_tags else None, source=source, line=line)
 
 
 def _spans_of(record: dict[str, Any], span_field: str | None, where: str) -> list[tuple[int, int, str]]:
@@ -229,21 +226,18 @@ def _spans_of(record: dict[str, Any], span_field: str | None, where: str) -> lis
     return [_checked_span(span, record["text"], where) for span in record[span_field]]
 
 
-def _sentence_of_words(
-    record: dict[str, Any], path: str, number: int, word_field: str, tag_field: str | None, with_tags: bool
-) -> TaggedSentence:
-    where = f"{path}, line {number}"
+def _words_of(record: dict[str, Any], word_field: str, where: str) -> list[str]:
     words = list(record[word_field])
     odd = next((word for word in words if not isinstance(word, str) or not word.strip()), None)
     if odd is not None:
         raise UserError(f"{where}: {word_field} holds {odd!r}, expected words that are text and not empty")
     if not words:
         raise UserError(f"{where}: {word_field} is empty")
-    tags = _tags_of(record, word_field, tag_field, where) if with_tags else None
-    return TaggedSentence(words, [index > 0 for index in range(len(words))], tags, path, number)
+    return words
 
 
 def _tags_of(record: dict[str, Any], word_field: str, tag_field: str | None, where: str) -> list[str | None]:
+    tag_field = tag_field or next((name for name in TAG_FIELDS if name in record), None)
     values, words = record.get(tag_field or ""), record[word_field]
     if not isinstance(values, (list, tuple)):
         raise UserError(f"{where}: no list of tags; give its field by --tag_column (found {', '.join(record)})")

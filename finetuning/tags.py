@@ -91,11 +91,13 @@ def _prefix(tag: str) -> str:
 
 
 def _first_plain(sentences: Sequence[TaggedSentence]) -> tuple[str, str]:
-    for sentence in sentences:
-        for index, tag in enumerate(sentence.tags or []):
-            if tag is not None and _prefix(tag) == "plain":
-                return tag, sentence.where(index)
-    raise AssertionError("called without a plain tag")
+    """The first tag that is neither O nor of an entity, and where it stands."""
+    return next(
+        (tag, sentence.where(index))
+        for sentence in sentences
+        for index, tag in enumerate(sentence.tags or [])
+        if tag is not None and _prefix(tag) == "plain"
+    )
 
 
 def _is_iob1(sentences: Sequence[TaggedSentence]) -> bool:
@@ -116,8 +118,6 @@ def to_iob2(sentence: TaggedSentence, scheme: str) -> TaggedSentence:
     Raises:
         ValueError: a tag does not belong to the scheme, or cannot stand where it stands (with file and line).
     """
-    if scheme not in SCHEMES:
-        raise UserError(f"--tag_scheme {scheme}: expected auto or one of {', '.join(SCHEMES)}")
     if scheme == "plain" or sentence.tags is None:
         return sentence
     tags: list[str | None] = []

@@ -4,7 +4,7 @@ Shapes: B sequences, T tokens, C labels.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,10 @@ class Task(ABC):
     def read_file(self, path: str) -> list[Any] | None:
         """Examples without labels from a file in a format of this task alone; None: it is a table or lines of text."""
         return None
+
+    def refuse_tagged(self, rows: Iterable[Sequence[str]], source: str) -> None:
+        """Raise a `ValueError` where the cells of a text or table are words and their tags, and no texts."""
+        return
 
     @abstractmethod
     def windows(self, examples: Sequence[Any], maker: WindowMaker) -> list[Window]:

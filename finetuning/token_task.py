@@ -1,13 +1,13 @@
 """Token classification: label names, targets, loss and metrics."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..corpus.compression import bare_suffix, read_text
+from ..corpus.compression import bare_suffix
 from ..modeling.heads import IGNORED_LABEL, cross_entropy, widen
 from ..utils.errors import UserError
 from .metrics import class_report, entity_report, tag_metrics
@@ -69,19 +69,15 @@ class TokenTask(Task):
 
     def read_file(self, path: str) -> list[TaggedSentence] | None:
         """Sentences of all formats of tagged text; None for text and tables, whose texts are split into words."""
-        if bare_suffix(path) in (".txt", ".tsv"):
-            self._refuse_columns(path)
-        if bare_suffix(path) in (".txt", ".csv", ".tsv"):
-            return None
-        return read_tagged_file(path, with_tags=False)
+        is_text = bare_suffix(path) in (".txt", ".csv", ".tsv")
+        return None if is_text else read_tagged_file(path, with_tags=False)
 
-    def _refuse_columns(self, path: str) -> None:
+    def refuse_tagged(self, rows: Iterable[Sequence[str]], source: str) -> None:
         """Refuse CoNLL columns under the name of a text or table: each word and its tag would be tagged as a text."""
-        rows = [line.split() for line in read_text(path).split("\n") if line.strip()]
-        tags = {cells[-1] if len(cells) > 1 else "" for cells in rows}
+        tags = {cells[-1] if len(cells) > 1 else "" for cells in rows if cells}
         if len(tags) > 1 and tags <= self.label_ids.keys():
             raise UserError(
-                f"{path}: every line ends with a tag of the model, as in CoNLL columns; name such a file .conll"
+                f"{source}: every line ends with a tag of the model, as in CoNLL columns; name such a file .conll"
             )
 
     def windows(self, examples: Sequence[TaggedSentence], maker: WindowMaker) -> list[Window]:

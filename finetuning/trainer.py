@@ -54,12 +54,8 @@ def predict_logits(
             for name, value in collator(batch).items()
             if name != "labels"
         }
-        with torch.no_grad():
-            if autocast is None:
-                output = model(**inputs)
-            else:
-                with autocast():
-                    output = model(**inputs)
+        with torch.no_grad(), contextlib.nullcontext() if autocast is None else autocast():
+            output = model(**inputs)
         for index, rows in zip(indices, collator.split(output["logits"].float().cpu(), batch), strict=True):
             logits[index] = rows.numpy().astype(np.float64)
     model.train(was_training)

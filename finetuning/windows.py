@@ -6,9 +6,10 @@ is cut; each knows which document it belongs to, and (for tagging) which words a
 Shapes: B windows, T tokens of the longest one, N tokens of all of them, L labels.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -142,7 +143,7 @@ class WindowMaker:
         text_ids = self._ids(texts)
         if pairs is None:
             return [
-                self._window(ids[start:end], None, self.single, example=number, target=target)
+                self._window(ids[start:end], [], self.single, example=number, target=target)
                 for number, (ids, target) in enumerate(zip(text_ids, targets, strict=True))
                 for start, end in window_spans(len(ids), size=self.size, overlap=self.overlap)
             ]
@@ -156,10 +157,7 @@ class WindowMaker:
             for (a, b), (c, d) in pair_spans(len(ids), len(pair_ids), size=size, overlap=self.overlap)
         ]
 
-    def _window(
-        self, ids: list[int], pair_ids: list[int] | None, special: SpecialTokens, *, example: int, target: Any
-    ) -> Window:
-        pair = [] if pair_ids is None else pair_ids
+    def _window(self, ids: list[int], pair: list[int], special: SpecialTokens, *, example: int, target: Any) -> Window:
         input_ids = special.before[0] + ids + special.between[0] + pair + special.after[0]
         types = (
             special.before[1]
@@ -226,54 +224,28 @@ class WindowMaker:
         self, number: int, words: list[list[int]], target: Sequence[tuple[int, int]] | None
     ) -> list[Window]:
         ids = [token for word in words for token in word]
-        word_at = _first_subwords(words)
-        labels = None if target is None else _labels_of_subwords(words, target)
+        begins = list(accumulate(map(len, words), initial=0))[:-1]  # of the words
+        labels: list[int] = []
+        if target is not None:
+            for word, (label, label_of_others) in zip(words, target, strict=True):
+                labels += [label, *[label_of_others] * (len(word) - 1)]
         spans = window_spans(len(ids), size=self.size, overlap=self.overlap)
-        owner = [_owner(position, spans) for position in range(len(ids))]
-        offset = len(self.single.before[0])
-        tail = [IGNORED_LABEL] * (len(self.single.between[0]) + len(self.single.after[0]))
+        # Where two windows overlap, one half belongs to the one before and one half to the one after.
+        cuts = [0, *((end + start + 1) // 2 for (_, end), (start, _) in pairwise(spans)), len(ids)]
+        num_before = len(self.single.before[0])
+        num_behind = self.single.count - num_before
         windows = []
-        for index, (start, end) in enumerate(spans):
-            owned = [position for position in range(start, end) if owner[position] == index]
-            window = self._window(ids[start:end], None, self.single, example=number, target=None)
-            read = [(word_at[position], offset + position - start) for position in owned if position in word_at]
+        for (start, end), (first, last) in zip(spans, pairwise(cuts), strict=True):
+            owned = range(bisect_left(begins, first), bisect_left(begins, last))
+            read = [(word, num_before + begins[word] - start) for word in owned]
             full_target = None
-            if labels is not None:
-                kept = [IGNORED_LABEL] * (end - start)
-                for position in owned:
-                    kept[position - start] = labels[position]
-                full_target = [IGNORED_LABEL] * offset + kept + tail
-            windows.append(Window(window.input_ids, window.token_type_ids, number, full_target, read))
+            if target is not None:
+                ignored_before = [IGNORED_LABEL] * (num_before + first - start)
+                ignored_behind = [IGNORED_LABEL] * (end - last + num_behind)
+                full_target = ignored_before + labels[first:last] + ignored_behind
+            window = self._window(ids[start:end], [], self.single, example=number, target=full_target)
+            windows.append(replace(window, words=read))
         return windows
-
-
-def _first_subwords(words: list[list[int]]) -> dict[int, int]:
-    """Position of a sub-word -> the word that begins there."""
-    starts = accumulate((len(word) for word in words), initial=0)
-    return {start: index for index, start in enumerate(starts) if index < len(words)}
-
-
-def _labels_of_subwords(words: list[list[int]], target: Sequence[tuple[int, int]]) -> list[int]:
-    """For each sub-word its label, from those of the first and of the other sub-words of each word."""
-    labels: list[int] = []
-    for word, (first, other) in zip(words, target, strict=True):
-        labels += [first, *[other] * (len(word) - 1)]
-    return labels
-
-
-def _owner(position: int, spans: list[tuple[int, int]]) -> int:
-    """The window in which `position` is farthest from an edge that is not an edge of the document."""
-    if len(spans) == 1:
-        return 0
-    length = spans[-1][1]
-    best, best_context = 0, -1
-    for index, (start, end) in enumerate(spans):
-        if start <= position < end:
-            left = position - start if start > 0 else length
-            right = end - 1 - position if end < length else length
-            if min(left, right) > best_context:
-                best, best_context = index, min(left, right)
-    return best
 
 
 # Batches -------------------------------------------------------------------------------------------------------------

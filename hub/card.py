@@ -5,7 +5,6 @@ the last line of a card written here holds the hash of the rest, and where that 
 """
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any
 from ..utils.errors import MissingFileError, UserError, as_user_errors
 from ..utils.files import write_text
 from ..utils.plurals import counted
+from ..utils.untrusted import read_json_object
 from .natives import NATIVE
 
 CARD_NAME = "README.md"
@@ -37,6 +37,7 @@ _MOST_LABELS = 20
 _SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
 # Architectures whose positions are counted from behind the padding id: the rows up to there belong to no token.
 _COUNTED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
+_LAYERS_AND_SIZE = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"))
 # Ending of the class that was saved -> (task on the Hub, Auto class).
 _TASKS = {
     "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
@@ -223,8 +224,10 @@ def _summary(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], 
     sentences = [str(facts["description"])] if facts.get("description") else []
     sentences.append(f"This is {kind}, saved for the task `{task}`.")
     parts = []
-    if config.get("num_hidden_layers") and config.get("hidden_size"):
-        parts.append(f"{config['num_hidden_layers']} layers of {config['hidden_size']}")
+    # DistilBERT has names of its own.
+    layers, size = (config.get(name) or config.get(other) for name, other in _LAYERS_AND_SIZE)
+    if layers and size:
+        parts.append(f"{counted(layers, 'layer')} of {size}")
     if parameters := _count_parameters(folder):
         parts.append(f"{parameters:,} parameters")
     if not config.get("image_size"):
@@ -302,8 +305,7 @@ def _example(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], 
         return ""
     from .example import make_example
 
-    is_bundle = config.get("model_type", "clozebert") == "clozebert"
-    return make_example(folder, task, called, facts["example"], runs_code=is_bundle)
+    return make_example(folder, task, called, facts["example"], config)
 
 
 def _training_data(facts: Mapping[str, Any]) -> str:
@@ -416,7 +418,7 @@ def _show(value: Any) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _count_parameters(folder: Path) -> int:

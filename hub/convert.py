@@ -237,8 +237,8 @@ def facts_of_origin(source: str | os.PathLike, folder: Path) -> tuple[str, Card 
     with contextlib.suppress(UserError):  # a card that is damaged is no reason not to make the model
         old = read_card(folder)
     facts = {} if old is None else old.facts()
-    if on_the_hub or old is None or not old.is_ours:
-        facts["base_model"] = origin if on_the_hub else None
+    if on_the_hub:
+        facts["base_model"] = origin
     return origin, old, facts
 
 

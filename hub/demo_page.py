@@ -134,11 +134,6 @@ def _logits(subject: Subject, window: dict[str, Any]) -> torch.Tensor:
     return subject.model(input_ids=torch.tensor([window["input_ids"]])).logits[0]
 
 
-def _probabilities(subject: Subject, logits: torch.Tensor) -> torch.Tensor:
-    is_multi = getattr(subject.model.config, "problem_type", None) == "multi_label_classification"
-    return logits.sigmoid() if is_multi else logits.softmax(-1)
-
-
 def fill_mask(subject: Subject, text: str) -> list[list[tuple[str, float]]]:
     """For each blank, the likeliest words and their probabilities.
 
@@ -233,13 +228,15 @@ def _is_inside_word(text: str, at: int) -> bool:
 
 
 def classify(subject: Subject, text: str) -> dict[str, float]:
-    """Label -> probability (or value, of a model that gives one number), the mean over the windows of a long text."""
+    """Label -> probability (or value, of a regression), the mean over the windows of a long text."""
     windows = windows_of(subject, text)
     logits = torch.stack([_logits(subject, window) for window in windows])
-    if logits.shape[-1] == 1:
-        return {subject.model.config.id2label[0]: float(logits.mean())}
-    mean = _probabilities(subject, logits).mean(0)
-    return {subject.model.config.id2label[index]: float(value) for index, value in enumerate(mean)}
+    kind = getattr(subject.model.config, "problem_type", None)
+    if kind == "multi_label_classification":
+        logits = logits.sigmoid()
+    elif kind == "single_label_classification" or (kind is None and logits.shape[-1] > 1):
+        logits = logits.softmax(-1)
+    return {subject.model.config.id2label[index]: float(value) for index, value in enumerate(logits.mean(0))}
 
 
 @torch.no_grad()

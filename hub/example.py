@@ -1,8 +1,8 @@
 """An example for the model card: how to run the model on a text, and what this model answers."""
 
-import json
 import numbers
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ _TASKS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
 _MOST_ROWS = 10
 
 
-def make_example(folder: Path, task: str, name: str, text: str | bool, *, runs_code: bool) -> str:
+def make_example(folder: Path, task: str, name: str, text: str | bool, config: Mapping[str, Any]) -> str:
     """Markdown: a call of transformers' pipeline, and a table of its answer. Empty for tasks without a text to show.
 
     Args:
         folder: the saved model, which is run here. name: what the model is called in the code.
         text: what the model reads; `{mask}` stands for the mask token. True: a sentence of ours.
-        runs_code: the folder's own code has to be trusted.
+        config: the model's, as its folder has it.
 
     Raises:
         UserError: the given text cannot be used.
@@ -36,7 +36,7 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, *, runs_c
         return ""
     kind, options, columns = _TASKS[task]
     # A text may have several of these labels, and a pipeline gives the first alone unless it is asked for more.
-    has_several = task == "text-classification" and _problem_type(folder) == "multi_label_classification"
+    has_several = task == "text-classification" and config.get("problem_type") == "multi_label_classification"
     asked = {"top_k": None} if has_several else {}
     try:
         given, rows = _run(folder, task, EXAMPLES[kind] if text is True else str(text), options, asked)
@@ -47,7 +47,7 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, *, runs_c
         warnings.warn(f"the card of {folder} shows no example: {type(error).__name__}: {error}", stacklevel=2)
         return ""
     arguments = [f'"{task}"', f'model="{name}"', *(f'{key}="{value}"' for key, value in options.items())]
-    arguments += ["trust_remote_code=True"] if runs_code else []
+    arguments += ["trust_remote_code=True"] if config.get("model_type") == "clozebert" else []
     lines = [
         "```python",
         "from transformers import pipeline",
@@ -62,10 +62,6 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, *, runs_c
     table = [[_cell(row[key]) for key in columns] for row in rows[:_MOST_ROWS]]
     rows_of = [list(columns.values()), ["---"] * len(columns), *table]
     return "\n".join([*lines, "It answers:", "", *(f"| {' | '.join(row)} |" for row in rows_of)])
-
-
-def _problem_type(folder: Path) -> str | None:
-    return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("problem_type")
 
 
 def _run(

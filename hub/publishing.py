@@ -8,20 +8,22 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
-import json
+import math
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from .. import __version__
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
+from ..utils.input_length import NO_LIMIT, longest_input
 from ..utils.tokenizer_files import read_tokenizer_settings, write_tokenizer_settings
-from ..utils.untrusted import check_model_folder, is_within
+from ..utils.untrusted import check_model_folder, is_within, read_json_object
 from .card import CARD_NAME, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
@@ -191,8 +193,7 @@ def complete_folder(
         (folder / CODE_LICENSE_NAME).write_text(text, encoding="utf-8")
     copy_processors(source, folder)
     if getattr(model.config, "image_size", None) is None:
-        # What a native configuration calls so may count rows of its table, more than a sequence can use.
-        _check_tokenizer(source, folder, None if _is_native(source) else read_config(source)["max_position_embeddings"])
+        _check_tokenizer(source, folder, model)
     for pattern in _COPIED:
         for path in source.glob(pattern):
             if not is_within(path, source):
@@ -239,11 +240,13 @@ def code_license() -> str | None:
     return in_checkout.read_text(encoding="utf-8") if in_checkout.is_file() else None
 
 
-def _check_tokenizer(source: Path, folder: Path, longest: int | None) -> None:
+def _check_tokenizer(source: Path, folder: Path, model: Any) -> None:
     if not (folder / "tokenizer_config.json").is_file():
         raise UserError(f"{source} has no tokenizer: save it there with tokenizer.save_pretrained({str(source)!r})")
     settings = read_tokenizer_settings(folder)
-    if longest is not None and not settings.get("model_max_length", 1e30) <= longest:
+    stated = settings.get("model_max_length", NO_LIMIT)
+    longest = longest_input(model, SimpleNamespace(model_max_length=stated))
+    if longest < min(stated, NO_LIMIT):
         # Without it, pipelines do not know where to cut a text.
         write_tokenizer_settings(folder, {**settings, "model_max_length": longest})
 
@@ -303,10 +306,9 @@ def _evaluation_value(source: Path, evaluation: tuple[str, str, str]) -> float:
     path = source / "all_results.json"
     if not path.is_file():
         raise UserError(f"eval_metric={metric!r} is looked for in {path}, which is not there")
-    results = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(results.get(metric), (int, float)):
-        numbers = sorted(key for key, value in results.items() if isinstance(value, (int, float)))
-        raise UserError(f"eval_metric={metric!r} is not a number of {path}; these are: {', '.join(numbers)}")
+    results = _numbers_in(path)
+    if metric not in results:
+        raise UserError(f"eval_metric={metric!r} is not a number of {path}; these are: {', '.join(sorted(results))}")
     return results[metric]
 
 
@@ -376,12 +378,20 @@ def _scores(source: Path) -> Mapping[str, float]:
     path = source / "all_results.json"
     if not path.is_file():
         return {}
-    results = json.loads(path.read_text(encoding="utf-8"))
     speeds = ("_runtime", "_per_second", "_samples")
     return {
         key: value
-        for key, value in results.items()
-        if key.startswith(("eval_", "test_")) and isinstance(value, (int, float)) and not key.endswith(speeds)
+        for key, value in _numbers_in(path).items()
+        if key.startswith(("eval_", "test_")) and not key.endswith(speeds)
+    }
+
+
+def _numbers_in(path: Path) -> dict[str, float]:
+    """The finite numbers in a file of results, by name."""
+    return {
+        key: value
+        for key, value in read_json_object(path).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     }
 
 

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if part is not None and num_parts is not None:
             bar.write(f"written to {preparation.run_part(part, num_parts, report)}")
             return
-        manifests = preparation.run(report) if num_parts is None else preparation.merge(num_parts, report)
+        manifests = preparation.write(report, num_parts=num_parts)
     print_account(manifests)
     print("\n".join(sample_documents(arguments.output_dir, preparation.tokenizer_folder)))
     print(f"written to {arguments.output_dir}")

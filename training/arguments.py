@@ -93,6 +93,9 @@ class PretrainingArguments:
     per_device_eval_batch_size: int = flag("rows in one validation batch", 32, _BATCHES)
     dataloader_num_workers: int = flag("processes that make batches; 0: a thread does", 0, _BATCHES)
     seed: int = flag("seed of initial weights, order, masks and dropout", 42, _BATCHES, on_resume=_SAME)
+    embedding_init: Literal["random", "text"] = flag(
+        "a new model's token embeddings; text: from which tokens stand near which", "random", _BATCHES, on_resume=_SAME
+    )
 
     mlm_probability: float = flag("share of the tokens that is predicted", 0.3, _MASKING, on_resume=_SAME)
     final_mlm_probability: float | None = flag(

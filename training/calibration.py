@@ -159,8 +159,8 @@ def choose_length(
     """
     assert arguments.max_minutes is not None
     seconds = 60 * arguments.max_minutes
-    timing = _time_phase(arguments, config, mixture, accelerator=accelerator, seconds=seconds)
-    gone = mean_over_processes(time.monotonic() - begun, accelerator)
+    timing, again = _time_phase(arguments, config, mixture, accelerator=accelerator, seconds=seconds)
+    gone = mean_over_processes(time.monotonic() - begun + again, accelerator)
     evaluated = sum(split.num_tokens for split in mixture.validation.values())
     if arguments.max_eval_batches is not None:
         of_batch = arguments.per_device_eval_batch_size * arguments.max_seq_length
@@ -221,8 +221,12 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
 
 def _time_phase(
     arguments: PretrainingArguments, config: ClozeBertConfig, mixture: Mixture, *, accelerator: Any, seconds: float
-) -> StepTime:
-    """Take steps of one micro-batch from the run's own batches, time them, and forget all that they did."""
+) -> tuple[StepTime, float]:
+    """Take steps of one micro-batch from the run's own batches, time them, and forget all that they did.
+
+    Returns:
+        And the seconds that setting up the phase took, which the run itself does once more.
+    """
     processes = accelerator.num_processes
     rows = arguments.global_batch_size // processes // arguments.micro_batches(processes)
     timed = dataclasses.replace(
@@ -233,19 +237,21 @@ def _time_phase(
         batch_warmup_steps=0,
     ).of_length(MOST_TIMED)
     scaler = None if accelerator.scaler is None else accelerator.scaler.state_dict()
-    timing = _time_steps_of(timed, config, mixture, accelerator=accelerator, seconds=seconds)
+    found = _time_steps_of(timed, config, mixture, accelerator=accelerator, seconds=seconds)
     accelerator.free_memory()
     if scaler is not None:
         accelerator.scaler.load_state_dict(scaler)
-    return timing
+    return found
 
 
 def _time_steps_of(
     arguments: PretrainingArguments, config: ClozeBertConfig, mixture: Mixture, *, accelerator: Any, seconds: float
-) -> StepTime:
+) -> tuple[StepTime, float]:
+    begun = time.monotonic()
     setup = set_up_phase(
         arguments.split_phases()[0], mixture, config, accelerator=accelerator, state=TrainingState(step=0), weights=None
     )
+    setting_up = time.monotonic() - begun
     setup.optimizer.optimizer.set_learning_rate(0.0)
 
     def step() -> StepTime:
@@ -271,4 +277,4 @@ def _time_steps_of(
             evaluate_mixture(
                 setup.model, mixture, dataclasses.replace(arguments, max_eval_batches=1), accelerator=accelerator
             )
-    return timing
+    return timing, setting_up

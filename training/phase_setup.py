@@ -15,6 +15,7 @@ from ..modeling import ClozeBertForMaskedLM
 from .arguments import Phase, PretrainingArguments
 from .batches import load_batches, make_stream
 from .distillation import with_teacher
+from .initial_embeddings import embed_by_text
 from .initial_model import make_model
 from .machine import choose_compilation, choose_muon_dtype, compile_model
 from .optimizers import load_optimizer_state, make_optimizer
@@ -75,7 +76,7 @@ def set_up_phase(
     on_cpu = accelerator.device.type == "cpu"
     stream = make_stream(phase, corpora)
     core, model, optimizer = set_up_model(
-        phase.arguments, config, accelerator=accelerator, weights=weights, strict=tensors is not None
+        phase.arguments, config, accelerator=accelerator, weights=weights, strict=tensors is not None, corpora=corpora
     )
     if tensors is not None:
         load_optimizer_state(optimizer.optimizer, tensors)
@@ -95,14 +96,18 @@ def set_up_model(
     accelerator: Any,
     weights: str | os.PathLike | None = None,
     strict: bool = False,
+    corpora: Mixture | None = None,
 ) -> tuple[ClozeBertForMaskedLM, torch.nn.Module, Any]:
     """The model, the model as the machine runs it, and its optimizer.
 
     Args:
         strict: the weights are those of this very model.
+        corpora: the text from which a new model's embeddings begin, if they do; None: random ones.
     """
     torch.manual_seed(arguments.seed)
     core = make_model(config, weights, strict=strict)
+    if weights is None and corpora is not None and arguments.embedding_init == "text":
+        embed_by_text(core, corpora, max_seq_length=arguments.max_seq_length, seed=arguments.seed)
     if arguments.gradient_checkpointing:
         core.gradient_checkpointing_enable()
     core.train()

@@ -60,6 +60,11 @@ def _kind_of(error: Exception) -> type[UserError]:
     return next((ours for theirs, ours in pairs if isinstance(error, theirs)), UserError)
 
 
+def first_line(error: Exception) -> str:
+    """What a library says is wrong, without the pages that some of them write; else the name of its kind of error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def nearest_name(name: object, known: Iterable[object]) -> str | None:
     """The known name that `name` is likely meant to be, if one comes near."""
     found = difflib.get_close_matches(str(name), list(map(str, known)), n=1)

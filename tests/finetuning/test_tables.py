@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from clozebert.finetuning.arguments import SequenceArguments
-from clozebert.finetuning.columns import find_columns
 from clozebert.finetuning.data import read_data
 from clozebert.finetuning.sequence_task import (
     MULTI_LABEL,
@@ -16,7 +15,7 @@ from clozebert.finetuning.sequence_task import (
     problem_type_of_values,
     read_examples,
 )
-from clozebert.finetuning.tables import Table, read_table
+from clozebert.finetuning.tables import Table, find_columns, read_table
 from clozebert.utils.errors import UserError
 
 

@@ -55,7 +55,6 @@ def test_slips_in_iob2_are_read_and_refused_where_the_scheme_is_given() -> None:
         ("O X-A", "bioes", "line 2: tag 'X-A' is outside the scheme bioes"),
         ("B-A E-B", "bioes", "line 2: tag 'E-B' continues no entity"),
         ("B- O", "iob2", "line 1: tag 'B-' is outside the scheme"),
-        ("O", "iob3", "expected auto or one of iob1, iob2, bioes, plain"),
     ],
 )
 def test_tags_outside_the_scheme(tags: str, scheme: str, message: str) -> None:

@@ -162,6 +162,13 @@ def test_the_longest_sequence_is_one_that_can_be(saved, model_type, pad_token_id
     assert f"sequences of up to {longest} tokens" in (saved / "README.md").read_text()
 
 
+def test_the_layers_of_a_distilbert(saved):
+    config = {"architectures": ["DistilBertForMaskedLM"], "model_type": "distilbert", "n_layers": 1, "dim": 20}
+    (saved / "config.json").write_text(json.dumps(config))
+    write_card(saved, FACTS)
+    assert "It has 1 layer of 20, " in (saved / "README.md").read_text()
+
+
 def test_scores_that_are_no_numbers_are_not_told_the_hub(saved):
     results = [
         {"dataset_type": "d", "dataset_name": "d", "metric_type": kind, "metric_value": value}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import ModelCard
 from saved_models import make_model, make_tokenizer, save
 
@@ -180,6 +181,20 @@ def test_window_with_more_context_decides():
 
 def test_classification_of_one_number():
     assert set(classify(subject("ForSequenceClassification", num_labels=1), "the river")) == {"LABEL_0"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [("regression", 3), ("multi_label_classification", 1), ("multi_label_classification", 3), (None, 3), (None, 1),
+     ("single_label_classification", 3)],
+)  # fmt: skip
+def test_what_classification_shows_is_what_the_pipeline_answers(kind, labels):
+    tested = subject("ForSequenceClassification", num_labels=labels, problem_type=kind)
+    run = transformers.pipeline("text-classification", model=tested.model, tokenizer=tested.tokenizer)
+    # Of one output the pipeline gives a probability, whatever it was trained for, unless it was said to be a number.
+    function = {"function_to_apply": "none"} if labels == 1 and kind is None else {}
+    expected = {one["label"]: one["score"] for one in run("the river", top_k=None, **function)}
+    assert classify(tested, "the river") == pytest.approx(expected)
 
 
 def test_attention_is_the_models_and_escaped():

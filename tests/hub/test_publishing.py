@@ -14,7 +14,7 @@ from transformers import AutoModel
 
 from clozebert.hub import publishing
 from clozebert.hub.card import is_ours, write_card
-from clozebert.hub.convert import convert_folder
+from clozebert.hub.convert import convert_folder, to_native
 from clozebert.hub.fingerprint import read_fingerprint
 from clozebert.hub.publishing import Completion, complete_folder, publish
 from clozebert.hub.pushing import push_folder
@@ -166,8 +166,15 @@ def test_evaluation_in_the_hubs_form(saved, tmp_path):
     written = yaml.safe_load((tmp_path / "copy" / ".eval_results" / "data.yaml").read_text())
     entry = huggingface_hub.EvalResultEntry(dataset_id="org/data", task_id="ner", value=0.5, notes="test_f1")
     assert written == huggingface_hub.eval_result_entries_to_yaml([entry])
-    with pytest.raises(ValueError, match=r"'test_accuracy' is not a number .*these are: test_f1"):
+    (saved / "all_results.json").write_text('{"test_f1": 0.5, "test_accuracy": NaN, "test_done": true}')
+    with pytest.raises(ValueError, match=r"'test_accuracy' is not a number .*these are: test_f1$"):
         publish(saved, "org/name", completion=Completion(evaluation=("org/data", "ner", "test_accuracy")), dry_run=True)
+
+
+def test_results_that_are_damaged_are_named(saved):
+    (saved / "all_results.json").write_text('{"test_f1": 0.5')
+    with pytest.raises(ValueError, match=r"all_results\.json is not JSON"):
+        publish(saved, "org/name", completion=Completion(evaluation=("org/data", "ner", "test_f1")), dry_run=True)
 
 
 def test_tokenizer_is_needed_and_knows_its_length(tmp_path):
@@ -181,6 +188,13 @@ def test_tokenizer_is_needed_and_knows_its_length(tmp_path):
     values = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())
     assert values["model_max_length"] == 41
     assert "is_local" not in values
+    # A native RoBERTa has rows of positions that no token reads: two of them, for the padding id 1.
+    native = to_native(make_model(name="roberta-base", pad_token_id=1, position_offset=2))
+    native.save_pretrained(tmp_path / "run")
+    assert native.config.max_position_embeddings == 43
+    complete_folder(tmp_path / "run", tmp_path / "native", "org/name")
+    values = json.loads((tmp_path / "native" / "tokenizer_config.json").read_text())
+    assert values["model_max_length"] == 41
 
 
 def test_weights_that_are_not_the_fingerprints(saved, tmp_path):

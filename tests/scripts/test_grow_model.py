@@ -56,7 +56,7 @@ def test_the_card_keeps_what_holds_of_the_larger_model_too(flags, tmp_path):
     (tmp_path / "encoder" / "README.md").write_text(card)
     main([*flags, "--num_hidden_layers", "3"])
     data, text = ModelCard.load(tmp_path / "larger" / "README.md").data, (tmp_path / "larger" / "README.md").read_text()
-    assert (data.license, data.language, data.base_model) == ("mit", "de", None)  # grown from a folder of no name
+    assert (data.license, data.language, data.base_model) == ("mit", "de", "org/small")
     assert "Grown from `encoder`, and not trained since." in text
 
 

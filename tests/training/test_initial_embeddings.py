@@ -1,0 +1,146 @@
+"""Embeddings that begin from the text, against a plain count and NumPy's SVD in float64."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pretraining_helpers import (
+    MODEL_FLAGS,
+    flags,
+    make_corpus,
+    make_tokenizer,
+    model_config,
+    run_forked,
+    run_here,
+    settings,
+)
+from safetensors.torch import load_file
+
+from clozebert import ClozeBertForMaskedLM
+from clozebert.corpus import Mixture, ShardWriter
+from clozebert.corpus.tokenizer import tokenizer_facts
+from clozebert.scripts import pretrain_mlm
+from clozebert.training import initial_embeddings
+from clozebert.training.initial_embeddings import embed_by_text
+
+WORDS = 40
+SIZE = 45  # of the vocabulary, five special tokens included
+
+
+def write_corpus(folder: Path, documents: list[list[int]]) -> Mixture:
+    writer = ShardWriter(folder / "train", vocab_size=SIZE)
+    for document in documents:
+        writer.append(np.array(document), np.ones(len(document), dtype=bool))
+    writer.close({"tokenizer": tokenizer_facts(make_tokenizer(WORDS))})
+    return Mixture([str(folder)])
+
+
+def zipfian_documents(seed: int = 0, *, count: int = 60) -> list[list[int]]:
+    """Documents of 1 to 30 tokens; ids 40 and above do not occur."""
+    draws = np.random.default_rng(seed)
+    return [(5 + np.minimum(draws.zipf(1.5, draws.integers(1, 30)), 35) - 1).tolist() for _ in range(count)]
+
+
+def expected_gram(documents: list[list[int]], *, length: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """E Eᵀ of the formula, in float64, up to its scale; and how often each token occurs."""
+    pairs: Counter[tuple[int, int]] = Counter()
+    counts = np.zeros(SIZE)
+    for document in documents:
+        for begin in range(0, len(document), length - 2):
+            piece = document[begin : begin + length - 2]
+            for i, token in enumerate(piece):
+                counts[token] += 1
+                for j in range(max(0, i - 4), min(len(piece), i + 5)):
+                    if i != j:
+                        pairs[token, piece[j]] += 1
+    table = np.zeros((SIZE, SIZE))
+    for (i, j), count in pairs.items():
+        table[i, j] = count
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ppmi = np.log(table * table.sum() / (table.sum(1, keepdims=True) * table.sum(0, keepdims=True)))
+    ppmi = np.where(np.isfinite(ppmi) & (ppmi > 0), ppmi, 0.0)
+    left, singular, _ = np.linalg.svd(ppmi)
+    found = left[:, :size] * np.sqrt(singular[:size])
+    found = found - found.mean(0)
+    return found @ found.T, counts
+
+
+def fresh(**changes: object) -> ClozeBertForMaskedLM:
+    torch.manual_seed(1)
+    return ClozeBertForMaskedLM(model_config(vocab_size=SIZE, pad_token_id=0, decoder_bias=True, **changes))
+
+
+@pytest.mark.parametrize("length", [8, 64])
+@pytest.mark.parametrize("size", [12, 36])
+def test_embeddings_are_the_factors_of_ppmi(tmp_path, length, size):
+    documents = zipfian_documents()
+    model = fresh(hidden_size=size)
+    before = model.get_input_embeddings().weight.detach().clone()
+    embed_by_text(model, write_corpus(tmp_path, documents), max_seq_length=length, seed=0)
+    gram, counts = expected_gram(documents, length=length, size=min(size, len(set(itertools.chain(*documents)))))
+    seen = counts > 0
+    found = model.get_input_embeddings().weight.detach().double().numpy()
+    ours = found[seen] @ found[seen].T
+    theirs = gram[np.ix_(seen, seen)]
+    # Measured, in shares of the largest entry: 7e-7 and 9e-5 with 12 columns; 8e-4 with all 34, some of which have a
+    # singular value of 0 whose root is that of a rounding error.
+    np.testing.assert_allclose(ours / np.abs(ours).max(), theirs / np.abs(theirs).max(), atol=3e-3)
+    np.testing.assert_array_equal(found[~seen], before.double().numpy()[~seen])
+    bias = model.decoder.bias.detach().double().numpy()
+    np.testing.assert_allclose(bias, np.log((counts + 1) / (counts.sum() + SIZE)), rtol=1e-6)
+
+
+def test_an_untied_decoder_gets_the_same_rows(tmp_path):
+    model = fresh(tie_word_embeddings=False)
+    embed_by_text(model, write_corpus(tmp_path, zipfian_documents()), max_seq_length=64, seed=0)
+    assert torch.equal(model.decoder.weight, model.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("documents", [[[7]], [[7]] * 9 + [[8]], [[7] * 20], [[7, 8]]])
+def test_a_text_that_says_nothing_gives_finite_embeddings(tmp_path, documents):
+    model = fresh()
+    embed_by_text(model, write_corpus(tmp_path, documents), max_seq_length=64, seed=0)
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_large_text_is_sampled_evenly_and_by_the_corpora_s_shares(tmp_path, monkeypatch):
+    monkeypatch.setattr(initial_embeddings, "_COUNTED", 640)
+    monkeypatch.setattr(initial_embeddings, "_BLOCK", 128)
+    write_corpus(tmp_path / "a", [[10] * 62] * 300)
+    write_corpus(tmp_path / "b", [[11] * 62] * 300)
+    corpora = Mixture([str(tmp_path / "a"), str(tmp_path / "b")], [3.0, 1.0])
+    blocks = [ids for ids, _ in initial_embeddings._read(corpora, max_seq_length=64)]
+    assert len(blocks) == 5
+    tokens = torch.cat(blocks)
+    assert (int((tokens == 10).sum()), int((tokens == 11).sum())) == (7 * 62, 2 * 62)
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_a_run_begins_from_the_text_only_with_a_new_model(tmp_path, continued):
+    make_corpus(tmp_path)
+    common = {"max_steps": 1, "learning_rate": 0.0, "warmup_steps": 0, "seed": 3, "eval_steps": 0}
+    model = MODEL_FLAGS
+    if continued:
+        run_here(tmp_path, tmp_path / "base", **common)
+        model = {"model_name_or_path": str(tmp_path / "base")}
+    tables = {}
+    for begins in ("random", "text"):
+        given = settings(tmp_path, output_dir=tmp_path / begins, embedding_init=begins, **common)
+        pretrain_mlm.main(flags({**model, **given}))
+        tables[begins] = load_file(tmp_path / begins / "model.safetensors")
+    differing = [name for name, value in tables["random"].items() if not torch.equal(value, tables["text"][name])]
+    assert sorted(differing) == ([] if continued else ["decoder.bias", "model.embeddings.word_embeddings.weight"])
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_weights(tmp_path):
+    make_corpus(tmp_path)
+    common = {"embedding_init": "text", "max_steps": 6, "save_steps": 2, "eval_steps": 0}
+    run_here(tmp_path, tmp_path / "whole", **common)
+    run_forked(tmp_path, tmp_path / "parts", die_at=4, resume_from_checkpoint="latest", **common)
+    assert not (tmp_path / "parts" / "model.safetensors").exists()
+    run_here(tmp_path, tmp_path / "parts", resume_from_checkpoint="latest", **common)
+    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())

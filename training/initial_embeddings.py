@@ -1,0 +1,106 @@
+"""Token embeddings to begin with, from which tokens stand near which in the text.
+
+With random embeddings, most of a short run goes into finding out which tokens are alike. Counting finds much of that in
+seconds. Tokens are compared by positive pointwise mutual information, and embeddings are its best approximation of
+their size (Levy and Goldberg 2014, with the square root of the singular values):
+
+    PPMI(i, j) = max(0, log(n(i, j) n / (n(i) n(j))))        PPMI = U S Vᵀ        E = U √S
+
+n(i, j) counts how often token i stands within four tokens of j, n(i) and n(j) are its sums, n the sum of all. The
+decoder's bias begins as the logarithm of each token's frequency.
+
+Shapes: N tokens that are counted, V vocabulary, C context tokens (the most frequent ones), E embedding size.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..corpus import Mixture
+from ..corpus.packing import RowIndex
+from ..modeling import ClozeBertForMaskedLM
+
+_WINDOW = 4  # tokens on either side
+_COUNTED = 1 << 24  # tokens, spread evenly over the text
+_BLOCK = 1 << 20  # tokens that are read at a time
+_CONTEXTS, _CELLS = 2048, 1 << 27  # at most; the table takes 4 bytes for each cell
+# About that of the embeddings of trained models, which is 0.16 to 0.18; 0.1 and less learned slower (docs/LOG.md).
+_STD = 0.2
+
+
+@torch.no_grad()
+def embed_by_text(model: ClozeBertForMaskedLM, corpora: Mixture, *, max_seq_length: int, seed: int) -> None:
+    """Replace the token embeddings of a new model, and its decoder's bias, by what the text says.
+
+    Tokens that the text does not hold keep their random embeddings.
+    """
+    embeddings: Any = model.get_input_embeddings()
+    decoder: Any = model.get_output_embeddings()
+    table_VE = embeddings.weight
+    blocks = list(_read(corpora, max_seq_length=max_seq_length))
+    counts_V = torch.stack([torch.bincount(ids_N, minlength=len(table_VE)) for ids_N, _ in blocks]).sum(dim=0)
+    found_VE = _factorise(_ppmi(_count_neighbours(blocks, counts_V)), size=table_VE.shape[1], seed=seed)
+    seen = counts_V.nonzero().squeeze(1)
+    table_VE[seen, : found_VE.shape[1]] = found_VE[seen]
+    if decoder.weight is not table_VE:
+        decoder.weight.copy_(table_VE)
+    if decoder.bias is not None:
+        decoder.bias.copy_(((counts_V + 1) / (counts_V.sum() + len(counts_V))).log())
+
+
+def _read(corpora: Mixture, *, max_seq_length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Tokens [N], without special ones, and which piece of a document each belongs to, [N]; some rows at a time."""
+    for corpus, share in zip(corpora.corpora, corpora.shares, strict=True):
+        index = RowIndex(corpus, max_seq_length=max_seq_length)
+        wanted = min(index.num_rows, max(1, int(_COUNTED * share) // max_seq_length))
+        rows = np.linspace(0, index.num_rows - 1, wanted).astype(np.int64)
+        for some in np.array_split(rows, -(-wanted * max_seq_length // _BLOCK)):
+            documents, firsts, lengths, _ = index.read(some)
+            ids, _ = corpus.gather(corpus.offsets[documents] + firsts, lengths)
+            pieces = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+            yield torch.from_numpy(ids.astype(np.int32)), torch.from_numpy(pieces)
+
+
+def _count_neighbours(blocks: Sequence[tuple[torch.Tensor, torch.Tensor]], counts_V: torch.Tensor) -> torch.Tensor:
+    """n(i, j): how often token i stands near context token j, float32 [V, C]."""
+    contexts = min(_CONTEXTS, max(1, _CELLS // len(counts_V)), int((counts_V > 0).sum()))
+    column_V = torch.full((len(counts_V),), -1, dtype=torch.int32)
+    column_V[counts_V.argsort(descending=True, stable=True)[:contexts]] = torch.arange(contexts, dtype=torch.int32)
+    found = torch.zeros(len(counts_V) * contexts)
+    for ids_N, piece_N in blocks:
+        columns_N = column_V[ids_N]
+        for distance in range(1, _WINDOW + 1):
+            is_pair = piece_N[:-distance] == piece_N[distance:]
+            left, right = slice(None, -distance), slice(distance, None)
+            for token, context in ((left, right), (right, left)):
+                counted = is_pair & (columns_N[context] >= 0)
+                cells = ids_N[token][counted] * contexts + columns_N[context][counted]
+                found.index_add_(0, cells, torch.ones(len(cells)))
+    return found.view(len(counts_V), contexts)
+
+
+def _ppmi(counts_VC: torch.Tensor) -> torch.Tensor:
+    """Positive pointwise mutual information of each pair, 0 where it was not seen; in place of the counts."""
+    # At least 1: a text of single tokens has no neighbours.
+    of_tokens_V1, of_contexts_C = (counts_VC.sum(dim=dim, keepdim=True).clamp(min=1) for dim in (1, 0))
+    counts_VC /= of_tokens_V1
+    counts_VC /= of_contexts_C / of_contexts_C.sum()
+    return counts_VC.log_().clamp_(min=0.0)
+
+
+def _factorise(ppmi_VC: torch.Tensor, *, size: int, seed: int) -> torch.Tensor:
+    """E = U √S, centred, of standard deviation `_STD`: [V, E], or fewer columns where there are fewer contexts."""
+    size = min(size, *ppmi_VC.shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        left_VE, singular_E, _ = torch.svd_lowrank(ppmi_VC, q=min(size + 32, *ppmi_VC.shape), niter=3)
+        # Turned at random, so that all channels are alike.
+        turn_EE, _ = torch.linalg.qr(torch.randn(size, size))
+    left_VE = left_VE[:, :size]
+    # The sign of a singular vector is arbitrary: its largest entry is positive here, on every machine.
+    left_VE = left_VE * left_VE.gather(0, left_VE.abs().argmax(dim=0, keepdim=True)).sign()
+    found_VE = left_VE * singular_E[:size].sqrt()
+    found_VE = (found_VE - found_VE.mean(dim=0)) @ turn_EE
+    return found_VE * (_STD / found_VE.std().clamp(min=1e-6))
