@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_norm
-from .kernels import Dropout, is_traced, values_of
+from .kernels import Dropout, is_autocast, is_traced, values_of
 
 logger = logging.get_logger(__name__)
 
@@ -86,7 +86,7 @@ class TextEmbeddings(nn.Module):
         ours = getattr(weight, "dtype", torch.float32)
         if inputs_embeds.dtype == ours or not ours.is_floating_point:
             return
-        if not inputs_embeds.is_floating_point() or not torch.is_autocast_enabled(inputs_embeds.device.type):
+        if not inputs_embeds.is_floating_point() or not is_autocast(inputs_embeds):
             raise ValueError(
                 f"inputs_embeds are {inputs_embeds.dtype}, the model's weights {ours}: give them as {ours}"
             )
@@ -282,9 +282,9 @@ class RotaryEmbedding(nn.Module):
         # In float32 even for half-precision models: bf16 angles are off by whole turns after a few hundred tokens.
         dtype = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
         frequencies, scaling = self.inverse_frequencies(layer_type, x_BTD.device, dtype, lengths_BT)
-        with torch.autocast(device_type=x_BTD.device.type, enabled=False):
-            angles_BTK = (position_ids[..., None].to(dtype) * frequencies).repeat(1, 1, 2)
-            return (angles_BTK.cos() * scaling).to(x_BTD.dtype), (angles_BTK.sin() * scaling).to(x_BTD.dtype)
+        # Autocast, too, leaves products of numbers, cosines and sines in the type that they have.
+        angles_BTK = (position_ids[..., None].to(dtype) * frequencies).repeat(1, 1, 2)
+        return (angles_BTK.cos() * scaling).to(x_BTD.dtype), (angles_BTK.sin() * scaling).to(x_BTD.dtype)
 
 
 def sinusoidal_positions(position_ids: torch.Tensor, size: int) -> torch.Tensor:

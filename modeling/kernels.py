@@ -81,10 +81,7 @@ def values_of(tensor: torch.Tensor) -> list[Any] | None:
 
 def cast_once(x: torch.Tensor) -> torch.Tensor:
     """x in the type that autocast gives matmuls: cast here once, and not by each of the linear layers that read it."""
-    kind = x.device.type
-    if is_plain() or not torch.is_autocast_enabled(kind):
-        return x
-    return x.to(torch.get_autocast_dtype(kind))
+    return x if is_plain() else x.to(matmul_dtype(x))
 
 
 def keep_wide(x: torch.Tensor, norm: Any) -> torch.Tensor:
@@ -93,14 +90,18 @@ def keep_wide(x: torch.Tensor, norm: Any) -> torch.Tensor:
     Args:
         norm: one that reads sums; if it is stored in half precision, so is the model, and x stays as it is.
     """
-    is_narrow = x.dtype in HALF_PRECISION and torch.is_autocast_enabled(x.device.type)
+    is_narrow = x.dtype in HALF_PRECISION and is_autocast(x)
     return x.float() if is_narrow and norm.weight.dtype not in HALF_PRECISION else x
 
 
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
     """The type in which x is multiplied here: autocast's, or its own."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
+
+
+def is_autocast(x: torch.Tensor) -> bool:
+    """Whether autocast is on where x lies. On the meta device there is none, and PyTorch's question is an error."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
 # Linear layers -------------------------------------------------------------------------------------------------------
@@ -215,7 +216,12 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
+        ctx.save_for_forward(cos, sin)
         return rotated(x_BTHK, cos, sin)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent_BTHK: torch.Tensor, *tangents_of_tables: None) -> torch.Tensor:
+        return rotated(tangent_BTHK, *ctx.saved_tensors)
 
     @staticmethod
     def backward(ctx: Any, grad_BTHK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -335,6 +341,10 @@ class _HalfPrecisionCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         logits_MC, labels_M, log_sums_M = ctx.saved_tensors
         scale_M = grad * (labels_M != ctx.ignored)
+        if torch.is_grad_enabled():  # the gradient will be differentiated itself
+            probabilities = logits_MC.float().softmax(dim=-1)
+            probabilities = probabilities - F.one_hot(labels_M.clamp(min=0), logits_MC.shape[1])
+            return (probabilities * scale_M[:, None]).to(logits_MC.dtype), None, None
         grad_MC = torch.empty_like(logits_MC)
         tensors = (logits_MC, grad_MC, log_sums_M, labels_M, scale_M)
         chunks = (x.split(_rows_at_once(logits_MC)) for x in tensors)
@@ -352,7 +362,7 @@ def _rows_at_once(logits_MC: torch.Tensor) -> int:
 
 
 __all__ = [
-    "Dropout", "attend", "cast_once", "dropout", "is_plain", "is_traced", "is_transformed", "keep_wide", "linear",
-    "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "rotated",
+    "Dropout", "attend", "cast_once", "dropout", "is_autocast", "is_plain", "is_traced", "is_transformed", "keep_wide",
+    "linear", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "rotated",
     "summed_cross_entropy", "values_of",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 if os.environ.get("CLOZEBERT_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import gc
 import importlib.util
 import signal
 import subprocess
@@ -43,6 +44,12 @@ def _skip_without_scores() -> Generator[None, object, object]:
         if needed in absent or (absent and str(error).startswith("scores need ")):
             pytest.skip(f"not installed: {', '.join(absent)}")
         raise
+
+
+def pytest_collection_finish() -> None:
+    """What imports and collection made stays to the end: no garbage collection of a test looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

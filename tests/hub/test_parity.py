@@ -93,6 +93,18 @@ def test_pooled_heads_do_not_read_padding_on_the_left(model_type, class_name, ch
 
 
 @pytest.mark.parametrize(
+    ("model_type", "class_name", "first"), [("bert", "BertModel", 0), ("roberta", "RobertaModel", 2)]
+)
+def test_given_positions_count_from_0_here(model_type, class_name, first):
+    """RoBERTa's own are rows of its table, which begin behind the padding id, 1."""
+    native = make_native(model_type, class_name)
+    ours = from_native(native)
+    ids, positions = make_inputs(model_type, class_name, "plain")["input_ids"], torch.arange(3, 14)[None]
+    there = native(input_ids=ids, position_ids=positions + first).last_hidden_state
+    assert difference(there, ours(input_ids=ids, position_ids=positions).last_hidden_state) < FLOAT32_TOLERANCE
+
+
+@pytest.mark.parametrize(
     ("model_type", "class_name", "changes"),
     [
         ("modernbert", "ModernBertForSequenceClassification", {"classifier_pooling": "mean"}),

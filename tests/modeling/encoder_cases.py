@@ -201,3 +201,16 @@ def pairwise(
         missing -= best_covered
         cases.append(named(best))
     return cases
+
+
+def leave_flex_attention_uncompiled(monkeypatch: Any) -> None:
+    """Have transformers call PyTorch's own formula of FlexAttention, which takes the same masks as its kernels."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from transformers import masking_utils
+    from transformers.integrations.flex_attention import WrappedFlexAttention
+
+    def uncompiled(*args: Any, _compile: bool = False, **others: Any) -> Any:
+        return create_block_mask(*args, **others)
+
+    monkeypatch.setattr(masking_utils, "create_block_mask", uncompiled)
+    monkeypatch.setattr(WrappedFlexAttention, "__call__", lambda self: flex_attention)

@@ -6,7 +6,18 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from encoder_cases import DOCUMENTS, LENGTH, MIXED_LAYERS, PAD, VOCABULARY, build, gradients, random_ids, tiny_config
+from encoder_cases import (
+    DOCUMENTS,
+    LENGTH,
+    MIXED_LAYERS,
+    PAD,
+    VOCABULARY,
+    build,
+    gradients,
+    leave_flex_attention_uncompiled,
+    random_ids,
+    tiny_config,
+)
 
 from clozebert import (
     ClozeBertForMaskedLM,
@@ -16,11 +27,18 @@ from clozebert import (
 )
 
 COMPILER = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-NEEDS_COMPILER = pytest.mark.skipif(not COMPILER, reason="FlexAttention needs a C++ compiler")
+COMPILES = [pytest.mark.skipif(not COMPILER, reason="FlexAttention needs a C++ compiler"), pytest.mark.slow]
 LAYERS = pytest.mark.parametrize("layer_types", [None, MIXED_LAYERS], ids=["full", "mixed"])
 HALF_AND_WHOLE = [torch.float32, torch.bfloat16]  # on a CPU they take different ways through attention
 DTYPES = pytest.mark.parametrize("dtype", HALF_AND_WHOLE, ids=str)
 SECOND = slice(DOCUMENTS[0], LENGTH)  # every document after the first
+
+
+def as_it_is_called(implementation, monkeypatch):
+    """The name for `attn_implementation`; FlexAttention is left uncompiled where nothing else is said."""
+    if implementation == "flex_attention":
+        leave_flex_attention_uncompiled(monkeypatch)
+    return implementation.removeprefix("compiled ")
 
 
 def packed_arguments(form):
@@ -43,10 +61,14 @@ def two_runs():
     ("dtype", "implementation", "layer_types", "form"),
     [
         *itertools.product(HALF_AND_WHOLE, ["eager", "sdpa"], [None, MIXED_LAYERS], ["cu_seq_lens", "position_ids"]),
-        pytest.param(torch.float32, "flex_attention", MIXED_LAYERS, "cu_seq_lens", marks=NEEDS_COMPILER),
+        (torch.float32, "flex_attention", MIXED_LAYERS, "cu_seq_lens"),
+        pytest.param(torch.float32, "compiled flex_attention", MIXED_LAYERS, "cu_seq_lens", marks=COMPILES),
     ],
 )
-def test_another_first_document_changes_the_second_by_exactly_zero(dtype, implementation, layer_types, form):
+def test_another_first_document_changes_the_second_by_exactly_zero(
+    dtype, implementation, layer_types, form, monkeypatch
+):
+    implementation = as_it_is_called(implementation, monkeypatch)
     config = tiny_config(implementation, layer_types=layer_types)
     model = build(ClozeBertModel, config, dtype=dtype)
     with torch.no_grad():
@@ -144,10 +166,12 @@ def padded_mask(side):
     ("dtype", "implementation", "layer_types", "side"),
     [
         *itertools.product(HALF_AND_WHOLE, ["eager", "sdpa"], [None, MIXED_LAYERS], ["right", "left", "holes"]),
-        pytest.param(torch.float32, "flex_attention", MIXED_LAYERS, "holes", marks=NEEDS_COMPILER),
+        (torch.float32, "flex_attention", MIXED_LAYERS, "holes"),
+        pytest.param(torch.float32, "compiled flex_attention", MIXED_LAYERS, "holes", marks=COMPILES),
     ],
 )
-def test_what_stands_under_a_zero_of_the_mask_never_matters(dtype, implementation, layer_types, side):
+def test_what_stands_under_a_zero_of_the_mask_never_matters(dtype, implementation, layer_types, side, monkeypatch):
+    implementation = as_it_is_called(implementation, monkeypatch)
     config = tiny_config(implementation, layer_types=layer_types, positions="absolute")
     model = build(ClozeBertModel, config, dtype=dtype)
     mask = padded_mask(side)
