@@ -253,7 +253,7 @@ def test_damaged_checkpoint_is_refused(hub, tmp_path, publish):
     (state / "manifest.json").write_text(json.dumps(manifest))
     done = publish(tmp_path, folder, "--repo_id", "org/damaged", "--all_checkpoints")
     assert done.returncode == 2
-    assert "checkpoint-4 is not whole: model.safetensors has" in done.stderr
+    assert "checkpoint-4 is not whole: manifest.json does not name config.json" in done.stderr
     assert "org/damaged" not in hub.repositories
 
 
