@@ -116,7 +116,7 @@ def dry_run(recipe: str, *more: str) -> str:
 def check_epochs_and_vocabulary(shown: str) -> None:
     """What a run says, against the tokenizer's own file and the text counted with it."""
     tokenizer = Tokenizer.from_file("tokenizer/tokenizer.json")
-    (rows,) = re.findall(r"vocabulary ([\d,]+)\n", shown)
+    (rows,) = re.findall(r"vocabulary ([\d,]+)[;\n]", shown)
     assert tokenizer.get_vocab_size() <= int(rows.replace(",", "")) < tokenizer.get_vocab_size() + 64
     pages = [page.read_text(encoding="utf-8") for page in Path("my_text").iterdir()]
     in_text = sum(len(encoded.ids) for encoded in tokenizer.encode_batch(pages))
