@@ -14,18 +14,19 @@ READY := $(VENV)/.ready
 
 .PHONY: demo test test-slow faults docs doors lint types bench gpu release clean
 
+# --no-compile: Python compiles what it imports, a small part of all this, by itself.
 $(TORCH): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "clozebert needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch
 	touch $(TORCH)
 
 $(INSTALLED): $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[all]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[all]'
 	touch $(INSTALLED)
 
 $(READY): $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
 demo: $(INSTALLED)

@@ -12,6 +12,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import WriteCard
+from ..utils.plurals import counted
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import (
     FinetuningArguments,
@@ -250,9 +251,11 @@ class FinetuningRun:
             f"{len(self.splits[split])} {split}" + (f" ({len(w)} windows)" if len(w) != len(self.splits[split]) else "")
             for split, w in self.windows.items()
         )
-        print(f"{task.problem_type}, {len(task.label_names)} labels; examples: {sizes}")
+        print(f"{task.problem_type}, {counted(len(task.label_names), 'label')}; examples: {sizes}")
         accumulation = training.gradient_accumulation_steps
-        length = f"{training.num_train_epochs:g} epochs" if training.max_steps < 0 else f"{training.max_steps} steps"
+        epochs = float(training.num_train_epochs)
+        whole = counted(int(epochs), "epoch") if epochs.is_integer() else f"{epochs:g} epochs"
+        length = whole if training.max_steps < 0 else counted(training.max_steps, "step")
         print(
             f"{length} of batches of {training.per_device_train_batch_size}"
             f"{'' if accumulation == 1 else f' x {accumulation}'}, "

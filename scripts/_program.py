@@ -17,8 +17,10 @@ from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 
 _Arguments = TypeVar("_Arguments")
 
-# Before torch is imported: threads that spin while they wait make a busy machine several times slower (docs/LOG.md).
+# Before torch is imported. Threads that spin while they wait make a busy machine several times slower; those that sleep
+# at once make a quiet one slower by half. So they spin for about as long as waking one takes (docs/LOG.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "4000")  # GNU's OpenMP, which PyTorch has on Linux; 0.1 ms or so
 
 
 def parse(

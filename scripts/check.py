@@ -50,27 +50,34 @@ def _check_model(folder: Path) -> tuple[str, list[str], str]:
         what the folder is, what is wrong with it, and what was found where nothing is.
     """
     from clozebert.training.checkpoints import list_checkpoints
-    from clozebert.training.damage import find_damage
     from clozebert.training.training_state import STATE_FOLDER
 
     checkpoints = [folder] if (folder / STATE_FOLDER).is_dir() else list_checkpoints(folder)
     # Those of fine-tuning are transformers' own, and have no manifest.
     checkpoints = [one for one in checkpoints if not (one / "trainer_state.json").exists()]
-    has_model = folder not in checkpoints and ((folder / "config.json").exists() or any(folder.glob("*.safetensors")))
+    if checkpoints == [folder]:
+        problems, count = _check_checkpoints(checkpoints)
+        return "checkpoint", problems, _as_written(count)
+    has_model = (folder / "config.json").exists() or any(folder.glob("*.safetensors"))
     if not checkpoints and not has_model:
         raise UserError(f"{folder} holds no corpus, no run and no model: name the folder of one")
-    problems, count = [], 0
-    for checkpoint in checkpoints:
-        damage = find_damage(checkpoint)
-        problems += [f"{checkpoint}: {damage}"] if damage else []
-        count += sum(path.is_file() for path in checkpoint.rglob("*"))
+    problems, count = _check_checkpoints(checkpoints)
     found = [_as_written(count)] if checkpoints else []
     if has_model:
         damaged, files = _read_model(folder)
         problems += damaged
         found.append(f"{counted(files, 'file')} can be read; a model keeps no hashes of them")
     kind = f"run of {counted(len(checkpoints), 'checkpoint')}" if checkpoints else "model"
-    return "checkpoint" if checkpoints == [folder] else kind, problems, ", and of its model ".join(found)
+    return kind, problems, ", and of its model ".join(found)
+
+
+def _check_checkpoints(checkpoints: Sequence[Path]) -> tuple[list[str], int]:
+    """What is wrong with them, and how many files they hold."""
+    from clozebert.training.damage import find_damage
+
+    damages = ((checkpoint, find_damage(checkpoint)) for checkpoint in checkpoints)
+    problems = [f"{checkpoint}: {damage}" for checkpoint, damage in damages if damage]
+    return problems, sum(path.is_file() for checkpoint in checkpoints for path in checkpoint.rglob("*"))
 
 
 def _as_written(count: int) -> str:

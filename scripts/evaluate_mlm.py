@@ -22,8 +22,11 @@ from clozebert.utils.errors import UserError, as_user_errors, check_at_least
 from clozebert.utils.files import write_text
 
 if TYPE_CHECKING:
-    from clozebert.corpus import Corpus
+    import torch
+
+    from clozebert.corpus import Corpus, Masking
     from clozebert.corpus.readers import Reader
+    from clozebert.utils.progress_bar import StageBars
 
 
 @dataclasses.dataclass
@@ -77,18 +80,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     """All figures that were asked for, by name."""
-
     from clozebert.corpus import Masking
     from clozebert.corpus.readers import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
-    from clozebert.training.scoring import (
-        load_masked_lm,
-        precision_of,
-        read_minimal_pairs,
-        score_frozen_masks,
-        score_minimal_pairs,
-        score_pseudo_perplexity,
-    )
+    from clozebert.training.scoring import load_masked_lm, precision_of, read_minimal_pairs, score_minimal_pairs
     from clozebert.utils.device import choose_precision, find_device
     from clozebert.utils.input_length import longest_input
     from clozebert.utils.progress_bar import StageBars
@@ -103,9 +98,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     precision = choose_precision(arguments.mixed_precision, device)
     model = load_masked_lm(arguments.model_name_or_path, device=device, trust_remote_code=arguments.trust_remote_code)
     longest = longest_input(model, tokenizer)
-    length = arguments.max_seq_length or min(512, longest)
-    if length > longest:
-        raise UserError(f"--max_seq_length={length} exceeds the {longest} tokens that the model takes")
+    length = _row_length(arguments.max_seq_length, longest)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # type: ignore[operator]
         raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model: name the model's own")
     results: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
@@ -115,26 +108,8 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
         if reader is not None:
             corpus = _prepare(reader, tokenizer, folder)
         if corpus is not None:
-            results |= {"precision": precision, "documents": corpus.num_documents, "tokens": corpus.num_tokens}
-            results["max_seq_length"] = length
-            results |= score_frozen_masks(
-                model,
-                corpus,
-                max_seq_length=length,
-                batch_size=arguments.per_device_eval_batch_size,
-                masking=masking,
-                seed=arguments.seed,
-                max_batches=arguments.max_eval_batches,
-                report=bars.begin("batches of frozen masks"),
-            )
-            if arguments.pseudo_perplexity_documents:
-                results |= score_pseudo_perplexity(
-                    model,
-                    corpus,
-                    max_seq_length=length,
-                    max_documents=arguments.pseudo_perplexity_documents,
-                    report=bars.begin("tokens masked in turn"),
-                )
+            results["precision"] = precision
+            results |= _score_corpus(model, corpus, masking, arguments, max_seq_length=length, bars=bars)
             del corpus
     if paradigms:
         # Two sentences of a pair differ by less than bf16 tells apart.
@@ -145,6 +120,47 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
             )
     bars.close()
     return {**results, "seconds": time.perf_counter() - begun}
+
+
+def _row_length(given: int | None, longest: int) -> int:
+    if given is not None and given > longest:
+        raise UserError(f"--max_seq_length={given} exceeds the {longest} tokens that the model takes")
+    return given or min(512, longest)
+
+
+def _score_corpus(
+    model: "torch.nn.Module",
+    corpus: "Corpus",
+    masking: "Masking",
+    arguments: EvaluationArguments,
+    *,
+    max_seq_length: int,
+    bars: "StageBars",
+) -> dict[str, Any]:
+    """Loss on frozen masks and, unless it is left out, pseudo-perplexity."""
+    from clozebert.training.scoring import score_frozen_masks, score_pseudo_perplexity
+
+    results: dict[str, Any] = {"documents": corpus.num_documents, "tokens": corpus.num_tokens}
+    results["max_seq_length"] = max_seq_length
+    results |= score_frozen_masks(
+        model,
+        corpus,
+        max_seq_length=max_seq_length,
+        batch_size=arguments.per_device_eval_batch_size,
+        masking=masking,
+        seed=arguments.seed,
+        max_batches=arguments.max_eval_batches,
+        report=bars.begin("batches of frozen masks"),
+    )
+    if arguments.pseudo_perplexity_documents:
+        results |= score_pseudo_perplexity(
+            model,
+            corpus,
+            max_seq_length=max_seq_length,
+            max_documents=arguments.pseudo_perplexity_documents,
+            report=bars.begin("tokens masked in turn"),
+        )
+    return results
 
 
 def _open(folder: str, split: str, tokenizer: Any) -> "Corpus":

@@ -128,6 +128,7 @@ def prefetch(
 def _from_thread(load: Callable[[int], Any], start: int, stop: int) -> Generator[Any, None, None]:
     steps = iter(range(start, stop))
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
+    _limit_to_one_thread(pool)
     try:
         ahead = deque(pool.submit(load, step) for step in itertools.islice(steps, _AHEAD))
         while ahead:
@@ -136,6 +137,23 @@ def _from_thread(load: Callable[[int], Any], start: int, stop: int) -> Generator
             yield loaded
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _limit_to_one_thread(pool: ThreadPoolExecutor) -> None:
+    """Let what a thread computes take one core, as in DataLoader's workers.
+
+    OpenMP keeps a team of threads for each thread that computes on several. With two teams there are more threads than
+    cores, and then those of the model's own sleep between operations: a step took half as long again.
+    """
+    threads = torch.get_num_threads()
+
+    def limit() -> None:
+        torch.get_num_threads()  # gives this thread the process' number, once
+        torch.set_num_threads(1)
+
+    pool.submit(limit).result()
+    # OpenMP's number was that of one thread; MKL's, and that of threads to come, are the process'.
+    torch.set_num_threads(threads)
 
 
 class _Steps(Dataset):

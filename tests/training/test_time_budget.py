@@ -94,7 +94,7 @@ def test_it_is_a_run_of_that_many_steps(prepared: Path, tmp_path: Path, processe
     def find_40_at_most(rank: int) -> None:
         calibration.steps_in = lambda *args, **others: min(40, steps_in(*args, **others))
 
-    run = {"config": write_recipe(tmp_path), "warmup_steps": 10, "optimizer": "muon", "max_minutes": 0.06}
+    run = {"config": write_recipe(tmp_path), "warmup_steps": 10, "optimizer": "muon", "max_minutes": 0.3}
     timed = run_forked(prepared, tmp_path / "timed", processes=processes, prelude=find_40_at_most, **run)
     assert timed == [0] * processes
     last = list_checkpoints(tmp_path / "timed")[-1]
