@@ -19,8 +19,9 @@ _Arguments = TypeVar("_Arguments")
 
 # Before torch is imported. Threads that spin while they wait make a busy machine several times slower; those that sleep
 # at once make a quiet one slower by half. So they spin for about as long as waking one takes (docs/LOG.md).
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "4000")  # GNU's OpenMP, which PyTorch has on Linux; 0.1 ms or so
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "4000")  # GNU's OpenMP, which PyTorch has on Linux
 
 
 def parse(

@@ -27,6 +27,26 @@ def run_program(body: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("PASSIVE", "4000")),
+        ({"GOMP_SPINCOUNT": "7"}, ("PASSIVE", "7")),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", None)),
+    ],
+)
+def test_how_threads_wait_is_set_unless_a_person_did(given: dict[str, str], expected: tuple[str, str | None]) -> None:
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os, clozebert.scripts._program; print([os.environ.get(n) for n in {names}])"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**{name: value for name, value in os.environ.items() if name not in names}, **given},
+    )
+    assert done.stdout == f"{list(expected)}\n"
+
+
 @pytest.mark.parametrize("kind", ["UserError", "MissingFileError", "MissingPackageError"])
 def test_a_mistake_is_one_line(kind: str) -> None:
     done = run_program(f"raise {kind}('size=3:\\n  must be even')")
