@@ -43,7 +43,7 @@ print(json.dumps({"class": type(model).__module__, "found": found}))
 """
 
 
-_MINUTES, _MINUTES_WITHOUT_BF16 = 4.0, 3.5
+_MINUTES, _MINUTES_WITHOUT_BF16 = 4.0, 3.0
 
 
 @dataclass
