@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 
-from speed import AVX2_ONLY
+from sides import AVX2_ONLY
 
 WARM_UP = 3
 

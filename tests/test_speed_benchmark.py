@@ -1,5 +1,6 @@
 """benchmarks/speed.py: both sides do the same work, and a side that dies says why. Speed is not tested."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -20,6 +21,14 @@ TINY = {
     "modernbert": {**COMMON, "num_hidden_layers": 4, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2},
     "bert": {**COMMON, "num_hidden_layers": 2},
 }
+
+
+# But adaptation_scores, whose `adaptation` is the package's room of that name here.
+@pytest.mark.parametrize(
+    "name", sorted({path.stem for path in Path(speed.__file__).parent.glob("*.py")} - {"adaptation_scores"})
+)
+def test_a_benchmark_can_be_imported(name):
+    importlib.import_module(name)
 
 
 @pytest.fixture
