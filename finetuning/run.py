@@ -253,9 +253,8 @@ class FinetuningRun:
         )
         print(f"{task.problem_type}, {counted(len(task.label_names), 'label')}; examples: {sizes}")
         accumulation = training.gradient_accumulation_steps
-        epochs = float(training.num_train_epochs)
-        whole = counted(int(epochs), "epoch") if epochs.is_integer() else f"{epochs:g} epochs"
-        length = whole if training.max_steps < 0 else counted(training.max_steps, "step")
+        epochs = f"{training.num_train_epochs:g} epoch{'' if training.num_train_epochs == 1 else 's'}"
+        length = epochs if training.max_steps < 0 else counted(training.max_steps, "step")
         print(
             f"{length} of batches of {training.per_device_train_batch_size}"
             f"{'' if accumulation == 1 else f' x {accumulation}'}, "

@@ -55,13 +55,12 @@ def _check_model(folder: Path) -> tuple[str, list[str], str]:
     checkpoints = [folder] if (folder / STATE_FOLDER).is_dir() else list_checkpoints(folder)
     # Those of fine-tuning are transformers' own, and have no manifest.
     checkpoints = [one for one in checkpoints if not (one / "trainer_state.json").exists()]
+    problems, count = _check_checkpoints(checkpoints)
     if checkpoints == [folder]:
-        problems, count = _check_checkpoints(checkpoints)
         return "checkpoint", problems, _as_written(count)
     has_model = (folder / "config.json").exists() or any(folder.glob("*.safetensors"))
     if not checkpoints and not has_model:
         raise UserError(f"{folder} holds no corpus, no run and no model: name the folder of one")
-    problems, count = _check_checkpoints(checkpoints)
     found = [_as_written(count)] if checkpoints else []
     if has_model:
         damaged, files = _read_model(folder)

@@ -140,8 +140,9 @@ def _score_corpus(
     """Loss on frozen masks and, unless it is left out, pseudo-perplexity."""
     from clozebert.training.scoring import score_frozen_masks, score_pseudo_perplexity
 
-    results: dict[str, Any] = {"documents": corpus.num_documents, "tokens": corpus.num_tokens}
-    results["max_seq_length"] = max_seq_length
+    results: dict[str, Any] = {
+        "documents": corpus.num_documents, "tokens": corpus.num_tokens, "max_seq_length": max_seq_length
+    }  # fmt: skip
     results |= score_frozen_masks(
         model,
         corpus,

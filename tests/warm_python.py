@@ -29,7 +29,10 @@ LIBRARIES = (
 )  # fmt: skip
 TRANSFORMERS = ("transformers.trainer", "transformers.pipelines", "transformers.models.auto.modeling_auto", "datasets")
 # Read when Python starts or these libraries are imported; and by huggingface_hub, which transformers imports.
-READ_AT_IMPORT, READ_BY_HUB = ("PYTHON", "TORCH", "CUDA_", "OMP_", "ATEN_", "ONEDNN_"), ("HF_", "TRANSFORMERS_")
+READ_AT_IMPORT, READ_BY_HUB = (
+    ("PYTHON", "TORCH", "CUDA_", "OMP_", "GOMP_", "ATEN_", "ONEDNN_"),
+    ("HF_", "TRANSFORMERS_"),
+)
 
 
 class WarmPython:

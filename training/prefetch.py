@@ -128,8 +128,8 @@ def prefetch(
 def _from_thread(load: Callable[[int], Any], start: int, stop: int) -> Generator[Any, None, None]:
     steps = iter(range(start, stop))
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
-    _limit_to_one_thread(pool)
     try:
+        _limit_to_one_thread(pool)
         ahead = deque(pool.submit(load, step) for step in itertools.islice(steps, _AHEAD))
         while ahead:
             loaded = ahead.popleft().result()
@@ -143,7 +143,8 @@ def _limit_to_one_thread(pool: ThreadPoolExecutor) -> None:
     """Let what a thread computes take one core, as in DataLoader's workers.
 
     OpenMP keeps a team of threads for each thread that computes on several. With two teams there are more threads than
-    cores, and then those of the model's own sleep between operations: a step took half as long again.
+    cores, and then those of the model's own sleep between operations: a step took half as long
+    again (docs/LOG.md).
     """
     threads = torch.get_num_threads()
 
