@@ -50,10 +50,12 @@ def _is_built_with_cuda() -> bool:
 
 
 def install() -> None:
-    """Load the device. Compiled anew for each version of torch and of the source, in about three seconds."""
+    """Load the device. Compiled anew for each version of the source and each torch, in about three seconds."""
     assert "torch" not in sys.modules, "fake_cuda.install() comes before the first import of torch"
     torch_folder = _torch_folder()
-    key = hashlib.sha256(SOURCE.read_bytes() + (torch_folder / "version.py").read_bytes()).hexdigest()[:16]
+    # The folder, too: there the library looks for torch's own.
+    made_of = (SOURCE.read_bytes(), (torch_folder / "version.py").read_bytes(), bytes(torch_folder))
+    key = hashlib.sha256(b"".join(made_of)).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"clozebert_fake_cuda_{key}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory() as folder:
