@@ -15,7 +15,7 @@ environment switches all of them off. The two agree within rounding, for every h
     attention in tiles           packed runs, CPU                     padding (attention_tiles.py)
     read positions               packed runs, CPU                     the last layer's work for tokens nobody reads
     sizes that recur             packed runs in bf16, CPU             kernels compiled anew for each size
-    half-precision loss          training                             a float32 copy of all logits
+    loss, a few rows at a time   training                             copies of all logits
 
 Shapes: B rows, T tokens, N tokens of a packed run, D hidden size, H heads, K head size, M predicted tokens, C classes.
 """
@@ -314,27 +314,33 @@ def summed_cross_entropy(
     logits_MC: torch.Tensor, labels_M: torch.Tensor, *, ignored: int, class_weights_C: torch.Tensor | None = None
 ) -> torch.Tensor:
     """-sum w[label] log softmax(logits)[label], in float32 or better. Labels of `ignored` count nowhere."""
-    is_half = logits_MC.dtype in HALF_PRECISION
-    if is_half and class_weights_C is None and not is_plain() and not is_traced():
-        return _HalfPrecisionCrossEntropy.apply(logits_MC, labels_M, ignored)
-    logits_MC = logits_MC.float() if is_half else logits_MC
+    if class_weights_C is None and not is_plain() and not is_traced():
+        return _CrossEntropyOfRows.apply(logits_MC, labels_M, ignored)
+    logits_MC = logits_MC.to(_wide(logits_MC))
     weight_C = None if class_weights_C is None else class_weights_C.to(logits_MC)
     return F.cross_entropy(logits_MC, labels_M, weight=weight_C, ignore_index=ignored, reduction="sum")
 
 
-class _HalfPrecisionCrossEntropy(torch.autograd.Function):
-    """Without a float32 copy of all logits: a few rows at a time are widened, once in each direction.
+def _wide(x: torch.Tensor) -> torch.dtype:
+    """float32, or better. In bf16 itself a loss shifts in its third decimal."""
+    return torch.promote_types(x.dtype, torch.float32)
 
-    In bf16 itself the loss shifts in its third decimal.
+
+class _CrossEntropyOfRows(torch.autograd.Function):
+    """Without the logarithms of all probabilities, and without a float32 copy of logits in half precision.
+
+    A few rows at a time are read and widened, once in each direction.
     """
 
     @staticmethod
     def forward(ctx: Any, logits_MC: torch.Tensor, labels_M: torch.Tensor, ignored: int) -> torch.Tensor:
-        log_sums_M = torch.cat([rows.float().logsumexp(dim=-1) for rows in logits_MC.split(_rows_at_once(logits_MC))])
+        wide = _wide(logits_MC)
+        parts = logits_MC.split(_rows_at_once(logits_MC))
+        log_sums_M = torch.cat([rows.to(wide).logsumexp(dim=-1) for rows in parts])
         ctx.save_for_backward(logits_MC, labels_M, log_sums_M)
         ctx.ignored = ignored
         counted_M = labels_M != ignored
-        chosen_M = logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1).float()
+        chosen_M = logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1).to(wide)
         return (log_sums_M - chosen_M).masked_fill(~counted_M, 0).sum()
 
     @staticmethod
@@ -342,7 +348,7 @@ class _HalfPrecisionCrossEntropy(torch.autograd.Function):
         logits_MC, labels_M, log_sums_M = ctx.saved_tensors
         scale_M = grad * (labels_M != ctx.ignored)
         if torch.is_grad_enabled():  # the gradient will be differentiated itself
-            probabilities = logits_MC.float().softmax(dim=-1)
+            probabilities = logits_MC.to(log_sums_M.dtype).softmax(dim=-1)
             probabilities = probabilities - F.one_hot(labels_M.clamp(min=0), logits_MC.shape[1])
             return (probabilities * scale_M[:, None]).to(logits_MC.dtype), None, None
         grad_MC = torch.empty_like(logits_MC)
@@ -350,9 +356,11 @@ class _HalfPrecisionCrossEntropy(torch.autograd.Function):
         chunks = (x.split(_rows_at_once(logits_MC)) for x in tensors)
         for rows, out, log_sums, labels, scale in zip(*chunks, strict=True):
             # d(-log softmax(x)[label]) / dx = softmax(x) - 1[label]
-            probabilities = (rows.float() - log_sums[:, None]).exp_()
+            probabilities = torch.sub(rows, log_sums[:, None], out=out if out.dtype == log_sums.dtype else None).exp_()
             probabilities.scatter_add_(1, labels.clamp(min=0)[:, None], -torch.ones_like(log_sums)[:, None])
-            out.copy_(probabilities.mul_(scale[:, None]))
+            probabilities.mul_(scale[:, None])
+            if probabilities.dtype != out.dtype:
+                out.copy_(probabilities)
         return grad_MC, None, None
 
 
