@@ -6,6 +6,8 @@
     python benchmarks/learning.py run    --corpus CORPUS --tokenizer_name TOKENIZER [--only 'nano*'] [--seeds 1 2]
     python benchmarks/learning.py render --seconds 300 900 --into docs/recipes.md [--claim nano@300 modernbert]
 
+`--results FILE` keeps those of another kind of machine; its table stands in the document under the file's name.
+
 Every run has one thread and `--seconds` of processor time (default 180): its steps are that budget divided by the
 side's seconds of a step, which `time` takes in turns; what ours take to count the text first goes off. So neighbours on
 the machine do not matter, and all runs of a side have the same number of steps. What is in the results file is not run
@@ -37,7 +39,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "learning.json"
-MARKER = "learning"
 ROW = 128
 # 32 batches of 32 rows: 131,000 tokens of held-out books, of which 15 % are predicted.
 EVALUATION = {"max_seq_length": ROW, "batch_size": 32, "max_batches": 32, "seed": 42}
@@ -48,11 +49,8 @@ Job = dict[str, Any]
 OURS: dict[str, dict[str, Any]] = {
     "nano": {},
     "nano, random embeddings": {"embedding_init": "random"},
-    "nano, masks 30 to 15 %": {"final_mlm_probability": 0.15},
-    "nano, linear decay": {"lr_scheduler_type": "linear", "decay_steps": None},
-    "nano, cosine decay": {"lr_scheduler_type": "cosine", "decay_steps": None},
-    "nano, Muon at 0.03": {"muon_learning_rate": 0.03},
-    "nano, weight decay 0.01": {"weight_decay": 0.01},
+    "nano, whole vocabulary": {"vocabulary_sample": 0},
+    "nano, whole vocabulary, 30 % masks": {"vocabulary_sample": 0, "mlm_probability": 0.3},
     "nano, AdamW": {"optimizer": "adamw", "learning_rate": 4.0e-3},
 }
 BASELINES = ("bert", "modernbert")
@@ -156,18 +154,23 @@ def train_ours(job: Job, corpus: str, tokenizer_name: str, *, steps: int, folder
 
 def kind_of(job: Job) -> str:
     """Runs of one kind have steps of one cost."""
-    optimizer = OURS.get(job["name"], {}).get("optimizer", "muon")
-    return f"ours, {optimizer}" if job["side"] == "ours" else f"{job['side']}, {job['rows']} rows"
+    return job["name"] if job["side"] == "ours" else f"{job['side']}, {job['rows']} rows"
 
 
-def measure_time(corpus: str, tokenizer_name: str, *, rounds: int = 5, block: int = 4) -> dict[str, float]:
+def is_wanted(job: Job, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(job["name"], pattern) for pattern in patterns)
+
+
+def measure_time(
+    corpus: str, tokenizer_name: str, only: list[str], *, rounds: int = 5, block: int = 4
+) -> dict[str, float]:
     """Processor seconds of a step of every kind: medians over blocks of steps, taken in turns."""
     from reference_bert import our_steps
 
     from clozebert.corpus.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(tokenizer_name)
-    kinds = {kind_of(job): job for job in reversed(all_jobs([0]))}
+    kinds = {kind_of(job): job for job in reversed(all_jobs([0])) if is_wanted(job, only)}
     with tempfile.TemporaryDirectory() as folder:
         sides: dict[str, Iterator[Any]] = {
             kind: our_steps(
@@ -190,9 +193,10 @@ def measure_time(corpus: str, tokenizer_name: str, *, rounds: int = 5, block: in
 
 
 def measure_beginning(corpus: str, tokenizer_name: str) -> float:
-    """Processor seconds that embeddings take which begin from the text."""
+    """Processor seconds of counting the text, for embeddings that begin from it and for samples of the vocabulary."""
     from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
-    from clozebert.corpus import Mixture
+    from clozebert.corpus import Mixture, RowIndex
+    from clozebert.corpus.text_sample import count_tokens
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.initial_embeddings import embed_by_text
 
@@ -200,6 +204,8 @@ def measure_beginning(corpus: str, tokenizer_name: str) -> float:
     model, corpora = ClozeBertForMaskedLM(config), Mixture([corpus])
     begun = time.process_time()
     embed_by_text(model, corpora, max_seq_length=ROW, seed=0)
+    indices = [RowIndex(corpus, max_seq_length=ROW) for corpus in corpora.corpora]
+    count_tokens(indices, corpora.shares, vocab_size=config.vocab_size)
     return round(time.process_time() - begun, 2)
 
 
@@ -235,12 +241,11 @@ def run_job(job: Job, corpus: str, tokenizer_name: str, *, steps: int) -> dict[s
 
 def run_all(arguments: argparse.Namespace) -> None:
     """What is missing in the results, each run in a process of its own with one thread."""
-    results, budget = read_results(), arguments.seconds[0]
+    results, budget = read_results(arguments.results), arguments.seconds[0]
     if "seconds_of_a_step" not in results:
         sys.exit("take the time of a step first: learning.py time")
     for job in all_jobs(arguments.seeds):
-        wanted = any(fnmatch.fnmatchcase(job["name"], pattern) for pattern in arguments.only)
-        if not wanted or any(same_run(job, done, budget) for done in results["runs"]):
+        if not is_wanted(job, arguments.only) or any(same_run(job, done, budget) for done in results["runs"]):
             continue
         seconds = budget - (results["seconds_to_begin"] if begins_from_text(job) else 0)
         steps = int(seconds / results["seconds_of_a_step"][kind_of(job)])
@@ -251,9 +256,9 @@ def run_all(arguments: argparse.Namespace) -> None:
             print(f"{job['name']}, seed {job['seed']}: failed with status {done.returncode}", flush=True)
             continue
         found = {**json.loads(done.stdout.splitlines()[-1]), "seconds": budget}
-        results = read_results()  # another process may have written
+        results = read_results(arguments.results)  # another process may have written
         results["runs"].append(found)
-        write_results(results)
+        write_results(results, arguments.results)
         print(f"{job['name']}, seed {job['seed']}: {steps} steps, loss {found['loss']}", flush=True)
 
 
@@ -265,14 +270,14 @@ def one_thread() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def read_results() -> dict[str, Any]:
-    return json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"runs": []}
+def read_results(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {"runs": []}
 
 
-def write_results(results: dict[str, Any]) -> None:
-    temporary = RESULTS.with_suffix(".tmp")
+def write_results(results: dict[str, Any], path: Path) -> None:
+    temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(results, indent=1) + "\n")
-    temporary.replace(RESULTS)
+    temporary.replace(path)
 
 
 # Floors --------------------------------------------------------------------------------------------------------------
@@ -387,7 +392,7 @@ def table(results: dict[str, Any], budgets: list[float], claims: list[list[str]]
     lines = ["| processor seconds | side | steps | n | held-out loss | sd |", "| --- | --- | --- | --- | --- | --- |"]
     for seconds, found in of_budget.items():
         for name, entry in sorted(found.items(), key=lambda pair: pair[1]["mean"]):
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in only):
+            if is_wanted({"name": name}, only):
                 sigma = "" if entry["sigma"] is None else f"{entry['sigma']:.3f}"
                 facts = f"{entry['steps']:,} | {entry['n']} | {entry['mean']:.3f} | {sigma}"
                 lines.append(f"| {seconds:,.0f} | {name} | {facts} |")
@@ -418,6 +423,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--results", type=Path, default=RESULTS, help="one file for each kind of machine")
     parser.add_argument("--into", type=Path)
     parser.add_argument("--claim", nargs=2, action="append", default=[], metavar=("BETTER", "WORSE"))
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
@@ -426,10 +432,10 @@ def main() -> None:
     if arguments.what == "render":
         from speed import put
 
-        text = table(read_results(), arguments.seconds, arguments.claim, arguments.only)
+        text = table(read_results(arguments.results), arguments.seconds, arguments.claim, arguments.only)
         print(text)
         if arguments.into:
-            put(text, arguments.into, marker=MARKER)
+            put(text, arguments.into, marker=arguments.results.stem)
         return
     if not (arguments.corpus and arguments.tokenizer_name):
         parser.error(f"{arguments.what} needs --corpus and --tokenizer_name")
@@ -445,14 +451,16 @@ def main() -> None:
     if arguments.what == "one":
         found = run_job(arguments.job, arguments.corpus, arguments.tokenizer_name, steps=arguments.steps)
         print(json.dumps(found))
-    elif arguments.what == "time":
-        taken = measure_time(arguments.corpus, arguments.tokenizer_name)
+        return
+    results = read_results(arguments.results)
+    if arguments.what == "time":
+        taken = measure_time(arguments.corpus, arguments.tokenizer_name, arguments.only)
         beginning = measure_beginning(arguments.corpus, arguments.tokenizer_name)
-        write_results({**read_results(), "seconds_of_a_step": taken, "seconds_to_begin": beginning})
+        write_results({**results, "seconds_of_a_step": taken, "seconds_to_begin": beginning}, arguments.results)
         print(json.dumps(taken, indent=1), f"to begin from the text: {beginning}", sep="\n")
     else:
         found = floors(arguments.corpus)
-        write_results({**read_results(), "floors": found})
+        write_results({**results, "floors": found}, arguments.results)
         print(json.dumps(found))
 
 

@@ -8,7 +8,8 @@ Which file does what, in the order in which text goes through them:
     tokens       tokenizer: trains and loads; encoding: texts to ids and word starts
     preparing    preparation: the flags; prepare: the work (duplicates, parallel, parts)
     on disk      shards: writes and reads a corpus (manifest, integrity, remote)
-    batches      batches: the rows of a step (batch_size, packing, masking, mixtures, randomness)
+    batches      batches: the rows of a step (batch_size, packing, masking, mixtures, vocabulary_sample,
+                 randomness); text_sample: what is counted before training
 
 demo_tasks makes labelled data for the demonstration.
 """

@@ -6,7 +6,7 @@ micro-batches and ranks; nothing in a chunk depends on the cut.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from .masking import REPLACE, SPLIT, Masking, runs, select
 from .packing import NUM_SPECIAL_TOKENS, RowIndex
 from .randomness import below, derive, fold, permute, ragged_arange, uniform
 from .shards import Corpus
+from .vocabulary_sample import VocabularySample, VocabularySampler
 
 # What a hash is for: shuffling, masking, frozen validation masks, mixing corpora.
 _SHUFFLE, _MASK, _VALIDATION, _MIX = 1, 2, 3, 4
@@ -35,6 +36,7 @@ class Batch:
         masked_positions: int64 [M], rising places in the run of N tokens.
         labels: int64 [M], the original ids there.
         sample_ids: int64 [rows], which rows these are.
+        vocabulary: the tokens that predictions are compared with; None: all.
     """
 
     input_ids: np.ndarray
@@ -44,6 +46,7 @@ class Batch:
     masked_positions: np.ndarray
     labels: np.ndarray
     sample_ids: np.ndarray
+    vocabulary: VocabularySample | None = None
 
 
 class BatchStream:
@@ -58,6 +61,7 @@ class BatchStream:
         weights: the share of rows of each of several corpora; each is repeated as often as its share asks for. They are
             kept exactly within each 1,024 rows, so they are rounded to multiples of 1/1,024.
         total_steps: the length of the run, needed where `masking.final_rate` is set.
+        vocabulary: draws the tokens that a step's predictions are compared with; None: all of them.
 
     Raises:
         ValueError: a value out of range, or corpora of different tokenizers.
@@ -73,6 +77,7 @@ class BatchStream:
         seed: int,
         weights: Sequence[float] | None = None,
         total_steps: int | None = None,
+        vocabulary: VocabularySampler | None = None,
     ) -> None:
         self.corpora = [corpora] if isinstance(corpora, Corpus) else list(corpora)
         _check_corpora(self.corpora)
@@ -83,6 +88,7 @@ class BatchStream:
         self.masking = masking
         self.seed = seed
         self.total_steps = total_steps
+        self.vocabulary = vocabulary
         self.indices = [RowIndex(corpus, max_seq_length=max_seq_length) for corpus in self.corpora]
         self.rows_per_epoch = sum(index.num_rows for index in self.indices)
 
@@ -108,7 +114,7 @@ class BatchStream:
             )
         chunk = micro_batch * world_size + rank
         begin, end = (edge * rows // chunks for edge in (chunk, chunk + 1))
-        return self.rows(self.batch_size.before(step) + begin, end - begin, rate=self.rate(step))
+        return self.rows(self.batch_size.before(step) + begin, end - begin, step=step)
 
     def rate(self, step: int) -> float:
         """The masking rate of a step."""
@@ -123,9 +129,10 @@ class BatchStream:
         segments = self._locate(self.batch_size.before(step), self.batch_size.at(step))
         return int(_selection(self.corpora, segments, self.masking, rate=self.rate(step))[-1].sum())
 
-    def rows(self, first: int, count: int, *, rate: float) -> Batch:
-        """The `count` rows from place `first` of the endless stream of rows on, masked at `rate`."""
-        return _assemble(self.corpora, self._locate(first, count), self.masking, rate=rate)
+    def rows(self, first: int, count: int, *, step: int) -> Batch:
+        """The `count` rows from place `first` of the endless stream of rows on, masked as in `step`."""
+        batch = _assemble(self.corpora, self._locate(first, count), self.masking, rate=self.rate(step))
+        return batch if self.vocabulary is None else replace(batch, vocabulary=self.vocabulary.draw(step))
 
     def _locate(self, first: int, count: int) -> "_Segments":
         places = np.arange(first, first + count)

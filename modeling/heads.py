@@ -137,6 +137,41 @@ def cross_entropy(
     return _divide(total, (labels_M != IGNORED_LABEL).sum(), num_items_in_batch)
 
 
+def sampled_cross_entropy(
+    x_MD: torch.Tensor,
+    decoder: Any,
+    labels_M: torch.Tensor,
+    sampled_ids_S: torch.Tensor,
+    sampled_log_rates_S: torch.Tensor,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """`cross_entropy` of decoder(x), where the sum over the vocabulary is estimated from a sample of it:
+
+        exp(logit[label]) + sum over i in the sample, i != label, of exp(logit[i]) / rate[i]
+
+    (importance sampling: Jean et al. 2015, https://arxiv.org/abs/1412.2007). A rate is the probability that a sample
+    holds the token. The estimate of the sum is right on average; that of the loss is a little too low.
+
+    Args:
+        decoder: a linear layer onto the vocabulary.
+    """
+    _check_labels(labels_M, rows=x_MD.shape[0], classes=decoder.weight.shape[0])
+    labels_M = labels_M.to(x_MD.device).long()
+    ids = torch.cat([sampled_ids_S, labels_M.clamp(min=0)])
+    sizes = [len(sampled_ids_S), len(labels_M)]
+    weight_SD, weight_MD = F.embedding(ids, decoder.weight).split(sizes)
+    # Rates in float32, whatever the type of the matmul: in bf16 each would be off by up to 3 %.
+    offset_S = -sampled_log_rates_S
+    of_labels_M = (x_MD * weight_MD).sum(dim=-1)
+    if decoder.bias is not None:
+        bias_S, bias_M = decoder.bias[ids].split(sizes)
+        offset_S, of_labels_M = offset_S + bias_S, of_labels_M + bias_M
+    logits_MS = F.linear(x_MD, weight_SD) + offset_S
+    logits_MS = logits_MS.masked_fill(labels_M[:, None] == sampled_ids_S, torch.finfo(logits_MS.dtype).min)
+    first_M = labels_M.masked_fill(labels_M != IGNORED_LABEL, 0)
+    return cross_entropy(torch.cat([of_labels_M[:, None], logits_MS], dim=1), first_M, num_items_in_batch)
+
+
 def spans_among_tokens(
     logits_BT2: torch.Tensor, mask_BT: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

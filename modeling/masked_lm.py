@@ -14,7 +14,7 @@ from transformers.utils.generic import can_return_tuple
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .embeddings import check_ids
 from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
-from .heads import DenseHead, cross_entropy
+from .heads import DenseHead, cross_entropy, sampled_cross_entropy
 from .inputs import leading_shape
 
 
@@ -59,6 +59,8 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         masked_positions: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         loss_only: bool = False,
+        sampled_ids: torch.Tensor | None = None,
+        sampled_log_rates: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """The inputs of `ClozeBertModel`, and
@@ -68,6 +70,9 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
             masked_positions: [M] indices into the B * T tokens: logits are computed there only.
             num_items_in_batch: labels in the whole global batch; the loss is divided by it.
             loss_only: return no logits, for a training step: Accelerate copies what is returned to float32.
+            sampled_ids: [S] tokens of the vocabulary, the only ones that labels are compared with; then there are no
+                logits, and the loss is an estimate (`sampled_cross_entropy`).
+            sampled_log_rates: [S] logarithms of the probabilities with which a sample holds them.
 
         Returns:
             loss; logits [B, T, V], or [M, V] at `masked_positions`, or at the labelled positions with
@@ -88,7 +93,10 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         outputs = self._encode(*inputs, read_positions=masked_positions, **kwargs)
         x = outputs.last_hidden_state
         x = x if masked_positions is None else x[0]
-        loss, logits = self.predict(x, labels, num_items_in_batch, loss_only=loss_only)
+        if sampled_ids is None:
+            loss, logits = self.predict(x, labels, num_items_in_batch, loss_only=loss_only)
+        else:
+            loss, logits = self.predict_among(x, labels, num_items_in_batch, sampled_ids, sampled_log_rates), None
         return MaskedLMOutput(
             loss=loss,
             logits=logits,
@@ -113,6 +121,22 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
             return None, None if loss_only else logits
         loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items_in_batch)
         return loss, None if loss_only else logits
+
+    def predict_among(
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None,
+        sampled_ids_S: torch.Tensor,
+        sampled_log_rates_S: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The loss at states [..., D], estimated from a sample of the vocabulary."""
+        if labels is None or sampled_log_rates_S is None:
+            raise ValueError("sampled_ids need labels and sampled_log_rates: they give a loss, and no logits")
+        x_MD = self.head(x).flatten(0, -2)
+        return sampled_cross_entropy(
+            x_MD, self.decoder, labels.flatten(), sampled_ids_S, sampled_log_rates_S, num_items_in_batch
+        )
 
 
 __all__ = ["ClozeBertForMaskedLM"]

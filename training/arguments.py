@@ -107,6 +107,12 @@ class PretrainingArguments:
     )
     mask_share: float = flag("share of the predicted tokens shown as [MASK]", 0.8, _MASKING, on_resume=_SAME)
     random_share: float = flag("share of the predicted tokens shown as a random token", 0.1, _MASKING, on_resume=_SAME)
+    vocabulary_sample: int = flag(
+        "compare each prediction with so many tokens of the vocabulary, drawn by frequency; 0: with all",
+        0,
+        _MASKING,
+        on_resume=_SAME,
+    )
     eval_mlm_probability: float = flag(
         "share of the validation tokens that is predicted; always the same ones", 0.15, _MASKING
     )
@@ -330,7 +336,7 @@ class PretrainingArguments:
             max_seq_length=8, seed=0, learning_rate=0, muon_learning_rate=0, weight_decay=0, max_grad_norm=0,
             warmup_steps=0, decay_steps=0, dataloader_num_workers=0, logging_steps=1, eval_steps=0, save_steps=0,
             max_eval_batches=1, save_total_limit=1, adam_epsilon=0, initial_global_batch_size=1, batch_warmup_steps=0,
-            ddp_timeout=1,
+            ddp_timeout=1, vocabulary_sample=0,
         )  # fmt: skip
         for name in ("mlm_probability", "final_mlm_probability", "eval_mlm_probability"):
             value = getattr(self, name)
@@ -348,6 +354,11 @@ class PretrainingArguments:
             raise UserError(
                 f"mask_share={self.mask_share} and random_share={self.random_share} share the predicted tokens: "
                 f"neither may be negative, nor their sum above 1"
+            )
+        if self.vocabulary_sample and self.teacher_name_or_path is not None:
+            raise UserError(
+                f"vocabulary_sample={self.vocabulary_sample} with teacher_name_or_path={self.teacher_name_or_path!r}: "
+                f"a teacher predicts the whole vocabulary; give --vocabulary_sample 0"
             )
         self._check_length()
         self._check_schedule()

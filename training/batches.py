@@ -5,8 +5,10 @@ from collections.abc import Generator
 from typing import Any
 
 from ..configuration import ClozeBertConfig
-from ..corpus import BatchStream, Masking, Mixture
+from ..corpus import BatchStream, Masking, Mixture, RowIndex
 from ..corpus.randomness import derive
+from ..corpus.text_sample import count_tokens
+from ..corpus.vocabulary_sample import VocabularySampler
 from .arguments import Phase, PretrainingArguments
 from .prefetch import StepLoader, inputs_maker, prefetch
 
@@ -18,20 +20,38 @@ def make_masking(arguments: PretrainingArguments, *, rate: float) -> Masking:
     )
 
 
-def make_stream(phase: Phase, mixture: Mixture) -> BatchStream:
-    """The global batches of a phase."""
+def make_stream(phase: Phase, mixture: Mixture, *, vocab_size: int) -> BatchStream:
+    """The global batches of a phase.
+
+    Args:
+        vocab_size: the model's, with the rows that no token has.
+    """
     arguments = phase.arguments
     masking = make_masking(arguments, rate=arguments.mlm_probability)
+    # A later phase over the same corpus sees it in another order.
+    seed = arguments.seed if phase.index == 0 else derive(arguments.seed, phase.index)
     return BatchStream(
         mixture.corpora,
         max_seq_length=arguments.max_seq_length,
         global_batch_size=arguments.batch_size,
         masking=dataclasses.replace(masking, final_rate=arguments.final_mlm_probability),
-        # A later phase over the same corpus sees it in another order.
-        seed=arguments.seed if phase.index == 0 else derive(arguments.seed, phase.index),
+        seed=seed,
         weights=mixture.shares,
         total_steps=arguments.max_steps,
+        vocabulary=make_sampler(arguments, mixture, vocab_size=vocab_size, seed=seed),
     )
+
+
+def make_sampler(
+    arguments: PretrainingArguments, mixture: Mixture, *, vocab_size: int, seed: int
+) -> VocabularySampler | None:
+    """What draws the tokens that predictions are compared with; None: these are all."""
+    size = arguments.vocabulary_sample
+    if not 0 < size < vocab_size:
+        return None
+    indices = [RowIndex(corpus, max_seq_length=arguments.max_seq_length) for corpus in mixture.corpora]
+    counts = count_tokens(indices, mixture.shares, vocab_size=vocab_size)
+    return VocabularySampler(counts, size=size, seed=seed)
 
 
 def load_batches(

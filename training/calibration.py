@@ -171,7 +171,7 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
     rows = arguments.rows_at_once(accelerator.num_processes)
     if device.type == "cpu":
         rows = max(1, min(rows, _TIMED_TOKENS // arguments.max_seq_length))
-    batch = inputs_maker(setup.core.config, accelerator)(setup.stream.rows(0, rows, rate=arguments.mlm_probability))
+    batch = inputs_maker(setup.core.config, accelerator)(setup.stream.rows(0, rows, step=0))
     # The first step compiles kernels and gets memory from the system. On a CPU that does not compile, this is little.
     needed = 2 if begins_slowly(arguments.torch_compile, device) else 1
     seconds: list[float] = []

@@ -64,6 +64,8 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
     if arguments.teacher_name_or_path is not None:
         longest = max(phase.arguments.max_seq_length for phase in phases)
         check_teacher(arguments.teacher_name_or_path, tokenizer, max_seq_length=longest)
+    for phase in phases:
+        check_sample(phase.arguments)
     configs = [phase_configuration(config, phase) for phase in phases]
     for phase, of_phase, mixture in zip(phases, configs, mixtures, strict=True):
         check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)
@@ -157,6 +159,15 @@ def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFas
         raise UserError(
             f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings belong to "
             f"another one; name its own as tokenizer_name, and prepare the corpus with it"
+        )
+
+
+def check_sample(arguments: PretrainingArguments) -> None:
+    """Refuse a sample of a vocabulary whose weights are sharded."""
+    if arguments.vocabulary_sample and is_sharded():
+        raise UserError(
+            f"vocabulary_sample={arguments.vocabulary_sample} reads single rows of weights that FSDP shards: run "
+            f"without FSDP, or with all tokens (--vocabulary_sample 0)"
         )
 
 

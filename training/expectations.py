@@ -106,8 +106,8 @@ def hours_lines(hours: float, *, on_cpu: bool, how: str) -> list[str]:
     lines = [f"time: about {_duration(hours)} ({how}), evaluations and checkpoints on top"]
     if on_cpu and hours > _MOST_CPU_HOURS:
         lines.append(
-            f"warning: {_duration(hours)} on a CPU: take a GPU, a smaller recipe (--config tiny), or less time "
-            f"(--max_minutes)"
+            f"warning: {_duration(hours)} on a CPU: give the run less time (--max_minutes), take a smaller model, or "
+            f"a GPU"
         )
     return lines
 

@@ -12,7 +12,7 @@ decoder's bias begins as the logarithm of each token's frequency.
 Shapes: N tokens that are counted, V vocabulary, C context tokens (the most frequent ones), E embedding size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,10 @@ import torch
 
 from ..corpus import Mixture
 from ..corpus.packing import RowIndex
+from ..corpus.text_sample import sample_text
 from ..modeling import ClozeBertForMaskedLM
 
 _WINDOW = 4  # tokens on either side
-_COUNTED = 1 << 24  # tokens, spread evenly over the text
-_BLOCK = 1 << 20  # tokens that are read at a time
 _CONTEXTS, _CELLS = 2048, 1 << 27  # at most; the table takes 4 bytes for each cell
 # About that of the embeddings of trained models, which is 0.16 to 0.18; 0.1 and less learned slower (docs/LOG.md).
 _STD = 0.2
@@ -39,7 +38,8 @@ def embed_by_text(model: ClozeBertForMaskedLM, corpora: Mixture, *, max_seq_leng
     embeddings: Any = model.get_input_embeddings()
     decoder: Any = model.get_output_embeddings()
     table_VE = embeddings.weight
-    blocks = list(_read(corpora, max_seq_length=max_seq_length))
+    indices = [RowIndex(corpus, max_seq_length=max_seq_length) for corpus in corpora.corpora]
+    blocks = [_numbered(ids, lengths) for ids, lengths in sample_text(indices, corpora.shares)]
     counts_V = torch.stack([torch.bincount(ids_N, minlength=len(table_VE)) for ids_N, _ in blocks]).sum(dim=0)
     found_VE = _factorise(_ppmi(_count_neighbours(blocks, counts_V)), size=table_VE.shape[1], seed=seed)
     seen = counts_V.nonzero().squeeze(1)
@@ -50,17 +50,9 @@ def embed_by_text(model: ClozeBertForMaskedLM, corpora: Mixture, *, max_seq_leng
         decoder.bias.copy_(((counts_V + 1) / (counts_V.sum() + len(counts_V))).log())
 
 
-def _read(corpora: Mixture, *, max_seq_length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Tokens [N], without special ones, and which piece of a document each belongs to, [N]; some rows at a time."""
-    for corpus, share in zip(corpora.corpora, corpora.shares, strict=True):
-        index = RowIndex(corpus, max_seq_length=max_seq_length)
-        wanted = min(index.num_rows, max(1, int(_COUNTED * share) // max_seq_length))
-        rows = np.linspace(0, index.num_rows - 1, wanted).astype(np.int64)
-        for some in np.array_split(rows, -(-wanted * max_seq_length // _BLOCK)):
-            documents, firsts, lengths, _ = index.read(some)
-            ids, _ = corpus.gather(corpus.offsets[documents] + firsts, lengths)
-            pieces = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-            yield torch.from_numpy(ids.astype(np.int32)), torch.from_numpy(pieces)
+def _numbered(ids: np.ndarray, lengths: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [N], and which piece of a document each belongs to, [N]."""
+    return torch.from_numpy(ids), torch.from_numpy(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
 
 
 def _count_neighbours(blocks: Sequence[tuple[torch.Tensor, torch.Tensor]], counts_V: torch.Tensor) -> torch.Tensor:

@@ -73,7 +73,7 @@ def set_up_phase(
         weights: the folder or Hub name of the weights that came before; None: random ones.
         tensors: the optimizer's state that came before.
     """
-    stream = make_stream(phase, corpora)
+    stream = make_stream(phase, corpora, vocab_size=config.vocab_size)
     core, model, optimizer = set_up_model(
         phase.arguments, config, accelerator=accelerator, weights=weights, strict=tensors is not None, corpora=corpora
     )
@@ -128,8 +128,11 @@ def flops_per_token(
 ) -> float:
     """FLOPs of a training step for each token, forward and backward; what is recomputed is not counted."""
     length, tokens = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length), 1_000_000
-    predicted = arguments.mean_mlm_probability
-    return 3 * forward_flops(config, tokens=tokens, length=length, predicted=predicted, on_cpu=on_cpu) / tokens
+    predicted, sample = arguments.mean_mlm_probability, arguments.vocabulary_sample
+    forward = forward_flops(
+        config, tokens=tokens, length=length, predicted=predicted, on_cpu=on_cpu, vocabulary_sample=sample
+    )
+    return 3 * forward / tokens
 
 
 def dry_phase(phase: Phase, accelerator: Any) -> Phase:

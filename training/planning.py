@@ -12,8 +12,8 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
                       gated ones c 3 F, and c F after it, which for many tokens is computed again, as are gated ones'
                       products. The last layer works for predicted tokens, but for keys and values, on a CPU. With
                       checkpointing: 4 D a layer, and one layer in full
-    logits            M V 3 c under float32: the log-softmax, its gradient and that of the logits; under half precision
-                      M V 2 c: the logits and their gradient, and some rows of both in float32
+    logits            M V 2 c: the logits and their gradient, and some rows of both in float32; with a sample of the
+                      vocabulary its S tokens and the label in place of V
 
 No step on a GPU is shorter than the launches of its kernels, one for each operation, nor than the exchange of the
 gradients between the devices:
@@ -157,7 +157,12 @@ def make_plan(
     fitting = (size for size in divisors(share) if memory_of(size)[1] <= room)
     tokens = arguments.tokens_per_step
     forward = forward_flops(
-        config, tokens=tokens, length=length, predicted=arguments.mean_mlm_probability, on_cpu=on_cpu
+        config,
+        tokens=tokens,
+        length=length,
+        predicted=arguments.mean_mlm_probability,
+        on_cpu=on_cpu,
+        vocabulary_sample=arguments.vocabulary_sample,
     )
     update = _update_flops(arguments, config, owners=shards)
     passes = 4 if arguments.gradient_checkpointing else 3
@@ -219,7 +224,15 @@ def matrix_parameters(config: ClozeBertConfig) -> int:
     return sum(part.count(part.flops, symbols) for part in maps) // 2
 
 
-def forward_flops(config: ClozeBertConfig, *, tokens: int, length: float, predicted: float, on_cpu: bool) -> int:
+def forward_flops(
+    config: ClozeBertConfig,
+    *,
+    tokens: int,
+    length: float,
+    predicted: float,
+    on_cpu: bool,
+    vocabulary_sample: int = 0,
+) -> int:
     """FLOPs of the matrix products of one forward pass in training.
 
     Args:
@@ -227,9 +240,11 @@ def forward_flops(config: ClozeBertConfig, *, tokens: int, length: float, predic
         length: of a document: how many tokens each one attends to.
         predicted: the share of the tokens that the head sees.
         on_cpu: the last layer works for these alone there, unless it has a window.
+        vocabulary_sample: tokens that a prediction is compared with; 0: all.
     """
     window = min(config.sliding_window or 0, length - 1)
     symbols = {**symbols_of(config, batch_size=1, length=1), "B": tokens / length, "T": length, "W": window}
+    symbols["V"] = _compared(vocabulary_sample, config)
     total = sum(part.count(part.flops, symbols) * (predicted if part.predicted else 1.0) for part in parts_of(config))
     if on_cpu and not _ends_in_a_window(config):
         d, f = symbols["D"], symbols["F"]
@@ -237,6 +252,11 @@ def forward_flops(config: ClozeBertConfig, *, tokens: int, length: float, predic
             tokens * (1 - predicted) * (4 * d * d + 4 * length * d + (6 if config.mlp_type == "glu" else 4) * d * f)
         )
     return round(total)
+
+
+def _compared(vocabulary_sample: int, config: ClozeBertConfig) -> int:
+    """With how many tokens a prediction is compared: the vocabulary, or the sample and the label."""
+    return vocabulary_sample + 1 if 0 < vocabulary_sample < config.vocab_size else config.vocab_size
 
 
 def _ends_in_a_window(config: ClozeBertConfig) -> bool:
@@ -303,7 +323,7 @@ def _memory(
     most = max(arguments.mlm_probability, arguments.final_mlm_probability or 0.0)
     predicted = math.ceil(tokens * most)
     on_muon = matrices if arguments.optimizer == "muon" else 0
-    decoder = symbols["V"] * symbols["E"]
+    decoder, compared = symbols["V"] * symbols["E"], _compared(arguments.vocabulary_sample, config)
     memory = {
         # The copies are made for one forward and backward pass; a sharded model gathers one layer at a time.
         "weights": 4 * parameters // shards + (2 * (matrices + decoder) // shards if half else 0),
@@ -321,8 +341,8 @@ def _memory(
                 predicted=most,
             )
         ),
-        "logits": predicted * (symbols["V"] * c * (2 if half else 3) + symbols["E"] * (8 + 2 * c))
-        + (8 * min(predicted * symbols["V"], _WIDENED_ON_CPU if on_cpu else _WIDENED) if half else 0),
+        "logits": predicted * (compared * c * 2 + symbols["E"] * (8 + 2 * c))
+        + 8 * min(predicted * compared, _WIDENED_ON_CPU if on_cpu else _WIDENED),
     }
     # The backward pass frees activations while it makes gradients; in the first micro-batch there are none before it.
     fixed = memory["weights"] + memory["optimizer"]

@@ -45,12 +45,16 @@ def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, recurs:
         labels = torch.cat([labels, labels.new_full((missing,), IGNORED_LABEL)])
     if plan_for is not None:
         prepare_attention(packed, plan_for, training=True, read_positions=masked_positions)
-    return {
+    inputs = {
         "input_ids": torch.from_numpy(batch.input_ids),
         "packed": packed,
         "masked_positions": masked_positions,
         "labels": labels,
     }
+    if batch.vocabulary is not None:
+        inputs["sampled_ids"] = torch.from_numpy(batch.vocabulary.ids)
+        inputs["sampled_log_rates"] = torch.from_numpy(batch.vocabulary.log_rates)
+    return inputs
 
 
 def inputs_maker(config: ClozeBertConfig, accelerator: Any) -> Callable[[Any], ModelInputs]:

@@ -23,7 +23,6 @@ from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import Mixture, ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
 from clozebert.scripts import pretrain_mlm
-from clozebert.training import initial_embeddings
 from clozebert.training.initial_embeddings import embed_by_text
 
 WORDS = 40
@@ -104,18 +103,6 @@ def test_a_text_that_says_nothing_gives_finite_embeddings(tmp_path, documents):
     model = fresh()
     embed_by_text(model, write_corpus(tmp_path, documents), max_seq_length=64, seed=0)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-
-def test_a_large_text_is_sampled_evenly_and_by_the_corpora_s_shares(tmp_path, monkeypatch):
-    monkeypatch.setattr(initial_embeddings, "_COUNTED", 640)
-    monkeypatch.setattr(initial_embeddings, "_BLOCK", 128)
-    write_corpus(tmp_path / "a", [[10] * 62] * 300)
-    write_corpus(tmp_path / "b", [[11] * 62] * 300)
-    corpora = Mixture([str(tmp_path / "a"), str(tmp_path / "b")], [3.0, 1.0])
-    blocks = [ids for ids, _ in initial_embeddings._read(corpora, max_seq_length=64)]
-    assert len(blocks) == 5
-    tokens = torch.cat(blocks)
-    assert (int((tokens == 10).sum()), int((tokens == 11).sum())) == (7 * 62, 2 * 62)
 
 
 @pytest.mark.parametrize("continued", [False, True])

@@ -66,7 +66,7 @@ def test_a_gpu_is_timed_on_whole_micro_batches(
     """With few rows it waits for its kernels to be launched; a CPU takes at most 4,096 tokens, for the time's sake."""
     values = settings(prepared, output_dir="o", max_steps=5, global_batch_size=256, per_device_train_batch_size=128)
     arguments = PretrainingArguments(**values)
-    stream = make_stream(arguments.split_phases()[0], Mixture(arguments.corpus))
+    stream = make_stream(arguments.split_phases()[0], Mixture(arguments.corpus), vocab_size=512)
     setup: Any = types.SimpleNamespace(
         arguments=arguments, stream=stream, model=None, core=types.SimpleNamespace(config=model_config()),
         optimizer=types.SimpleNamespace(zero_grad=lambda: None),
@@ -76,7 +76,7 @@ def test_a_gpu_is_timed_on_whole_micro_batches(
         no_sync=lambda model: contextlib.nullcontext(),
     )  # fmt: skip
     found = calibration.seconds_per_token(setup, accelerator=accelerator)
-    assert set(slow_start) == {len(stream.rows(0, expected, rate=0.3).input_ids[0])}
+    assert set(slow_start) == {len(stream.rows(0, expected, step=0).input_ids[0])}
     # On a CPU that does not compile, one long step is enough.
     assert found == (COMPILATION if device == "cpu" else WARM) / slow_start[0]
 

@@ -1,0 +1,72 @@
+"""Which tokens of the vocabulary a training step compares its predictions with, where it does not take all.
+
+The loss of a prediction needs the sum of exp(logit) over the vocabulary. In a small model these logits are a third of
+a training step and more. A sample of tokens estimates the sum by importance sampling (Bengio and Senécal 2008; Jean
+et al. 2015, https://arxiv.org/abs/1412.2007):
+
+    exp(logit of the label) + sum over sampled tokens i other than the label of exp(logit i) / rate i
+
+The rate of a token is the probability that a sample holds it: at most 1, and proportional to how often the text does to
+the power of 3/4 (as Mikolov et al. 2013 sample). So the most frequent tokens are in every sample. The sample depends on
+seed and step alone: however a batch is split, the gradient is the same.
+
+Shapes: V vocabulary, S tokens of a sample.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .randomness import derive, fold, uniform
+
+_VOCABULARY = 5  # what a hash is for; the others are in batches.py
+_POWER = 0.75
+
+
+@dataclass(frozen=True)
+class VocabularySample:
+    """Token ids, int64 [S], and the logarithms of their rates, float32 [S]."""
+
+    ids: np.ndarray
+    log_rates: np.ndarray
+
+
+class VocabularySampler:
+    """step -> sample, a pure function.
+
+    Args:
+        counts: how often the text holds each token, [V].
+        size: S, below V.
+    """
+
+    def __init__(self, counts: np.ndarray, *, size: int, seed: int) -> None:
+        self.size = size
+        rates = inclusion_rates(counts, size=size)
+        self.log_rates = np.log(rates).astype(np.float32)
+        self.ends = np.cumsum(rates)
+        self.key = derive(seed, _VOCABULARY)
+
+    def draw(self, step: int) -> VocabularySample:
+        """The sample of a step (systematic sampling: Madow and Madow 1944): one random number shifts a comb of S teeth.
+
+        A token has a piece of a line of length S, as long as its rate. No piece is longer than 1, the distance of
+        two teeth, so none is met twice.
+        """
+        shift = uniform(fold(self.key, np.asarray(step)))
+        ids = np.searchsorted(self.ends, shift + np.arange(self.size), side="right").clip(max=len(self.ends) - 1)
+        return VocabularySample(ids, self.log_rates[ids])
+
+
+def inclusion_rates(counts: np.ndarray, *, size: int) -> np.ndarray:
+    """min(1, c (count + 1)^0.75) for each token, float64 [V], with c such that the sum is `size`."""
+    weights = (counts.astype(np.float64) + 1) ** _POWER  # a token that the text does not hold has a chance, too
+    is_certain = np.zeros(len(weights), dtype=bool)
+    while True:
+        factor = (size - is_certain.sum()) / weights[~is_certain].sum()
+        exceeding = ~is_certain & (weights * factor > 1)
+        if not exceeding.any():
+            return np.where(is_certain, 1.0, weights * factor)
+        is_certain |= exceeding
+
+
+__all__ = ["VocabularySample", "VocabularySampler", "inclusion_rates"]
