@@ -43,9 +43,6 @@ print(json.dumps({"class": type(model).__module__, "found": found}))
 """
 
 
-_MINUTES, _MINUTES_WITHOUT_BF16 = 4.0, 3.0
-
-
 @dataclass
 class DemoArguments:
     """Flags of the demonstration."""
@@ -56,10 +53,8 @@ class DemoArguments:
     )
     input: str = flag("text to learn from", "installed-python")
     config: str = flag("recipe of the pretraining run", "nano")
-    max_minutes: float | None = flag(
-        f"minutes of pretraining (default: {_MINUTES:g}; {_MINUTES_WITHOUT_BF16:g} on a CPU without bf16 "
-        "in hardware, where all else takes longer)"
-    )
+    # With these, everything together takes eight minutes on two cores, the set-up of `make demo` included.
+    max_minutes: float = flag("minutes of pretraining", 4.0)
     max_steps: int | None = flag("steps of pretraining, in place of minutes")
     task_examples: int = flag("training examples of each fine-tuning task, at most", 1500)
 
@@ -81,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
     step("2. The corpus, tokenized; whole packages are held out", "prepare-corpus", "--input", arguments.input,
          "--tokenizer_name", tokenizer, "--output_dir", corpus, *again)  # fmt: skip
     steps = arguments.max_steps
-    limit = ["--max_minutes", f"{pretraining_minutes(arguments):g}"] if steps is None else ["--max_steps", str(steps)]
+    limit = ["--max_minutes", f"{arguments.max_minutes:g}"] if steps is None else ["--max_steps", str(steps)]
     step("3. Pretraining", "pretrain", "--config", arguments.config, "--corpus", corpus, "--tokenizer_name", tokenizer,
          "--output_dir", encoder, *limit, *again)  # fmt: skip
     show_fill_mask(encoder)
@@ -92,16 +87,6 @@ def main(argv: list[str] | None = None) -> None:
     step("6. What kind is each token of Python source?", "finetune-token", *finetune_flags(
         encoder, folder / "tasks" / "token_kinds", "jsonl", token), *again)  # fmt: skip
     report(folder, encoder, sequence, token, seconds=time.monotonic() - begun)
-
-
-def pretraining_minutes(arguments: DemoArguments) -> float:
-    """So many that everything together, with the set-up of `make demo`, takes eight minutes on two cores."""
-    if arguments.max_minutes is not None:
-        return arguments.max_minutes
-    from ..utils.device import find_device, has_fast_bf16
-
-    device = find_device()
-    return _MINUTES_WITHOUT_BF16 if device.type == "cpu" and not has_fast_bf16(device) else _MINUTES
 
 
 def step(title: str, verb: str, *flags: str | Path) -> None:

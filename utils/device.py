@@ -10,6 +10,9 @@ from .errors import UserError
 
 logger = logging.getLogger(__name__)
 
+# Seconds after which no further product of matrices is timed.
+_LONG_ENOUGH = 0.5
+
 
 def find_device(*, use_cpu: bool = False) -> torch.device:
     """This machine's accelerator: CUDA, else MPS; the CPU where there is none, or where it is asked for."""
@@ -54,7 +57,7 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def measure_matmul_flops(device: torch.device, precision: str, *, size: int | None = None) -> float:
-    """The FLOP/s that this device reaches in a plain product of two square matrices: the best of several.
+    """The FLOP/s that this device reaches in a plain product of two square matrices: the best of eight at most.
 
     Takes about a tenth of a second on a GPU or a few cores. The peak that a model's own FLOP/s are compared with.
     """
@@ -63,14 +66,15 @@ def measure_matmul_flops(device: torch.device, precision: str, *, size: int | No
     # A generator of its own: the run's seed decides the weights, and must not be used up here.
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(8):
+    seconds: list[float] = []
+    # Half precision that a CPU only emulates takes seconds for one product.
+    while len(seconds) < 8 and sum(seconds) < _LONG_ENOUGH:
         wait_for(device)
         begun = time.perf_counter()
         left @ right
         wait_for(device)
-        best = min(best, time.perf_counter() - begun)
-    return 2 * size**3 / best
+        seconds.append(time.perf_counter() - begun)
+    return 2 * size**3 / min(seconds)
 
 
 def memory_of(device: torch.device) -> float:

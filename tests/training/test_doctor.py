@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pretraining_helpers import VOCAB_SIZE, log_of, make_corpus, make_tokenizer,
 from clozebert.corpus import Corpus, ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
 from clozebert.training import PretrainingArguments, doctor, pretrain
+from clozebert.utils import device as devices
 from clozebert.utils.device import measure_matmul_flops
 
 SURVEY = doctor.Survey(unigram_entropy=6.0, unknown_share=0.004, repeated_share=0.01)
@@ -107,3 +109,16 @@ def test_measuring_the_peak_leaves_the_seed_alone() -> None:
     torch.manual_seed(0)
     assert measure_matmul_flops(torch.device("cpu"), "no", size=64) > 1e6
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_slow_product_is_not_timed_eight_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of half precision which a CPU emulates."""
+    waits = []
+
+    def wait(device: torch.device) -> None:
+        waits.append(device)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(devices, "wait_for", wait)
+    assert measure_matmul_flops(torch.device("cpu"), "no", size=64) < 2 * 64**3 / 0.2
+    assert len(waits) == 2 * 3
