@@ -157,8 +157,8 @@ def kind_of(job: Job) -> str:
     return job["name"] if job["side"] == "ours" else f"{job['side']}, {job['rows']} rows"
 
 
-def is_wanted(job: Job, patterns: list[str]) -> bool:
-    return any(fnmatch.fnmatchcase(job["name"], pattern) for pattern in patterns)
+def is_wanted(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def measure_time(
@@ -170,7 +170,7 @@ def measure_time(
     from clozebert.corpus.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(tokenizer_name)
-    kinds = {kind_of(job): job for job in reversed(all_jobs([0])) if is_wanted(job, only)}
+    kinds = {kind_of(job): job for job in reversed(all_jobs([0])) if is_wanted(job["name"], only)}
     with tempfile.TemporaryDirectory() as folder:
         sides: dict[str, Iterator[Any]] = {
             kind: our_steps(
@@ -245,7 +245,7 @@ def run_all(arguments: argparse.Namespace) -> None:
     if "seconds_of_a_step" not in results:
         sys.exit("take the time of a step first: learning.py time")
     for job in all_jobs(arguments.seeds):
-        if not is_wanted(job, arguments.only) or any(same_run(job, done, budget) for done in results["runs"]):
+        if not is_wanted(job["name"], arguments.only) or any(same_run(job, done, budget) for done in results["runs"]):
             continue
         seconds = budget - (results["seconds_to_begin"] if begins_from_text(job) else 0)
         steps = int(seconds / results["seconds_of_a_step"][kind_of(job)])
@@ -392,7 +392,7 @@ def table(results: dict[str, Any], budgets: list[float], claims: list[list[str]]
     lines = ["| processor seconds | side | steps | n | held-out loss | sd |", "| --- | --- | --- | --- | --- | --- |"]
     for seconds, found in of_budget.items():
         for name, entry in sorted(found.items(), key=lambda pair: pair[1]["mean"]):
-            if is_wanted({"name": name}, only):
+            if is_wanted(name, only):
                 sigma = "" if entry["sigma"] is None else f"{entry['sigma']:.3f}"
                 facts = f"{entry['steps']:,} | {entry['n']} | {entry['mean']:.3f} | {sigma}"
                 lines.append(f"| {seconds:,.0f} | {name} | {facts} |")

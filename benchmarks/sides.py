@@ -16,8 +16,6 @@ CONTENDER = Path(__file__).with_name("contender.py")
 WARM_UP = 1
 NEEDED = ("ours", "matmul")  # the other sides are peers
 LAST_WORDS = 3000  # characters
-# How threads wait: ours as our programs have it (scripts/_program.py); theirs as PyTorch has it.
-WAITING = {"ours": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "4000"}}
 # A CPU with wider instructions works as one that has no more than AVX2.
 AVX2_ONLY = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
@@ -46,8 +44,7 @@ class Side:
     def __init__(self, specification: dict[str, Any], setting: Setting) -> None:
         environment = {
             **os.environ, "OMP_NUM_THREADS": str(setting.threads), "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false", **WAITING.get(specification.get("side"), {}),
-            **(AVX2_ONLY if setting.emulated else {}),
+            "TOKENIZERS_PARALLELISM": "false", **(AVX2_ONLY if setting.emulated else {}),
         }  # fmt: skip
         self.specification = specification
         self.compiles = specification["device"] == "cuda" and specification.get("compile", False)

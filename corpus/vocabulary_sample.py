@@ -1,7 +1,7 @@
 """Which tokens of the vocabulary a training step compares its predictions with, where it does not take all.
 
-The loss of a prediction needs the sum of exp(logit) over the vocabulary. In a small model these logits are a third of
-a training step and more. A sample of tokens estimates the sum by importance sampling (Bengio and Senécal 2008; Jean
+The loss of a prediction needs the sum of exp(logit) over the vocabulary. In a small model these logits can be a
+third of a training step. A sample of tokens estimates the sum by importance sampling (Bengio and Senécal 2008; Jean
 et al. 2015, https://arxiv.org/abs/1412.2007):
 
     exp(logit of the label) + sum over sampled tokens i other than the label of exp(logit i) / rate i

@@ -64,10 +64,9 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
     if arguments.teacher_name_or_path is not None:
         longest = max(phase.arguments.max_seq_length for phase in phases)
         check_teacher(arguments.teacher_name_or_path, tokenizer, max_seq_length=longest)
-    for phase in phases:
-        check_sample(phase.arguments)
     configs = [phase_configuration(config, phase) for phase in phases]
     for phase, of_phase, mixture in zip(phases, configs, mixtures, strict=True):
+        check_sample(phase.arguments)
         check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)
     check_same_weights(configs)
     return CheckedRun(arguments, tokenizer, phases, mixtures, configs)
