@@ -155,10 +155,11 @@ def sampled_cross_entropy(
     Args:
         decoder: a linear layer onto the vocabulary.
     """
-    _check_labels(labels_M, rows=x_MD.shape[0], classes=decoder.weight.shape[0])
-    labels_M = labels_M.to(x_MD.device).long()
-    ids = torch.cat([sampled_ids_S, labels_M.clamp(min=0)])
-    sizes = [len(sampled_ids_S), len(labels_M)]
+    vocab_size = decoder.weight.shape[0]
+    _check_labels(labels_M, rows=x_MD.shape[0], classes=vocab_size)
+    labels_M, sampled_ids_S = labels_M.to(x_MD.device).long(), sampled_ids_S.long()
+    is_label_M, labels_M = labels_M != IGNORED_LABEL, labels_M.clamp(min=0)
+    ids, sizes = torch.cat([sampled_ids_S, labels_M]), [len(sampled_ids_S), len(labels_M)]
     weight_SD, weight_MD = F.embedding(ids, decoder.weight).split(sizes)
     # Rates in float32, whatever the type of the matmul: in bf16 each would be off by up to 3 %.
     offset_S = -sampled_log_rates_S
@@ -167,9 +168,16 @@ def sampled_cross_entropy(
         bias_S, bias_M = decoder.bias[ids].split(sizes)
         offset_S, of_labels_M = offset_S + bias_S, of_labels_M + bias_M
     logits_MS = F.linear(x_MD, weight_SD) + offset_S
-    logits_MS = logits_MS.masked_fill(labels_M[:, None] == sampled_ids_S, torch.finfo(logits_MS.dtype).min)
-    first_M = labels_M.masked_fill(labels_M != IGNORED_LABEL, 0)
-    return cross_entropy(torch.cat([of_labels_M[:, None], logits_MS], dim=1), first_M, num_items_in_batch)
+    # Where the sample holds the label, that logit is taken out: e^(min / 2) is 0.
+    index_V = ids.new_full((vocab_size,), -1).scatter(0, sampled_ids_S, torch.arange(sizes[0], device=ids.device))
+    index_M = index_V[labels_M]
+    removed_M = (index_M >= 0).to(logits_MS.dtype) * (torch.finfo(logits_MS.dtype).min / 2)
+    logits_MS.scatter_add_(1, index_M.clamp(min=0)[:, None], removed_M[:, None])
+    # Not torch.logsumexp, whose gradient takes all exponentials a second time.
+    highest_M1 = logits_MS.detach().amax(dim=1, keepdim=True)
+    of_others_M = (logits_MS - highest_M1).exp_().sum(dim=1).log() + highest_M1.squeeze(1)
+    losses_M = F.softplus(of_others_M - of_labels_M)  # log(e^label + e^others) - label
+    return _divide(losses_M.masked_fill(~is_label_M, 0).sum(), is_label_M.sum(), num_items_in_batch)
 
 
 def spans_among_tokens(
