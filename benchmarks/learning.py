@@ -45,13 +45,23 @@ EVALUATION = {"max_seq_length": ROW, "batch_size": 32, "max_batches": 32, "seed"
 
 Job = dict[str, Any]
 
-# Ours: a recipe, and what differs from it (None: left out).
+_WIDE = {
+    "sliding_window": 256,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 160_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
+}
+# Ours: a recipe (`nano`, unless it says another one), and what differs from it (None: left out).
 OURS: dict[str, dict[str, Any]] = {
     "nano": {},
     "nano, random embeddings": {"embedding_init": "random"},
     "nano, whole vocabulary": {"vocabulary_sample": 0},
     "nano, whole vocabulary, 30 % masks": {"vocabulary_sample": 0, "mlm_probability": 0.3},
+    "nano, wide windows": {"model": _WIDE},
     "nano, AdamW": {"optimizer": "adamw", "learning_rate": 4.0e-3},
+    "tiny": {"recipe": "tiny"},
+    "tiny, as it was": {"recipe": "tiny", "embedding_init": "random", "weight_decay": 0.01},
 }
 BASELINES = ("bert", "modernbert")
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
@@ -61,7 +71,7 @@ FLOORS = {"unigram": "frequencies of the tokens", "trigram": "trigram model, whi
 
 def all_jobs(seeds: list[int]) -> list[Job]:
     """Every run, in the order of what is wanted first."""
-    ours = [{"name": name, "side": "ours", "rows": 16, "seed": seed} for seed in seeds for name in OURS]
+    ours = [{"name": name, "side": "ours", "seed": seed} for seed in seeds for name in OURS]
     theirs = [
         {"name": f"{side}, {rate:g}, {rows} rows", "side": side, "rows": rows, "learning_rate": rate, "seed": seed}
         for seed in seeds
@@ -117,7 +127,8 @@ def recipe_file(job: Job, folder: str) -> str:
 
     from clozebert.configuration.recipes import load_recipe
 
-    values = {**load_recipe("nano"), **OURS[job["name"]]}
+    changes = {name: value for name, value in OURS[job["name"]].items() if name != "recipe"}
+    values = {**load_recipe(recipe_of(job)), **changes}
     path = Path(folder, f"{job['name']}.yaml")
     path.write_text(yaml.safe_dump({name: value for name, value in values.items() if value is not None}))
     return str(path)
@@ -162,7 +173,7 @@ def is_wanted(name: str, patterns: list[str]) -> bool:
 
 
 def measure_time(
-    corpus: str, tokenizer_name: str, only: list[str], *, rounds: int = 5, block: int = 4
+    corpus: str, tokenizer_name: str, only: list[str], *, rounds: int = 12, block: int = 4
 ) -> dict[str, float]:
     """Processor seconds of a step of every kind: medians over blocks of steps, taken in turns."""
     from reference_bert import our_steps
@@ -192,7 +203,7 @@ def measure_time(
     return {kind: round(statistics.median(values), 5) for kind, values in taken.items()}
 
 
-def measure_beginning(corpus: str, tokenizer_name: str) -> float:
+def measure_beginning(corpus: str, tokenizer_name: str, architecture: str) -> float:
     """Processor seconds of counting the text, for embeddings that begin from it and for samples of the vocabulary."""
     from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
     from clozebert.corpus import Mixture, RowIndex
@@ -200,13 +211,17 @@ def measure_beginning(corpus: str, tokenizer_name: str) -> float:
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.initial_embeddings import embed_by_text
 
-    config = ClozeBertConfig.from_name("nano", vocab_size=len(load_tokenizer(tokenizer_name)))
+    config = ClozeBertConfig.from_name(architecture, vocab_size=len(load_tokenizer(tokenizer_name)))
     model, corpora = ClozeBertForMaskedLM(config), Mixture([corpus])
     begun = time.process_time()
     embed_by_text(model, corpora, max_seq_length=ROW, seed=0)
     indices = [RowIndex(corpus, max_seq_length=ROW) for corpus in corpora.corpora]
     count_tokens(indices, corpora.shares, vocab_size=config.vocab_size)
     return round(time.process_time() - begun, 2)
+
+
+def recipe_of(job: Job) -> str:
+    return OURS[job["name"]].get("recipe", "nano")
 
 
 def begins_from_text(job: Job) -> bool:
@@ -247,7 +262,7 @@ def run_all(arguments: argparse.Namespace) -> None:
     for job in all_jobs(arguments.seeds):
         if not is_wanted(job["name"], arguments.only) or any(same_run(job, done, budget) for done in results["runs"]):
             continue
-        seconds = budget - (results["seconds_to_begin"] if begins_from_text(job) else 0)
+        seconds = budget - (results["seconds_to_begin"][recipe_of(job)] if begins_from_text(job) else 0)
         steps = int(seconds / results["seconds_of_a_step"][kind_of(job)])
         where = ("--corpus", arguments.corpus, "--tokenizer_name", arguments.tokenizer_name)
         command = [sys.executable, __file__, "one", *where, "--job", json.dumps(job), "--steps", str(steps)]
@@ -455,7 +470,10 @@ def main() -> None:
     results = read_results(arguments.results)
     if arguments.what == "time":
         taken = measure_time(arguments.corpus, arguments.tokenizer_name, arguments.only)
-        beginning = measure_beginning(arguments.corpus, arguments.tokenizer_name)
+        beginning = {
+            name: measure_beginning(arguments.corpus, arguments.tokenizer_name, name)
+            for name in sorted({recipe_of(job) for job in all_jobs([0]) if job["side"] == "ours"})
+        }
         write_results({**results, "seconds_of_a_step": taken, "seconds_to_begin": beginning}, arguments.results)
         print(json.dumps(taken, indent=1), f"to begin from the text: {beginning}", sep="\n")
     else:

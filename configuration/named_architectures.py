@@ -81,6 +81,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "hidden_size": 96,
         "num_attention_heads": 3,
         "intermediate_size": 256,
+        # Layers 2 and 3 see the nearest tokens, and RoPE has a small base: short runs learn faster (docs/recipes.md).
+        "sliding_window": 4,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        },
     },
     "tiny": {
         **_FOUR_SMALL_LAYERS,

@@ -20,7 +20,7 @@ from .kernels import LARGEST_BLOCK, attend, repeat_heads
 
 _LARGEST_GROUP = 1 << 24  # with a gradient, queries times keys: 16 M scores a head at a time
 _ROUNDED_UP_TO = 512  # queries or keys: lengths up to here are rounded, so that shapes of tiles recur
-_LEAST = 32  # queries and keys of a tile: below, groups are too many for what they spare
+_LEAST = 32  # queries and keys of a tile: below, groups are too many for what they spare, but for small windows
 _LEAST_OF_SHORT = 8  # the same, where with 32 more than two thirds of the tiles would be padding
 
 
@@ -95,9 +95,10 @@ def plan_tiles(
     window = _window_that_hides(window, longest=int(bounds.diff().max()))
     queries, keys = _queries_and_keys(bounds, window=window, read_R=read_R)
     is_shared = queries is keys  # a tile's keys are its queries' tokens
+    least = _LEAST if window is None else min(_LEAST, max(_LEAST_OF_SHORT, 2 * window))
     # Of a document few tokens are read: rounded up as far as all of them, most queries would be padding.
-    query_sizes = _rounded(queries.counts, least=_LEAST if read_R is None else 8)
-    key_sizes = _rounded(keys.counts, least=_LEAST)
+    query_sizes = _rounded(queries.counts, least=least if read_R is None else 8)
+    key_sizes = _rounded(keys.counts, least=least)
     groups, of_queries, of_keys = [], _Rows(heads), _Rows(heads)
     for tiles, repeats, size_Q, size_S in _group(query_sizes, key_sizes, largest=_largest_group(heads)):
         query_index_GQ = of_queries.add(queries, tiles, size=size_Q, repeats=repeats)
@@ -201,7 +202,7 @@ class _Rows:
 
 def _window_tiles(documents: _Tiles, window: int) -> tuple[_Tiles, _Tiles]:
     """Cut each document into blocks of queries, with `window` more keys on either side, within the document."""
-    block = max(2 * window, 64)
+    block = max(2 * window, _LEAST)
     tiles = []
     for start, length in zip(documents.starts.tolist(), documents.counts.tolist(), strict=True):
         end = start + length

@@ -1,15 +1,16 @@
 """Token embeddings to begin with, from which tokens stand near which in the text.
 
 With random embeddings, most of a short run goes into finding out which tokens are alike. Counting finds much of that in
-seconds. Tokens are compared by positive pointwise mutual information, and embeddings are its best approximation of
-their size (Levy and Goldberg 2014, with the square root of the singular values):
+seconds. Tokens are compared by positive pointwise mutual information with their contexts, and embeddings are its best
+approximation of their size (Levy and Goldberg 2014, with the square root of the singular values):
 
     PPMI(i, j) = max(0, log(n(i, j) n / (n(i) n(j))))        PPMI = U S Vᵀ        E = U √S
 
-n(i, j) counts how often token i stands within four tokens of j, n(i) and n(j) are its sums, n the sum of all. The
+A context j is a frequent token in one of four places: directly before, directly after, two to four tokens before, two
+to four after. n(i, j) counts how often token i has context j, n(i) and n(j) are its sums, n the sum of all. The
 decoder's bias begins as the logarithm of each token's frequency.
 
-Shapes: N tokens that are counted, V vocabulary, C context tokens (the most frequent ones), E embedding size.
+Shapes: N tokens that are counted, V vocabulary, C contexts, E embedding size.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,9 @@ from ..corpus.packing import RowIndex
 from ..corpus.text_sample import sample_text
 from ..modeling import ClozeBertForMaskedLM
 
-_WINDOW = 4  # tokens on either side
-_CONTEXTS, _CELLS = 2048, 1 << 27  # at most; the table takes 4 bytes for each cell
+# Where a context token stands. Apart, they say more than together (docs/LOG.md).
+_PLACES = ((-4, -3, -2), (-1,), (1,), (2, 3, 4))
+_FREQUENT, _CELLS = 1024, 1 << 27  # context tokens, at most; the table takes 4 bytes for each cell
 # About that of the embeddings of trained models, which is 0.16 to 0.18; 0.1 and less learned slower (docs/LOG.md).
 _STD = 0.2
 
@@ -41,7 +43,7 @@ def embed_by_text(model: ClozeBertForMaskedLM, corpora: Mixture, *, max_seq_leng
     indices = [RowIndex(corpus, max_seq_length=max_seq_length) for corpus in corpora.corpora]
     blocks = [_numbered(ids, lengths) for ids, lengths in sample_text(indices, corpora.shares)]
     counts_V = torch.stack([torch.bincount(ids_N, minlength=len(table_VE)) for ids_N, _ in blocks]).sum(dim=0)
-    found_VE = _factorise(_ppmi(_count_neighbours(blocks, counts_V)), size=table_VE.shape[1], seed=seed)
+    found_VE = _factorise(_ppmi(_count_contexts(blocks, counts_V)), size=table_VE.shape[1], seed=seed)
     seen = counts_V.nonzero().squeeze(1)
     table_VE[seen, : found_VE.shape[1]] = found_VE[seen]
     if decoder.weight is not table_VE:
@@ -55,27 +57,29 @@ def _numbered(ids: np.ndarray, lengths: np.ndarray) -> tuple[torch.Tensor, torch
     return torch.from_numpy(ids), torch.from_numpy(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
 
 
-def _count_neighbours(blocks: Sequence[tuple[torch.Tensor, torch.Tensor]], counts_V: torch.Tensor) -> torch.Tensor:
-    """n(i, j): how often token i stands near context token j, float32 [V, C]."""
-    contexts = min(_CONTEXTS, max(1, _CELLS // len(counts_V)), int((counts_V > 0).sum()))
+def _count_contexts(blocks: Sequence[tuple[torch.Tensor, torch.Tensor]], counts_V: torch.Tensor) -> torch.Tensor:
+    """n(i, j): how often token i has context j, float32 [V, C]; the contexts of one place stand together."""
+    most = max(1, _CELLS // len(counts_V) // len(_PLACES))
+    frequent = min(_FREQUENT, most, int((counts_V > 0).sum()))
+    contexts = frequent * len(_PLACES)
     column_V = torch.full((len(counts_V),), -1, dtype=torch.int32)
-    column_V[counts_V.argsort(descending=True, stable=True)[:contexts]] = torch.arange(contexts, dtype=torch.int32)
+    column_V[counts_V.argsort(descending=True, stable=True)[:frequent]] = torch.arange(frequent, dtype=torch.int32)
     found = torch.zeros(len(counts_V) * contexts)
     for ids_N, piece_N in blocks:
         columns_N = column_V[ids_N]
-        for distance in range(1, _WINDOW + 1):
-            is_pair = piece_N[:-distance] == piece_N[distance:]
-            left, right = slice(None, -distance), slice(distance, None)
-            for token, context in ((left, right), (right, left)):
-                counted = is_pair & (columns_N[context] >= 0)
-                cells = ids_N[token][counted] * contexts + columns_N[context][counted]
-                found.index_add_(0, cells, torch.ones(len(cells)))
+        for place, distances in enumerate(_PLACES):
+            for distance in distances:
+                token, context = slice(None, -abs(distance)), slice(abs(distance), None)
+                token, context = (token, context) if distance > 0 else (context, token)
+                counted = (piece_N[token] == piece_N[context]) & (columns_N[context] >= 0)
+                columns = columns_N[context][counted] + place * frequent
+                found.index_add_(0, ids_N[token][counted] * contexts + columns, torch.ones(len(columns)))
     return found.view(len(counts_V), contexts)
 
 
 def _ppmi(counts_VC: torch.Tensor) -> torch.Tensor:
     """Positive pointwise mutual information of each pair, 0 where it was not seen; in place of the counts."""
-    # At least 1: a text of single tokens has no neighbours.
+    # At least 1: a text of single tokens has no contexts.
     of_tokens_V1, of_contexts_C = (counts_VC.sum(dim=dim, keepdim=True).clamp(min=1) for dim in (1, 0))
     counts_VC /= of_tokens_V1
     counts_VC /= of_contexts_C / of_contexts_C.sum()

@@ -45,7 +45,7 @@ def zipfian_documents(seed: int = 0, *, count: int = 60) -> list[list[int]]:
 
 def expected_gram(documents: list[list[int]], *, length: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """E Eᵀ of the formula, in float64, up to its scale; and how often each token occurs."""
-    pairs: Counter[tuple[int, int]] = Counter()
+    pairs: Counter[tuple[int, str, int]] = Counter()
     counts = np.zeros(SIZE)
     for document in documents:
         for begin in range(0, len(document), length - 2):
@@ -54,10 +54,12 @@ def expected_gram(documents: list[list[int]], *, length: int, size: int) -> tupl
                 counts[token] += 1
                 for j in range(max(0, i - 4), min(len(piece), i + 5)):
                     if i != j:
-                        pairs[token, piece[j]] += 1
-    table = np.zeros((SIZE, SIZE))
-    for (i, j), count in pairs.items():
-        table[i, j] = count
+                        near = "next to it" if abs(i - j) == 1 else "near"
+                        pairs[token, f"{near}, {'before' if j < i else 'after'}", piece[j]] += 1
+    contexts = sorted({(place, other) for _, place, other in pairs})
+    table = np.zeros((SIZE, len(contexts)))
+    for (token, place, other), count in pairs.items():
+        table[token, contexts.index((place, other))] = count
     with np.errstate(divide="ignore", invalid="ignore"):
         ppmi = np.log(table * table.sum() / (table.sum(1, keepdims=True) * table.sum(0, keepdims=True)))
     ppmi = np.where(np.isfinite(ppmi) & (ppmi > 0), ppmi, 0.0)
