@@ -20,8 +20,8 @@ from .kernels import LARGEST_BLOCK, attend, repeat_heads
 
 _LARGEST_GROUP = 1 << 24  # with a gradient, queries times keys: 16 M scores a head at a time
 _ROUNDED_UP_TO = 512  # queries or keys: lengths up to here are rounded, so that shapes of tiles recur
-_LEAST = 32  # queries and keys of a tile: below, groups are too many for what they spare, but for small windows
-_LEAST_OF_SHORT = 8  # the same, where with 32 more than two thirds of the tiles would be padding
+_LEAST = 32  # queries and keys of a tile: below, groups are too many for what they spare
+_LEAST_OF_SHORT = 8  # the same of a small window, or where with 32 more than two thirds of the tiles would be padding
 
 
 @dataclass(frozen=True)
