@@ -97,7 +97,7 @@ def plan_tiles(
     is_shared = queries is keys  # a tile's keys are its queries' tokens
     least = _LEAST if window is None else min(_LEAST, max(_LEAST_OF_SHORT, 2 * window))
     # Of a document few tokens are read: rounded up as far as all of them, most queries would be padding.
-    query_sizes = _rounded(queries.counts, least=least if read_R is None else 8)
+    query_sizes = _rounded(queries.counts, least=least if read_R is None else _LEAST_OF_SHORT)
     key_sizes = _rounded(keys.counts, least=least)
     groups, of_queries, of_keys = [], _Rows(heads), _Rows(heads)
     for tiles, repeats, size_Q, size_S in _group(query_sizes, key_sizes, largest=_largest_group(heads)):

@@ -210,7 +210,7 @@ def rotated(x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 def _rotated_in_place(x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """`rotated` to the bit, in half of its time on a CPU: nothing is joined. The table of cosines is whole."""
+    """`rotated` to the bit, in fewer passes: nothing is joined. The table of cosines is whole."""
     x = x_BTHK.to(torch.promote_types(x_BTHK.dtype, cos.dtype))
     turned, half = x * cos, sin.shape[-1]
     # Slices: autograd refuses changes to the parts of a `chunk`.
