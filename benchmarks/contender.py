@@ -45,7 +45,8 @@ def main() -> None:
     specification = json.loads(sys.argv[1])
     # What a library prints must not come between the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
-    if specification.get("side") == "ours":  # its threads wait as its programs have it; theirs, as PyTorch has it
+    # Threads wait as PyTorch has it; in our pretraining, which is a program, as that one has it.
+    if (specification.get("side"), specification["work"]) == ("ours", "train"):
         import clozebert.scripts._program  # noqa: F401
     if specification["keep_memory"]:
         from clozebert.utils.memory import keep_freed_memory

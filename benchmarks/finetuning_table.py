@@ -1,14 +1,15 @@
 #!/usr/bin/env python
-"""The table of docs/finetuning.md: nine datasets, our encoder beside a BERT of its size, three seeds each.
+"""The table of docs/finetuning.md: our encoder beside a BERT and a ModernBERT of its size, three seeds each.
 
     python benchmarks/finetuning_table.py data --source ../shared/data   # files, in the splits of their README
-    python benchmarks/finetuning_table.py encoders                       # recipe `tiny`; a BERT for the same time
+    python benchmarks/finetuning_table.py encoders --corpus CORPUS --tokenizer_name TOKENIZER --seconds 1200
     python benchmarks/finetuning_table.py cells                          # what is missing; several may run at once
     python benchmarks/finetuning_table.py render                         # results/finetuning.json and the table
 
-A cell is one run of a fine-tuning program with a model, data, an output folder and a seed, and no other flag.
-Everything lies in `--work` (default runs/finetuning_table): what is done is not done again, so each step can be
-interrupted.
+The encoders are those of learning.py, each trained for the same processor time by its side's seconds of a step in
+`--times`, a results file of learning.py. A cell is one run of a fine-tuning program with a model, data, an output
+folder and a seed, and no other flag. Everything lies in `--work` (default runs/finetuning_table): what is done is not
+done again, so each step can be interrupted.
 """
 
 import argparse
@@ -16,8 +17,8 @@ import contextlib
 import csv
 import io
 import json
+import math
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -30,9 +31,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-MODELS = ("ours", "bert")
+# The names that learning.py gives them: each baseline at the best of its rates and batch sizes.
+MODELS = {"ours": "nano", "modernbert": "modernbert, 0.002, 16 rows", "bert": "bert, 0.001, 16 rows"}
+TITLES = {"ours": "ours", "modernbert": "ModernBERT", "bert": "BERT"}
 SEEDS = (1, 2, 3)
-BERT_RATE = "5e-4"  # the BERT's learning rate; at 1e-3 its loss is the same over the first 60 steps
 DOMAINS = ("ai", "literature", "music", "politics", "science")
 BEGIN, END = "<!-- finetuning-table -->", "<!-- /finetuning-table -->"
 
@@ -201,47 +203,21 @@ def make_data(work: Path, source: Path, datasets: dict[str, Dataset] = DATASETS)
 # Encoders ------------------------------------------------------------------------------------------------------------
 
 
-def run(*command: str | Path, log: Path) -> None:
-    """Run one command, with what it says in a file."""
-    print("$", *command, flush=True)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        subprocess.run([sys.executable, *map(str, command)], stdout=file, stderr=file, check=True, cwd=ROOT)
-
-
-def make_encoders(work: Path) -> None:
-    """Tokenizer and corpus as the demonstration makes them, our encoder, and a BERT trained for the same time."""
-    verbs, log = ("-m", "clozebert"), work / "encoders.log"
-    tokenizer, corpus, ours = work / "tokenizer", work / "corpus", work / "ours"
-    text = ("--input", "installed-python")
-    if not tokenizer.is_dir():
-        run(*verbs, "train-tokenizer", *text, "--algorithm", "bpe", "--vocab_size", "8192", "--output_dir", tokenizer,
-            log=log)  # fmt: skip
-    if not corpus.is_dir():
-        run(*verbs, "prepare-corpus", *text, "--tokenizer_name", tokenizer, "--output_dir", corpus, log=log)
-    where = ("--corpus", corpus, "--tokenizer_name", tokenizer)
-    times = work / "times.json"
-    if not times.is_file():
-        run("benchmarks/reference_bert.py", "time", *where, "--output", times, log=log)
-    if not (ours / "all_results.json").is_file():
-        resume = ("--resume_from_checkpoint", "latest") if ours.is_dir() else ()
-        run(*verbs, "pretrain", "--config", "tiny", *where, "--output_dir", ours, *resume, log=log)
-    evaluate(ours, corpus, log)
-    measured = json.loads(times.read_text())["bert_over_ours"]["processor_seconds"]
-    steps = round(json.loads((ours / "all_results.json").read_text())["step"] / measured)
-    bert = work / "bert"
-    if not (bert / "all_results.json").is_file():
-        run("benchmarks/reference_bert.py", "train", *where, "--steps", str(steps), "--learning_rate", BERT_RATE,
-            "--output_dir", bert, log=log)  # fmt: skip
-    evaluate(bert, corpus, log)
-
-
-def evaluate(folder: Path, corpus: Path, log: Path) -> None:
-    """Masked-LM loss on the held-out documents, the same masks for all."""
-    if not (folder / "masked_lm.json").is_file():
-        run("-m", "clozebert", "evaluate", "--model_name_or_path", folder, "--corpus", corpus, "--max_seq_length",
-            "128", "--max_eval_batches", "32", "--pseudo_perplexity_documents", "0", "--output_file",
-            folder / "masked_lm.json", log=log)  # fmt: skip
+def make_encoders(work: Path, models: list[str], *, times: Path, corpus: str, tokenizer: str, seconds: float) -> None:
+    """Train what is missing, one seed of each."""
+    results, encoders = work / "learning.json", work / "encoders"
+    if not results.is_file():
+        known = read_json(times)
+        taken = {name: known[name] for name in ("seconds_of_a_step", "seconds_to_begin")}
+        results.write_text(json.dumps({**taken, "machine": known["machine"], "runs": []}), encoding="utf-8")
+    for model in models:
+        command = [sys.executable, "benchmarks/learning.py", "run", "--corpus", corpus, "--tokenizer_name", tokenizer]
+        command += ["--only", MODELS[model], "--seeds", "1", "--seconds", str(seconds)]
+        command += ["--results", str(results), "--save_to", str(encoders)]
+        subprocess.run(command, check=True, cwd=ROOT)
+        trained = encoders / f"{MODELS[model]}-1"
+        if trained.is_dir():
+            trained.rename(work / model)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -357,21 +333,13 @@ def collect(work: Path) -> dict[str, Any]:
             "majority": None if majority is None else round(majority, 4),
             **{model: summary(of_dataset, model, dataset.metric) for model in MODELS},
         }
-    ours, bert = work / "ours", work / "bert"
+    learned = read_json(work / "learning.json")
     return {
         "encoders": {
-            "ours": {
-                "masked_lm": read_json(ours / "masked_lm.json"),
-                **{key: read_json(ours / "all_results.json")[key] for key in ("step", "parameters")},
-            },
-            "bert": {
-                "masked_lm": read_json(bert / "masked_lm.json"),
-                **{key: read_json(bert / "all_results.json")[key] for key in ("steps", "learning_rate", "parameters")},
-            },
-            "times": read_json(work / "times.json"),
+            model: next(run for run in learned["runs"] if run["name"] == name) for model, name in MODELS.items()
         },
         "rows": rows,
-        "machine": {"processor": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()},
+        "machine": learned["machine"],
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
 
@@ -394,17 +362,31 @@ def summary(found: list[dict[str, Any]], model: str, metric: str) -> dict[str, A
 def table(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     names = {"f1": "entity F1", "accuracy": "accuracy", "pearson": "Pearson r"}
-    lines = ["| dataset | training examples | score | majority | BERT | ours | seconds, BERT | ours |",
-             "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    sides = [model for model in reversed(MODELS) if any(row[model] for row in results["rows"].values())]
+    columns = [TITLES[model] for model in sides]
+    head = ["dataset", "training examples", "score", "majority", *columns, "gain", f"seconds, {', '.join(columns)}"]
+    lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for row in results["rows"].values():
         majority = "" if row["majority"] is None else f"{100 * row['majority']:.1f}"
-        seconds = [str(row[model]["processor_seconds"]) if row[model] else "" for model in ("bert", "ours")]
-        cells_of_row = [shown(row["bert"]), shown(row["ours"])]
-        lines.append(
-            f"| {row['title']} | {row['examples']['train']:,} | {names[row['metric']]} | {majority} "
-            f"| {' | '.join(cells_of_row)} | {' | '.join(seconds)} |"
-        )
+        seconds = [str(row[model]["processor_seconds"]) if row[model] else "" for model in sides]
+        facts = [row["title"], f"{row['examples']['train']:,}", names[row["metric"]], majority]
+        facts += [*(shown(row[model]) for model in sides), gain(row), ", ".join(seconds)]
+        lines.append(f"| {' | '.join(facts)} |")
     return "\n".join(lines)
+
+
+def gain(row: dict[str, Any]) -> str:
+    """Ours less the better baseline, with the standard error of the difference; bold where it is more than two."""
+    others = [row[model] for model in MODELS if model != "ours" and row[model]]
+    if not row["ours"] or not others:
+        return ""
+    best = max(others, key=lambda other: other["mean"])
+    difference = 100 * (row["ours"]["mean"] - best["mean"])
+    if row["ours"]["sd"] is None or best["sd"] is None:
+        return f"{difference:+.1f}"
+    error = 100 * math.sqrt(sum(side["sd"] ** 2 / len(side["seeds"]) for side in (row["ours"], best)))
+    text = f"{difference:+.1f} ± {error:.1f}"
+    return f"**{text}**" if difference > 2 * error else text
 
 
 def shown(score: dict[str, Any] | None) -> str:
@@ -438,12 +420,19 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="+", choices=list(DATASETS), default=list(DATASETS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--corpus", help="encoders: what `prepare-corpus` wrote, with a validation split")
+    parser.add_argument("--tokenizer_name", help="encoders: its tokenizer")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="encoders: processor time of each")
+    parser.add_argument("--times", type=Path, default=ROOT / "benchmarks" / "results" / "learning-epyc.json")
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     if arguments.step == "data":
         make_data(work, arguments.source)
     elif arguments.step == "encoders":
-        make_encoders(work)
+        if not (arguments.corpus and arguments.tokenizer_name):
+            parser.error("encoders needs --corpus and --tokenizer_name")
+        where = {"corpus": arguments.corpus, "tokenizer": arguments.tokenizer_name}
+        make_encoders(work, arguments.models, times=arguments.times, seconds=arguments.seconds, **where)
     elif arguments.step == "cells":
         run_cells(work, arguments.datasets, arguments.models, arguments.seeds)
     else:

@@ -107,14 +107,12 @@ def make_baseline(side: str, tokenizer: Any) -> Any:
 def baseline_steps(job: Job, corpus: str, tokenizer: Any, *, steps: int) -> Iterator[Any]:
     """Train as `run_mlm_no_trainer.py` does, in float32, yielding the model after each step."""
     import torch
-    from reference_bert import script_steps
+    from training_steps import script_steps
 
     torch.manual_seed(job["seed"])
     model = make_baseline(job["side"], tokenizer)
     rate, rows = job["learning_rate"], job["rows"]
-    for _ in script_steps(
-        model, corpus, tokenizer, steps=steps, learning_rate=rate, rows=rows, bf16=False, drop_last=True
-    ):
+    for _ in script_steps(model, corpus, tokenizer, steps=steps, learning_rate=rate, rows=rows):
         yield model
 
 
@@ -176,7 +174,7 @@ def measure_time(
     corpus: str, tokenizer_name: str, only: list[str], *, rounds: int = 12, block: int = 4
 ) -> dict[str, float]:
     """Processor seconds of a step of every kind: medians over blocks of steps, taken in turns."""
-    from reference_bert import our_steps
+    from training_steps import our_steps
 
     from clozebert.corpus.tokenizer import load_tokenizer
 
@@ -228,19 +226,23 @@ def begins_from_text(job: Job) -> bool:
     return job["side"] == "ours" and OURS[job["name"]].get("embedding_init") != "random"
 
 
-def run_job(job: Job, corpus: str, tokenizer_name: str, *, steps: int) -> dict[str, Any]:
-    """Train and score, in this process."""
+def run_job(job: Job, corpus: str, tokenizer_name: str, *, steps: int, save_to: Path | None) -> dict[str, Any]:
+    """Train and score, in this process, and maybe save: in a folder of the job's name and seed."""
     from clozebert.corpus import Corpus
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.scoring import score_frozen_masks
 
+    tokenizer = load_tokenizer(tokenizer_name)
     begun = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         if job["side"] == "ours":
             model = train_ours(job, corpus, tokenizer_name, steps=steps, folder=folder)
         else:
-            *_, model = baseline_steps(job, corpus, load_tokenizer(tokenizer_name), steps=steps)
+            *_, model = baseline_steps(job, corpus, tokenizer, steps=steps)
     taken = time.process_time() - begun
+    if save_to is not None:
+        for part in (model, tokenizer):
+            part.save_pretrained(save_to / f"{job['name']}-{job['seed']}")
     embedding = model.get_input_embeddings().weight.numel()
     scores = score_frozen_masks(model.eval(), Corpus(corpus, "validation"), **EVALUATION)
     return {
@@ -266,6 +268,7 @@ def run_all(arguments: argparse.Namespace) -> None:
         steps = int(seconds / results["seconds_of_a_step"][kind_of(job)])
         where = ("--corpus", arguments.corpus, "--tokenizer_name", arguments.tokenizer_name)
         command = [sys.executable, __file__, "one", *where, "--job", json.dumps(job), "--steps", str(steps)]
+        command += ["--save_to", str(arguments.save_to)] if arguments.save_to else []
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=one_thread())
         if done.returncode:
             print(f"{job['name']}, seed {job['seed']}: failed with status {done.returncode}", flush=True)
@@ -439,6 +442,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--results", type=Path, default=RESULTS, help="one file for each kind of machine")
+    parser.add_argument("--save_to", type=Path, help="a folder that keeps the models of `run`")
     parser.add_argument("--into", type=Path)
     parser.add_argument("--claim", nargs=2, action="append", default=[], metavar=("BETTER", "WORSE"))
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
@@ -464,7 +468,9 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()  # as our programs do, on all sides
     if arguments.what == "one":
-        found = run_job(arguments.job, arguments.corpus, arguments.tokenizer_name, steps=arguments.steps)
+        found = run_job(
+            arguments.job, arguments.corpus, arguments.tokenizer_name, steps=arguments.steps, save_to=arguments.save_to
+        )
         print(json.dumps(found))
         return
     results = read_results(arguments.results)
