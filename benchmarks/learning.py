@@ -60,6 +60,8 @@ OURS: dict[str, dict[str, Any]] = {
     "nano, whole vocabulary, 30 % masks": {"vocabulary_sample": 0, "mlm_probability": 0.3},
     "nano, wide windows": {"model": _WIDE},
     "nano, AdamW": {"optimizer": "adamw", "learning_rate": 4.0e-3},
+    "nano, rates of a half": {"learning_rate": 3.0e-3, "muon_learning_rate": 0.01},
+    "nano, rates of twice": {"learning_rate": 1.2e-2, "muon_learning_rate": 0.04},
     "tiny": {"recipe": "tiny"},
     "tiny, as it was": {"recipe": "tiny", "embedding_init": "random", "weight_decay": 0.01},
 }

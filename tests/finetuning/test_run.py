@@ -284,3 +284,4 @@ def test_defaults_shrink_with_the_data_and_grow_with_the_model() -> None:
     assert [default_batch_size(n) for n in sizes] == [8, 16, 32, 32, 32]
     assert default_learning_rate(768) == 5e-5
     assert default_learning_rate(256) > default_learning_rate(1024)
+    assert default_learning_rate(96) == 2e-3  # `nano`: 5e-4 was far too low (docs/LOG.md)

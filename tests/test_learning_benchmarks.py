@@ -1,6 +1,7 @@
-"""What benchmarks/learning.py claims and counts."""
+"""What benchmarks/learning.py and benchmarks/finetuning_table.py claim and count."""
 
 import importlib.util
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-PATH = Path(__file__).resolve().parent.parent / "benchmarks" / "learning.py"
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where its dataclasses look for their types
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def learning() -> Any:
-    spec = importlib.util.spec_from_file_location("learning", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("learning")
 
 
 def runs(name: str, losses: list[float], *, side: str = "ours") -> list[dict[str, Any]]:
@@ -58,3 +63,18 @@ def test_grams_are_counted(learning: Any) -> None:
         assert counts.tolist() == [expected[tuple(ids[i : i + order].tolist())] for i in range(len(grams))]
     absent = learning._grams(np.array([6, 6, 6]), 3, 7)
     assert learning._counts((np.array([0, 1]), np.array([4, 5])), absent).tolist() == [0]
+
+
+def test_a_gain_in_fine_tuning_is_over_the_better_baseline_and_bold_beyond_two_errors(learning: Any) -> None:
+    finetuning = load("finetuning_table")
+    assert set(finetuning.MODELS.values()) <= {job["name"] for job in learning.all_jobs([1])}
+
+    def side(mean: float) -> dict[str, Any]:
+        return {"mean": mean, "sd": 0.01 * (3 / 2) ** 0.5, "seeds": [1, 2, 3]}
+
+    # The error of each mean is 0.01 / sqrt(2), that of a difference 0.01: one point.
+    baselines = {"modernbert": side(0.5), "bert": side(0.4)}
+    assert finetuning.gain({"ours": side(0.521), **baselines}) == "**+2.1 ± 1.0**"
+    assert finetuning.gain({"ours": side(0.519), **baselines}) == "+1.9 ± 1.0"
+    assert finetuning.gain({"ours": side(0.45), **baselines}) == "-5.0 ± 1.0"
+    assert finetuning.gain({"ours": None, **baselines}) == ""
