@@ -6,6 +6,7 @@ stream, also compressed.
 """
 
 import io
+import json
 import operator
 import os
 from collections import Counter
@@ -311,6 +312,7 @@ class _Parquet(TableFile):
         wanted = self.columns if columns is None else list(columns)
         number, size = 0, os.path.getsize(self.source)
         with self._opened() as file:
+            classes = _classes_of_features(_features_in(file.schema_arrow.metadata))
             batches = iter(file.iter_batches(columns=wanted, batch_size=1024))
             while True:
                 try:
@@ -325,6 +327,7 @@ class _Parquet(TableFile):
                 for values in rows:
                     number += 1
                     self.bytes_read = size * number // max(file.metadata.num_rows, 1)
+                    values |= {name: _named(values[name], classes[name]) for name in classes if name in values}
                     yield Row(number, values)
             if number != file.metadata.num_rows:
                 raise UserError(f"{self.source} is damaged: {number} rows instead of {file.metadata.num_rows}")
@@ -346,6 +349,14 @@ class _Parquet(TableFile):
             yield file
 
 
+def _features_in(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """What `datasets` wrote into a Parquet file about its columns, as JSON; empty where it did not."""
+    try:
+        return dict(json.loads((metadata or {})[b"huggingface"])["info"]["features"])
+    except (KeyError, TypeError, ValueError):
+        return {}
+
+
 class DatasetTable(TableFile):
     """A split of a dataset on the Hub; class numbers become class names."""
 
@@ -362,17 +373,38 @@ class DatasetTable(TableFile):
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
         wanted = self.columns if columns is None else columns
+        classes = _classes_of_features(self._features)
         for number, record in enumerate(self._records, start=1):
-            yield Row(number, {name: _class_names(record.get(name), self._features.get(name)) for name in wanted})
+            yield Row(number, {name: _named(record.get(name), classes.get(name)) for name in wanted})
 
 
-def _class_names(value: Any, feature: Any) -> Any:
-    """Replace class numbers by their names, also inside lists (`ner_tags`)."""
+def _classes_of_features(features: Any) -> dict[str, list[str]]:
+    """The class names of each column of class numbers, or of lists of them (`ner_tags`)."""
+    found = {name: _classes_of(feature) for name, feature in features.items()}
+    return {name: classes for name, classes in found.items() if classes}
+
+
+def _classes_of(feature: Any) -> list[str] | None:
+    """Of one column; `feature` is one of `datasets`, or what it is as JSON."""
+    if isinstance(feature, list):  # an older way to write a list
+        return _classes_of(feature[0]) if feature else None
+    kind, names, inner = (
+        feature.get(name) if isinstance(feature, dict) else getattr(feature, name, None)
+        for name in ("_type", "names", "feature")
+    )
+    if kind == "ClassLabel":
+        return names
+    return None if inner is None else _classes_of(inner)
+
+
+def _named(value: Any, classes: list[str] | None) -> Any:
+    """Class numbers as names, also inside lists."""
+    if classes is None:
+        return value
     if isinstance(value, list):
-        inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else None)
-        return [_class_names(item, inner) for item in value]
-    if hasattr(feature, "int2str") and isinstance(value, int):
-        return feature.int2str(value) if value >= 0 else None  # -1 marks the hidden labels of a test split
+        return [_named(item, classes) for item in value]
+    if isinstance(value, int) and value < len(classes):
+        return classes[value] if value >= 0 else None  # -1 marks the hidden labels of a test split
     return value
 
 

@@ -55,8 +55,11 @@ def read_examples(table: Table, columns: SequenceColumns, *, problem_type: str |
     if columns.label is None:
         labels: list[Any] = [None] * len(table)
     else:
-        values = table.column(columns.label, flag="--label_column")
-        labels = [_label(value, problem_type, table.where(row), columns.label) for row, value in enumerate(values)]
+        values = list(enumerate(table.column(columns.label, flag="--label_column")))
+        if problem_type == MULTI_LABEL:
+            lists = [_label_list(value, table.where(row), columns.label) for row, value in values]
+            values = list(enumerate(_names_of_multi_hot(lists)))
+        labels = [_label(value, problem_type, table.where(row), columns.label) for row, value in values]
     rows = enumerate(zip(texts, pairs, labels, strict=True))
     return [SequenceExample(text, pair, label, table.where(row)) for row, (text, pair, label) in rows]
 
@@ -75,8 +78,15 @@ def _texts(table: Table, name: str, *, flag: str) -> list[str]:
 
 def _label(value: Any, problem_type: str | None, where: str, column: str) -> Any:
     if problem_type == MULTI_LABEL:
-        names = _label_list(value, where, column)
-        return frozenset(_label_name(name, where, column) for name in names)
+        if (fraction := next((x for x in value if isinstance(x, float) and x != round(x)), None)) is not None:
+            raise UserError(
+                f"{where}: the list of labels (column {column!r}) holds {fraction!r}; labels are names, and a "
+                f"regression has one number for each text"
+            )
+        names = [_label_name(name, where, column) for name in value]
+        if repeated := next((name for name, times in Counter(names).items() if times > 1), None):
+            raise UserError(f"{where}: the list of labels (column {column!r}) holds {repeated!r} more than once")
+        return frozenset(names)
     if isinstance(value, (list, tuple, dict)):
         raise UserError(f"{where}: the label (column {column!r}) is a {type(value).__name__}, expected one value")
     if problem_type == REGRESSION:
@@ -98,6 +108,18 @@ def _label_list(value: Any, where: str, column: str) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         raise UserError(f"{where}: the label (column {column!r}) is {value!r}, expected a list of labels")
     return list(value)
+
+
+def _names_of_multi_hot(lists: list[list[Any]]) -> list[list[Any]]:
+    """Vectors of zeros and ones, all of one length, as lists of the classes that are one; other lists as they are.
+
+    So `[0.0, 1.0, 1.0]`, the form that transformers' own classifier takes, becomes `[1, 2]`.
+    """
+    if len({len(one) for one in lists}) != 1 or len(lists[0]) < 2:
+        return lists
+    if not all(isinstance(value, (bool, int, float)) and value in (0, 1) for one in lists for value in one):
+        return lists
+    return [[index for index, value in enumerate(one) if value] for one in lists]
 
 
 def _label_name(value: Any, where: str, column: str) -> str:

@@ -82,7 +82,19 @@ def good_rows(file: TableFile) -> Iterator[Row]:
     for row in file.rows():
         if isinstance(row, BadText):
             raise UserError(f"{file.source}, {row.unit} {row.line}: {row.reason}")
+        if character := _lone_surrogate(row.values):
+            raise UserError(f"{file.source}, {file.unit} {row.line}: {character!r} is half a character; mend the text")
         yield row
+
+
+def _lone_surrogate(value: Any) -> str | None:
+    """Half a character in the texts of a value, as JSON holds where a text was cut within an emoji."""
+    if isinstance(value, str) and not value.isascii():
+        return next((character for character in value if "\ud800" <= character <= "\udfff"), None)
+    if isinstance(value, (list, tuple, dict)):
+        inner = value.values() if isinstance(value, dict) else value
+        return next(filter(None, map(_lone_surrogate, inner)), None)
+    return None
 
 
 # Columns --------------------------------------------------------------------------------------------------------------

@@ -76,8 +76,11 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
     if with_tags and 0 < width < 2:
         raise UserError(f"{path}: expected columns (word and tag), found lines of {width}; which format is it?")
     column = _column_number(tag_column, width, path) if with_tags else 0
-    for block in _blocks(lines):
-        rows = _conll_rows(block, separator, width)
+    blocks = list(_blocks(lines))
+    marked = sum(block[0][1].startswith("#") for block in blocks)
+    has_comments = len(blocks) > 1 and 2 * marked > len(blocks)
+    for block in blocks:
+        rows = _conll_rows(block, separator, width, has_comments=has_comments)
         for number, cells in rows:
             _check_conll_row(cells, width, column if with_tags else 0, where=f"{path}, line {number}")
         if rows:
@@ -106,8 +109,16 @@ def _layout(lines: list[str]) -> tuple[str | None, int]:
     return separator, widths.most_common(1)[0][0] if widths else 0
 
 
-def _conll_rows(block: list[tuple[int, str]], separator: str | None, width: int) -> list[tuple[int, list[str]]]:
-    """The rows of a sentence with their line numbers, without comments and document marks."""
+def _conll_rows(
+    block: list[tuple[int, str]], separator: str | None, width: int, *, has_comments: bool
+) -> list[tuple[int, list[str]]]:
+    """The rows of a sentence with their line numbers, without comments and document marks.
+
+    Args:
+        has_comments: most sentences begin with such a line, so the first one is a comment even if it looks like a row.
+    """
+    if has_comments and block[0][1].startswith("#"):
+        block = block[1:]
     # a comment stands before a sentence and need not look like a row; "# O" inside one is a word and its tag
     while block and block[0][1].startswith("#") and len(_cells(block[0][1], separator)) != width:
         block = block[1:]
@@ -228,9 +239,9 @@ def _spans_of(record: dict[str, Any], span_field: str | None, where: str) -> lis
 
 def _words_of(record: dict[str, Any], word_field: str, where: str) -> list[str]:
     words = list(record[word_field])
-    odd = next((word for word in words if not isinstance(word, str) or not word.strip()), None)
-    if odd is not None:
-        raise UserError(f"{where}: {word_field} holds {odd!r}, expected words that are text and not empty")
+    odd = [word for word in words if not isinstance(word, str) or not word.strip()]
+    if odd:
+        raise UserError(f"{where}: {word_field} holds {odd[0]!r}, expected words that are text and not empty")
     if not words:
         raise UserError(f"{where}: {word_field} is empty")
     return words

@@ -14,7 +14,7 @@ from transformers.modeling_utils import AttentionInterface
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, tiled_attention
 from .joined import project_and_rotate
-from .kernels import attend, cast_once, linear, matmul_attention_pays, repeat_heads, rotate
+from .kernels import Dropout, attend, cast_once, linear, matmul_attention_pays, repeat_heads, rotate
 from .packed_attention import PackedPlan, padded_attention, varlen_attention, windowed_attention
 
 _STOCK = AttentionInterface()
@@ -107,7 +107,7 @@ class Attention(nn.Module):
         is_sliding = config.attention_type(layer_idx) == "sliding_attention"
         # Flash attention in transformers counts the token itself into the window.
         self.sliding_window = config.sliding_window + 1 if is_sliding and config.sliding_window is not None else None
-        self.dropout = float(config.attention_probs_dropout_prob)
+        self.dropout = Dropout(config.attention_probs_dropout_prob)  # a module, whose `p` can be set as in BERT
         self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.hidden_size, key_heads * self.head_dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.hidden_size, key_heads * self.head_dim, bias=config.attention_bias)
@@ -138,7 +138,7 @@ class Attention(nn.Module):
             self,
             *(x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK)),
             attention_mask,
-            dropout=self.dropout if self.training else 0.0,
+            dropout=self.dropout.p if self.training else 0.0,
             scaling=self.scaling,
             is_causal=False,
             sliding_window=self.sliding_window,

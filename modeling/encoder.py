@@ -160,8 +160,9 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         Args:
             input_ids: [B, T] token ids; or `inputs_embeds` [B, T, E]; or, for an image model, `pixel_values`
                 [B, channels, height, width].
-            attention_mask: [B, T], nonzero at tokens, holes allowed; None: all are tokens. Or a mask [B, 1, T, T], or
-                one for each layer type, in the form that the attention implementation takes.
+            attention_mask: [B, T], nonzero at tokens, holes allowed; None: all are tokens. The same as [B, 1, 1, T]:
+                boolean, or floats that are 0 at tokens. Or a mask [B, 1, T, T], or one for each layer type, in the form
+                that the attention implementation takes.
             token_type_ids: [B, T], 0 where not given.
             position_ids: [B or 1, T], counted from 0; by the configuration's rule where not given.
             packed: the documents of a batch that is packed, in place of a mask. `cu_seq_lens_q` [documents + 1] says
@@ -177,6 +178,8 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         Raises:
             ValueError: inputs that contradict one another or the configuration, before anything is computed.
         """
+        mask_BT = row_mask(attention_mask)
+        attention_mask = attention_mask if mask_BT is None else mask_BT
         shape_BT = self._check_inputs(input_ids, attention_mask, token_type_ids, inputs_embeds, pixel_values)
         packed = find_packed(packed, attention_mask, position_ids, shape_BT, kwargs)
         check_length(self.config, shape_BT, packed)
@@ -192,7 +195,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         if run is not None and not shows_states and self._sizes_should_recur(x_BTD):
             x_BTD, run = run.fill_up(x_BTD, RECURRING_SIZE)
             position_ids = run.position_ids
-        tables = self._rotary_tables(x_BTD, position_ids, run, row_mask(attention_mask))
+        tables = self._rotary_tables(x_BTD, position_ids, run, mask_BT)
         masks = make_masks(self.config, x_BTD, attention_mask, run, training=self.training)
         index_R = read_positions
         if read_positions is not None and not shows_states:
@@ -205,7 +208,6 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             x_BTD = layer(x_BTD, attention_mask=mask, position_embeddings=tables[layer.attention_type], **kwargs)
         x_BTD = self.final_norm(x_BTD)
 
-        mask_BT = row_mask(attention_mask)
         if mask_BT is not None:
             x_BTD = x_BTD.masked_fill(mask_BT.unsqueeze(-1) == 0, 0)
         if index_R is not None:

@@ -86,8 +86,16 @@ def check_length(config: ClozeBertConfig, shape_BT: torch.Size, packed: Packed |
 
 
 def row_mask(attention_mask: Any) -> torch.Tensor | None:
-    """The mask where it tells tokens from padding, [B, T], and is not one for the attention itself."""
-    return attention_mask if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2 else None
+    """The mask where it tells tokens from padding, [B, T], and is not one for the attention itself.
+
+    [B, 1, 1, T] says the same: boolean, or added to the scores, so 0 at tokens.
+    """
+    if not isinstance(attention_mask, torch.Tensor):
+        return None
+    if attention_mask.dim() == 4 and attention_mask.shape[1] == attention_mask.shape[2] == 1:
+        mask_BT = attention_mask[:, 0, 0]
+        return mask_BT == 0 if mask_BT.is_floating_point() else mask_BT
+    return attention_mask if attention_mask.dim() == 2 else None
 
 
 __all__ = ["check_length", "check_mask", "check_text", "leading_shape", "row_mask"]

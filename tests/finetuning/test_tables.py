@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from clozebert.corpus.tables import open_dataset, open_table
 from clozebert.finetuning.arguments import SequenceArguments
 from clozebert.finetuning.data import read_data
 from clozebert.finetuning.sequence_task import (
@@ -188,6 +189,8 @@ def test_label_names_do_not_depend_on_the_order_of_rows() -> None:
         ("a", float("nan"), REGRESSION, "line 2: the label .* expected a finite number"),
         ("a", "x", MULTI_LABEL, "line 2: the label .* expected a list of labels"),
         ("a", "[x", MULTI_LABEL, "line 2: the label .* not a JSON list"),
+        ("a", ["x", "y", "x"], MULTI_LABEL, "line 2: the list of labels .* holds 'x' more than once"),
+        ("a", [0.5, 1.5], MULTI_LABEL, "line 2: the list of labels .* holds 0.5; .* a regression has one number"),
     ],
 )
 def test_bad_cells_are_errors_with_their_line(text: object, label: object, kind: str, message: str) -> None:
@@ -195,6 +198,49 @@ def test_bad_cells_are_errors_with_their_line(text: object, label: object, kind:
     table = table_of(text=["fine", text], label=[good, label])
     with pytest.raises(ValueError, match=message):
         read_examples(table, find_columns(table), problem_type=kind)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [[0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]],
+        [[0, 1, 1], [1, 0, 0], [0, 0, 0]],
+        [[False, True, True], [True, False, False], [False] * 3],
+        ["[0, 1, 1]", "[1, 0, 0]", "[0, 0, 0]"],
+    ],
+)
+def test_vectors_of_zeros_and_ones_are_the_classes_that_are_one(labels: list) -> None:
+    """The form that transformers' own classifier of several labels takes."""
+    table = table_of(text=["a", "b", "c"], label=labels)
+    examples = read_examples(table, find_columns(table), problem_type=MULTI_LABEL)
+    assert [example.labels for example in examples] == [{"1", "2"}, {"0"}, set()]
+
+
+def test_numbers_of_classes_are_no_such_vectors() -> None:
+    for labels in ([[0, 1], [2]], [[0, 1], [1, 2]], [["0", "1"], ["1", "0"]], [[1], [0]]):
+        table = table_of(text=["a", "b"], label=labels)
+        examples = read_examples(table, find_columns(table), problem_type=MULTI_LABEL)
+        assert [example.labels for example in examples] == [{str(name) for name in of_row} for of_row in labels]
+
+
+def test_class_numbers_in_parquet_have_the_names_that_datasets_wrote(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    kind = datasets.ClassLabel(names=["O", "B-PER"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": kind, "tags": datasets.Sequence(kind)})
+    rows = [{"text": "a", "label": 1, "tags": [0, 1]}, {"text": "b", "label": -1, "tags": []}]
+    path = str(tmp_path / "a.parquet")
+    datasets.Dataset.from_list(rows, features=features).to_parquet(path)
+    expected = {"text": ["a", "b"], "label": ["B-PER", None], "tags": [["O", "B-PER"], []]}
+    assert read_table(path).columns == expected
+    from_folder = open_dataset(str(tmp_path), None)["train"]
+    assert [row.values for row in from_folder.rows()] == [row.values for row in open_table(path).rows()]
+
+
+@pytest.mark.parametrize("values", ['"text": "good \\ud83d text"', '"text": "fine", "label": "\\udc00"'])
+def test_half_a_character_is_an_error_with_its_line(tmp_path: Path, values: str) -> None:
+    path = write(tmp_path, "a.jsonl", '{"text": "a \\ud83d\\ude00"}\n{' + values + "}\n")
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2: '\\ud[8c].*' is half a character"):
+        read_table(path)
 
 
 def test_a_column_of_numbers_is_not_text() -> None:

@@ -136,6 +136,26 @@ def test_conll_columns_comments_and_docstart(tmp_path: Path) -> None:
     assert read_tagged_file(str(tmp_path / "a.conll"), tag_column="-2")[0].tags == ["X", "Y"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# id 1\tdomain=en\nAda _ _ B-PER\nran _ _ O\n\n# id 2\tdomain=en\n# _ _ O\n",  # MultiCoNER
+        "# sent0\nAda B-PER\nran O\n\n# sent1\n# O\n",
+    ],
+)
+def test_comments_that_look_like_rows_stand_before_most_sentences(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.conll"
+    path.write_text(text)
+    found = read_tagged_file(str(path))
+    assert [(one.words, one.tags) for one in found] == [(["Ada", "ran"], ["B-PER", "O"]), (["#"], ["O"])]
+
+
+def test_a_hash_that_begins_some_sentences_is_a_word(tmp_path: Path) -> None:
+    path = tmp_path / "a.conll"
+    path.write_text("# O\n1 O\n\nAda B-PER\n\nran O\n")
+    assert [one.words for one in read_tagged_file(str(path))] == [["#", "1"], ["Ada"], ["ran"]]
+
+
 def test_conll_with_spaces(tmp_path: Path) -> None:
     sentences = read_tagged_file(write(tmp_path, "a.txt", "EU NNP B-NP S-ORG\nrejects VBZ B-VP O\n"))
     assert sentences[0].tags == ["S-ORG", "O"]
@@ -228,6 +248,7 @@ def test_words_of_several_scripts() -> None:
         ("a.conll", "\n\n", "holds no sentence"),
         ("a.jsonl", '{"words": ["a"], "tags": []}', "line 1: 1 words but 0 tags"),
         ("a.jsonl", '{"words": ["a", ""], "tags": ["O", "O"]}', "line 1: words holds ''"),
+        ("a.jsonl", '{"words": ["a", null], "tags": ["O", "O"]}', "line 1: words holds None"),
         ("a.jsonl", '{"words": ["a"]}', "line 1: no list of tags"),
         ("a.jsonl", '{"text": "ab"}', "line 1: text without a list of spans"),
         ("a.jsonl", '{"text": "ab", "spans": [{"start": 1, "end": 9, "label": "X"}]}', "span 1-9 lies outside"),
