@@ -107,7 +107,8 @@ def to_native(
             renamed[native_name] = parts[0].clone() if copy_tensors else parts[0]
     for name, same_as in target.tied.items():
         if same_as in renamed:
-            renamed[name] = renamed[same_as]
+            # Of an untied model these are two parameters: sharing memory, one would be left out when it is saved.
+            renamed[name] = renamed[same_as] if config.tie_word_embeddings else renamed[same_as].clone()
     fill(native, renamed)
     return native.train(model.training)
 

@@ -192,6 +192,14 @@ def _with_underscores(word: str) -> str:
     return "--" + name[2:].replace("-", "_") + equals + value
 
 
+class _Extend(argparse.Action):
+    """A list that is given in several parts: `--input a --input b` is `--input a b`."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if before is self.default else [*before, *values])
+
+
 def _add(group: Any, flag: Flag) -> None:
     kind, choices = _bare(flag.kind), list(flag.choices)
     if typing.get_origin(kind) is Literal:
@@ -204,7 +212,7 @@ def _add(group: Any, flag: Flag) -> None:
     else:
         options["metavar"] = _metavar(flag)
         if typing.get_origin(kind) is list:
-            options["nargs"] = "+"
+            options |= {"nargs": "+", "action": _Extend}
             kind = typing.get_args(kind)[0]
         options["type"] = {int: _whole_number, float: _number}.get(kind, _text)
         if choices:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from natives import (
     CLASSES,
     FLOAT64_TOLERANCE,
@@ -294,3 +295,18 @@ def test_named_architectures_are_the_published_ones(name):
         if converted[key] != value and key not in administrative | spelled_otherwise | unused
     }
     assert not differing
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta"])
+def test_an_untied_output_bias_is_saved(kind, tmp_path):
+    """It shares no memory with the other bias, so that saving leaves neither out."""
+    shape = {"vocab_size": 64, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(**shape, intermediate_size=32, tie_word_embeddings=False)
+    native = getattr(transformers, f"{kind}ForMaskedLM")(config).eval()
+    with torch.no_grad():
+        for parameter in native.parameters():
+            parameter.normal_()
+    to_native(from_native(native)).save_pretrained(tmp_path)
+    again = type(native).from_pretrained(tmp_path)
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(again(ids).logits, native(ids).logits)

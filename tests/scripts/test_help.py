@@ -126,3 +126,11 @@ def test_every_flag_that_went_says_why_and_none_is_both() -> None:
         "bf16",
     ):
         assert hints()[name]
+
+
+def test_a_list_may_be_given_in_several_parts() -> None:
+    flags = [Flag("input", list[str], "What to read.", default=["-"]), Flag("seed", int, "A seed.", default=1)]
+    parser = Parser(flags, prog="x", description="")
+    assert parser.parse_args([]).input == ["-"]
+    assert parser.parse_args(["--input", "a", "--seed", "2", "--input", "b", "c"]).input == ["a", "b", "c"]
+    assert parser.parse_args([]).input == ["-"]
