@@ -196,7 +196,7 @@ class _Extend(argparse.Action):
     """A list that is given in several parts: `--input a --input b` is `--input a b`."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        before = getattr(namespace, self.dest, None)
+        before: Any = getattr(namespace, self.dest, None)
         setattr(namespace, self.dest, values if before is self.default else [*before, *values])
 
 
