@@ -1,0 +1,46 @@
+"""What programs written for BERT give a model, and what they set on its modules."""
+
+import pytest
+import torch
+from encoder_cases import build, random_ids, tiny_config
+
+from clozebert import ClozeBertForSequenceClassification, ClozeBertModel
+
+IDS = torch.as_tensor(random_ids(2, 9))
+MASK = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
+
+
+@pytest.mark.parametrize("positions", [torch.zeros(1, 9, dtype=torch.long), torch.arange(9).flip(0)[None]])
+def test_positions_that_never_rise_pack_nothing(positions):
+    """Every token would be a document of its own; BERT takes such positions as they are."""
+    model = build(ClozeBertForSequenceClassification, tiny_config(position_embedding_type="absolute", num_labels=3))
+    wanted = model(IDS, attention_mask=torch.ones_like(IDS), position_ids=positions).logits
+    assert torch.equal(model(IDS, position_ids=positions).logits, wanted)
+    assert wanted.shape == (2, 3)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_a_mask_in_its_extended_form_is_the_mask(implementation, pooling):
+    """[B, 1, 1, T], boolean or added to the scores, as BERT takes it; windows and pooling included."""
+    config = tiny_config(
+        layer_types=["full_attention", "sliding_attention"], sliding_window=2, classifier_pooling=pooling, num_labels=3
+    )
+    model = build(ClozeBertForSequenceClassification, config)
+    model.set_attn_implementation(implementation)
+    wanted = model(IDS, attention_mask=MASK).logits
+    seen = MASK.bool()[:, None, None]
+    added = torch.zeros(seen.shape, dtype=wanted.dtype).masked_fill(~seen, torch.finfo(wanted.dtype).min)
+    assert torch.equal(model(IDS, attention_mask=seen).logits, wanted)
+    assert torch.equal(model(IDS, attention_mask=added).logits, wanted)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_dropout_is_off_where_its_modules_say_so(implementation):
+    model = build(ClozeBertModel, tiny_config(attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.5)).train()
+    model.set_attn_implementation(implementation)
+    assert not torch.equal(model(IDS).last_hidden_state, model(IDS).last_hidden_state)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    assert torch.equal(model(IDS).last_hidden_state, model(IDS).last_hidden_state)
