@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 from ..utils.errors import UserError
 from .columns import find_text_column
 from .compression import bare_suffix, open_decompressed
-from .tables import TABLE_SUFFIXES, BadText, TableFile, open_table
+from .tables import TABLE_SUFFIXES, BadText, TableFile, lone_surrogate, open_table
 from .xml_texts import XML_SUFFIXES, texts_of_xml
 
 # A cell, its line and what lines are called there -> a text, or what is wrong with it.
@@ -66,11 +66,8 @@ def checked_text(text: Any, line: int, unit: str) -> str | BadText:
         return ""
     if not isinstance(text, str):
         return BadText(line, f"the text is {str(text)[:40]!r}, a {type(text).__name__} and not a string", unit)
-    if not text.isascii():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            return BadText(line, f"{text[error.start]!r} is not UTF-8", unit)
+    if character := lone_surrogate(text):
+        return BadText(line, f"{character!r} is not UTF-8", unit)
     return text
 
 

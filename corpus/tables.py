@@ -251,11 +251,17 @@ def _numbers(width: int) -> list[str]:
 
 def not_utf8(cell: str) -> int | None:
     """The first byte of a text that was not UTF-8, where such bytes were read as lone surrogates."""
-    if not cell.isascii():
+    character = lone_surrogate(cell)
+    return None if character is None else ord(character) - 0xDC00
+
+
+def lone_surrogate(text: str) -> str | None:
+    """The first half of a pair that stands alone, as JSON holds where a text was cut within an emoji."""
+    if not text.isascii():
         try:
-            cell.encode("utf-8")
+            text.encode("utf-8")
         except UnicodeEncodeError as error:
-            return ord(cell[error.start]) - 0xDC00
+            return text[error.start]
     return None
 
 
@@ -352,9 +358,10 @@ class _Parquet(TableFile):
 def _features_in(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
     """What `datasets` wrote into a Parquet file about its columns, as JSON; empty where it did not."""
     try:
-        return dict(json.loads((metadata or {})[b"huggingface"])["info"]["features"])
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
+    return features if isinstance(features, dict) else {}
 
 
 class DatasetTable(TableFile):
@@ -403,9 +410,11 @@ def _named(value: Any, classes: list[str] | None) -> Any:
         return value
     if isinstance(value, list):
         return [_named(item, classes) for item in value]
-    if isinstance(value, int) and value < len(classes):
-        return classes[value] if value >= 0 else None  # -1 marks the hidden labels of a test split
-    return value
+    if not isinstance(value, int):
+        return value
+    if value >= len(classes):
+        raise UserError(f"class number {value}, where the data name {len(classes)} classes: {', '.join(classes[:9])}")
+    return classes[value] if value >= 0 else None  # -1 marks the hidden labels of a test split
 
 
 def open_dataset(name: str, configuration: str | None, *, split: str | None = None) -> dict[str, TableFile]:

@@ -55,11 +55,11 @@ def read_examples(table: Table, columns: SequenceColumns, *, problem_type: str |
     if columns.label is None:
         labels: list[Any] = [None] * len(table)
     else:
-        values = list(enumerate(table.column(columns.label, flag="--label_column")))
+        values = table.column(columns.label, flag="--label_column")
         if problem_type == MULTI_LABEL:
-            lists = [_label_list(value, table.where(row), columns.label) for row, value in values]
-            values = list(enumerate(_names_of_multi_hot(lists)))
-        labels = [_label(value, problem_type, table.where(row), columns.label) for row, value in values]
+            lists = [_label_list(value, table.where(row), columns.label) for row, value in enumerate(values)]
+            values = _names_of_multi_hot(lists)
+        labels = [_label(value, problem_type, table.where(row), columns.label) for row, value in enumerate(values)]
     rows = enumerate(zip(texts, pairs, labels, strict=True))
     return [SequenceExample(text, pair, label, table.where(row)) for row, (text, pair, label) in rows]
 
@@ -78,12 +78,12 @@ def _texts(table: Table, name: str, *, flag: str) -> list[str]:
 
 def _label(value: Any, problem_type: str | None, where: str, column: str) -> Any:
     if problem_type == MULTI_LABEL:
-        if (fraction := next((x for x in value if isinstance(x, float) and x != round(x)), None)) is not None:
+        names = [_label_name(name, where, column) for name in value]
+        if fractions := [x for x in value if isinstance(x, float) and not x.is_integer()]:
             raise UserError(
-                f"{where}: the list of labels (column {column!r}) holds {fraction!r}; labels are names, and a "
+                f"{where}: the list of labels (column {column!r}) holds {fractions[0]!r}; labels are names, and a "
                 f"regression has one number for each text"
             )
-        names = [_label_name(name, where, column) for name in value]
         if repeated := next((name for name, times in Counter(names).items() if times > 1), None):
             raise UserError(f"{where}: the list of labels (column {column!r}) holds {repeated!r} more than once")
         return frozenset(names)

@@ -19,7 +19,7 @@ from ..corpus.columns import (
     text_column_of,
     usual_column,
 )
-from ..corpus.tables import BadText, Row, TableFile, open_table
+from ..corpus.tables import BadText, Row, TableFile, lone_surrogate, open_table
 from ..utils.errors import UserError
 
 
@@ -82,18 +82,18 @@ def good_rows(file: TableFile) -> Iterator[Row]:
     for row in file.rows():
         if isinstance(row, BadText):
             raise UserError(f"{file.source}, {row.unit} {row.line}: {row.reason}")
-        if character := _lone_surrogate(row.values):
+        if character := _half_character(row.values):
             raise UserError(f"{file.source}, {file.unit} {row.line}: {character!r} is half a character; mend the text")
         yield row
 
 
-def _lone_surrogate(value: Any) -> str | None:
-    """Half a character in the texts of a value, as JSON holds where a text was cut within an emoji."""
-    if isinstance(value, str) and not value.isascii():
-        return next((character for character in value if "\ud800" <= character <= "\udfff"), None)
+def _half_character(value: Any) -> str | None:
+    """`lone_surrogate` of the texts in a value."""
+    if isinstance(value, str):
+        return lone_surrogate(value)
     if isinstance(value, (list, tuple, dict)):
         inner = value.values() if isinstance(value, dict) else value
-        return next(filter(None, map(_lone_surrogate, inner)), None)
+        return next(filter(None, map(_half_character, inner)), None)
     return None
 
 

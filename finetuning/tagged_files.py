@@ -77,8 +77,8 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
         raise UserError(f"{path}: expected columns (word and tag), found lines of {width}; which format is it?")
     column = _column_number(tag_column, width, path) if with_tags else 0
     blocks = list(_blocks(lines))
-    marked = sum(block[0][1].startswith("#") for block in blocks)
-    has_comments = len(blocks) > 1 and 2 * marked > len(blocks)
+    # A hash and a blank: hashtags may begin most tweets.
+    has_comments = len(blocks) > 1 and 2 * sum(block[0][1].startswith("# ") for block in blocks) > len(blocks)
     for block in blocks:
         rows = _conll_rows(block, separator, width, has_comments=has_comments)
         for number, cells in rows:
@@ -117,7 +117,7 @@ def _conll_rows(
     Args:
         has_comments: most sentences begin with such a line, so the first one is a comment even if it looks like a row.
     """
-    if has_comments and block[0][1].startswith("#"):
+    if has_comments and block[0][1].startswith("# "):
         block = block[1:]
     # a comment stands before a sentence and need not look like a row; "# O" inside one is a word and its tag
     while block and block[0][1].startswith("#") and len(_cells(block[0][1], separator)) != width:

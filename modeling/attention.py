@@ -138,13 +138,17 @@ class Attention(nn.Module):
             self,
             *(x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK)),
             attention_mask,
-            dropout=self.dropout.p if self.training else 0.0,
+            dropout=self.dropout_now(),
             scaling=self.scaling,
             is_causal=False,
             sliding_window=self.sliding_window,
             **kwargs,
         )
         return linear(self.o_proj, out_BTHK.reshape(*queries.shape[:-1], -1)), weights_BHTT
+
+    def dropout_now(self) -> float:
+        """The probability that falls on the weights of attention in this mode."""
+        return self.dropout.p if self.training else 0.0
 
     def _project(
         self,

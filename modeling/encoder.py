@@ -196,7 +196,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             x_BTD, run = run.fill_up(x_BTD, RECURRING_SIZE)
             position_ids = run.position_ids
         tables = self._rotary_tables(x_BTD, position_ids, run, mask_BT)
-        masks = make_masks(self.config, x_BTD, attention_mask, run, training=self.training)
+        masks = make_masks(self.config, x_BTD, attention_mask, run, dropout=self._attention_dropout())
         index_R = read_positions
         if read_positions is not None and not shows_states:
             masks[-1], index_R = read_in_last_layer(masks[-1], x_BTD, run, read_positions, self.config)
@@ -213,6 +213,11 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         if index_R is not None:
             return BaseModelOutputWithPooling(last_hidden_state=x_BTD.flatten(0, 1)[index_R].unsqueeze(0))
         return self._pooled(x_BTD[:, : shape_BT[1]], mask_BT, packed)
+
+    def _attention_dropout(self) -> float:
+        """The largest probability of dropout in any layer's attention now."""
+        attentions: list[Any] = [layer.attention for layer in self.layers]
+        return max(attention.dropout_now() for attention in attentions)
 
     def _positions(
         self,

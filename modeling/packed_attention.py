@@ -59,12 +59,15 @@ class PackedPlan:
 
 
 def make_masks(
-    config: ClozeBertConfig, x_BTD: torch.Tensor, attention_mask: Any, packed: Packed | None, *, training: bool
+    config: ClozeBertConfig, x_BTD: torch.Tensor, attention_mask: Any, packed: Packed | None, *, dropout: float
 ) -> list[Any]:
     """For each layer, the mask that its attention takes.
 
     That is what transformers makes of `attention_mask` for the attention implementation; or a plan, for packed
     documents under `sdpa`, and for windowed layers over long rows on a CPU.
+
+    Args:
+        dropout: the largest probability in any layer's attention; not every kernel can.
     """
     implementation = config._attn_implementation
     if implementation == "flex_attention" and x_BTD.device.type == "cpu" and x_BTD.requires_grad:
@@ -80,7 +83,7 @@ def make_masks(
                 f"layer type, and {', '.join(sorted(missing))} is missing"
             )
     elif packed is not None and implementation == "sdpa":
-        masks = {kind: _plan_packed(packed, config, kind, x_BTD, training=training) for kind in set(of_layers)}
+        masks = {kind: _plan_packed(packed, config, kind, x_BTD, dropout=dropout) for kind in set(of_layers)}
     else:
         masks = {kind: _make_mask(kind, config, x_BTD, attention_mask, packed) for kind in set(of_layers)}
     return [masks[kind] for kind in of_layers]
@@ -113,13 +116,12 @@ def _same_document(document_BT: torch.Tensor) -> Any:
 
 
 def _plan_packed(
-    packed: Packed, config: ClozeBertConfig, layer_type: str, x_BTD: torch.Tensor, *, training: bool
+    packed: Packed, config: ClozeBertConfig, layer_type: str, x_BTD: torch.Tensor, *, dropout: float
 ) -> TilePlan | PackedPlan:
     """How the layers of one type attend over packed documents."""
     if x_BTD.device.type == "cpu" and not is_plain() and not is_transformed():
         return _tiles_of(packed, config, layer_type)
     window = config.sliding_window if layer_type == "sliding_attention" else None
-    dropout = config.attention_probs_dropout_prob if training else 0.0
     head_size = config.hidden_size // config.num_attention_heads
     if not _has_varlen_kernel(x_BTD, head_size=head_size, dropout=dropout):
         return PackedPlan(packed, window, "padded")

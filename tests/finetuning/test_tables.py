@@ -190,6 +190,7 @@ def test_label_names_do_not_depend_on_the_order_of_rows() -> None:
         ("a", "x", MULTI_LABEL, "line 2: the label .* expected a list of labels"),
         ("a", "[x", MULTI_LABEL, "line 2: the label .* not a JSON list"),
         ("a", ["x", "y", "x"], MULTI_LABEL, "line 2: the list of labels .* holds 'x' more than once"),
+        ("a", [float("nan"), "x"], MULTI_LABEL, "line 2: the label .* is missing"),
         ("a", [0.5, 1.5], MULTI_LABEL, "line 2: the list of labels .* holds 0.5; .* a regression has one number"),
     ],
 )
@@ -234,6 +235,21 @@ def test_class_numbers_in_parquet_have_the_names_that_datasets_wrote(tmp_path: P
     assert read_table(path).columns == expected
     from_folder = open_dataset(str(tmp_path), None)["train"]
     assert [row.values for row in from_folder.rows()] == [row.values for row in open_table(path).rows()]
+
+
+def test_a_class_number_without_a_name_is_an_error(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    features = {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}
+    for found in (features, None, ["label"]):
+        schema = {"huggingface": json.dumps({"info": {"features": found}})}
+        table = pyarrow.table({"text": ["x"], "label": [2]}).replace_schema_metadata(schema)
+        parquet.write_table(table, tmp_path / "a.parquet")
+        if found is features:
+            with pytest.raises(UserError, match="class number 2, where the data name 2 classes: a, b"):
+                read_table(str(tmp_path / "a.parquet"))
+        else:
+            assert read_table(str(tmp_path / "a.parquet")).columns["label"] == [2]
 
 
 @pytest.mark.parametrize("values", ['"text": "good \\ud83d text"', '"text": "fine", "label": "\\udc00"'])

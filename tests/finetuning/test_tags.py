@@ -154,6 +154,8 @@ def test_a_hash_that_begins_some_sentences_is_a_word(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text("# O\n1 O\n\nAda B-PER\n\nran O\n")
     assert [one.words for one in read_tagged_file(str(path))] == [["#", "1"], ["Ada"], ["ran"]]
+    path.write_text("#ff O\n\n#nlproc O\n\nran O\n")  # hashtags, in most sentences
+    assert [one.words for one in read_tagged_file(str(path))] == [["#ff"], ["#nlproc"], ["ran"]]
 
 
 def test_conll_with_spaces(tmp_path: Path) -> None:
