@@ -100,7 +100,7 @@ class Adaptation:
         self.row_length = arguments.max_seq_length or min(_LONGEST_ROW, longest)
         if not arguments.general_input and not arguments.replay_input:
             self.say("no --general_input and no --replay_input: what is forgotten is not measured")
-        claim_output_dir(arguments)
+        claim_output_dir(arguments, self._files())
         self.changes_vocabulary = bool(
             arguments.extend_vocabulary or arguments.trim_vocabulary or arguments.tokenizer_name
         )
@@ -143,9 +143,13 @@ class Adaptation:
             on_bad_text=arguments.on_bad_text,
         )
 
+    def _files(self) -> dict[str, Any]:
+        """The files of each text with their sizes."""
+        return {name: reader.facts()["files"] for name, reader in self.readers.items()}
+
     def _prepare(self) -> None:
         """All stages before training, as far as they are not done."""
-        write_settings(self.arguments)
+        write_settings(self.arguments, self._files())
         if not (self.work / "start").is_dir():
             self._make_start()
         tokenizer = load_tokenizer(str(self.work / "start"))
@@ -192,6 +196,9 @@ class Adaptation:
         )
         for name, value in start.facts.items():
             self.say(f"{name}: {value}")
+        asked = self.arguments.extend_vocabulary
+        if asked and start.facts["new entries"] < asked:
+            self.say(f"extend_vocabulary={asked}: the text holds no more that occurs twice and is no entry yet")
         with whole_folder(self.work / "start") as folder:
             start.model.save_pretrained(folder)
             save_tokenizer(start.tokenizer, folder)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -206,8 +207,11 @@ class AdaptationArguments:
         return arguments if max_steps is None else arguments.of_length(max_steps)
 
 
-def claim_output_dir(arguments: AdaptationArguments) -> None:
+def claim_output_dir(arguments: AdaptationArguments, files: Mapping[str, Any]) -> None:
     """Take the output folder for this adaptation, or go on with the same one that it holds.
+
+    Args:
+        files: the files of each text with their sizes.
 
     Raises:
         UserError: it holds another adaptation, or something else.
@@ -220,6 +224,12 @@ def claim_output_dir(arguments: AdaptationArguments) -> None:
                 raise UserError(
                     f"output_dir={arguments.output_dir} holds an adaptation with {name}={saved.get(name)!r}, and here "
                     f"it is {value!r}: give the same flags to go on, another output_dir, or --overwrite_output_dir"
+                )
+        for name, found in files.items():
+            if saved.get("files", files).get(name) != found:
+                raise UserError(
+                    f"output_dir={arguments.output_dir} holds an adaptation to other text: files of {name} were added, "
+                    "removed or changed since; give another output_dir, or --overwrite_output_dir"
                 )
         return
     check_output_dir(
@@ -236,6 +246,6 @@ def claim_output_dir(arguments: AdaptationArguments) -> None:
         remove_written(Path(arguments.output_dir), ADAPTATION_FILES)
 
 
-def write_settings(arguments: AdaptationArguments) -> None:
-    """Remember with which flags the folder was taken."""
-    write_text(arguments.work / _SETTINGS, json.dumps(arguments.settings, indent=2) + "\n")
+def write_settings(arguments: AdaptationArguments, files: Mapping[str, Any]) -> None:
+    """Remember with which flags and texts the folder was taken."""
+    write_text(arguments.work / _SETTINGS, json.dumps({**arguments.settings, "files": files}, indent=2) + "\n")

@@ -195,6 +195,8 @@ class PredictionArguments:
 
     def __post_init__(self) -> None:
         for path in self.input:
+            if path != "-" and os.path.exists(path) and not os.path.isfile(path):
+                raise UserError(f"--input {path}: not a file; pipe lines of text into --input -")
             if path != "-" and not os.path.isfile(path):
                 raise MissingFileError(f"--input {path}: there is no such file")
         if os.path.exists(self.output_file):

@@ -34,26 +34,40 @@ def copy_processors(folder: Path, directory: Path) -> None:
 
 
 def save_beside_model(tokenizer: Any, directory: Path) -> None:
-    """Save a tokenizer beside a saved model; that of a native BERT as a `BertTokenizerFast` where it equals one."""
+    """Save a tokenizer beside a saved model; that of a native BERT or RoBERTa in its own class where it equals one."""
     save_tokenizer(tokenizer, directory)
     settings = read_tokenizer_settings(directory)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    if config.get("model_type") != "bert" or settings.get("tokenizer_class") != "PreTrainedTokenizerFast":
+    if settings.get("tokenizer_class") != "PreTrainedTokenizerFast":
         return
-    normalizer = json.loads(tokenizer.backend_tokenizer.to_str())["normalizer"]
-    if normalizer is None or normalizer["type"] != "BertNormalizer":
+    own_class = _own_class(config.get("model_type"), json.loads(tokenizer.backend_tokenizer.to_str()))
+    if own_class is None:
         return
-    as_bert = {
-        "tokenizer_class": "BertTokenizerFast",
-        "do_lower_case": normalizer["lowercase"],
-        "strip_accents": normalizer["strip_accents"],
-        "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
-    }
-    write_tokenizer_settings(directory, {**settings, **as_bert})
-    # transformers 5 builds a BertTokenizerFast from its vocabulary and these settings alone.
+    write_tokenizer_settings(directory, {**settings, **own_class})
+    # transformers 5 builds either class from its vocabulary and these settings alone.
     rebuilt = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     if _how_it_encodes(rebuilt) != _how_it_encodes(tokenizer):
         write_tokenizer_settings(directory, settings)
+
+
+def _own_class(model_type: str | None, parts: dict[str, Any]) -> dict[str, Any] | None:
+    """The class of an architecture's own tokenizers, and its settings; None where these parts are not of that kind."""
+    normalizer, pre_tokenizer = parts["normalizer"] or {}, parts["pre_tokenizer"] or {}
+    if model_type == "bert" and normalizer.get("type") == "BertNormalizer":
+        return {
+            "tokenizer_class": "BertTokenizerFast",
+            "do_lower_case": normalizer["lowercase"],
+            "strip_accents": normalizer["strip_accents"],
+            "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+        }
+    if model_type == "roberta" and pre_tokenizer.get("type") == "ByteLevel":
+        # Without the class, `add_prefix_space=True`, which words cut beforehand need, would have no effect.
+        return {
+            "tokenizer_class": "RobertaTokenizerFast",
+            "add_prefix_space": pre_tokenizer["add_prefix_space"],
+            "trim_offsets": (parts["post_processor"] or {}).get("trim_offsets", True),
+        }
+    return None
 
 
 def _how_it_encodes(tokenizer: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import select
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -16,6 +17,7 @@ from clozebert.utils.errors import UserError
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 
 _Arguments = TypeVar("_Arguments")
+_format_with_place = warnings.formatwarning
 
 # Before torch is imported. Threads that spin while they wait make a busy machine several times slower; those that sleep
 # at once make a quiet one slower by half. So they spin for about as long as waking one takes (docs/LOG.md).
@@ -105,6 +107,15 @@ def command(verb: str) -> str:
     return f"clozebert {verb}"
 
 
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """One line for what this package tells a person; a library's warning keeps its place in the code."""
+    if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
+        return f"warning: {message}\n"
+    return _format_with_place(message, category, filename, lineno, line)
+
+
 def run(main: Callable[[], Any]) -> NoReturn:
     """Run a program and exit: with status 0, or 2 after a person's mistake, which is one line on stderr.
 
@@ -122,6 +133,7 @@ def run(main: Callable[[], Any]) -> NoReturn:
     if sys.stderr.isatty() and not {"-h", "--help"} & set(sys.argv):
         # A sign of life: to import torch and transformers takes seconds.
         print("loading …", file=sys.stderr, flush=True)
+    warnings.formatwarning = _format_warning
     try:
         with answering_interrupts():
             main()
@@ -129,7 +141,8 @@ def run(main: Callable[[], Any]) -> NoReturn:
     except UserError as error:
         if os.environ.get("CLOZEBERT_TRACEBACK") == "1":
             traceback.print_exc()
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        # One write: print makes two, and the lines of two processes could mingle.
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         sys.exit(2)
     except BrokenPipeError:
         if not _output_is_closed():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from tokenizers import AddedToken
 from torch.nn import functional as F
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
@@ -107,7 +108,8 @@ def extend_vocabulary(
 
     Args:
         tokenizer: the model's; a copy of it gets the tokens.
-        new_tokens: whole words or strings, none of which the tokenizer has.
+        new_tokens: words or other strings, none of which the tokenizer has. A word is not found inside other words:
+            `ring` leaves "during" as it is cut now.
         texts: on whose first 64 tokens pseudo-perplexity is measured, per token of the old tokenizer.
 
     Raises:
@@ -116,7 +118,7 @@ def extend_vocabulary(
     _check_masked_lm(model)
     pieces = _cut(tokenizer, new_tokens)
     larger = copy.deepcopy(tokenizer)
-    larger.add_tokens(list(pieces))
+    larger.add_tokens([_added(token) for token in pieces])
     # A model may have more rows than its tokenizer has tokens; those are used up first.
     sources: list[list[int]] = [[row] for row in range(model.config.vocab_size)]
     sources += [[] for _ in range(len(larger) - len(sources))]
@@ -132,6 +134,11 @@ def extend_vocabulary(
     loss, count = _masked_loss(model, old_documents, None, 32)
     after = pseudo_perplexity(new, new_documents, num_tokens=count)
     return WarmStart(new, perplexity(loss / count), after, larger)
+
+
+def _added(token: str) -> AddedToken:
+    """A token that begins and ends with a letter or a digit is a word, and is not found inside other words."""
+    return AddedToken(token, single_word=token[0].isalnum() and token[-1].isalnum())
 
 
 def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:

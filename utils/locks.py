@@ -5,7 +5,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from .errors import UserError
+from .errors import UserError, as_user_errors
 from .files import LOCK_NAME, disk_errors
 
 # A program that was killed may leave children, which hold its lock until they notice.
@@ -19,10 +19,11 @@ def lock_folder(folder: Path, *, seconds: float = _SECONDS) -> FileLock:
         seconds: to wait for another program.
 
     Raises:
-        UserError: another program has it.
+        UserError: another program has it, or it cannot be made.
     """
     with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        with as_user_errors(FileNotFoundError, about=f"output_dir={folder} cannot be made"):  # as below /proc
+            folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK_NAME)
         try:
             lock.acquire(timeout=seconds)

@@ -1,6 +1,7 @@
 """`adapt` from end to end: the architecture that came in, the report, going on, and what is refused before work."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,18 @@ def test_an_adaptation_that_was_cut_off_goes_on_to_the_same_weights(
     )
     with pytest.raises(UserError, match="holds an adaptation with max_steps=5, and here it is 6"):
         run(bert, texts / "new.txt", tmp_path / "parts", **{**flags, "max_steps": 6})
+
+
+def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    shutil.copyfile(texts / "new.txt", tmp_path / "text" / "one.txt")
+    said: list[str] = []
+    flags = adapt_flags(bert, tmp_path / "text", tmp_path / "out", extend_vocabulary=5000)
+    adapt(AdaptationArguments(**flags), say=said.append)
+    assert any("extend_vocabulary=5000: the text holds no more" in line for line in said)
+    (tmp_path / "text" / "two.txt").write_text("more text\n")
+    with pytest.raises(UserError, match="holds an adaptation to other text: files of input were added"):
+        adapt(AdaptationArguments(**flags), say=said.append)
 
 
 def test_another_tokenizer_and_a_trimmed_vocabulary(bert: Path, texts: Path, tmp_path: Path) -> None:

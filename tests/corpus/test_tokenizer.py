@@ -1,5 +1,6 @@
 """Trained tokenizers: loadable, lossless where they promise to be, the same every time."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_wordpiece_is_berts(tokenizers: dict[str, PreTrainedTokenizerFast]) -> N
     assert tokens[0] == "Return"
     assert [token for token in tokens if token in {"'", "-", ".", "[UNK]"}] == ["'", "[UNK]", "-", "."]
     assert words.replace("\0", "").startswith("Returntheiterable's")
+
+
+def test_wordpiece_knows_nearly_all_characters_of_a_text_that_has_thousands() -> None:
+    """Frequencies fall as 1/rank, as those of Chinese characters do; the vocabulary has place for all."""
+    characters = [chr(0x4E00 + number) for number in range(3000)]
+    draws = random.Random(0).choices(characters, weights=[1 / (1 + rank) for rank in range(3000)], k=100_000)
+    texts = ["".join(draws[first : first + 100]) for first in range(0, len(draws), 100)]
+    tokenizer = train_tokenizer(texts, algorithm="wordpiece", vocab_size=12_000)
+    ids = [number for text in texts for number in tokenizer(text, add_special_tokens=False).input_ids]
+    assert ids.count(tokenizer.unk_token_id) <= 0.0005 * len(ids)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

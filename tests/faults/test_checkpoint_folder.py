@@ -114,6 +114,11 @@ def test_a_second_program_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
     lock_folder(tmp_path / "run", seconds=0.2).release()
 
 
+def test_a_folder_that_cannot_be_made_is_a_persons_error() -> None:
+    with pytest.raises(UserError, match="output_dir=/proc/none/run cannot be made"):
+        lock_folder(Path("/proc/none/run"))
+
+
 def test_a_second_run_changes_nothing(prepared: Path, finished: Path, tmp_path: Path, monkeypatch: Any) -> None:
     output_dir = tmp_path / "run"
     shutil.copytree(finished, output_dir)

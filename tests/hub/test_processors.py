@@ -5,7 +5,7 @@ import json
 import pytest
 from saved_models import make_model
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
 
 from clozebert.hub import save_native
 from clozebert.hub.convert import convert_folder
@@ -73,3 +73,27 @@ def test_others_keep_the_general_class(normalizer, model, tmp_path):
 def test_other_architectures_keep_the_general_class(tmp_path):
     settings = saved_class(tmp_path, make_tokenizer(normalizers.BertNormalizer()), "modernbert-base")
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+def test_a_native_robertas_tokenizer_keeps_its_class_where_it_cuts_alike(spaced, tmp_path):
+    """With the general class, `add_prefix_space=True` would have no effect."""
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    theirs = RobertaTokenizer({name: number for number, name in enumerate(names)}, [], add_prefix_space=spaced)
+    specials = {f"{name}_token": getattr(theirs, f"{name}_token") for name in
+                ("bos", "eos", "sep", "cls", "unk", "pad", "mask")}  # fmt: skip
+    inputs = ["input_ids", "attention_mask"]
+    for backend, expected in ((theirs.backend_tokenizer, "RobertaTokenizerFast"), (None, "PreTrainedTokenizerFast")):
+        if backend is None:  # another end of sentences
+            backend = Tokenizer.from_str(theirs.backend_tokenizer.to_str())
+            backend.post_processor = processors.ByteLevel()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **specials)
+        folder = tmp_path / expected
+        model = make_model(name="roberta-base", vocab_size=len(names))
+        save_native(model, folder, tokenizer)
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        assert settings["tokenizer_class"] == expected
+        loaded = AutoTokenizer.from_pretrained(folder)
+        assert [loaded(text)["input_ids"] for text in TEXTS] == [tokenizer(text)["input_ids"] for text in TEXTS]
+    words = AutoTokenizer.from_pretrained(tmp_path / "RobertaTokenizerFast", add_prefix_space=True)
+    assert words(["a", "b"], is_split_into_words=True)["input_ids"] == theirs(" a b")["input_ids"]

@@ -159,6 +159,7 @@ def test_standard_input_that_is_not_utf8(
         ("token", ["--input", "t.txt"], "t.txt: every line ends with a tag of the model, as in CoNLL columns"),
         ("token", ["--input", "t.tsv"], "t.tsv: every line ends with a tag of the model, as in CoNLL columns"),
         ("sequence", ["--input", "gone.txt"], "--input gone.txt: there is no such file"),
+        ("sequence", ["--input", "/dev/null"], "--input /dev/null: not a file; pipe lines of text into --input -"),
         ("sequence", ["--batch_size", "0"], "--batch_size 0: must be at least 1"),
         ("sequence", ["--input", "b.csv"], "b.csv, line 3: the text (column 'text') is empty"),
         ("pairs", ["--input", "a.txt"], "a.txt, line 1: the model takes pairs; put a tab between two texts"),

@@ -102,6 +102,15 @@ def test_a_line_reaches_a_pipe_while_the_program_runs() -> None:
     assert (program.returncode, said) == (0, "step 1\n")
 
 
+def test_a_warning_of_ours_is_one_line_and_a_librarys_names_its_place() -> None:
+    done = run_program(
+        "import warnings; from pathlib import Path; import clozebert.hub.card as card; "
+        "warnings.warn_explicit('ours', UserWarning, card.__file__, 1); "
+        "warnings.warn_explicit('theirs', UserWarning, '/elsewhere/library.py', 1)"
+    )
+    assert done.stderr.startswith("warning: ours\n/elsewhere/library.py:1: UserWarning: theirs")
+
+
 def test_what_runs_through_is_status_0() -> None:
     done = run_program("print('done')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

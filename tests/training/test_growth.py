@@ -113,6 +113,9 @@ def test_new_tokens_are_means_of_their_parts(tokenizer, kind):
     assert tied == result.model.config.tie_word_embeddings
     assert result.before > 1
     assert result.after > 1
+    # A word is not found inside other words.
+    for text in ("badge", "abad", "facebad"):
+        assert result.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 
 def masked_one_at_a_time(model, document):
