@@ -36,7 +36,8 @@ _PIECES_WITH_THEIR_SPACES = re.compile(r"\s*\S+|\s+")
 _RARE_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-_UNSPACED = re.compile(
+# Thai, Lao, Burmese, Khmer, kana and Chinese characters: written without spaces between words.
+UNSPACED_SCRIPTS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 
@@ -85,7 +86,7 @@ class Encoder:
         starts = [word != before for word, before in zip(words, [None, *words], strict=False)]
         if not self._words_known:
             starts = [one or other for one, other in zip(starts, _after_spaces(text, encoding), strict=True)]
-        if not text.isascii() and _UNSPACED.search(text):
+        if not text.isascii() and UNSPACED_SCRIPTS.search(text):
             starts = [one or other for one, other in zip(starts, _in_unspaced_script(text, encoding), strict=True)]
         return array("I", [token << 1 | start for token, start in zip(ids, starts, strict=True)]).tobytes()
 
@@ -116,7 +117,9 @@ def _in_unspaced_script(text: str, encoding: Encoding) -> Iterator[bool]:
         if begin == end:  # a space by itself, which byte-level tokenizers trim to nothing, before whatever follows
             yield False
             continue
-        yield begin != before and bool(_UNSPACED.match(text, begin))  # one character may be several tokens of bytes
+        yield begin != before and bool(
+            UNSPACED_SCRIPTS.match(text, begin)
+        )  # one character may be several tokens of bytes
         before = begin
 
 

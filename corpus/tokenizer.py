@@ -271,6 +271,15 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
             f"tokenizer.add_special_tokens({{{missing[-1]!r}: '[{missing[-1].removesuffix('_token').upper()}]'}}) and "
             "save it, or train another with train-tokenizer"
         )
+    ids = tokenizer("a").input_ids
+    if ids[:1] != [tokenizer.cls_token_id] or ids[-1:] != [tokenizer.sep_token_id]:
+        cls, sep = tokenizer.cls_token, tokenizer.sep_token
+        numbers = [(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)]
+        raise UserError(
+            f"tokenizer_name={name_or_path!r} does not put {cls} before a text and {sep} behind it, as the encoder reads "
+            "it; say so and save it: tokenizer.backend_tokenizer.post_processor = tokenizers.processors."
+            f"TemplateProcessing(single='{cls} $A {sep}', pair='{cls} $A {sep} $B {sep}', special_tokens={numbers})"
+        )
     return tokenizer
 
 

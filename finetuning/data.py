@@ -92,6 +92,12 @@ def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], 
         splits = {
             split: read_tagged_file(path, tag_column=arguments.tag_column) for split, path in paths.items() if path
         }
+    for sentences in splits.values():
+        if inexact := sum(sentence.inexact_spans for sentence in sentences):
+            print(
+                f"{sentences[0].source}: entities that begin or end inside a word: {inexact}; the whole word has the "
+                "label, and of two in one word the first counts"
+            )
     scheme = arguments.tag_scheme
     if scheme == "auto":
         scheme = detect_scheme(chain.from_iterable(splits.values()))

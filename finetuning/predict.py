@@ -15,6 +15,7 @@ from ..corpus.tables import TABLE_SUFFIXES, not_utf8, open_table
 from ..utils.device import find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import whole_file
+from ..utils.plurals import counted
 from ..utils.progress_bar import progress_bar
 from ..utils.untrusted import read_json_object
 from .arguments import PredictionArguments
@@ -38,7 +39,8 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
     predictor = Predictor(arguments)
     lines = sys.stdin if standard_input is None else standard_input
     if isinstance(lines, io.TextIOWrapper):
-        lines.reconfigure(errors="surrogateescape")  # bytes that are no text are found in their own line
+        # As files are read; bytes that are no text are found in their own line.
+        lines.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline=None)
     with _output(arguments.output_file) as output:
         return _write_predictions(predictor, arguments.input, lines, output)
 
@@ -112,7 +114,8 @@ class Predictor:
             return iter(of_task)
         if bare_suffix(path) in TABLE_SUFFIXES:
             return self._of_table(path)
-        texts = read_text(path).removesuffix("\n").split("\n")
+        text = read_text(path)
+        texts = text.removesuffix("\n").split("\n") if text else []
         self.task.refuse_tagged(map(str.split, texts), path)
         return self._of_lines(texts, path)
 
@@ -131,7 +134,7 @@ class Predictor:
                 raise UserError(f"{source}, line {number}: the model takes pairs; put a tab between two texts")
             yield self.task.example(text, pair, source=source, line=number)
         if num_blank:
-            print(f"{source}: left out {num_blank} blank lines", file=sys.stderr)
+            print(f"{source}: left out {counted(num_blank, 'blank line')}", file=sys.stderr)
 
     def _of_table(self, path: str) -> Iterator[Any]:
         wanted = [name for name in (self.arguments.text_column, self.arguments.text_pair_column) if name is not None]

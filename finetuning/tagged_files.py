@@ -1,12 +1,14 @@
 """Reads tagged text: CoNLL columns, CoNLL-U, words and tags, character spans, chunks of text."""
 
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from ..corpus.compression import bare_suffix, read_text
+from ..corpus.encoding import UNSPACED_SCRIPTS
 from ..corpus.tables import TableFile, open_table
 from ..utils.errors import UserError
 from .tables import good_rows
@@ -16,6 +18,9 @@ CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "depre
 WORD_FIELDS = ("words", "tokens")
 TAG_FIELDS = ("tags", "ner_tags", "labels", "pos_tags", "upos", "slots")
 SPAN_FIELDS = ("spans", "entities")
+_JOINER = "\u200d"  # of emoji that are several
+_SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+_HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3\uffa0-\uffdc]")
 
 
 def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: bool = True) -> list[TaggedSentence]:
@@ -86,7 +91,7 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
         if rows:
             numbers = [number for number, _ in rows]
             words = [cells[0] for _, cells in rows]
-            spaces = [index > 0 for index in range(len(rows))]
+            spaces = _spaces_between(words)
             tags: list[str | None] | None = [cells[column].strip() for _, cells in rows] if with_tags else None
             yield TaggedSentence(words, spaces, tags, source=path, line=numbers[0], lines=numbers)
 
@@ -220,7 +225,7 @@ def _sentence_of_record(
     if word_field is not None:
         words = _words_of(record, word_field, where)
         tags = _tags_of(record, word_field, tag_column, where) if with_tags else None
-        return TaggedSentence(words, [index > 0 for index in range(len(words))], tags, source, line)
+        return TaggedSentence(words, _spaces_between(words), tags, source, line)
     if isinstance(record.get("data"), list):
         text, spans = _chunks(record["data"], where)
     elif isinstance(record.get("text"), str):
@@ -282,16 +287,20 @@ def _checked_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
 def sentence_of_text(
     text: str, spans: Sequence[tuple[int, int, str]] | None, *, source: str, line: int
 ) -> TaggedSentence:
-    """Split running text into words, and at the edges of spans, and give the words of a span its label, in IOB2.
+    """Split running text into words, and give the words of a span its label, in IOB2.
+
+    The words do not depend on the spans, so a model is scored on the words that it will be asked for. A span that ends
+    inside a word takes the whole word, and of two in one word the first one does; `inexact_spans` counts them.
 
     Raises:
         UserError: the text has no word, a span covers none, or two spans overlap (with file and line).
     """
-    cuts = {position for start, end, _ in spans or [] for position in (start, end)}
-    bounds = word_bounds(text, cuts)
+    bounds = word_bounds(text)
     if not bounds:
         raise UserError(f"{source}, line {line}: the text is empty")
-    tags = None if spans is None else _tags_of_spans(spans, bounds, where=f"{source}, line {line}")
+    tags, num_inexact = None, 0
+    if spans is not None:
+        tags, num_inexact = _tags_of_spans(spans, bounds, where=f"{source}, line {line}")
     return TaggedSentence(
         words=[text[first:last] for first, last in bounds],
         spaces=[i > 0 and bounds[i - 1][1] < first for i, (first, _) in enumerate(bounds)],
@@ -300,39 +309,49 @@ def sentence_of_text(
         line=line,
         text=text,
         starts=[first for first, _ in bounds],
+        inexact_spans=num_inexact,
     )
 
 
 def _tags_of_spans(
     spans: Sequence[tuple[int, int, str]], bounds: Sequence[tuple[int, int]], *, where: str
-) -> list[str | None]:
+) -> tuple[list[str | None], int]:
+    """The tags of the words, and how many spans begin or end inside one."""
     tags: list[str | None] = [OUTSIDE] * len(bounds)
+    num_inexact = covered = 0
     for start, end, label in sorted(spans):
         touched = [index for index, (first, last) in enumerate(bounds) if first < end and start < last]
         if not touched:
             raise UserError(f"{where}: span {start}-{end} ({label}) covers no word")
-        if any(tags[index] != OUTSIDE for index in touched):
+        if start < covered:
             raise UserError(f"{where}: span {start}-{end} ({label}) overlaps another one")
-        tags[touched[0]] = f"B-{label}"
-        for index in touched[1:]:
-            tags[index] = f"I-{label}"
-    return tags
+        covered = end
+        num_inexact += bounds[touched[0]][0] < start or end < bounds[touched[-1]][1]
+        free = [index for index in touched if tags[index] == OUTSIDE]
+        for index in free:
+            tags[index] = f"{'B' if index == free[0] else 'I'}-{label}"
+    return tags, num_inexact
 
 
-def word_bounds(text: str, cuts: Container[int] = ()) -> list[tuple[int, int]]:
-    """(start, end) of the words of a text: runs of letters, marks and digits; other signs and ideographs one by one.
+def word_bounds(text: str) -> list[tuple[int, int]]:
+    """(start, end) of the words of a text: runs of letters, marks and digits.
 
-    No word goes over a position in `cuts`.
+    Letters of scripts without spaces, and other signs, are words one by one, each with the marks behind it.
     """
     bounds: list[tuple[int, int]] = []
-    previous = " "
+    previous, joined = " ", False
     for position, character in enumerate(text):
         kind = _kind_of(character)
-        if kind == "word" and previous == "word" and position not in cuts:
+        if kind == "mark":  # it belongs to what stands before it
+            kind = "word" if previous == " " else previous
+            goes_on = previous != " "
+        else:
+            goes_on = kind == previous == "word" or (joined and kind == "sign")
+        if goes_on:
             bounds[-1] = (bounds[-1][0], position + 1)
         elif kind != " ":
             bounds.append((position, position + 1))
-        previous = kind
+        previous, joined = kind, character == _JOINER
     return bounds
 
 
@@ -340,11 +359,25 @@ def _kind_of(character: str) -> str:
     if character.isspace():
         return " "
     category = unicodedata.category(character)
-    if category == "Lo" and unicodedata.east_asian_width(character) == "W" and not _is_hangul(character):
-        return "sign"  # ideographs and kana are written without spaces between words
-    # Mn, Mc: accents and vowel signs belong to their letter; Cf: joiners stand inside words
-    return "word" if category[0] in "LNM" or category == "Cf" or character == "_" else "sign"
+    if category[0] == "M" or category == "Cf" or character in _SKIN_TONES:
+        return "mark"
+    if category in ("Lo", "Lm") and _is_unspaced(character):
+        return "sign"
+    return "word" if category[0] in "LN" or character == "_" else "sign"
 
 
-def _is_hangul(character: str) -> bool:
-    return "\uac00" <= character <= "\ud7a3" or "\u1100" <= character <= "\u11ff"
+def _is_unspaced(character: str) -> bool:
+    """Whether a letter, mark or stop is of a script that puts no spaces between words."""
+    if UNSPACED_SCRIPTS.match(character):
+        return True
+    return unicodedata.east_asian_width(character) in "WFH" and not _HANGUL.match(character)
+
+
+def _spaces_between(words: Sequence[str]) -> list[bool]:
+    """Whether a space stands before each word where a file does not tell: not between words of unspaced scripts."""
+
+    def is_unspaced(character: str) -> bool:
+        return unicodedata.category(character)[0] in "LMP" and _is_unspaced(character)
+
+    glued = [is_unspaced(before[-1]) and is_unspaced(word[0]) for before, word in pairwise(words)]
+    return [False, *(not one for one in glued)][: len(words)]

@@ -31,6 +31,7 @@ class TaggedSentence:
         line: the line of the file on which the sentence begins.
         lines: the line of each word, in files where words have their own.
         text, starts: running text and the character at which each word begins, where the file holds text.
+        inexact_spans: how many of its entities begin or end inside a word in that text.
     """
 
     words: list[str]
@@ -41,6 +42,7 @@ class TaggedSentence:
     lines: list[int] | None = None
     text: str | None = None
     starts: list[int] | None = None
+    inexact_spans: int = 0
 
     @property
     def labels(self) -> set[str]:

@@ -204,7 +204,8 @@ def _entity(sentence: TaggedSentence, scores: Sequence[float], label: str, first
         stop = sentence.starts[end - 1] + len(sentence.words[end - 1])
         entity |= {"start": start, "end": stop, "text": sentence.text[start:stop]}
     else:
-        entity["text"] = " ".join(sentence.words[first:end])
+        pieces = zip(sentence.words[first:end], sentence.spaces[first:end], strict=True)
+        entity["text"] = "".join(" " * space + word for word, space in pieces).strip()
     return entity
 
 

@@ -6,6 +6,8 @@ is cut; each knows which document it belongs to, and (for tagging) which words a
 Shapes: B windows, T tokens of the longest one, N tokens of all of them, L labels.
 """
 
+import copy
+import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +15,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from ..modeling.heads import IGNORED_LABEL
 from ..modeling.packed import Packed
@@ -107,6 +110,25 @@ def pair_spans(
     return [(texts[min(i, len(texts) - 1)], pairs[min(i, len(pairs) - 1)]) for i in range(count)]
 
 
+def _without_prefix(tokenizer: Any) -> Tokenizer | None:
+    """The tokenizer without the space that it puts before a text; None where it puts none."""
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    as_it_is = copy.deepcopy(spec)
+    for name, many in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        part = spec[name] or {}
+        steps = part[many] if part.get("type") == "Sequence" else [part]
+        for step in steps:
+            if step.get("type") == "ByteLevel":
+                step["add_prefix_space"] = False
+            elif step.get("type") == "Metaspace":
+                step["prepend_scheme"] = "never"
+            elif step.get("type") == "Prepend":
+                step["prepend"] = ""
+    if spec == as_it_is:
+        return None
+    return Tokenizer.from_str(json.dumps({**spec, "padding": None, "truncation": None}))
+
+
 class WindowMaker:
     """Turns documents into windows of at most `max_seq_length` tokens with one tokenizer.
 
@@ -122,6 +144,7 @@ class WindowMaker:
         self.tokenizer = tokenizer
         self.max_seq_length = max_seq_length
         self.use_token_types = "token_type_ids" in tokenizer.model_input_names
+        self._without_prefix = _without_prefix(tokenizer)
         self.single = probe_special_tokens(tokenizer, pair=False)
         self.size = max_seq_length - self.single.count
         self.overlap = self.size // 4 if overlap is None else overlap
@@ -131,9 +154,12 @@ class WindowMaker:
                 f"too few for a --window_overlap of {self.overlap}"
             )
 
-    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def _ids(self, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
+        """The ids of texts, or of pieces inside one, before which the tokenizer puts no space of its own."""
         if not texts:
             return []
+        if inside and self._without_prefix is not None:
+            return [one.ids for one in self._without_prefix.encode_batch(list(texts), add_special_tokens=False)]
         return self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
 
     # Sequences
@@ -176,7 +202,8 @@ class WindowMaker:
         """The sub-words of every word of every document.
 
         Each word is encoded by itself, with a space before it where the text has one, so a sub-word never spans two
-        words and the result is what the tokenizer makes of the text: `" ".join` for words with spaces between.
+        words. Otherwise it is what the tokenizer makes of the text: `" ".join` for words with spaces between. Where the
+        tokenizer puts a space before a text, the first word alone has that one.
         A word that the tokenizer makes nothing of (a lone zero-width space, say) becomes the unknown token.
 
         Args:
@@ -184,14 +211,15 @@ class WindowMaker:
             spaces: whether a space stands before each word.
         """
         surfaces = [
-            [(" " if space else "") + word for word, space in zip(words, befores, strict=True)]
+            [(" " * space + word, place > 0) for place, (word, space) in enumerate(zip(words, befores, strict=True))]
             for words, befores in zip(documents, spaces, strict=True)
         ]
-        distinct = list(dict.fromkeys(surface for words in surfaces for surface in words))
-        ids_of = dict(zip(distinct, self._ids(distinct), strict=True))
-        for surface, ids in ids_of.items():
-            if not ids:
-                ids_of[surface] = [self._unknown_id()]
+        distinct = dict.fromkeys(surface for words in surfaces for surface in words)
+        ids_of: dict[tuple[str, bool], list[int]] = {}
+        for inside in (False, True):
+            texts = [text for text, is_inside in distinct if is_inside == inside]
+            for text, ids in zip(texts, self._ids(texts, inside=inside), strict=True):
+                ids_of[text, inside] = ids or [self._unknown_id()]
         return [[ids_of[surface] for surface in words] for words in surfaces]
 
     def _unknown_id(self) -> int:

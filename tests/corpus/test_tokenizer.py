@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from clozebert.corpus.tokenizer import ALGORITHMS, load_tokenizer, tokenizer_facts, train_tokenizer
@@ -129,6 +130,17 @@ def test_what_is_wrong_is_said(wrong: dict[str, Any], message: str) -> None:
 def test_loading_names_what_is_missing(tokenizers: dict[str, PreTrainedTokenizerFast], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
         load_tokenizer(str(tmp_path))
+    bare = Tokenizer.from_str(tokenizers["bpe"].backend_tokenizer.to_str())
+    bare.post_processor = processors.ByteLevel()
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    PreTrainedTokenizerFast(tokenizer_object=bare, **names).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"does not put \[CLS\] before a text .*TemplateProcessing\(single=") as caught:
+        load_tokenizer(str(tmp_path))
+    # The way out that it names is one.
+    line = str(caught.value).split("tokenizers.processors.")[1]
+    bare.post_processor = eval(line, {"TemplateProcessing": processors.TemplateProcessing})
+    PreTrainedTokenizerFast(tokenizer_object=bare, **names).save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path))("").input_ids == [2, 3]
     incomplete = PreTrainedTokenizerFast(tokenizer_object=tokenizers["bpe"].backend_tokenizer, pad_token="[PAD]")
     incomplete.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"has no cls_token, sep_token, mask_token, .*\{'mask_token': '\[MASK\]'\}"):

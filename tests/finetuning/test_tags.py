@@ -216,9 +216,23 @@ def test_json_lines_in_their_forms(tmp_path: Path) -> None:
     assert (read[2].words, read[2].tags) == (["play", "the", "doors", "now"], ["O", "B-band", "I-band", "O"])
 
 
-def test_spans_cut_words_so_that_no_boundary_is_lost() -> None:
-    read = sentence_of_text("xAby", [(1, 2, "P"), (2, 3, "Q")], source="f", line=1)
-    assert (read.words, read.tags) == (["x", "A", "b", "y"], ["O", "B-P", "B-Q", "O"])
+def test_spans_do_not_change_the_words() -> None:
+    """Prediction has no spans to cut at, so a model is trained and scored on the words that it will be asked for."""
+    text = "xAby z zu"
+    read = sentence_of_text(text, [(1, 2, "P"), (2, 3, "Q"), (5, 8, "R")], source="f", line=1)
+    assert read.words == sentence_of_text(text, None, source="f", line=1).words == ["xAby", "z", "zu"]
+    assert (read.tags, read.inexact_spans) == (["B-P", "B-R", "I-R"], 3)
+    exact = sentence_of_text("the เชียงใหม่ way", [(4, 13, "LOC")], source="f", line=1)
+    assert ("".join(exact.words[1:-1]), exact.inexact_spans) == ("เชียงใหม่", 0)
+    assert exact.tags == ["O", "B-LOC", *["I-LOC"] * (len(exact.words) - 3), "O"]
+
+
+def test_words_of_scripts_without_spaces_are_joined_as_they_are_written(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.conll", "東\tB-X\n京\tI-X\n、\tO\nAWS\tO\n社\tO\n한국어\tO\n문장\tO\n")
+    sentence_read = read_tagged_file(path)[0]
+    assert sentence_read.spaces == [False, False, False, True, True, True, True]
+    record = write(tmp_path, "a.jsonl", json.dumps({"tokens": ["ภาษา", "ไทย", "is"], "tags": ["O", "O", "O"]}) + "\n")
+    assert read_tagged_file(record)[0].spaces == [False, False, True]
 
 
 @settings(max_examples=100, deadline=None)
@@ -238,6 +252,10 @@ def test_words_of_several_scripts() -> None:
     assert words("हिन्दी भाषा") == ["हिन्दी", "भाषा"]
     assert words("我爱 Python3") == ["我", "爱", "Python3"]
     assert words("한국어 문장") == ["한국어", "문장"]
+    assert words("サーバーAWS人々ABC") == ["サ", "ー", "バ", "ー", "AWS", "人", "々", "ABC"]
+    assert words("ที่นี่") == ["ที่", "นี่"]
+    # A sign keeps its marks, joiners and skin tones, and a letter behind them begins a word.
+    assert words("❤\ufe0fParis 👩\u200d👩\u200d👧 👍🏽ok") == ["❤\ufe0f", "Paris", "👩\u200d👩\u200d👧", "👍🏽", "ok"]
 
 
 @pytest.mark.parametrize(

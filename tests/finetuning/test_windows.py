@@ -228,3 +228,32 @@ def test_round_trip_on_real_text(shared_data: Path, kind: str, path: str) -> Non
     seen = [(w.example, word, w.input_ids[position]) for w in windows for word, position in w.words]
     expected = [(d, w, ids[0]) for d, words in enumerate(subwords) for w, ids in enumerate(words)]
     assert sorted(seen) == expected
+
+
+@pytest.mark.parametrize("kind", ["byte level", "metaspace", "sentencepiece", "sequence"])
+def test_a_prefix_space_stands_before_the_first_word_alone(kind: str) -> None:
+    """Word by word, the ids are those of the whole text."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    space = "Ġ" if kind == "byte level" else "▁"
+    letters = [*"abc(.東京", *("æ", "Ŀ", "±", "ä", "º", "¬")]  # the last six: the bytes of the two ideographs
+    vocabulary = {token: number for number, token in enumerate(["<unk>", space, *letters, f"{space}a", f"{space}b"])}
+    core = Tokenizer(models.BPE(vocabulary, [(space, "a"), (space, "b")], unk_token="<unk>"))
+    if kind == "byte level":
+        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    elif kind == "metaspace":
+        core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    elif kind == "sentencepiece":
+        core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="first")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+    maker = WindowMaker(tokenizer, max_seq_length=20)
+    for words, spaces in (
+        (["a", "(", "b", ".", "b"], [False, True, False, False, True]),
+        (["東", "京", "a"], [False, False, True]),
+    ):
+        text = "".join(" " * before + word for word, before in zip(words, spaces, strict=True))
+        (found,) = maker.subwords_of([words], [spaces])
+        assert [number for ids in found for number in ids] == tokenizer(text, add_special_tokens=False).input_ids

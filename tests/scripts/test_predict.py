@@ -54,7 +54,7 @@ def test_standard_input_as_a_person_pipes_it(repository: Path, tuned: dict[str, 
         [("PER", "Charles Babbage", 0, 15), ("LOC", "London", 24, 30)],
     ]
     assert all(0 < e["score"] <= 1 for record in records for e in record["entities"])
-    assert "standard input: left out 1 blank lines" in done.stderr
+    assert "standard input: left out 1 blank line\n" in done.stderr
 
 
 def test_blank_lines_are_counted(tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
