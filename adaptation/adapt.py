@@ -42,7 +42,8 @@ from ..training.scoring import precision_of, score_frozen_masks
 from ..training.time_budget import FORWARD_SHARE
 from ..utils.device import choose_precision
 from ..utils.errors import UserError
-from ..utils.files import disk_errors, whole_files, whole_folder, write_text
+from ..utils.files import disk_errors, sha256_of_file, whole_files, whole_folder, write_text
+from ..utils.locks import lock_folder
 from ..utils.tokenizer_files import save_tokenizer
 from ..utils.untrusted import read_json_object
 from .arguments import (
@@ -100,7 +101,8 @@ class Adaptation:
         self.row_length = arguments.max_seq_length or min(_LONGEST_ROW, longest)
         if not arguments.general_input and not arguments.replay_input:
             self.say("no --general_input and no --replay_input: what is forgotten is not measured")
-        claim_output_dir(arguments, self._files())
+        self.texts_read = self._fingerprints()
+        claim_output_dir(arguments, self.texts_read)
         self.changes_vocabulary = bool(
             arguments.extend_vocabulary or arguments.trim_vocabulary or arguments.tokenizer_name
         )
@@ -112,7 +114,15 @@ class Adaptation:
         if done.is_file() and (self.work / "before.json").is_file():
             self.say(f"{self.arguments.output_dir} is finished already")
             return read_json_object(done)
-        is_main = os.environ.get("RANK", "0") == "0"
+        if os.environ.get("RANK", "0") != "0":
+            return self._run(is_main=False)
+        lock = lock_folder(self.work)
+        try:
+            return self._run(is_main=True)
+        finally:
+            lock.release()
+
+    def _run(self, *, is_main: bool) -> dict[str, Any]:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             if not (self.work / "before.json").is_file():
                 raise UserError("several processes train, but one prepares: run the command once with --prepare_only")
@@ -143,13 +153,18 @@ class Adaptation:
             on_bad_text=arguments.on_bad_text,
         )
 
-    def _files(self) -> dict[str, Any]:
-        """The files of each text with their sizes."""
-        return {name: reader.facts()["files"] for name, reader in self.readers.items()}
+    def _fingerprints(self) -> dict[str, Any]:
+        """What tells whether a text is still the same: the hashes of its files, or that of a corpus."""
+        found: dict[str, Any] = {
+            name: [sha256_of_file(file) for file in one.files] for name, one in self.readers.items()
+        }
+        if self.arguments.corpus is not None:
+            found["corpus"] = Corpus(self.arguments.corpus).fingerprint
+        return found
 
     def _prepare(self) -> None:
         """All stages before training, as far as they are not done."""
-        write_settings(self.arguments, self._files())
+        write_settings(self.arguments, self.texts_read)
         if not (self.work / "start").is_dir():
             self._make_start()
         tokenizer = load_tokenizer(str(self.work / "start"))

@@ -18,6 +18,7 @@ WORK_FOLDER, TEACHER_FOLDER = "adaptation", "teacher"
 ADAPTATION_RESULTS = "adaptation_results.json"
 REPORT_NAME = "report.md"
 _SETTINGS = "settings.json"
+_TEXTS = "texts"
 # What --overwrite_output_dir deletes; see `files.written_in`.
 ADAPTATION_FILES = (
     WORK_FOLDER, ADAPTATION_RESULTS.replace(".", r"\."), REPORT_NAME.replace(".", r"\."), r"config\.json",
@@ -207,11 +208,11 @@ class AdaptationArguments:
         return arguments if max_steps is None else arguments.of_length(max_steps)
 
 
-def claim_output_dir(arguments: AdaptationArguments, files: Mapping[str, Any]) -> None:
+def claim_output_dir(arguments: AdaptationArguments, texts: Mapping[str, Any]) -> None:
     """Take the output folder for this adaptation, or go on with the same one that it holds.
 
     Args:
-        files: the files of each text with their sizes.
+        texts: what tells whether each text is still the same.
 
     Raises:
         UserError: it holds another adaptation, or something else.
@@ -225,11 +226,11 @@ def claim_output_dir(arguments: AdaptationArguments, files: Mapping[str, Any]) -
                     f"output_dir={arguments.output_dir} holds an adaptation with {name}={saved.get(name)!r}, and here "
                     f"it is {value!r}: give the same flags to go on, another output_dir, or --overwrite_output_dir"
                 )
-        for name, found in files.items():
-            if saved.get("files", files).get(name) != found:
+        for name, found in texts.items():
+            if saved.get(_TEXTS, texts).get(name) != found:
                 raise UserError(
-                    f"output_dir={arguments.output_dir} holds an adaptation to other text: files of {name} were added, "
-                    "removed or changed since; give another output_dir, or --overwrite_output_dir"
+                    f"output_dir={arguments.output_dir} holds an adaptation to other text: that of {name} has changed "
+                    "since; give another output_dir, or --overwrite_output_dir"
                 )
         return
     check_output_dir(
@@ -246,6 +247,6 @@ def claim_output_dir(arguments: AdaptationArguments, files: Mapping[str, Any]) -
         remove_written(Path(arguments.output_dir), ADAPTATION_FILES)
 
 
-def write_settings(arguments: AdaptationArguments, files: Mapping[str, Any]) -> None:
+def write_settings(arguments: AdaptationArguments, texts: Mapping[str, Any]) -> None:
     """Remember with which flags and texts the folder was taken."""
-    write_text(arguments.work / _SETTINGS, json.dumps({**arguments.settings, "files": files}, indent=2) + "\n")
+    write_text(arguments.work / _SETTINGS, json.dumps({**arguments.settings, _TEXTS: texts}, indent=2) + "\n")

@@ -5,6 +5,7 @@ Corpora of token ids instead of text (DNA, events, logs) have a minimal tokenize
 
 import hashlib
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -97,13 +98,14 @@ def make_id_tokenizer(vocab_size: int) -> "PreTrainedTokenizerFast":
     return _pretrained(tokenizer)
 
 
-def _template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+def _template(
+    core: Tokenizer, cls: str = SPECIAL_TOKENS["cls_token"], sep: str = SPECIAL_TOKENS["sep_token"]
+) -> processors.TemplateProcessing:
     """`[CLS] a [SEP]`, and of a pair `[CLS] a [SEP] b [SEP]`."""
-    cls, sep = SPECIAL_TOKENS["cls_token"], SPECIAL_TOKENS["sep_token"]
     return processors.TemplateProcessing(
-        single=f"{cls} $A {sep}",
-        pair=f"{cls} $A {sep} $B:1 {sep}:1",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
+        single=[cls, "$A", sep],
+        pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
+        special_tokens=[(token, core.token_to_id(token)) for token in (cls, sep)],
     )
 
 
@@ -271,16 +273,22 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
             f"tokenizer.add_special_tokens({{{missing[-1]!r}: '[{missing[-1].removesuffix('_token').upper()}]'}}) and "
             "save it, or train another with train-tokenizer"
         )
-    ids = tokenizer("a").input_ids
-    if ids[:1] != [tokenizer.cls_token_id] or ids[-1:] != [tokenizer.sep_token_id]:
-        cls, sep = tokenizer.cls_token, tokenizer.sep_token
-        numbers = [(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)]
-        raise UserError(
-            f"tokenizer_name={name_or_path!r} does not put {cls} before a text and {sep} behind it, as the encoder reads "
-            "it; say so and save it: tokenizer.backend_tokenizer.post_processor = tokenizers.processors."
-            f"TemplateProcessing(single='{cls} $A {sep}', pair='{cls} $A {sep} $B {sep}', special_tokens={numbers})"
-        )
+    _frame_texts(tokenizer, name_or_path)
     return tokenizer
+
+
+def _frame_texts(tokenizer: "PreTrainedTokenizerFast", name_or_path: str) -> None:
+    """Let a tokenizer that adds no special tokens put [CLS] before a text and [SEP] behind it, as pretraining does."""
+    if tokenizer("a").input_ids != tokenizer("a", add_special_tokens=False).input_ids:
+        return
+    core, cls, sep = tokenizer.backend_tokenizer, tokenizer.cls_token, tokenizer.sep_token
+    before = [] if core.post_processor is None else [core.post_processor]
+    core.post_processor = processors.Sequence([*before, _template(core, cls, sep)])
+    warnings.warn(
+        f"tokenizer_name={name_or_path!r} puts no special tokens around a text; the one that is saved with the model "
+        f"puts {cls} before it and {sep} behind it, as pretraining does",
+        stacklevel=2,
+    )
 
 
 def tokenizer_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:

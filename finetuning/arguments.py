@@ -5,9 +5,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from filelock import FileLock
+
 from ..utils.command_line import flag
 from ..utils.errors import MissingFileError, UserError
-from ..utils.files import check_output_dir, disk_errors, remove_written
+from ..utils.files import check_output_dir, remove_written
+from ..utils.locks import lock_folder
 from .tags import SCHEMES
 
 # What --overwrite_output_dir deletes, in a folder of each seed too; see `files.written_in`.
@@ -219,8 +222,12 @@ def comparable(arguments: FinetuningArguments) -> dict[str, Any]:
     return {f.name: getattr(arguments, f.name) for f in fields(arguments) if f.name not in _FREE_ON_RESUME}
 
 
-def prepare_output_dir(arguments: FinetuningArguments) -> None:
-    """Make the output folder; refuse one with files in it, unless told to resume, or to delete the run in it."""
+def take_output_dir(arguments: FinetuningArguments) -> FileLock | None:
+    """Make the output folder; refuse one with files in it, unless told to resume, or to delete the run in it.
+
+    Returns:
+        the lock that keeps other programs out; None in processes beside the main one, which holds it.
+    """
     resume = arguments.resume_from_checkpoint
     if resume not in (None, "latest") and not os.path.isdir(str(resume)):
         raise UserError(f"--resume_from_checkpoint {resume}: there is no such folder")
@@ -236,10 +243,12 @@ def prepare_output_dir(arguments: FinetuningArguments) -> None:
         name="--output_dir",
         way_out="choose another, or give --overwrite_output_dir or --resume_from_checkpoint latest",
     )
+    if int(os.environ.get("RANK", 0)) != 0:
+        return None
+    lock = lock_folder(Path(arguments.output_dir))
     if starts_afresh:
         remove_written(Path(arguments.output_dir), FINETUNING_FILES)
-    with disk_errors(Path(arguments.output_dir)):
-        os.makedirs(arguments.output_dir, exist_ok=True)
+    return lock
 
 
 def default_epochs(num_examples: int, num_tokens: int) -> int:

@@ -19,7 +19,7 @@ from .arguments import (
     default_batch_size,
     default_epochs,
     default_learning_rate,
-    prepare_output_dir,
+    take_output_dir,
 )
 from .card import card_facts
 from .data import TASKS, LabelledData, read_data
@@ -56,7 +56,15 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
     check_metric_libraries()
     check_tracker(arguments.report_to)
     be_quiet()
-    prepare_output_dir(arguments)
+    lock = take_output_dir(arguments)
+    try:
+        return _finetune(arguments, write_card)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> dict[str, Any]:
     config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     tokenizer = load_auto_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     data = read_data(arguments, known_label_names(config, TASKS[arguments.task_type]))

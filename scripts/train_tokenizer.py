@@ -9,6 +9,7 @@ It is saved so that `AutoTokenizer.from_pretrained` loads it.
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from clozebert.scripts._program import parse, run
@@ -51,12 +52,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     from clozebert.utils.tokenizer_files import save_tokenizer
 
     check_choices(arguments.algorithm, arguments.vocab_size, arguments.model_max_length)
-    check_output_dir(
+    check_place = partial(
+        check_output_dir,
         arguments.output_dir,
         overwrite=arguments.overwrite_output_dir,
         written=TOKENIZER_FILES,
         inputs=[("input", place) for place in arguments.input],
     )
+    check_place()
     reader = Reader(
         arguments.input,
         text_column=arguments.text_column,
@@ -73,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             model_max_length=arguments.model_max_length,
             progress=sys.stderr.isatty() and not arguments.disable_tqdm,
         )
+    check_place()  # another program may have written there meanwhile
     with whole_files(Path(arguments.output_dir), replacing=TOKENIZER_FILES) as folder:
         save_tokenizer(tokenizer, folder)
     skipped = sum(source.bad_text for source in reader.sources)

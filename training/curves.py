@@ -1,10 +1,11 @@
 """Draws the loss curve of a run."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
-from ..utils.errors import MissingPackageError, UserError
+from ..utils.errors import MissingPackageError
 
 CURVE_NAME = "loss_curve.png"
 
@@ -35,15 +36,24 @@ def draw_loss_curve(log: Path, image: Path) -> None:
 
 
 def read_log(log: Path) -> list[dict[str, Any]]:
-    """The entries of a log, without a last line that a killed run left unfinished."""
+    """The entries of a log. Lines that are damaged are left out, with a warning; an unfinished last one without.
+
+    The log is a record beside the checkpoints: a fault of the disk in it must not keep a run from going on.
+    """
     if not log.is_file():
         return []
-    entries = []
-    lines = log.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines):
+    entries, damaged = [], []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, start=1):
         try:
-            entries.append(json.loads(line))
-        except ValueError:
-            if number + 1 < len(lines):
-                raise UserError(f"{log}, line {number + 1}, is not JSON") from None
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            entries.append(entry)
+        else:
+            damaged.append(number)
+    if any(number < len(lines) for number in damaged):
+        shown = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
+        warnings.warn(f"{log}: damaged lines are left out: {shown}", stacklevel=2)
     return entries

@@ -20,7 +20,7 @@ from .checks import check_run
 from .doctor import Doctor
 from .evaluation import EvaluationStoppedError, evaluate_mixture
 from .expectations import what_to_expect
-from .machine import choose_compilation, make_accelerator, make_deterministic, seed_step
+from .machine import choose_compilation, make_accelerator, seed_step
 from .optimizers import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase
 from .prefetch import ModelInputs
@@ -69,8 +69,6 @@ class Pretraining:
             output_dir=arguments.output_dir,
             timeout=arguments.ddp_timeout,
         )
-        if arguments.full_determinism:
-            make_deterministic()
         processes = self.accelerator.num_processes
         for phase in self.run.phases:
             phase.arguments.micro_batches(processes)  # raises where they do not fit

@@ -5,7 +5,8 @@ import importlib.util
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -133,11 +134,22 @@ def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor"
         setattr(module, name, torch.compile(getattr(module, name), dynamic=dynamic, backend=backend))
 
 
-def make_deterministic() -> None:
-    """Only kernels that give the same bits each time; an operation without one raises an error."""
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Only kernels that give the same bits each time, where it is wanted; an operation without one raises an error."""
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = benchmark
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

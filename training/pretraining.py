@@ -1,6 +1,7 @@
 """`pretrain`: one run, from its arguments to its results. The loop itself is in loop.py."""
 
 import contextlib
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from ..configuration import ClozeBertConfig
 from ..utils.files import WriteCard, disk_errors
 from .arguments import PretrainingArguments
 from .loop import Pretraining
+from .machine import deterministic
 from .processes import lost_processes
 from .signals import StopRequest
 
@@ -35,7 +37,7 @@ def pretrain(
         ValueError: contradictions between arguments, corpus, tokenizer, model and checkpoint, before any work; or a
             gradient that is not finite in ten steps in a row.
     """
-    with disk_errors(Path(arguments.output_dir)):
-        run = Pretraining(arguments, config, write_card=write_card, recipe=recipe)
+    with disk_errors(Path(arguments.output_dir)), deterministic(arguments.full_determinism):
+        run = Pretraining(arguments, copy.deepcopy(config), write_card=write_card, recipe=recipe)
         with StopRequest().listening() as stop, contextlib.closing(run), lost_processes(run.accelerator):
             return run.train(stop)

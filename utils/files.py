@@ -92,7 +92,7 @@ def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Raises:
         UserFileError: the disk takes no more, or must not be written to.
-        OSError: there is one that is not empty, and `replace` is not set.
+        ExistingFileError: there is one that is not empty, and `replace` is not set.
     """
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,14 @@ def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
                 flush_folder(temporary)
                 if replace and path.exists():
                     path.rename(outdated)
-                temporary.rename(path)
+                try:
+                    temporary.rename(path)
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                    raise ExistingFileError(
+                        f"{path} was written by another program meanwhile: it is left as it is"
+                    ) from None
         except BaseException:
             if outdated.exists():
                 outdated.rename(path)
@@ -188,10 +195,15 @@ def _incomplete(path: Path, kind: str = "") -> Path:
     return path.with_name(f"{INCOMPLETE}{path.name}{kind}-{secrets.token_hex(4)}")
 
 
+def _half_written(path: Path, kind: str = "") -> list[Path]:
+    """Paths named by `_incomplete(path, kind)`."""
+    name = re.compile(re.escape(f"{INCOMPLETE}{path.name}{kind}-") + "[0-9a-f]{8}")
+    return [one for one in path.parent.glob(f"{INCOMPLETE}*") if name.fullmatch(one.name)]
+
+
 def _left_over(path: Path, kind: str = "") -> list[Path]:
     """Paths named by `_incomplete(path, kind)` that no program is writing."""
-    name = re.compile(re.escape(f"{INCOMPLETE}{path.name}{kind}-") + "[0-9a-f]{8}")
-    return [one for one in sorted(path.parent.iterdir()) if name.fullmatch(one.name) and not _is_locked(one)]
+    return [one for one in sorted(_half_written(path, kind)) if not _is_locked(one)]
 
 
 def _unseen(path: Path) -> Path:
@@ -333,14 +345,16 @@ def check_output_dir(
         UserError: overwriting would delete an input.
     """
     folder = Path(directory)
+    if folder.is_symlink() and not folder.exists():
+        raise ExistingFileError(f"{name}={directory} is a link to what does not exist: give a folder")
     if folder.exists() and not folder.is_dir():
         raise ExistingFileError(f"{name}={directory} is a file: give a folder")
+    # A killed program's half-written folders may go. Those that a running program has locked may not.
+    half_written = [*folder.glob(f"{INCOMPLETE}*"), *_half_written(Path(os.path.abspath(folder)))]
+    if fcntl is not None and any(path.is_dir() and _is_locked(path) for path in half_written):
+        raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
     if not folder.is_dir():
         return
-    # A killed program's half-written folders may go. Those that a running program has locked may not.
-    for path in folder.glob(f"{INCOMPLETE}*"):
-        if fcntl is not None and path.is_dir() and _is_locked(path):
-            raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
     if overwrite:
         _check_inputs_stay(written_in(folder, written), inputs, name=name)
     elif any(path.name != LOCK_NAME and not path.name.startswith(INCOMPLETE) for path in folder.iterdir()):

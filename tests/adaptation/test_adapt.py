@@ -92,8 +92,9 @@ def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_pat
     flags = adapt_flags(bert, tmp_path / "text", tmp_path / "out", extend_vocabulary=5000)
     adapt(AdaptationArguments(**flags), say=said.append)
     assert any("extend_vocabulary=5000: the text holds no more" in line for line in said)
-    (tmp_path / "text" / "two.txt").write_text("more text\n")
-    with pytest.raises(UserError, match="holds an adaptation to other text: files of input were added"):
+    old = (tmp_path / "text" / "one.txt").read_text()
+    (tmp_path / "text" / "one.txt").write_text(old.replace("old", "new"))  # as long as before
+    with pytest.raises(UserError, match="holds an adaptation to other text: that of input has changed"):
         adapt(AdaptationArguments(**flags), say=said.append)
 
 

@@ -130,18 +130,24 @@ def test_what_is_wrong_is_said(wrong: dict[str, Any], message: str) -> None:
 def test_loading_names_what_is_missing(tokenizers: dict[str, PreTrainedTokenizerFast], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
         load_tokenizer(str(tmp_path))
-    bare = Tokenizer.from_str(tokenizers["bpe"].backend_tokenizer.to_str())
-    bare.post_processor = processors.ByteLevel()
-    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-    PreTrainedTokenizerFast(tokenizer_object=bare, **names).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"does not put \[CLS\] before a text .*TemplateProcessing\(single=") as caught:
-        load_tokenizer(str(tmp_path))
-    # The way out that it names is one.
-    line = str(caught.value).split("tokenizers.processors.")[1]
-    bare.post_processor = eval(line, {"TemplateProcessing": processors.TemplateProcessing})
-    PreTrainedTokenizerFast(tokenizer_object=bare, **names).save_pretrained(tmp_path)
-    assert load_tokenizer(str(tmp_path))("").input_ids == [2, 3]
     incomplete = PreTrainedTokenizerFast(tokenizer_object=tokenizers["bpe"].backend_tokenizer, pad_token="[PAD]")
     incomplete.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"has no cls_token, sep_token, mask_token, .*\{'mask_token': '\[MASK\]'\}"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_that_frames_no_text_does_so_once_it_is_loaded(
+    tokenizers: dict[str, PreTrainedTokenizerFast], tmp_path: Path
+) -> None:
+    """Pretraining reads [CLS] text [SEP], so whoever uses the model must."""
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    for post_processor in (None, processors.ByteLevel(trim_offsets=True)):
+        bare = Tokenizer.from_str(tokenizers["bpe"].backend_tokenizer.to_str())
+        bare.post_processor = post_processor or processors.Sequence([])
+        PreTrainedTokenizerFast(tokenizer_object=bare, **names).save_pretrained(tmp_path)
+        with pytest.warns(UserWarning, match=r"puts no special tokens around a text; .*\[CLS\] before it and \[SEP\]"):
+            loaded = load_tokenizer(str(tmp_path))
+        loaded.save_pretrained(tmp_path)
+        again = AutoTokenizer.from_pretrained(tmp_path)
+        for texts in (("Return the list",), ("a b", "c d")):
+            assert again(*texts).input_ids == tokenizers["bpe"](*texts).input_ids

@@ -119,6 +119,12 @@ def test_a_folder_that_cannot_be_made_is_a_persons_error() -> None:
         lock_folder(Path("/proc/none/run"))
 
 
+def test_a_link_to_nothing_is_refused(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(UserError, match="is a link to what does not exist"):
+        pretrain(PretrainingArguments(**settings(prepared, output_dir=str(tmp_path / "run"), **RUN)), model_config())
+
+
 def test_a_second_run_changes_nothing(prepared: Path, finished: Path, tmp_path: Path, monkeypatch: Any) -> None:
     output_dir = tmp_path / "run"
     shutil.copytree(finished, output_dir)

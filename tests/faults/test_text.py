@@ -373,9 +373,8 @@ def test_what_a_killed_preparation_left_is_removed_by_the_next(
 
     half = list(tmp_path.rglob(".incomplete-*"))
     assert len(half) == 1, "one is being written"
-    if is_there:
-        with pytest.raises(UserError, match="is being written by another program"):
-            again()
+    with pytest.raises(UserError, match="is being written by another program"):
+        again()
     process.kill()
     process.wait()
     again()

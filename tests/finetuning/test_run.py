@@ -20,6 +20,7 @@ from clozebert.finetuning.arguments import (
 from clozebert.finetuning.run import finetune
 from clozebert.finetuning.sequence_task import SequenceExample
 from clozebert.utils.errors import UserError
+from clozebert.utils.locks import lock_folder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import arguments_of, write_json_lines, write_sentiment
@@ -57,6 +58,19 @@ def test_results_files_and_pipelines_of_a_classifier(
     assert [answer["label"] for answer in classify(["a great film", "boring acting"])] == ["pos", "neg"]
     predictions = check_predictions_are_the_pipelines(output, classify)
     assert all(p["label"] == p["gold"] for p in predictions)
+
+
+def test_a_folder_takes_one_run_at_a_time(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_folder, "__kwdefaults__", {"seconds": 0.1})
+    lock = lock_folder(tmp_path / "o")
+    with pytest.raises(UserError, match="is in use by another program"):
+        finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o"))
+    assert [path.name for path in (tmp_path / "o").iterdir()] == [".lock"]
+    lock.release()
+    finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o", num_train_epochs=0.1))
+    lock_folder(tmp_path / "o").release()  # it was left to others
 
 
 @pytest.mark.parametrize("kind", ["single", "regression", "token"])

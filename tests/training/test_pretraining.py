@@ -37,6 +37,17 @@ def run(folder: Path, output_dir: Path | str, *, write_card: Any = None, model: 
     return pretrain(arguments, model_config(**(model or {})), write_card=write_card)
 
 
+def test_a_run_leaves_the_process_as_it_was(prepared: Path, tmp_path: Path) -> None:
+    """Kernels that are not deterministic work again, and the configuration is the caller's."""
+    config = model_config()
+    before = config.to_dict()
+    arguments = PretrainingArguments(**settings(prepared, output_dir=str(tmp_path / "run"), max_steps=4, save_steps=0))
+    assert arguments.full_determinism
+    pretrain(arguments, config)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert config.to_dict() == before
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
 def test_every_split_of_a_batch_gives_the_same_gradient(
     prepared: Path, accelerator: Accelerator, dtype: torch.dtype, tolerance: float

@@ -1,9 +1,10 @@
-"""What a card says of a run."""
+"""What a card and a log say of a run."""
 
 import types
 
 import pytest
 
+from clozebert.training.curves import read_log
 from clozebert.training.reporting import _card_values
 
 
@@ -13,3 +14,30 @@ def test_a_card_lists_settings_of_the_optimizer_that_was_used(optimizer):
     values = _card_values(types.SimpleNamespace(optimizer=optimizer, decisive=lambda: decisive))
     wanted = {"optimizer", "learning_rate"} | ({"muon_learning_rate"} if optimizer == "muon" else set())
     assert set(values) == wanted
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b'{"step": 2, "lo\xf3s": ',
+        b'{"foo": 1}',
+        b"[1, 2]",
+        b'{"step": 2',
+        b"\x00\xff\xfe",
+        b"",
+        b'{"step": "2"}',
+        b"[" * 9999,
+    ],
+)
+def test_damaged_lines_of_a_log_are_left_out_and_named(tmp_path, damage):
+    log = tmp_path / "training_log.jsonl"
+    log.write_bytes(b'{"step": 1, "loss": 2.5}\n' + damage + b'\n{"step": 3, "loss": 2.25}\n')
+    with pytest.warns(UserWarning, match=r"training_log\.jsonl: damaged lines are left out: 2"):
+        assert [entry["step"] for entry in read_log(log)] == [1, 3]
+
+
+def test_a_last_line_that_a_killed_run_left_unfinished_is_no_damage(tmp_path, recwarn):
+    log = tmp_path / "training_log.jsonl"
+    log.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "lo')
+    assert read_log(log) == [{"step": 1, "loss": 2.5}]
+    assert not recwarn
