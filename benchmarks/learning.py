@@ -63,7 +63,8 @@ OURS: dict[str, dict[str, Any]] = {
     "nano, rates of a half": {"learning_rate": 3.0e-3, "muon_learning_rate": 0.01},
     "nano, rates of twice": {"learning_rate": 1.2e-2, "muon_learning_rate": 0.04},
     "tiny": {"recipe": "tiny"},
-    "tiny, as it was": {"recipe": "tiny", "embedding_init": "random", "weight_decay": 0.01},
+    "tiny, wide windows": {"recipe": "tiny", "model": _WIDE},
+    "tiny, as it was": {"recipe": "tiny", "embedding_init": "random", "weight_decay": 0.01, "model": _WIDE},
 }
 BASELINES = ("bert", "modernbert")
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)

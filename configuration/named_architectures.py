@@ -47,13 +47,18 @@ def every_third_full(num_hidden_layers: int) -> list[str]:
     return ["sliding_attention" if layer % 3 else "full_attention" for layer in range(num_hidden_layers)]
 
 
-_FOUR_SMALL_LAYERS: dict[str, Any] = {
+# Most layers see the nearest tokens alone, and RoPE has a small base: short runs learn faster (docs/recipes.md).
+_SMALL_MODERNBERT: dict[str, Any] = {
     **_MODERNBERT,
     "vocab_size": 8192,
     "num_hidden_layers": 4,
     "max_position_embeddings": 512,
     "layer_types": every_third_full(4),
-    "sliding_window": 256,
+    "sliding_window": 4,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    },
     "pad_token_id": 0,
     "bos_token_id": None,
     "eos_token_id": None,
@@ -75,32 +80,27 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "embedding_norm": False,
         "norm_eps": 1e-5,
     },
-    # Modern blocks at sizes for minutes on a CPU; equal to a ModernBERT, so they can be exported as one.
+    # Modern blocks at sizes for a CPU; equal to a ModernBERT, so they can be exported as one.
     "nano": {
-        **_FOUR_SMALL_LAYERS,
+        **_SMALL_MODERNBERT,
         "hidden_size": 96,
         "num_attention_heads": 3,
         "intermediate_size": 256,
-        # Layers 2 and 3 see the nearest tokens, and RoPE has a small base: short runs learn faster (docs/recipes.md).
-        "sliding_window": 4,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": 1000.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
-        },
     },
     "tiny": {
-        **_FOUR_SMALL_LAYERS,
+        **_SMALL_MODERNBERT,
         "hidden_size": 256,
         "num_attention_heads": 4,
         "intermediate_size": 512,
     },
     "small": {
-        **_BERT,
+        **_SMALL_MODERNBERT,
         "vocab_size": 32768,
         "hidden_size": 256,
         "num_hidden_layers": 6,
-        "num_attention_heads": 8,
-        "intermediate_size": 1024,
+        "num_attention_heads": 4,
+        "intermediate_size": 768,
+        "layer_types": every_third_full(6),
     },
     "bert-base": _BERT,
     "bert-large": {

@@ -102,7 +102,7 @@ def test_fields_that_the_head_does_not_use_do_not_stand_in_the_way(changes):
     ("name", "changes", "expected"),
     [
         ("bert-base", {}, "BertForMaskedLM"),
-        ("small", {}, "BertForMaskedLM"),
+        ("small", {"layer_types": ["full_attention", "sliding_attention"]}, "ModernBertForMaskedLM"),
         ("bert-base", {"type_vocab_size": 0}, "DistilBertForMaskedLM"),
         ("bert-base", {"embedding_size": 10}, "ElectraForMaskedLM"),
         ("roberta-base", {}, "RobertaForMaskedLM"),

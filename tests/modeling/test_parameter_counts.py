@@ -47,20 +47,17 @@ def test_published_parameter_count_of_vit_base():
     assert count(ClozeBertForImageClassification, "vit-base", num_labels=1000) == 86_567_656
 
 
-@pytest.mark.parametrize(("name", "d", "layers"), [("transformer-base", 512, 6), ("small", 256, 6)])
-def test_parameter_counts_by_formula(name, d, layers):
-    config = ClozeBertConfig.from_name(name)
-    blocks = layers * (12 * d**2 + 13 * d)
-    embeddings = config.vocab_size * d
-    if name == "small":  # as BERT: learned positions, token types, embedding norm
-        embeddings += (512 + 2) * d + 2 * d
-    assert count(ClozeBertModel, name) == blocks + embeddings
+def test_parameter_count_of_the_first_transformer_by_formula():
+    d, layers = 512, 6
+    vocabulary = ClozeBertConfig.from_name("transformer-base").vocab_size
+    assert count(ClozeBertModel, "transformer-base") == layers * (12 * d**2 + 13 * d) + vocabulary * d
 
 
-def test_parameter_count_of_tiny_by_formula():
-    d, f, vocabulary = 256, 512, 8192
-    norms = 2 * 4 - 1 + 2  # two a block but for the first attention, one of the embeddings, one at the end
-    assert count(ClozeBertModel, "tiny") == vocabulary * d + 4 * (4 * d * d + 3 * d * f) + norms * d
+@pytest.mark.parametrize(("name", "layers", "f", "vocabulary"), [("tiny", 4, 512, 8192), ("small", 6, 768, 32768)])
+def test_parameter_counts_of_small_models_by_formula(name, layers, f, vocabulary):
+    d = 256
+    norms = 2 * layers - 1 + 2  # two a block but for the first attention, one of the embeddings, one at the end
+    assert count(ClozeBertModel, name) == vocabulary * d + layers * (4 * d * d + 3 * d * f) + norms * d
 
 
 @pytest.mark.parametrize(

@@ -211,12 +211,13 @@ def test_no_step_is_shorter_than_its_launches_and_its_exchange(monkeypatch: pyte
     arguments = PretrainingArguments(**{**split_settings("small", {})[0], "max_steps": 1000}, corpus="-",
                                      tokenizer_name="-", dry_run=True)  # fmt: skip
     plan = make_plan(arguments, config, device=DEVICES["h100"], num_devices=8)
-    launches, update = launches_of(config)
+    launches, update = launches_of(config, muon=True)
     assert plan.seconds == pytest.approx(1000 * 5e-6 * (launches + update))
     assert plan.tokens_per_second < 20e6
     # On devices that are linked by PCIe the exchange of a larger model's gradients takes longer than that.
     large = make_config(split_settings("bert-base", {})[1])
-    plan = make_plan(dataclasses.replace(arguments, global_batch_size=8), large, device=DEVICES["l4"], num_devices=8)
+    by_adamw = dataclasses.replace(arguments, global_batch_size=8, optimizer="adamw")
+    plan = make_plan(by_adamw, large, device=DEVICES["l4"], num_devices=8)
     assert plan.seconds == pytest.approx(1000 * 2 * 7 / 8 * 4 * parameters_of(large) / 25e9)
 
 
