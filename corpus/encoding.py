@@ -117,9 +117,8 @@ def _in_unspaced_script(text: str, encoding: Encoding) -> Iterator[bool]:
         if begin == end:  # a space by itself, which byte-level tokenizers trim to nothing, before whatever follows
             yield False
             continue
-        yield begin != before and bool(
-            UNSPACED_SCRIPTS.match(text, begin)
-        )  # one character may be several tokens of bytes
+        # One character may be several tokens of bytes.
+        yield begin != before and bool(UNSPACED_SCRIPTS.match(text, begin))
         before = begin
 
 

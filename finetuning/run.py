@@ -65,6 +65,7 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
 
 
 def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> dict[str, Any]:
+    """See `finetune`; the folder is this run's."""
     config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     tokenizer = load_auto_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     data = read_data(arguments, known_label_names(config, TASKS[arguments.task_type]))

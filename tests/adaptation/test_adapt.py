@@ -93,7 +93,7 @@ def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_pat
     adapt(AdaptationArguments(**flags), say=said.append)
     assert any("extend_vocabulary=5000: the text holds no more" in line for line in said)
     old = (tmp_path / "text" / "one.txt").read_text()
-    (tmp_path / "text" / "one.txt").write_text(old.replace("old", "new"))  # as long as before
+    (tmp_path / "text" / "one.txt").write_text(old.replace("the ", "thy "))  # as long as before
     with pytest.raises(UserError, match="holds an adaptation to other text: that of input has changed"):
         adapt(AdaptationArguments(**flags), say=said.append)
 
