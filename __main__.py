@@ -4,7 +4,7 @@ import importlib
 import sys
 
 from clozebert.scripts._program import run
-from clozebert.utils.errors import did_you_mean
+from clozebert.utils.errors import did_you_mean, exit_with_error
 
 PROGRAMS = {
     "train-tokenizer": ("train_tokenizer", "train a WordPiece, BPE or Unigram tokenizer on text"),
@@ -47,8 +47,7 @@ def main() -> None:
     verb = arguments[0]
     if verb not in PROGRAMS:
         hint = did_you_mean(verb, PROGRAMS, otherwise="")
-        print(f"error: unknown verb {verb!r}" + (f"; {hint}" if hint else f"\n\n{usage()}"), file=sys.stderr)
-        sys.exit(2)
+        exit_with_error(f"unknown verb {verb!r}" + (f"; {hint}" if hint else f"\n\n{usage()}"))
     program = importlib.import_module(f"clozebert.scripts.{PROGRAMS[verb][0]}")
     run(lambda: program.main(arguments[1:]))
 

@@ -42,17 +42,18 @@ from ..training.scoring import precision_of, score_frozen_masks
 from ..training.time_budget import FORWARD_SHARE
 from ..utils.device import choose_precision
 from ..utils.errors import UserError
-from ..utils.files import disk_errors, sha256_of_file, whole_files, whole_folder, write_text
-from ..utils.locks import lock_folder
+from ..utils.files import disk_errors, remove_written, sha256_of_file, whole_files, whole_folder, write_text
+from ..utils.locks import owned_folder
 from ..utils.tokenizer_files import save_tokenizer
 from ..utils.untrusted import read_json_object
 from .arguments import (
+    ADAPTATION_FILES,
     ADAPTATION_RESULTS,
     REPORT_NAME,
     TEACHER_FOLDER,
     TEXT_FLAGS,
     AdaptationArguments,
-    claim_output_dir,
+    check_place,
     write_settings,
 )
 from .overlap import documents_of, encoded_documents, measure_overlap
@@ -102,7 +103,7 @@ class Adaptation:
         if not arguments.general_input and not arguments.replay_input:
             self.say("no --general_input and no --replay_input: what is forgotten is not measured")
         self.texts_read = self._fingerprints()
-        claim_output_dir(arguments, self.texts_read)
+        check_place(arguments, self.texts_read)
         self.changes_vocabulary = bool(
             arguments.extend_vocabulary or arguments.trim_vocabulary or arguments.tokenizer_name
         )
@@ -110,19 +111,17 @@ class Adaptation:
         self.changes_model = self.changes_vocabulary or arguments.student is not None
 
     def run(self) -> dict[str, Any]:
+        output_dir = Path(self.arguments.output_dir)
+        with owned_folder(output_dir) as is_main:
+            if self.arguments.overwrite_output_dir and is_main:
+                remove_written(output_dir, ADAPTATION_FILES)
+            return self._run(is_main=is_main)
+
+    def _run(self, *, is_main: bool) -> dict[str, Any]:
         done = Path(self.arguments.output_dir) / ADAPTATION_RESULTS
         if done.is_file() and (self.work / "before.json").is_file():
             self.say(f"{self.arguments.output_dir} is finished already")
             return read_json_object(done)
-        if os.environ.get("RANK", "0") != "0":
-            return self._run(is_main=False)
-        lock = lock_folder(self.work)
-        try:
-            return self._run(is_main=True)
-        finally:
-            lock.release()
-
-    def _run(self, *, is_main: bool) -> dict[str, Any]:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             if not (self.work / "before.json").is_file():
                 raise UserError("several processes train, but one prepares: run the command once with --prepare_only")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..training.arguments import PretrainingArguments
 from ..utils.command_line import flag
 from ..utils.errors import UserError
-from ..utils.files import check_output_dir, remove_written, write_text
+from ..utils.files import check_output_dir, write_text
 from ..utils.untrusted import read_json_object
 
 WORK_FOLDER, TEACHER_FOLDER = "adaptation", "teacher"
@@ -208,8 +208,8 @@ class AdaptationArguments:
         return arguments if max_steps is None else arguments.of_length(max_steps)
 
 
-def claim_output_dir(arguments: AdaptationArguments, texts: Mapping[str, Any]) -> None:
-    """Take the output folder for this adaptation, or go on with the same one that it holds.
+def check_place(arguments: AdaptationArguments, texts: Mapping[str, Any]) -> None:
+    """Whether the output folder can take this adaptation, or holds the same one, which goes on.
 
     Args:
         texts: what tells whether each text is still the same.
@@ -243,8 +243,6 @@ def claim_output_dir(arguments: AdaptationArguments, texts: Mapping[str, Any]) -
             *((name, place) for name in TEXT_FLAGS for place in getattr(arguments, name) or []),
         ],
     )  # fmt: skip
-    if arguments.overwrite_output_dir:
-        remove_written(Path(arguments.output_dir), ADAPTATION_FILES)
 
 
 def write_settings(arguments: AdaptationArguments, texts: Mapping[str, Any]) -> None:

@@ -279,7 +279,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
 
 def _frame_texts(tokenizer: "PreTrainedTokenizerFast", name_or_path: str) -> None:
     """Let a tokenizer that adds no special tokens put [CLS] before a text and [SEP] behind it, as pretraining does."""
-    if tokenizer("a").input_ids != tokenizer("a", add_special_tokens=False).input_ids:
+    if tokenizer.num_special_tokens_to_add():
         return
     core, cls, sep = tokenizer.backend_tokenizer, tokenizer.cls_token, tokenizer.sep_token
     before = [] if core.post_processor is None else [core.post_processor]

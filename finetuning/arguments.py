@@ -1,16 +1,16 @@
 """The flags of the fine-tuning programs, their checks and their defaults. Needs no torch."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from filelock import FileLock
-
 from ..utils.command_line import flag
 from ..utils.errors import MissingFileError, UserError
 from ..utils.files import check_output_dir, remove_written
-from ..utils.locks import lock_folder
+from ..utils.locks import owned_folder
 from .tags import SCHEMES
 
 # What --overwrite_output_dir deletes, in a folder of each seed too; see `files.written_in`.
@@ -222,11 +222,11 @@ def comparable(arguments: FinetuningArguments) -> dict[str, Any]:
     return {f.name: getattr(arguments, f.name) for f in fields(arguments) if f.name not in _FREE_ON_RESUME}
 
 
-def take_output_dir(arguments: FinetuningArguments) -> FileLock | None:
-    """Make the output folder; refuse one with files in it, unless told to resume, or to delete the run in it.
+@contextmanager
+def own_output_dir(arguments: FinetuningArguments) -> Iterator[None]:
+    """Make the output folder and keep other programs out of it.
 
-    Returns:
-        the lock that keeps other programs out; None in processes beside the main one, which holds it.
+    One with files in it is refused, unless told to resume, or to delete the run in it.
     """
     resume = arguments.resume_from_checkpoint
     if resume not in (None, "latest") and not os.path.isdir(str(resume)):
@@ -243,12 +243,11 @@ def take_output_dir(arguments: FinetuningArguments) -> FileLock | None:
         name="--output_dir",
         way_out="choose another, or give --overwrite_output_dir or --resume_from_checkpoint latest",
     )
-    if int(os.environ.get("RANK", 0)) != 0:
-        return None
-    lock = lock_folder(Path(arguments.output_dir))
-    if starts_afresh:
-        remove_written(Path(arguments.output_dir), FINETUNING_FILES)
-    return lock
+    folder = Path(arguments.output_dir)
+    with owned_folder(folder) as is_main:
+        if starts_afresh and is_main:
+            remove_written(folder, FINETUNING_FILES)
+        yield
 
 
 def default_epochs(num_examples: int, num_tokens: int) -> int:

@@ -19,7 +19,7 @@ from .arguments import (
     default_batch_size,
     default_epochs,
     default_learning_rate,
-    take_output_dir,
+    own_output_dir,
 )
 from .card import card_facts
 from .data import TASKS, LabelledData, read_data
@@ -56,12 +56,8 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
     check_metric_libraries()
     check_tracker(arguments.report_to)
     be_quiet()
-    lock = take_output_dir(arguments)
-    try:
+    with own_output_dir(arguments):
         return _finetune(arguments, write_card)
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> dict[str, Any]:

@@ -380,4 +380,4 @@ def _spaces_between(words: Sequence[str]) -> list[bool]:
         return unicodedata.category(character)[0] in "LMP" and _is_unspaced(character)
 
     glued = [is_unspaced(before[-1]) and is_unspaced(word[0]) for before, word in pairwise(words)]
-    return [False, *(not one for one in glued)][: len(words)]
+    return [False, *(not one for one in glued)]

@@ -205,7 +205,7 @@ def _entity(sentence: TaggedSentence, scores: Sequence[float], label: str, first
         entity |= {"start": start, "end": stop, "text": sentence.text[start:stop]}
     else:
         pieces = zip(sentence.words[first:end], sentence.spaces[first:end], strict=True)
-        entity["text"] = "".join(" " * space + word for word, space in pieces).strip()
+        entity["text"] = "".join(" " * space + word for word, space in pieces).removeprefix(" ")
     return entity
 
 

@@ -11,6 +11,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -113,18 +114,17 @@ def pair_spans(
 def _without_prefix(tokenizer: Any) -> Tokenizer | None:
     """The tokenizer without the space that it puts before a text; None where it puts none."""
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
-    as_it_is = copy.deepcopy(spec)
-    for name, many in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
-        part = spec[name] or {}
-        steps = part[many] if part.get("type") == "Sequence" else [part]
-        for step in steps:
+    parts = [spec["normalizer"] or {}, spec["pre_tokenizer"] or {}]
+    before = copy.deepcopy(parts)
+    for part in parts:
+        for step in part.get("normalizers") or part.get("pretokenizers") or [part]:
             if step.get("type") == "ByteLevel":
                 step["add_prefix_space"] = False
             elif step.get("type") == "Metaspace":
                 step["prepend_scheme"] = "never"
             elif step.get("type") == "Prepend":
                 step["prepend"] = ""
-    if spec == as_it_is:
+    if parts == before:
         return None
     return Tokenizer.from_str(json.dumps({**spec, "padding": None, "truncation": None}))
 
@@ -144,7 +144,6 @@ class WindowMaker:
         self.tokenizer = tokenizer
         self.max_seq_length = max_seq_length
         self.use_token_types = "token_type_ids" in tokenizer.model_input_names
-        self._without_prefix = _without_prefix(tokenizer)
         self.single = probe_special_tokens(tokenizer, pair=False)
         self.size = max_seq_length - self.single.count
         self.overlap = self.size // 4 if overlap is None else overlap
@@ -153,6 +152,11 @@ class WindowMaker:
                 f"--max_seq_length {max_seq_length} leaves {self.size} tokens beside the special ones: "
                 f"too few for a --window_overlap of {self.overlap}"
             )
+
+    @cached_property
+    def _without_prefix(self) -> Tokenizer | None:
+        """Made for words alone: it takes a copy of the vocabulary."""
+        return _without_prefix(self.tokenizer)
 
     def _ids(self, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
         """The ids of texts, or of pieces inside one, before which the tokenizer puts no space of its own."""

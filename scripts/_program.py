@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from clozebert.utils.command_line import Flag, Parser, flags_of
-from clozebert.utils.errors import UserError
+from clozebert.utils.errors import UserError, exit_with_error
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 
 _Arguments = TypeVar("_Arguments")
@@ -141,9 +141,7 @@ def run(main: Callable[[], Any]) -> NoReturn:
     except UserError as error:
         if os.environ.get("CLOZEBERT_TRACEBACK") == "1":
             traceback.print_exc()
-        # One write: print makes two, and the lines of two processes could mingle.
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        sys.exit(2)
+        exit_with_error(" ".join(str(error).split()))
     except BrokenPipeError:
         if not _output_is_closed():
             raise

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from .errors import nearest_name
+from .errors import exit_with_error, nearest_name
 
 # What people type who come from other programs, and the flag that they mean; `transformers` has most of these names.
 _OTHER_NAMES = {
@@ -171,8 +171,7 @@ class Parser(argparse.ArgumentParser):
         missing = "the following arguments are required: "
         if message.startswith(missing):
             message = f"give {message[len(missing) :].replace('/', ' or ')}; {self.prog} --help shows all flags"
-        print(f"error: {message.removeprefix('argument ')}", file=sys.stderr)
-        sys.exit(2)
+        exit_with_error(message.removeprefix("argument "))
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

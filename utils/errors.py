@@ -5,8 +5,10 @@ with status 1. So `UserError` is raised on purpose only: where a value is checke
 """
 
 import difflib
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 
 class UserError(ValueError):
@@ -27,6 +29,13 @@ class ExistingFileError(UserFileError, FileExistsError):
 
 class MissingPackageError(UserError, ImportError):
     """A package that a person has to install for what they ask."""
+
+
+def exit_with_error(message: str) -> NoReturn:
+    """End the program with status 2 and one line on stderr."""
+    # One write: print makes two, and the lines of two processes could mingle.
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(2)
 
 
 @contextmanager

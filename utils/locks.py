@@ -1,6 +1,8 @@
 """A lock file: one program at a time in a folder."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -34,6 +36,23 @@ def lock_folder(folder: Path, *, seconds: float = _SECONDS) -> FileLock:
             ) from None
         (folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="utf-8")
     return lock
+
+
+@contextmanager
+def owned_folder(folder: Path) -> Iterator[bool]:
+    """`lock_folder` around a run; of several processes the main one holds it.
+
+    Yields:
+        whether this is the main process.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        yield False
+        return
+    lock = lock_folder(folder)
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 def _owner(folder: Path) -> str:

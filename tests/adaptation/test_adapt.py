@@ -15,6 +15,7 @@ from clozebert.adaptation.adapt import adapt
 from clozebert.adaptation.arguments import AdaptationArguments
 from clozebert.training import loop
 from clozebert.utils.errors import UserError
+from clozebert.utils.locks import lock_folder
 from clozebert.utils.tokenizer_files import save_tokenizer
 
 
@@ -96,6 +97,20 @@ def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_pat
     (tmp_path / "text" / "one.txt").write_text(old.replace("the ", "thy "))  # as long as before
     with pytest.raises(UserError, match="holds an adaptation to other text: that of input has changed"):
         adapt(AdaptationArguments(**flags), say=said.append)
+
+
+def test_overwriting_waits_for_the_program_that_is_there(
+    bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(bert, texts / "new.txt", tmp_path / "out")
+    before = (tmp_path / "out" / "adaptation" / "before.json").read_bytes()
+    monkeypatch.setattr(lock_folder, "__kwdefaults__", {"seconds": 0.1})
+    lock = lock_folder(tmp_path / "out")
+    with pytest.raises(UserError, match="is in use by another program"):
+        run(bert, texts / "new.txt", tmp_path / "out", overwrite_output_dir=True)
+    lock.release()
+    assert (tmp_path / "out" / "adaptation" / "before.json").read_bytes() == before
+    run(bert, texts / "new.txt", tmp_path / "out", overwrite_output_dir=True)
 
 
 def test_another_tokenizer_and_a_trimmed_vocabulary(bert: Path, texts: Path, tmp_path: Path) -> None:
