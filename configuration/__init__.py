@@ -9,6 +9,7 @@ from .recipes import (
     list_launch_configurations,
     list_recipes,
     load_recipe,
+    read_yaml,
 )
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _MODULE_OF_NAME = {"ClozeBertConfig": "configuration_clozebert", "ARCHITECTURES": "named_architectures"}
 
 __all__ = ["ARCHITECTURES", "ClozeBertConfig", "describe_recipe", "launch_configuration", "list_launch_configurations",
-           "list_recipes", "load_recipe"]  # fmt: skip
+           "list_recipes", "load_recipe", "read_yaml"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

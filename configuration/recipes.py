@@ -1,6 +1,7 @@
 """Recipes: everything a pretraining run needs, as YAML. Flags override a recipe's values."""
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,6 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
         ValueError: no recipe has that name, or the file does not hold a mapping.
         FileNotFoundError: the path of a YAML file that does not exist.
     """
-    import yaml
-
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
         if name_or_path not in list_recipes():
@@ -55,9 +54,31 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"recipe file {path} does not exist")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also what a date or a number of YAML cannot be
+        values = read_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"recipe file {path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"recipe file {path} must hold `name: value` lines")
     return values
+
+
+def read_yaml(text: str) -> Any:
+    """What a text in YAML holds. `1e4` is a number, as in YAML 1.2; in 1.1, which PyYAML reads, it is a word.
+
+    Raises:
+        ValueError: it is not valid.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
+    try:
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also what a date or a number of YAML cannot be
+        raise ValueError(str(error)) from None

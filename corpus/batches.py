@@ -21,7 +21,8 @@ from .vocabulary_sample import VocabularySample, VocabularySampler
 
 # What a hash is for: shuffling, masking, frozen validation masks, mixing corpora.
 _SHUFFLE, _MASK, _VALIDATION, _MIX = 1, 2, 3, 4
-_MIX_BLOCK = 1024
+# A mixture keeps its shares exactly in every so many rows.
+MIX_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class BatchStream:
         masking: how tokens are selected.
         seed: of the shuffling and the masks.
         weights: the share of rows of each of several corpora; each is repeated as often as its share asks for. They are
-            kept exactly within each 1,024 rows, so they are rounded to multiples of 1/1,024.
+            kept exactly within each 1,024 rows, so they are rounded to multiples of 1/1,024, and none is less.
         total_steps: the length of the run, needed where `masking.final_rate` is set.
         vocabulary: draws the tokens that a step's predictions are compared with; None: all of them.
 
@@ -160,11 +161,11 @@ class BatchStream:
         if len(self.quotas) == 1:
             return np.zeros(len(places), dtype=np.int64), places
         ends = np.cumsum(self.quotas)
-        blocks, within = np.divmod(places, _MIX_BLOCK)
+        blocks, within = np.divmod(places, MIX_BLOCK)
         slots = np.empty_like(within)
         for block in np.unique(blocks).tolist():
             now = blocks == block
-            slots[now] = permute(within[now], size=_MIX_BLOCK, key=derive(self.seed, _MIX, block))
+            slots[now] = permute(within[now], size=MIX_BLOCK, key=derive(self.seed, _MIX, block))
         sources = np.searchsorted(ends, slots, side="right")
         quotas = np.asarray(self.quotas)
         return sources, blocks * quotas[sources] + slots - (ends - quotas)[sources]
@@ -328,12 +329,21 @@ def _quotas(corpora: int, weights: Sequence[float] | None) -> list[int]:
     if weights is None:
         if corpora > 1:
             raise UserError(f"weights is None, but there are {corpora} corpora: give the share of each")
-        return [_MIX_BLOCK]
+        return [MIX_BLOCK]
     if len(weights) != corpora or min(weights) <= 0:
         raise UserError(f"weights={list(weights)} must be {corpora} positive numbers, one for each corpus")
-    exact = np.asarray(weights, dtype=np.float64) / sum(weights) * _MIX_BLOCK
-    quotas = np.floor(exact).astype(np.int64)
-    quotas[np.argsort(quotas - exact, kind="stable")[: _MIX_BLOCK - int(quotas.sum())]] += 1
-    if quotas.min() == 0:
-        raise UserError(f"weights={list(weights)}: a share below 1/{_MIX_BLOCK} cannot be kept")
-    return quotas.tolist()
+    if corpora > MIX_BLOCK:
+        raise UserError(f"{corpora} corpora are more than the {MIX_BLOCK} that can be mixed: join some of them")
+    return _round_shares(np.asarray(weights, dtype=np.float64), MIX_BLOCK).tolist()
+
+
+def _round_shares(weights: np.ndarray, rows: int) -> np.ndarray:
+    """`rows` cut by weight into whole numbers, by largest remainders; none is 0, at the cost of the larger ones."""
+    exact = weights / weights.sum() * rows
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: rows - int(counts.sum())]] += 1
+    least = counts == 0
+    if least.any():
+        counts[least] = 1
+        counts[~least] = _round_shares(weights[~least], rows - int(least.sum()))
+    return counts

@@ -5,6 +5,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ..utils.errors import UserError
+from .batches import MIX_BLOCK
 from .shards import Corpus, open_split
 
 
@@ -13,7 +14,8 @@ class Mixture:
 
     Args:
         places: folders or URLs that hold what `prepare_corpus` wrote.
-        weights: the share of the rows of each, in any unit; none: the share of the tokens that it has.
+        weights: the share of the rows of each, in any unit; none: the share of the tokens that it has, but at least
+            one row in 1,024.
 
     Attributes:
         corpora: the train splits.
@@ -37,6 +39,16 @@ class Mixture:
         self.validation = {name: split for name, split in splits.items() if split}
         parts = list(weights) or [corpus.num_tokens for corpus in self.corpora]
         self.shares = [part / sum(parts) for part in parts]
+        least = 1 / MIX_BLOCK
+        for place, share in zip(places, self.shares, strict=True):
+            if weights and share < least:
+                raise UserError(
+                    f"corpus_weights={list(weights)}: {place} would give {share:.2g} of the rows, and the least that a "
+                    f"mixture keeps is 1/{MIX_BLOCK}: give it a larger weight, or leave it out"
+                )
+        if min(self.shares) < least:
+            raised = [max(share, least) for share in self.shares]
+            self.shares = [share / sum(raised) for share in raised]
 
     @property
     def fingerprint(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..utils.errors import UserError
-from ..utils.files import whole_folder
+from ..utils.files import sha256_of_file, whole_folder
 from .readers import Reader
 
 # reader and source: where it was read; held_out: 1, 0, or -1 where the source does not say; sizes; BLAKE2b of the text.
@@ -91,11 +91,14 @@ def write_part(folder: Path, documents: Iterator[Encoded], *, about: Callable[[]
         (building / "part.json").write_text(json.dumps(about()), encoding="utf-8")
 
 
-def read_about(folder: Path, *, job: str) -> dict[str, Any] | None:
+def read_about(folder: Path, readers: Sequence[Reader], *, job: str) -> dict[str, Any] | None:
     """What `write_part` was told about a part, or None where it is not there.
 
+    Args:
+        readers: of this part's files; `cut` gives them.
+
     Raises:
-        ValueError: the part belongs to another preparation.
+        UserError: the part belongs to another preparation, or one of its files holds something else now.
     """
     path = folder / "part.json"
     if not path.is_file():
@@ -106,6 +109,13 @@ def read_about(folder: Path, *, job: str) -> dict[str, Any] | None:
             f"{folder} was made from other inputs, another tokenizer or other flags: give all parts and the merge the "
             f"same ones, or delete {folder.parent}"
         )
+    for reader, sources in zip(readers, about["sources"], strict=True):
+        for path, source in zip(reader.files, sources, strict=True):
+            if sha256_of_file(path) != source["sha256"]:
+                raise UserError(
+                    f"{path} was changed after {folder} was made of it: make that part again (--part "
+                    f"{int(folder.name[:5])} --overwrite_output_dir)"
+                )
     return about
 
 

@@ -77,17 +77,22 @@ class Preparation:
         reader, validation_reader = self._common["reader"], self._common["validation_reader"]
         readers = readers_in_order(reader, validation_reader, self.deduplicate)
         folder = part_folder(Path(self.output_dir), part, num_parts)
+        of_part = cut(readers, part=part, num_parts=num_parts)
         run = Run(
-            cut(readers, part=part, num_parts=num_parts),
+            of_part,
             tokenizer=self._common["tokenizer"],
             deduplicate=self.deduplicate,
             num_processes=self.num_processes,
             report=report,
         )
         identity = job(readers, run.job_facts(), num_parts=num_parts)
-        if self.overwrite_output_dir or read_about(folder, job=identity) is None:
+        if self.overwrite_output_dir or read_about(folder, of_part, job=identity) is None:
             run.tokenize_part(folder, identity)
         return folder
+
+    def has_part(self, part: int, num_parts: int) -> bool:
+        """Whether a part is there, of whatever inputs; `run_part` raises where it is of others."""
+        return part_folder(Path(self.output_dir), part, num_parts).is_dir()
 
     def merge(self, num_parts: int, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
         """Write the corpus of all parts; the manifests by split. See `prepare`."""

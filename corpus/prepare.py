@@ -23,7 +23,7 @@ from .duplicates import NearDuplicates, signature
 from .encoding import Encoder, split_encoded
 from .manifest import CORPUS_SPLITS
 from .parallel import available_cpus, ordered_map
-from .parts import Encoded, job, part_folder, read_about, read_part, write_part
+from .parts import Encoded, cut, job, part_folder, read_about, read_part, write_part
 from .readers import Reader, Source
 from .shards import CORPUS_FILES, SHARD_TOKENS, ShardWriter
 from .tokenizer import tokenizer_facts
@@ -191,8 +191,14 @@ class Run:
         sizes = {split: Counter(text_bytes=0, unknown_tokens=0) for split in CORPUS_SPLITS}
         near = NearDuplicates()
         self.smallest_digest = b"\xff" * 17
+        held_out: set[bytes] = set()  # the texts of the validation reader, which is read first
+        num_shared = 0
         for document in self.encoded(outcomes):
             outcome = "validation" if self._is_held_out(document, limit) else "train"
+            if len(self.readers) > 1 and outcome == "validation":
+                held_out.add(document.digest)
+            elif document.digest in held_out and document.tokens:
+                num_shared += 1
             if not document.tokens:
                 outcome = "empty"
             elif document.signature and near.seen(document.signature):
@@ -217,6 +223,8 @@ class Run:
             known = sum(source[kind] for kind in kinds) + source["bad_text"]
             assert known == source["documents"], "every document is accounted for"
         facts = {"tokenizer": self.facts, "deduplicate": self.deduplicate, "sources": sources}
+        if num_shared:
+            sizes["train"]["also_in_validation"] = num_shared
         return {split: writers[split].close({"split": split, **sizes[split], **facts}) for split in CORPUS_SPLITS}
 
     def tokenize_part(self, folder: Path, job: str) -> None:
@@ -289,7 +297,10 @@ class _Merge(Run):
         super().__init__(readers, **options)
         self.folders = folders
         identity = job(readers, self.job_facts(), num_parts=len(folders))
-        found = [read_about(folder, job=identity) for folder in folders]
+        found = [
+            read_about(folder, cut(readers, part=part, num_parts=len(folders)), job=identity)
+            for part, folder in enumerate(folders)
+        ]
         absent = [folder.name for folder, about in zip(folders, found, strict=True) if about is None]
         if absent:
             raise MissingFileError(

@@ -5,6 +5,7 @@ and back: the fields that do not survive it are the obstacles.
 """
 
 import copy
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ from .natives import (
     architecture_of,
     rope_by_layer_type,
 )
+
+logger = logging.getLogger(__name__)
 
 # Fields that every configuration has, which mean the same on both sides.
 _SHARED = (
@@ -103,27 +106,36 @@ def choose_architecture(
 ) -> Architecture:
     """The architecture that equals a configuration: the one wanted, else the one it came from, else the first.
 
+    Where none does, one that differs in rates of dropout alone is taken, with a warning: the outputs are the same.
+
     Raises:
         UserError: none does. The message names the fields in which the nearest one differs.
     """
     _check_activations(config)
     origin = (config.native_config or {}).get("model_type")
-    obstacles, refused = {}, {}
+    obstacles: dict[str, dict[str, str]] = {}
+    refused: dict[str, dict[str, str]] = {}
     for architecture in _candidates(ending, wanted, origin):
         try:
             found = find_obstacles(config, architecture, ending, pooled=pooled)
         except (StrictDataclassError, ValueError) as error:
             # Values that its own configuration class does not take at all.
-            refused[architecture.model_type] = [f"{architecture.config_class}: {' '.join(str(error).split())}"]
+            text = " ".join(str(error).split())
+            refused[architecture.model_type] = {"": f"{architecture.config_class}: {text}"}
             continue
         if not found:
             return architecture
         obstacles[architecture.model_type] = found
+    for name, found in obstacles.items():
+        if all("dropout" in field for field in found):
+            logger.warning("as a %s, %s: what it computes is the same, and training it further is not", name,
+                           "; ".join(found.values()))  # fmt: skip
+            return NATIVE[name]
     obstacles = obstacles or refused
     nearest = origin if origin in obstacles else min(obstacles, key=lambda name: len(obstacles[name]))
     raise UserError(
         f"no native architecture equals this configuration; the nearest is {nearest}, but for "
-        f"{'; '.join(obstacles[nearest])}. Save it in ClozeBERT's own format instead"
+        f"{'; '.join(obstacles[nearest].values())}. Save it in ClozeBERT's own format instead"
     )
 
 
@@ -140,8 +152,12 @@ def _candidates(ending: str, wanted: str | None, origin: str | None) -> list[Arc
 
 def find_obstacles(
     config: ClozeBertConfig, architecture: Architecture, ending: str, *, pooled: bool = False
-) -> list[str]:
-    """The fields in which a configuration is none of the architecture's: those that do not survive there and back."""
+) -> dict[str, str]:
+    """The fields in which a configuration is none of the architecture's: those that do not survive there and back.
+
+    Returns:
+        by the field's name: `name=value (there: value)`.
+    """
     ours = config.to_dict()
     ours["base_pooler"] = pooled
     mine = _effective({**ours, "num_labels": config.num_labels}, ending)
@@ -150,11 +166,11 @@ def find_obstacles(
         back["base_pooler"] = pooled
     labels = 2 if ending == "ForQuestionAnswering" else config.num_labels
     theirs = _effective({**ClozeBertConfig().to_dict(), **back, "num_labels": labels}, ending)
-    return [
-        f"{name}={mine.get(name)!r} (there: {theirs.get(name)!r})"
+    return {
+        name: f"{name}={mine.get(name)!r} (there: {theirs.get(name)!r})"
         for name in sorted({*mine, *theirs})
         if mine.get(name) != theirs.get(name)
-    ]
+    }
 
 
 def _to_ours(architecture: Architecture, native: Mapping[str, Any], ending: str) -> Values:

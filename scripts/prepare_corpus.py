@@ -70,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             bar.set_postfix_str(f"{tokens / 1e6:.2f} M tokens")
 
         if part is not None and num_parts is not None:
-            bar.write(f"written to {preparation.run_part(part, num_parts, report)}")
+            was_there = not arguments.overwrite_output_dir and preparation.has_part(part, num_parts)
+            folder = preparation.run_part(part, num_parts, report)
+            bar.write(f"kept {folder}, which was there already" if was_there else f"written to {folder}")
             return
         manifests = preparation.write(report, num_parts=num_parts)
     print_account(manifests)
@@ -94,6 +96,10 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
               "document, --document_separator line")  # fmt: skip
     if not manifests["train"]["documents"]:
         print("warning: no document is left to train on, as all are held out")
+    shared = manifests["train"].get("also_in_validation", 0)
+    if shared:
+        print(f"warning: {shared:,} documents of --input stand in --validation_input, too, and will be trained on; "
+              "--deduplicate exact leaves them out")  # fmt: skip
     unknown, tokens = manifests["train"]["unknown_tokens"], manifests["train"]["tokens"]
     if unknown > 0.01 * tokens:
         print(f"warning: {unknown / tokens:.1%} of the tokens are unknown to the tokenizer; train one on this text")

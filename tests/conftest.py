@@ -27,6 +27,13 @@ if str(REPOSITORY / "tests") not in sys.path:
     sys.path.append(str(REPOSITORY / "tests"))
 from warm_python import WarmPython  # noqa: E402
 
+if importlib.util.find_spec("hypothesis"):  # a GPU machine may lack it
+    import hypothesis
+
+    # A busy machine is no defect of what is tested.
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
+
 # A shell that starts the tests in the background, or nohup, has signals ignored, and so would the programs under test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -224,6 +224,8 @@ class PretrainingArguments:
             model = changes.pop("model", None) or {}
             known = [name for name in self.field_names() if name not in _OF_THE_RUN]
             try:
+                if not isinstance(model, dict):
+                    raise UserError(f"model={model!r} must be `name: value` lines")
                 reject_unknown_keys(changes, [*known, "model"], where="a phase")
                 if "max_steps" not in changes:
                     raise UserError("max_steps is missing: say how long the phase is")
@@ -454,7 +456,7 @@ def _read(name: str, value: Any, annotation: Any) -> Any:
         items = list(value) if isinstance(value, (list, tuple)) else [value]
         return [] if items in ([None], [""], ["none"]) else [_read(name, item, arguments[0]) for item in items]
     if annotation in (int, float):
-        return _number(name, value, annotation)
+        return read_number(name, value, annotation)
     kinds, wanted = _KINDS[annotation]
     if not isinstance(value, kinds):
         raise UserError(f"{name}={value!r} must be {wanted}")
@@ -464,8 +466,8 @@ def _read(name: str, value: Any, annotation: Any) -> Any:
 def _read_one_of(name: str, value: Any, annotations: tuple[Any, ...]) -> Any:
     """A value of `int | float` is a share below 1, and a whole number otherwise; other unions are `X | None`."""
     if {int, float} <= set(annotations):
-        number = _number(name, value, float)
-        return number if 0 < number < 1 else _number(name, value, int)
+        number = read_number(name, value, float)
+        return number if 0 < number < 1 else read_number(name, value, int)
     return _read(name, value, next(kind for kind in annotations if kind is not type(None)))
 
 
@@ -484,7 +486,8 @@ def _steps_of(steps: int | float | None, max_steps: int) -> int | None:
     return None if steps is None else int(steps * max_steps + 1e-9 if steps < 1 else steps)
 
 
-def _number(name: str, value: Any, kind: type) -> int | float:
+def read_number(name: str, value: Any, kind: type) -> int | float:
+    """A number of a recipe or a flag, as int or float; a `UserError` where it is none."""
     try:
         number = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError):

@@ -399,7 +399,10 @@ class Pretraining:
 
     def close(self) -> None:
         """Stop the loader, the bar and the trackers."""
-        self.setup.loader.close()
-        self.log.close()
-        leave(self.accelerator)
-        self.output.release()
+        try:
+            if hasattr(self, "setup"):  # there is none where a phase could not begin
+                self.setup.loader.close()
+            self.log.close()
+            leave(self.accelerator)
+        finally:
+            self.output.release()

@@ -7,10 +7,10 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, list_recipes, load_recipe
+from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, list_recipes, load_recipe, read_yaml
 from ..utils.command_line import Flag, flags_of
 from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
-from .arguments import Phase, PretrainingArguments
+from .arguments import Phase, PretrainingArguments, read_number
 
 _OWN_KEYS = ("architecture", "model")
 _TEXT_MODELS = [name for name, fields in ARCHITECTURES.items() if "image_size" not in fields]
@@ -79,7 +79,7 @@ def _read_recipe(name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     model = recipe.pop("model", None) or {}
     if not isinstance(model, dict):
         raise UserError(f"{where}: model={model!r} must be `name: value` lines")
-    reject_unknown_keys(model, ClozeBertConfig.field_names(), where=f"{where}, under `model`")
+    _reject_unknown_fields(model, where=f"{where}, under `model`")
     return recipe, {**model, "architecture": recipe.pop("architecture", None)}
 
 
@@ -90,14 +90,18 @@ def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
         return
     recipe.pop("num_train_epochs", None)
     before = recipe.pop("max_steps", None)
+    if before is None:
+        return
+    before = read_number("max_steps", before, int)
+    if before < 1:
+        raise UserError(f"max_steps={before} must be at least 1")
     for name in ("warmup_steps", "decay_steps", "batch_warmup_steps"):
-        steps = recipe.get(name)
-        if before is None or name in flags or not isinstance(steps, (int, float)) or steps < 1:
+        if name in flags or recipe.get(name) is None:
             continue
-        if "max_steps" in flags:
-            recipe[name] = int(steps) * flags["max_steps"] // int(before)
-        else:
-            recipe[name] = steps / int(before)
+        steps = read_number(name, recipe[name], float)
+        if steps >= 1:
+            in_flags = "max_steps" in flags
+            recipe[name] = int(steps) * flags["max_steps"] // int(before) if in_flags else steps / before
 
 
 def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str]:
@@ -140,9 +144,15 @@ def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfi
     """
     if not phase.model:
         return config
-    reject_unknown_keys(phase.model, ClozeBertConfig.field_names(), where=f"phases[{phase.index - 1}], under `model`")
+    _reject_unknown_fields(phase.model, where=f"phases[{phase.index - 1}], under `model`")
     with as_user_errors(*_MISTAKES):
         return ClozeBertConfig.from_dict(merge_nested(config.to_dict(), phase.model))
+
+
+def _reject_unknown_fields(model: dict[str, Any], *, where: str) -> None:
+    """Refuse what no configuration has; the error names our own fields alone, and not those of the base class."""
+    unknown = set(model) - set(ClozeBertConfig.field_names())
+    reject_unknown_keys(unknown, ClozeBertConfig.__annotations__, where=where)
 
 
 def merge_nested(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -258,13 +268,5 @@ def read_flag(name: str, value: Any) -> Any:
     """The model's fields and `phases` come as text, read as a recipe's value is: `12`, `1e-5`, `{rope_theta: 1e4}`."""
     if name not in (*ClozeBertConfig.__annotations__, "phases"):
         return value
-    import yaml
-
-    with as_user_errors(yaml.YAMLError, about=f"--{name} {value}"):
-        read = yaml.safe_load(value)
-    if isinstance(read, str):
-        try:
-            return float(read)
-        except ValueError:
-            return read
-    return read
+    with as_user_errors(ValueError, about=f"--{name} {value}"):
+        return read_yaml(value)

@@ -154,6 +154,14 @@ def test_recipes_from_files_and_their_mistakes(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("architecture: tiny\nmodel:\n  hidden_size: 128\n")
     assert load_recipe(str(path)) == {"architecture": "tiny", "model": {"hidden_size": 128}}
+    path.write_text("max_steps: 1e5\nphases: [{model: {rope_theta: 1.6E+5}}]\nname: e5\nquoted: '1e5'\nsmall: -.5e-3\n")
+    assert load_recipe(str(path)) == {
+        "max_steps": 1e5,
+        "phases": [{"model": {"rope_theta": 1.6e5}}],
+        "name": "e5",
+        "quoted": "1e5",
+        "small": -0.5e-3,
+    }
     with pytest.raises(ValueError, match="unknown recipe 'tinny'; did you mean 'tiny'"):
         load_recipe("tinny")
     with pytest.raises(FileNotFoundError, match=r"gone\.yaml"):

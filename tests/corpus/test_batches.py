@@ -237,8 +237,9 @@ def test_what_is_wrong_with_a_stream_is_said(
         BatchStream(corpora, **common)
     with pytest.raises(ValueError, match="must be 3 positive numbers"):
         BatchStream(corpora, weights=[1, 1], **common)
-    with pytest.raises(ValueError, match="a share below 1/1024"):
-        BatchStream(corpora, weights=[1, 1, 1e-9], **common)
+    with pytest.raises(ValueError, match="1025 corpora are more than the 1024 that can be mixed"):
+        BatchStream(corpora[:1] * 1025, weights=[1] * 1025, **common)
+    assert BatchStream(corpora, weights=[1, 1, 1e-9], **common).quotas == [512, 511, 1]
     with pytest.raises(ValueError, match="corpora is empty"):
         BatchStream([], **common)
     with pytest.raises(ValueError, match="is empty"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clozebert.corpus import Mixture, ShardWriter
+from clozebert.corpus import BatchStream, Masking, Mixture, ShardWriter
 
 from .conftest import FACTS, VOCAB_SIZE, Written, write_corpus
 
@@ -23,6 +23,19 @@ def test_shares_are_those_of_the_tokens_or_the_weights(make_corpus: Callable[...
     assert Mixture(places[:1]).facts()["documents"] == 10
     with pytest.raises(ValueError, match=r"corpus_weights=\[1, 0\] must be 2 positive numbers"):
         Mixture(places, [1, 0])
+
+
+def test_a_small_corpus_has_one_row_in_1024_unless_its_weight_is_smaller(make_corpus: Callable[..., Written]) -> None:
+    places = [str(make_corpus([length] * 10, seed=length).directory) for length in (4000, 1, 2)]
+    mixture = Mixture(places)
+    assert mixture.shares == pytest.approx([1022 / 1024, 1 / 1024, 1 / 1024], rel=3e-3)
+    assert sum(mixture.shares) == pytest.approx(1)
+    stream = BatchStream(
+        mixture.corpora, max_seq_length=32, global_batch_size=4, masking=Masking(), seed=0, weights=mixture.shares
+    )
+    assert stream.quotas == [1022, 1, 1]
+    with pytest.raises(ValueError, match=rf"{places[2]} would give 0\.0005 of the rows, .* 1/1024: give it a larger"):
+        Mixture(places, [1, 1, 1e-3])
 
 
 def test_names_are_the_last_part_of_a_place_and_told_apart(tmp_path: Path) -> None:

@@ -94,6 +94,25 @@ def test_a_part_that_is_there_is_left_and_one_of_another_job_refused(inputs: dic
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_that_changed_after_its_part_was_made_is_refused(inputs: dict[str, Any], tmp_path: Path) -> None:
+    """Of the same size: nothing but its content tells."""
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"{name} cat sat on the mat\n\nthe dog ran far away")
+    changes = {"input": [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], "validation_fraction": 0.0}
+    parted = preparation(inputs, tmp_path / "out", **changes)
+    for part in (0, 1):
+        parted.run_part(part, 2)
+    (tmp_path / "b.txt").write_text("b cow sat on the mat\n\nthe dog ran far away")
+    for call in (lambda: parted.run_part(1, 2), lambda: parted.merge(2)):
+        with pytest.raises(ValueError, match=r"b\.txt was changed after .*00001-of-00002 .*--part 1 --overwrite"):
+            call()
+    parted.run_part(0, 2)
+    preparation(inputs, tmp_path / "out", **changes, overwrite_output_dir=True).run_part(1, 2)
+    parted.merge(2)
+    preparation(inputs, tmp_path / "whole", **changes).run()
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
 def test_a_part_that_fails_leaves_nothing(inputs: dict[str, Any], tmp_path: Path) -> None:
     strict = preparation(inputs, tmp_path / "out", on_bad_text="error")
     with pytest.raises(ValueError, match=r"bad\.jsonl, line 2"):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -62,6 +62,7 @@ def test_decoding_gives_the_text_back(
     tokenizers: dict[str, PreTrainedTokenizerFast], algorithm: str, text: str
 ) -> None:
     tokenizer = tokenizers[algorithm]
+    assume(not any(token in text for token in tokenizer.all_special_tokens))  # these are left out in decoding
     ids = tokenizer(text).input_ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
     assert tokenizer.unk_token_id not in ids

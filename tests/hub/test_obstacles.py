@@ -44,8 +44,6 @@ def make(name="bert-base", head="ForMaskedLM", **changes):
         ({"position_embedding_type": "none"}, "position_embedding_type='none'"),
         ({"position_offset": 3}, "position_offset=3"),
         ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}, "layer_types"),
-        ({"embedding_dropout": 0.4}, "embedding_dropout=0.4"),
-        ({"mlp_dropout": 0.4}, "mlp_dropout=0.4"),
         ({"prediction_activation": "silu"}, "prediction_activation='silu'"),
         ({"prediction_dense": False}, "prediction_dense=False"),
         ({"head_bias": False}, "head_bias=False"),
@@ -201,3 +199,17 @@ def test_exported_model_computes_the_same():
     ids = torch.tensor([[0, 5, 9, 2, 1, 1], [0, 6, 7, 8, 9, 2]])
     outputs = [m(input_ids=ids, attention_mask=(ids != 1).long()).logits for m in (model, native)]
     assert torch.allclose(*outputs, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("bert-base", "embedding_dropout"), ("bert-base", "mlp_dropout"), ("modernbert-base", "hidden_dropout_prob")],
+)
+def test_a_rate_of_dropout_alone_is_left_out_with_a_warning(name, field, caplog):
+    """A model that was trained with it computes the same without."""
+    ours = make(name, **{field: 0.4}).eval()
+    native = to_native(ours).eval()
+    assert native.config.model_type == name.removesuffix("-base")
+    assert f"{field}=0.4" in caplog.text
+    ids = torch.arange(1, 13).reshape(2, 6)
+    torch.testing.assert_close(native(ids).logits, ours(ids).logits, rtol=1e-5, atol=1e-5)

@@ -87,11 +87,29 @@ def test_in_parts(text: Path, tokenizer: str, tmp_path: Path, capsys: pytest.Cap
     for part in ("1", "0"):
         prepare_corpus.main([*flags, str(tmp_path / "parted"), "--num_parts", "2", "--part", part])
         assert f"written to {tmp_path / 'parted.parts' / f'0000{part}-of-00002'}" in capsys.readouterr().out
+    prepare_corpus.main([*flags, str(tmp_path / "parted"), "--num_parts", "2", "--part", "1"])
+    assert "00001-of-00002, which was there already" in capsys.readouterr().out
     for output, parts in (("parted", ["--num_parts", "2"]), ("whole", [])):
         prepare_corpus.main([*flags, str(tmp_path / output), *parts])
     assert Corpus(tmp_path / "parted").fingerprint == Corpus(tmp_path / "whole").fingerprint
     with pytest.raises(ValueError, match="--part 1 needs --num_parts"):
         prepare_corpus.main([*flags, str(tmp_path / "third"), "--part", "1"])
+
+
+@pytest.mark.parametrize("parts", [[], ["--num_parts", "1"]])
+def test_texts_that_are_trained_on_and_validated_on_are_counted(
+    text: Path, tokenizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], parts: list[str]
+) -> None:
+    held_out = tmp_path / "held_out.txt"
+    held_out.write_text("\n\n".join([*DOCUMENTS[:7], "A text of its own."]))
+    flags = ["--input", str(text), "--validation_input", str(held_out), "--tokenizer_name", tokenizer, "--disable_tqdm"]
+    output = ["--output_dir", str(tmp_path / "out")]
+    if parts:
+        prepare_corpus.main([*flags, *output, *parts, "--part", "0"])
+    prepare_corpus.main([*flags, *output, *parts])
+    assert "warning: 7 documents of --input stand in --validation_input, too" in capsys.readouterr().out
+    prepare_corpus.main([*flags, "--output_dir", str(tmp_path / "exact"), "--deduplicate", "exact"])
+    assert "stand in --validation_input" not in capsys.readouterr().out
 
 
 def test_the_installed_packages(

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.corpus import BatchStream, Corpus, Masking
 from clozebert.corpus.randomness import derive
-from clozebert.training import PretrainingArguments, pretrain
+from clozebert.training import PretrainingArguments, loop, pretrain
 from clozebert.training.evaluation import mix_figures
 from clozebert.training.optimizers import make_optimizer
 from clozebert.training.prefetch import StepLoader
@@ -171,6 +171,7 @@ def test_the_plan_of_a_change_is_refused_where_it_is_behind(prepared: Path, tmp_
         ([{"max_steps": 3, "optimizer": "muon"}], r"phases\[0\]: unknown key 'optimizer'"),
         ([{"max_steps": 3, "learning_rate": "fast"}], r"phases\[0\]: learning_rate='fast' must be a number"),
         ([{"max_steps": 3, "warmup_steps": 4}], r"phases\[0\]: warmup_steps=4 and decay_steps=0 do not fit"),
+        ([{"max_steps": 3, "model": [1]}], r"phases\[0\]: model=\[1\] must be `name: value` lines"),
         (["max_steps"], "phases='max_steps' must be a list of phases"),
     ],
 )
@@ -183,7 +184,7 @@ def test_a_phase_that_cannot_be_is_refused(phases: list[Any], message: str) -> N
     ("phase", "message"),
     [
         ({"model": {"hidden_size": 48}}, r"phases\[0\] changes the shape of .*may change rope_parameters"),
-        ({"model": {"rope_teta": 1}}, r"unknown key 'rope_teta' in phases\[0\], under `model`"),
+        ({"model": {"rope_teta": 1}}, r"unknown key 'rope_teta' in phases\[0\], under `model`; (?!.*sub_configs)"),
         ({"max_seq_length": 60}, "max_seq_length=60 exceeds the model's max_position_embeddings=48"),
         ({"corpus": "nowhere"}, "nowhere holds no prepared corpus"),
         ({"per_device_train_batch_size": 3}, "per_device_train_batch_size=3 must divide the 8 rows"),
@@ -197,6 +198,27 @@ def test_a_later_phase_that_does_not_fit_is_refused_before_any_work(
             arguments_of(prepared, tmp_path / "run", max_steps=9, phases=[{"max_steps": 3, **phase}]), model_config()
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_phase_that_cannot_begin_ends_the_run_with_its_own_error(
+    prepared: Path, more: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here as on a full disk. Nothing is lost: the first phase has its checkpoint, and its folder is free again."""
+    phases = {"max_steps": 4, "phases": [{"max_steps": 2, "learning_rate": 1e-3}]}
+    real, entered = loop.set_up_phase, []
+
+    def set_up_phase(phase: Any, *parts: Any, **more: Any) -> Any:
+        entered.append(phase.index)
+        if entered == [0, 1]:
+            raise OSError("no space left on device")
+        return real(phase, *parts, **more)
+
+    monkeypatch.setattr(loop, "set_up_phase", set_up_phase)
+    with pytest.raises(OSError, match="no space left on device"):
+        run_here(prepared, tmp_path / "run", **phases)
+    run_here(prepared, tmp_path / "run", **phases, resume_from_checkpoint="latest")
+    run_here(prepared, tmp_path / "undisturbed", **phases)
+    assert_same_bits(tmp_path / "run", tmp_path / "undisturbed", step=6)
 
 
 def test_what_a_phase_takes_over(prepared: Path) -> None:

@@ -21,7 +21,7 @@ from clozebert.training.checks import check_run
 from clozebert.training.expectations import hours_lines, length_lines
 from clozebert.training.initial_model import padded_vocabulary
 from clozebert.training.run_length import epochs_by_text, length_by_text, rows_of_text
-from clozebert.training.run_settings import make_config, split_settings, suit_continuing
+from clozebert.training.run_settings import make_config, read_flag, split_settings, suit_continuing
 from clozebert.training.training_state import read_training_state
 from clozebert.utils.errors import UserError
 
@@ -164,6 +164,28 @@ def test_another_schedule_leaves_out_the_recipes_decay() -> None:
     values, _ = split_settings("nano", {"lr_scheduler_type": "cosine", "decay_steps": 0.2})
     with pytest.raises(UserError, match=r"decay_steps=0\.2 needs lr_scheduler_type='wsd'"):
         PretrainingArguments(**values, corpus="-", tokenizer_name="-", output_dir="-")
+
+
+def test_numbers_of_a_recipe_under_a_flag_for_its_length(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for steps in ("1e3", "1000", "'1000'"):
+        path.write_text(f"max_steps: {steps}\nwarmup_steps: '100'\ndecay_steps: 0.2\n")
+        values, _ = split_settings(str(path), {"max_steps": 50})
+        assert (values["max_steps"], values["warmup_steps"], values["decay_steps"]) == (50, 5, 0.2)
+        values, _ = split_settings(str(path), {"num_train_epochs": 2})
+        assert values["warmup_steps"] == 0.1
+    for steps, message in (("lots", "'lots' must be a whole number"), ("0", "=0 must be at least 1")):
+        path.write_text(f"max_steps: {steps}\n")
+        with pytest.raises(UserError, match=message):
+            split_settings(str(path), {"max_steps": 50})
+
+
+def test_fields_of_the_model_are_read_as_yaml() -> None:
+    assert read_flag("rope_parameters", "{rope_theta: 1e4}") == {"rope_theta": 1e4}
+    assert read_flag("norm_eps", "1e-5") == 1e-5
+    assert read_flag("layer_types", "null") is None
+    with pytest.raises(UserError, match=r"rope_theta='fast' must be a number above 0"):
+        make_config({"architecture": "nano", "layer_types": None, "rope_parameters": {"rope_theta": "fast"}})
 
 
 def test_the_vocabulary_is_the_tokenizers(tmp_path: Path) -> None:
