@@ -1,5 +1,6 @@
 """The facts of a fine-tuning run for the model card, and its scores in the form that the Hub reads."""
 
+import math
 import os
 from typing import Any
 
@@ -28,6 +29,8 @@ def card_facts(arguments: FinetuningArguments, results: dict[str, Any], settings
         key: settings[key]
         for key in ("learning_rate", "num_train_epochs", "per_device_train_batch_size", "max_seq_length")
     }
+    if results.get("epoch", math.inf) < settings["num_train_epochs"] - 0.005:  # --max_steps, or early stopping
+        hyperparameters["epochs_trained"] = round(results["epoch"], 2)
     base = arguments.model_name_or_path
     is_folder = os.path.isdir(base)
     return {

@@ -12,9 +12,11 @@ from ..corpus.tables import TableFile, open_dataset
 from ..utils.errors import UserError
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
 from .sequence_task import (
+    MULTI_LABEL,
     SequenceExample,
     SequenceTask,
     make_sequence_task,
+    multi_hot_size,
     problem_type_of_values,
     read_examples,
 )
@@ -68,8 +70,13 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
     )
     assert columns.label is not None
     problem_type = arguments.problem_type or problem_type_of_values(tables["train"].columns[columns.label])
+    if arguments.dataset_name is not None and "test" in tables and _are_hidden(tables["test"], columns.label):
+        print(f"{tables['test'].source}: left out, as its labels are hidden")
+        del tables["test"]
+    multi_hot = multi_hot_size(tables["train"], columns.label) if problem_type == MULTI_LABEL else None
     splits: Splits = {
-        split: read_examples(table, columns, problem_type=problem_type) for split, table in tables.items()
+        split: read_examples(table, columns, problem_type=problem_type, multi_hot=multi_hot)
+        for split, table in tables.items()
     }
     facts = {
         "text_column": columns.text,
@@ -132,6 +139,12 @@ def _dataset_splits(arguments: FinetuningArguments) -> dict[str, TableFile]:
         if found is not None:
             named[split] = tables[found]
     return named
+
+
+def _are_hidden(table: Table, label: str) -> bool:
+    """Whether no example has a label: none there, or -1, as in the test splits of GLUE."""
+    values = table.columns.get(label, [None])
+    return all(value is None for value in values) or all(str(value) in ("-1", "-1.0") for value in values)
 
 
 def _hold_out_validation(splits: Splits, seed: int) -> None:

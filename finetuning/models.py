@@ -92,7 +92,7 @@ def load_classifier(
         trust_remote_code=trust_remote_code,
     )
     _refuse_random_encoder(model, missing, name_or_path)
-    if not same_labels:
+    if not same_labels or not _answers_in_range(model, task):
         _initialise_output_layer(model, task)
     model.dropout_before = dropout_before
     return model
@@ -175,6 +175,17 @@ def _initialise_output_layer(model: Any, task: Task) -> None:
         if output.bias is not None:
             output.weight.mul_(task.target_scale)
             output.bias.fill_(task.target_mean)
+
+
+def _answers_in_range(model: Any, task: Task) -> bool:
+    """Whether a trained regression's outputs lie around the values of this task: by their bias, its mean once.
+
+    From far away they would not come back: the output layer learns in steps of the size of these values.
+    """
+    output = output_layer(model)
+    if output is None or output.bias is None or output.bias.numel() > 1:
+        return True
+    return abs(output.bias.item() - task.target_mean) <= 3 * task.target_scale
 
 
 def _refuse_random_encoder(model: Any, missing: Collection[str], name_or_path: str) -> None:

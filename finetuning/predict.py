@@ -17,11 +17,10 @@ from ..utils.errors import UserError, as_user_errors
 from ..utils.files import whole_file
 from ..utils.plurals import counted
 from ..utils.progress_bar import progress_bar
-from ..utils.untrusted import read_json_object
 from .arguments import PredictionArguments
 from .data import TASKS
 from .models import be_quiet, check_max_seq_length, load_auto_tokenizer, load_fine_tuned
-from .resume import SETTINGS_FILE
+from .resume import read_settings
 from .sequence_task import read_examples
 from .tables import SequenceColumns, find_columns, read_table
 from .trainer import are_finite, make_collator, predict_logits
@@ -95,8 +94,7 @@ class Predictor:
         self.model, self.task = load_fine_tuned(name, TASKS.values(), trust_remote_code=trusted)
         tokenizer = load_auto_tokenizer(name, trust_remote_code=trusted)
         self.model.to(find_device())
-        path = Path(name, SETTINGS_FILE)
-        self.settings = read_json_object(path) if path.exists() else {}
+        self.settings = read_settings(name)
         wanted = arguments.max_seq_length or self.settings.get("max_seq_length")
         overlap = self.task.window_overlap
         if arguments.max_seq_length is None:
@@ -139,15 +137,23 @@ class Predictor:
     def _of_table(self, path: str) -> Iterator[Any]:
         wanted = [name for name in (self.arguments.text_column, self.arguments.text_pair_column) if name is not None]
         as_trained = (self.settings.get("text_column"), self.settings.get("text_pair_column"))
+        opened = open_table(path)
+        in_doubt = not wanted and not opened.is_sure_of_columns and as_trained[0] not in opened.columns
         # A first row that may be data is taken as it was in training: columns of a file without header are numbers.
-        in_doubt = not wanted and str(as_trained[0]).isdigit() and not open_table(path).is_sure_of_columns
-        table = read_table(path, has_header=False if in_doubt else None, wanted=wanted)
+        without_header = in_doubt and str(as_trained[0]).isdigit()
+        if in_doubt and not without_header:
+            raise UserError(
+                f"{path}: its first row may name columns or be a text; give --text_column, or the column's number if "
+                f"the first row is no header (columns: {', '.join(opened.columns)})"
+            )
+        table = read_table(path, has_header=False if without_header else None, wanted=wanted)
         if bare_suffix(path) == ".tsv":
             header = [list(table.columns)] if table.has_header else []
             self.task.refuse_tagged([*header, *zip(*table.columns.values(), strict=True)], path)
         if table.num_blank:
             print(f"{path}: left out {table.num_blank} rows in which every cell is blank", file=sys.stderr)
-        if self.arguments.text_column is None and as_trained[0] in table.columns:
+        is_known = not wanted and as_trained[0] in table.columns
+        if is_known:
             columns = SequenceColumns(str(as_trained[0]), as_trained[1], None)
         else:
             columns = find_columns(
@@ -158,7 +164,7 @@ class Predictor:
             )
         if self.settings:
             self._check_pairs(columns, path)
-        texts = read_examples(table, columns, problem_type=None)
+        texts = read_examples(table, columns, problem_type=None, numbers_are_texts=is_known or bool(wanted))
         for row, example in enumerate(texts):
             yield self.task.example(example.text, example.pair, source=table.source, line=table.lines[row])
 

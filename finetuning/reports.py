@@ -87,7 +87,8 @@ def _draw(folder: str, split: str, classes: ClassReport) -> None:
         return
     figure = Figure(figsize=(7, 1.2 + 0.25 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    axes.barh([f"{name} ({support:g})" for name, _, support in rows], [f1 for _, f1, _ in rows], color="#3b6ea5")
+    titles = [f"{_plain(name)} ({support:g})" for name, _, support in rows]
+    axes.barh(titles, [f1 for _, f1, _ in rows], color="#3b6ea5")
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel="F1", title=f"{split}: F1 by class (number of cases)")
     figure.savefig(os.path.join(folder, f"{split}_f1_by_class.png"))
@@ -109,13 +110,19 @@ def draw_confusion(figure: Any, classes: ClassReport) -> None:
     figure.set_size_inches(side, side)
     axes = figure.add_subplot()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(len(names)), names, rotation=90)
-    axes.set_yticks(range(len(names)), names)
+    shown = [_plain(name) for name in names]
+    axes.set_xticks(range(len(names)), shown, rotation=90)
+    axes.set_yticks(range(len(names)), shown)
     axes.set_title(title)
     if len(names) <= 20:
         for row, column in zip(*np.nonzero(matrix), strict=True):
             colour = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, str(matrix[row, column]), ha="center", va="center", color=colour, fontsize=8)
+
+
+def _plain(name: str) -> str:
+    """A class's name as text: between two dollar signs, matplotlib would read a formula."""
+    return name.replace("$", r"\$")
 
 
 def mean_and_deviation(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

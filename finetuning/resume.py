@@ -4,9 +4,13 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError
 
 from ..utils.errors import UserError
 from ..utils.untrusted import read_json_object
@@ -35,6 +39,17 @@ def settings_of(run: "FinetuningRun") -> dict[str, Any]:
     }
 
 
+def read_settings(name_or_path: str) -> dict[str, Any]:
+    """The settings beside a fine-tuned model, in a folder or on the Hub; of one that has none, nothing."""
+    path = Path(name_or_path, SETTINGS_FILE)
+    if not os.path.isdir(name_or_path):
+        try:
+            path = Path(hf_hub_download(name_or_path, SETTINGS_FILE))
+        except (OSError, ValueError, HfHubHTTPError):  # not there, or no network
+            return {}
+    return read_json_object(path) if path.exists() else {}
+
+
 def fingerprint(windows: Sequence[Window]) -> str:
     """A short hash of what the model is given, by which a continued run knows that the data is the same."""
     digest = hashlib.sha256()
@@ -52,6 +67,7 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
         return None
     if not _is_whole(checkpoint):
         raise UserError(f"--resume_from_checkpoint {checkpoint}: no trainer_state.json in it, so it is not complete")
+    _check_best(checkpoint, folder)
     path = Path(folder, SETTINGS_FILE)
     if path.exists():
         _refuse_other_settings(folder, read_json_object(path), json.loads(json.dumps(settings)))
@@ -69,11 +85,33 @@ def _refuse_other_settings(folder: str, before: dict[str, Any], now: dict[str, A
             )
 
 
+def _check_best(checkpoint: str, folder: str) -> None:
+    """Refuse a checkpoint whose run had a better one before it that is gone: its weights may be the result."""
+    state = read_json_object(Path(checkpoint, "trainer_state.json"))
+    best, step = state.get("best_model_checkpoint"), state.get("best_global_step")
+    here = os.path.join(folder, f"checkpoint-{step}")
+    if best and not os.path.isdir(best) and not os.path.isdir(here):
+        raise UserError(
+            f"--resume_from_checkpoint {checkpoint}: the best checkpoint of its run, {best}, is gone; copy it to {here}"
+        )
+
+
+def remove_checkpoints(folder: str, *, keep: str | None) -> None:
+    """Delete the checkpoints of a run that is done, but for the best one."""
+    for path in _checkpoints(folder):
+        if keep is None or os.path.basename(path) != os.path.basename(keep):
+            shutil.rmtree(path)
+
+
+def _checkpoints(folder: str) -> list[str]:
+    """The folders of the checkpoints in a run's folder, by their steps."""
+    names = [name for name in os.listdir(folder) if re.fullmatch(r"checkpoint-\d+", name)]
+    return [os.path.join(folder, name) for name in sorted(names, key=lambda name: int(name.split("-")[1]))]
+
+
 def newest_checkpoint(folder: str) -> str | None:
     """The whole checkpoint with the most steps; one that was being written when the run died is passed over."""
-    names = [name for name in os.listdir(folder) if re.fullmatch(r"checkpoint-\d+", name)]
-    paths = [os.path.join(folder, name) for name in sorted(names, key=lambda name: int(name.split("-")[1]))]
-    whole = [path for path in paths if _is_whole(path)]
+    whole = [path for path in _checkpoints(folder) if _is_whole(path)]
     return whole[-1] if whole else None
 
 

@@ -39,7 +39,7 @@ from .models import (
     restore_dropout,
 )
 from .reports import mean_and_deviation, table_of_results, write_json, write_report
-from .resume import SETTINGS_FILE, checkpoint_to_resume, settings_of
+from .resume import SETTINGS_FILE, checkpoint_to_resume, remove_checkpoints, settings_of
 from .search import search_hyperparameters
 from .tasks import Task
 from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, TrainingProgress, are_finite, make_collator
@@ -152,7 +152,7 @@ class FinetuningRun:
             eval_steps=arguments.eval_steps,
             save_steps=arguments.eval_steps or 500,
             logging_steps=arguments.eval_steps or 500,
-            save_total_limit=1,
+            save_total_limit=2,  # the best one and the last: with 1, Trainer deletes the last before the model is saved
             restore_callback_states_from_checkpoint=True,  # how long early stopping has waited
             load_best_model_at_end=True,
             metric_for_best_model=SELECTION,
@@ -223,28 +223,33 @@ class FinetuningRun:
             write_json(os.path.join(self.folder, SETTINGS_FILE), settings)
         metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
         trainer.leave_mixed_precision()
-        results = {"train_runtime": metrics["train_runtime"], "train_loss": metrics["train_loss"]}
+        # Of a run that was continued, these would be of its last part alone.
+        results = {} if checkpoint else {key: metrics[key] for key in ("train_runtime", "train_loss")}
         results |= {"train_samples": len(self.splits["train"]), "train_windows": len(self.windows["train"])}
         results["epoch"] = float(trainer.state.epoch or 0)
         results = {key: value for key, value in results.items() if not math.isnan(value)}
-        for split, name in (("validation", "eval"), ("test", "test")):
-            if split in self.splits:
-                logits = trainer.document_logits(self.splits[split], self.windows[split])
-                if not are_finite(logits):
-                    raise UserError(
-                        f"--learning_rate {self.training.learning_rate:g}: training has diverged, and the model's "
-                        f"answers are no finite numbers; give a lower rate"
-                    )
-                scores = self.task.metrics(logits, self.splits[split])
-                results |= {f"{name}_{key}": value for key, value in scores.items()}
-                results[f"{name}_samples"] = len(self.splits[split])
-                if is_main:
-                    write_report(self.folder, name, self.task.report(logits, self.splits[split]))
+        names = {split: name for split, name in (("validation", "eval"), ("test", "test")) if split in self.splits}
+        logits = {}
+        for split in names:
+            logits[split] = trainer.document_logits(self.splits[split], self.windows[split])
+            if not are_finite(logits[split]):
+                raise UserError(
+                    f"--learning_rate {self.training.learning_rate:g}: training has diverged, and the model's "
+                    f"answers are no finite numbers; give a lower rate"
+                )
         if is_main:
             _save(trainer.model, self.tokenizer, self.folder)
+        for split, name in names.items():
+            scores = self.task.metrics(logits[split], self.splits[split])
+            results |= {f"{name}_{key}": value for key, value in scores.items()}
+            results[f"{name}_samples"] = len(self.splits[split])
+            if is_main:
+                write_report(self.folder, name, self.task.report(logits[split], self.splits[split]))
+        if is_main:
             _write_results(self.folder, results)
             if write_card is not None:
                 write_card(self.folder, card_facts(self.arguments, results, settings))
+            remove_checkpoints(self.folder, keep=trainer.state.best_model_checkpoint)
         return results
 
     def say_plan(self, checkpoint: str | None = None) -> None:
@@ -257,6 +262,9 @@ class FinetuningRun:
             for split, w in self.windows.items()
         )
         print(f"{task.problem_type}, {counted(len(task.label_names), 'label')}; examples: {sizes}")
+        if "text_column" in self.facts:
+            texts = [self.facts["text_column"], self.facts["text_pair_column"]]
+            print(f"columns: text {' + '.join(name for name in texts if name)}, label {self.facts['label_column']}")
         accumulation = training.gradient_accumulation_steps
         epochs = f"{training.num_train_epochs:g} epoch{'' if training.num_train_epochs == 1 else 's'}"
         length = epochs if training.max_steps < 0 else counted(training.max_steps, "step")

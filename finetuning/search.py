@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
-from transformers import IntervalStrategy
+from transformers import IntervalStrategy, set_seed
 
 from ..utils.errors import MissingPackageError, UserError
 from ..utils.untrusted import read_json_object
@@ -42,7 +42,7 @@ def check_search(arguments: Any) -> list[str]:
 def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     """Train with one setting after the other; the best one's flags. All are in DIR/hyperparameter_search.json.
 
-    The first trial has the defaults, so the search is never worse than none; what a trial is judged by is its last
+    The first trial has the defaults, and ends as a run without a search does; what a trial is judged by is its last
     evaluation. A run that is continued does not search again.
     """
     arguments = run.arguments
@@ -75,7 +75,13 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     arguments_of_trials = copy.copy(run.training)  # each trial writes its values there
     arguments_of_trials.save_strategy = IntervalStrategy.NO
     arguments_of_trials.load_best_model_at_end = False
-    trainer = run.make_trainer(model_init=run.load_model, args=arguments_of_trials)
+
+    def load_model() -> Any:
+        model = run.load_model()
+        set_seed(run.seed)  # dropout draws as in a run without a search, whose Trainer is made after its model
+        return model
+
+    trainer = run.make_trainer(model_init=load_model, args=arguments_of_trials)
     sampler, storage = optuna.samplers.TPESampler(seed=run.seed), optuna.storages.InMemoryStorage()
     study = optuna.create_study(study_name=STUDY, storage=storage, sampler=sampler, direction="maximize")
     study.enqueue_trial({name: usual[name] for name in free})

@@ -44,34 +44,49 @@ class SequenceExample:
 # Examples ------------------------------------------------------------------------------------------------------------
 
 
-def read_examples(table: Table, columns: SequenceColumns, *, problem_type: str | None) -> list[SequenceExample]:
+def read_examples(
+    table: Table,
+    columns: SequenceColumns,
+    *,
+    problem_type: str | None,
+    multi_hot: int | None = None,
+    numbers_are_texts: bool = False,
+) -> list[SequenceExample]:
     """Checked examples of a table; labels become names, sets of names or numbers as `problem_type` says.
+
+    Args:
+        multi_hot: the length of labels that are vectors of zeros and ones; None: lists are names. See `multi_hot_size`.
+        numbers_are_texts: a column of numbers is taken as text, since a person or the training named it.
 
     Raises:
         ValueError: a text is empty or no text, or a label is missing or of the wrong kind (with file and line).
     """
-    texts = _texts(table, columns.text, flag="--text_column")
-    pairs = [None] * len(table) if columns.pair is None else _texts(table, columns.pair, flag="--text_pair_column")
+    texts = _texts(table, columns.text, flag="--text_column", numbers_are_texts=numbers_are_texts)
+    pairs: list[Any] = [None] * len(table)
+    if columns.pair is not None:
+        pairs = _texts(table, columns.pair, flag="--text_pair_column", numbers_are_texts=numbers_are_texts)
     if columns.label is None:
         labels: list[Any] = [None] * len(table)
     else:
         values = table.column(columns.label, flag="--label_column")
         if problem_type == MULTI_LABEL:
-            lists = [_label_list(value, table.where(row), columns.label) for row, value in enumerate(values)]
-            values = _names_of_multi_hot(lists)
+            values = [_label_list(value, table.where(row), columns.label) for row, value in enumerate(values)]
+            if multi_hot is not None:
+                where = map(table.where, range(len(table)))
+                values = [_names_of_multi_hot(*pair, size=multi_hot) for pair in zip(values, where, strict=True)]
         labels = [_label(value, problem_type, table.where(row), columns.label) for row, value in enumerate(values)]
     rows = enumerate(zip(texts, pairs, labels, strict=True))
     return [SequenceExample(text, pair, label, table.where(row)) for row, (text, pair, label) in rows]
 
 
-def _texts(table: Table, name: str, *, flag: str) -> list[str]:
+def _texts(table: Table, name: str, *, flag: str, numbers_are_texts: bool) -> list[str]:
     values = table.column(name, flag=flag)
     for row, value in enumerate(values):
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
             raise UserError(f"{table.where(row)}: the text (column {name!r}) is empty; fill it or remove the row")
         if not isinstance(value, str):
             raise UserError(f"{table.where(row)}: column {name!r} is not text but {type(value).__name__} ({value!r})")
-    if all(is_number(value) for value in values):
+    if not numbers_are_texts and all(is_number(value) for value in values):
         raise UserError(f"{table.source}: column {name!r} holds only numbers, not text; choose another by {flag}")
     return values
 
@@ -110,16 +125,27 @@ def _label_list(value: Any, where: str, column: str) -> list[Any]:
     return list(value)
 
 
-def _names_of_multi_hot(lists: list[list[Any]]) -> list[list[Any]]:
-    """Vectors of zeros and ones, all of one length, as lists of the classes that are one; other lists as they are.
+def multi_hot_size(table: Table, column: str) -> int | None:
+    """The length of the labels where all of them are vectors of zeros and ones of one length, 2 or more; else None.
 
-    So `[0.0, 1.0, 1.0]`, the form that transformers' own classifier takes, becomes `[1, 2]`.
+    So `[0.0, 1.0, 1.0]`, the form that transformers' own classifier takes, means the classes 1 and 2. The training data
+    decides it for all splits.
     """
-    if len({len(one) for one in lists}) != 1 or len(lists[0]) < 2:
-        return lists
-    if not all(isinstance(value, (bool, int, float)) and value in (0, 1) for one in lists for value in one):
-        return lists
-    return [[index for index, value in enumerate(one) if value] for one in lists]
+    lists = [_label_list(value, table.where(row), column) for row, value in enumerate(table.columns[column])]
+    sizes = {len(one) for one in lists}
+    is_multi_hot = len(sizes) == 1 and min(sizes) >= 2 and all(_are_zeros_and_ones(one) for one in lists)
+    return len(lists[0]) if is_multi_hot else None
+
+
+def _are_zeros_and_ones(values: list[Any]) -> bool:
+    return all(isinstance(value, (bool, int, float)) and value in (0, 1) for value in values)
+
+
+def _names_of_multi_hot(values: list[Any], where: str, *, size: int) -> list[int]:
+    """The classes that are one in a vector of zeros and ones."""
+    if len(values) != size or not _are_zeros_and_ones(values):
+        raise UserError(f"{where}: the label is {values!r}; in the training data, labels are {size} zeros and ones")
+    return [index for index, value in enumerate(values) if value]
 
 
 def _label_name(value: Any, where: str, column: str) -> str:
@@ -272,7 +298,7 @@ class SequenceTask(Task):
 
     def _answers(self, logits: np.ndarray) -> list[dict[str, Any]]:
         if self.problem_type == REGRESSION:
-            return [{"value": round(float(value), 6)} for value in logits[:, 0]]
+            return [{"value": float(f"{value:.7g}")} for value in logits[:, 0]]
         probabilities = torch.from_numpy(logits)
         probabilities = probabilities.softmax(-1) if self.problem_type == SINGLE_LABEL else probabilities.sigmoid()
         return [self._answer(row) for row in probabilities.tolist()]
@@ -321,7 +347,7 @@ def _error(example: SequenceExample, answer: dict[str, Any]) -> float:
 def _mistake(example: SequenceExample, answer: dict[str, Any]) -> str:
     """Where it is, the gold and the predicted label, and the text."""
     if "value" in answer:
-        verdict = f"gold {example.label:g}, predicted {answer['value']:.3f}"
+        verdict = f"gold {example.label:g}, predicted {answer['value']:.4g}"
     elif isinstance(example.label, frozenset):
         predicted = ", ".join(answer["labels"]) or "none"
         verdict = f"gold {', '.join(sorted(example.label)) or 'none'}; predicted {predicted}"

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
+import json
 import math
 import re
 import shutil
@@ -38,6 +39,9 @@ FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual|code")
+# Of fine-tuning's settings, how a text was read. The rest names files of the machine that trained it.
+_SETTINGS_NAME = "finetuning_settings.json"
+_READING = ("task", "text_column", "text_pair_column", "max_seq_length", "window_overlap")
 _COPIED = ("*.png", "LICENSE", "LICENSE.*", "NOTICE", ".eval_results/*.yaml")
 
 
@@ -201,6 +205,10 @@ def complete_folder(
             target = folder / path.relative_to(source)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, target)
+    if (source / _SETTINGS_NAME).is_file():
+        settings = read_json_object(source / _SETTINGS_NAME)
+        reading = {name: settings[name] for name in _READING if name in settings}
+        write_text(folder / _SETTINGS_NAME, json.dumps(reading, indent=2) + "\n")
     if completion.evaluation is not None:
         _write_evaluation(source, folder, completion.evaluation)
     model = model.float()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from clozebert.finetuning import data as finetuning_data
 from clozebert.finetuning.arguments import (
@@ -189,8 +190,6 @@ def test_seeds_give_mean_and_deviation(
 def test_class_weights_layer_decay_freezing_and_early_stopping_run(
     models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
 ) -> None:
-    from safetensors.torch import load_file
-
     results = finetune(
         arguments_of(
             "single",
@@ -263,6 +262,45 @@ def test_a_dataset_of_the_hub_by_its_folder(models: dict[str, str], tmp_path: Pa
         )
     )
     assert (results["train_samples"], results["eval_samples"], results["test_samples"]) == (18, 2, 10)
+
+
+def test_a_test_split_with_hidden_labels_is_left_out(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As GLUE has them: -1, of named classes and of numbers."""
+    datasets = pytest.importorskip("datasets")
+    texts = [f"a {word} film {number}" for number in range(10) for word in ("great", "boring")]
+    for name, labels, kind, hidden in (
+        ("sst2", [0, 1] * 10, datasets.ClassLabel(names=["good", "bad"]), -1),
+        ("stsb", [0.5, 1.5] * 10, datasets.Value("float32"), -1.0),
+    ):
+        features = datasets.Features({"text": datasets.Value("string"), "label": kind})
+        (tmp_path / name).mkdir()
+        for split, values in (("train", labels), ("test", [hidden] * 20)):
+            rows = [{"text": text, "label": label} for text, label in zip(texts, values, strict=True)]
+            datasets.Dataset.from_list(rows, features=features).to_parquet(str(tmp_path / name / f"{split}.parquet"))
+        folder, output = str(tmp_path / name), str(tmp_path / f"o-{name}")
+        arguments = SequenceArguments(model_name_or_path=models["bert"], dataset_name=folder, output_dir=output)
+        arguments.max_steps = 1
+        results = finetune(arguments)
+        assert "(test): left out, as its labels are hidden" in capsys.readouterr().out
+        assert not any(key.startswith("test_") for key in results)
+
+
+def test_labels_with_dollar_signs(models: dict[str, str], tmp_path: Path) -> None:
+    """In a picture they would be formulas, and `$$` none that can be read."""
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "".join(f"film {number},{'$' * (1 + number % 3)}\n" for number in range(30)))
+    finetune(arguments_of("single", (str(path), str(path)), models["bert"], tmp_path / "o", max_steps=1))
+    assert list(json.loads((tmp_path / "o" / "eval_report.json").read_text()))[:3] == ["$", "$$", "$$$"]
+
+
+def test_small_numbers_keep_their_digits(models: dict[str, str], tmp_path: Path) -> None:
+    records = [{"text": f"film {number}", "label": number * 1.5e-9} for number in range(1, 30)]
+    path = write_json_lines(tmp_path / "a.jsonl", records)
+    finetune(arguments_of("single", (path, path), models["bert"], tmp_path / "o", max_steps=1))
+    lines = (tmp_path / "o" / "eval_predictions.jsonl").read_text().splitlines()
+    assert all(1e-10 < abs(json.loads(line)["value"]) < 1e-6 for line in lines)
 
 
 # Flags

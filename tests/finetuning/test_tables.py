@@ -13,6 +13,7 @@ from clozebert.finetuning.sequence_task import (
     REGRESSION,
     SINGLE_LABEL,
     label_names_of,
+    multi_hot_size,
     problem_type_of_values,
     read_examples,
 )
@@ -213,13 +214,19 @@ def test_bad_cells_are_errors_with_their_line(text: object, label: object, kind:
 def test_vectors_of_zeros_and_ones_are_the_classes_that_are_one(labels: list) -> None:
     """The form that transformers' own classifier of several labels takes."""
     table = table_of(text=["a", "b", "c"], label=labels)
-    examples = read_examples(table, find_columns(table), problem_type=MULTI_LABEL)
+    columns, size = find_columns(table), multi_hot_size(table, "label")
+    assert size == 3
+    examples = read_examples(table, columns, problem_type=MULTI_LABEL, multi_hot=size)
     assert [example.labels for example in examples] == [{"1", "2"}, {"0"}, set()]
+    other = table_of(text=["a"], label=[[0, 2, 1]])
+    with pytest.raises(UserError, match=r"label is \[0, 2, 1\]; in the training data, labels are 3 zeros and ones"):
+        read_examples(other, columns, problem_type=MULTI_LABEL, multi_hot=size)
 
 
 def test_numbers_of_classes_are_no_such_vectors() -> None:
     for labels in ([[0, 1], [2]], [[0, 1], [1, 2]], [["0", "1"], ["1", "0"]], [[1], [0]]):
         table = table_of(text=["a", "b"], label=labels)
+        assert multi_hot_size(table, "label") is None
         examples = read_examples(table, find_columns(table), problem_type=MULTI_LABEL)
         assert [example.labels for example in examples] == [{str(name) for name in of_row} for of_row in labels]
 

@@ -1,5 +1,7 @@
 """Training on transformers' Trainer: the gradient under accumulation, packed and padded batches, resuming."""
 
+import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -170,11 +172,10 @@ def test_an_interrupted_run_ends_with_the_same_without_times(
     assert newest_checkpoint(str(tmp_path / "broken")) is not None
     assert not (tmp_path / "broken" / "all_results.json").exists()
     resumed = finetune(arguments("broken", resume_from_checkpoint="latest"))
-    whole.pop("train_loss"), resumed.pop("train_loss")  # Trainer's own mean, over the steps of one sitting
+    whole.pop("train_loss")  # Trainer's own mean, over the steps of one sitting
     assert without_times(resumed) == without_times(whole)
     # and once more, with nothing left to do
     again = finetune(arguments("broken", resume_from_checkpoint="latest"))
-    again.pop("train_loss")
     assert {k: v for k, v in without_times(again).items() if k[:4] == "eval"} == {
         k: v for k, v in without_times(whole).items() if k[:4] == "eval"
     }
@@ -209,6 +210,38 @@ def test_a_run_that_took_all_its_steps_takes_no_more(
         finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags))
         assert "step 3/2" not in capsys.readouterr().out
         assert [path.name for path in (tmp_path / "o").glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_a_run_that_dies_after_its_last_step_is_scored_and_not_trained_again(
+    models: dict[str, str],
+    data: dict[str, tuple[str, str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed while the best model was scored. The best is that of the first epoch here, as no rate is that high."""
+    flags = {"num_train_epochs": 4, "learning_rate": 1e-30}
+    undisturbed = finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "whole", **flags))
+    with monkeypatch.context() as patch:
+        patch.setattr("clozebert.finetuning.run.are_finite", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags))
+    assert "epoch 4 " in capsys.readouterr().out
+    flags["resume_from_checkpoint"] = "latest"
+    results = finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags))
+    assert "epoch 2 " not in capsys.readouterr().out
+    assert {**undisturbed, **results} == undisturbed  # but for the time and the mean loss, which are left out
+    assert len(list((tmp_path / "o").glob("checkpoint-*"))) == 1
+    # A copy of a checkpoint alone lacks the best model.
+    (only,) = (tmp_path / "o").glob("checkpoint-*")
+    last = tmp_path / "copied" / "checkpoint-99"
+    shutil.copytree(only, last)
+    state = json.loads((last / "trainer_state.json").read_text())
+    state["best_model_checkpoint"] = str(tmp_path / "gone" / "checkpoint-1")
+    (last / "trainer_state.json").write_text(json.dumps({**state, "best_global_step": 1}))
+    flags["resume_from_checkpoint"] = str(last)
+    with pytest.raises(ValueError, match=r"gone/checkpoint-1, is gone; copy it to .*other/checkpoint-1"):
+        finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "other", **flags))
 
 
 def test_a_run_that_stopped_early_stays_stopped(

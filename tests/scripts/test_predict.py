@@ -13,6 +13,7 @@ from warm_python import WarmPython
 
 from clozebert.scripts import finetune_sequence_classification, finetune_token_classification, predict
 from clozebert.scripts._program import run
+from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import make_checkpoint, write_entities, write_json_lines, write_sentiment
@@ -140,6 +141,21 @@ def test_the_first_row_is_data_where_training_had_no_header(tuned: dict[str, Pat
     assert [record["text"] for record in records] == ["great film"]
 
 
+def test_what_a_table_without_known_names_holds_is_asked(tuned: dict[str, Path], tmp_path: Path) -> None:
+    """Else the first text would be lost as a header."""
+    path = tmp_path / "a.csv"
+    path.write_text("the film was great\nthe end was boring\nall in all fine\n")
+    with pytest.raises(
+        UserError, match=r"its first row may name columns or be a text; give --text_column, or .*number"
+    ):
+        predictions(tuned["sequence"], "--input", str(path), output=tmp_path / "o")
+    records = predictions(tuned["sequence"], "--input", str(path), "--text_column", "1", output=tmp_path / "o")
+    assert len(records) == 3
+    path.write_text("text\n42\n")
+    (record,) = predictions(tuned["sequence"], "--input", str(path), output=tmp_path / "o")
+    assert record["text"] == "42"
+
+
 def test_standard_input_that_is_not_utf8(
     repository: Path, python: WarmPython, tuned: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -162,6 +178,7 @@ def test_standard_input_that_is_not_utf8(
         ("sequence", ["--input", "/dev/null"], "--input /dev/null: not a file; pipe lines of text into --input -"),
         ("sequence", ["--batch_size", "0"], "--batch_size 0: must be at least 1"),
         ("sequence", ["--input", "b.csv"], "b.csv, line 3: the text (column 'text') is empty"),
+        ("pairs", ["--input", "q.csv", "--text_pair_column", "c"], "--text_pair_column needs --text_column beside it"),
         ("pairs", ["--input", "a.txt"], "a.txt, line 1: the model takes pairs; put a tab between two texts"),
         ("m", [], "fine-tune it first"),
     ],
@@ -177,6 +194,7 @@ def test_mistakes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("no tab here\n")
+    Path("q.csv").write_text("a,b,c\nthe dog,dog 3,dog 4\n")
     Path("b.csv").write_text('id,text\n1,fine\n2,"  "\n')
     Path("p.csv").write_text("sentence1,sentence2\nthe dog,the cat\nthe end,an end\n")
     for name in ("t.txt", "t.tsv"):

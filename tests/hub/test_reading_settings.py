@@ -1,0 +1,50 @@
+"""How a classifier read its texts is published with it, and found again by `predict`."""
+
+import json
+
+import huggingface_hub
+import pytest
+from hub_server import Hub, point_client_at
+from huggingface_hub import constants
+from saved_models import save
+
+from clozebert.finetuning.resume import read_settings
+from clozebert.hub import publishing
+from clozebert.hub.publishing import complete_folder, publish
+from clozebert.hub.verification import Verification
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with Hub() as server:
+        point_client_at(server, monkeypatch)
+        yield server
+        huggingface_hub.close_session()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return save(tmp_path / "run")
+
+
+def test_how_a_classifier_read_its_texts_goes_along(saved, tmp_path):
+    """So that `predict` reads pairs as pairs; what names files of the machine stays at home."""
+    reading = {"text_column": "a", "text_pair_column": "b", "max_seq_length": 8, "window_overlap": 3}
+    settings = {**reading, "arguments": {"train_file": "/home/me/a.csv"}, "data": {"train": "0123"}}
+    (saved / "finetuning_settings.json").write_text(json.dumps(settings))
+    complete_folder(saved, tmp_path / "copy", "org/name")
+    assert json.loads((tmp_path / "copy" / "finetuning_settings.json").read_text()) == reading
+
+
+def test_how_a_classifier_read_its_texts_is_found_on_the_hub(saved, hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "verify_folder", lambda folder: Verification(["AutoModel"], {}, []))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    (saved / "finetuning_settings.json").write_text('{"text_pair_column": "b", "max_seq_length": 8}')
+    assert read_settings(str(saved)) == {"text_pair_column": "b", "max_seq_length": 8}
+    publish(saved, "org/name")
+    assert read_settings("org/name") == {"text_pair_column": "b", "max_seq_length": 8}
+    (saved / "finetuning_settings.json").unlink()
+    publish(saved, "org/other")
+    assert read_settings("org/other") == {}
+    assert read_settings("org/nowhere") == {}
+    assert read_settings("no/such/folder") == {}
