@@ -53,8 +53,8 @@ class DemoArguments:
     )
     input: str = flag("text to learn from", "installed-python")
     config: str = flag("recipe of the pretraining run", "nano")
-    # With these, everything together stays below eight minutes on two cores, the set-up of `make demo` included, also where
-    # the steps take a quarter more time than the first ones did.
+    # With these, everything together stays below eight minutes on two cores, the set-up of `make demo` included, even
+    # where the steps take a quarter more time than the first ones did.
     max_minutes: float = flag("minutes of pretraining", 3.0)
     max_steps: int | None = flag("steps of pretraining, in place of minutes")
     task_examples: int = flag("training examples of each fine-tuning task, at most", 1500)
