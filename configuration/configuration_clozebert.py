@@ -398,8 +398,10 @@ def _check_rope(parameters: dict[str, Any]) -> None:
         raise ValueError(f"rope_parameters of rope_type={rope_type!r} need {', '.join(missing)}")
     for key in ("rope_theta", "factor"):
         value = parameters.get(key, 1)
-        if isinstance(value, str) or not value > 0:
+        if isinstance(value, str):
             raise ValueError(f"rope_parameters: {key}={value!r} must be a number above 0")
+        if not value > 0:
+            raise ValueError(f"rope_parameters: {key}={value} must be above 0")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("rope_parameters: partial_rotary_factor must be 1.0: all channels of a head turn")
 

@@ -151,7 +151,8 @@ def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfi
 
 def _reject_unknown_fields(model: dict[str, Any], *, where: str) -> None:
     """Refuse what no configuration has; the error names our own fields alone, and not those of the base class."""
-    unknown = set(model) - set(ClozeBertConfig.field_names())
+    known = ClozeBertConfig.field_names()
+    unknown = [name for name in model if name not in known]
     reject_unknown_keys(unknown, ClozeBertConfig.__annotations__, where=where)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import yaml
-from hub_server import Hub, point_client_at
 from huggingface_hub import ModelCard, constants
 from saved_models import make_model, make_tokenizer, save
 from transformers import AutoModel
@@ -18,21 +17,6 @@ from clozebert.hub.convert import convert_folder, to_native
 from clozebert.hub.fingerprint import read_fingerprint
 from clozebert.hub.publishing import Completion, complete_folder, publish
 from clozebert.hub.pushing import push_folder
-from clozebert.hub.verification import Verification
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    with Hub() as server:
-        point_client_at(server, monkeypatch)
-        yield server
-        huggingface_hub.close_session()
-
-
-@pytest.fixture
-def unverified(monkeypatch):
-    """The clean process costs seconds; it has tests of its own."""
-    monkeypatch.setattr(publishing, "verify_folder", lambda folder: Verification(["AutoModel"], {}, []))
 
 
 @pytest.fixture

@@ -2,24 +2,12 @@
 
 import json
 
-import huggingface_hub
 import pytest
-from hub_server import Hub, point_client_at
 from huggingface_hub import constants
 from saved_models import save
 
 from clozebert.finetuning.resume import read_settings
-from clozebert.hub import publishing
 from clozebert.hub.publishing import complete_folder, publish
-from clozebert.hub.verification import Verification
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    with Hub() as server:
-        point_client_at(server, monkeypatch)
-        yield server
-        huggingface_hub.close_session()
 
 
 @pytest.fixture
@@ -36,8 +24,7 @@ def test_how_a_classifier_read_its_texts_goes_along(saved, tmp_path):
     assert json.loads((tmp_path / "copy" / "finetuning_settings.json").read_text()) == reading
 
 
-def test_how_a_classifier_read_its_texts_is_found_on_the_hub(saved, hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(publishing, "verify_folder", lambda folder: Verification(["AutoModel"], {}, []))
+def test_how_a_classifier_read_its_texts_is_found_on_the_hub(saved, hub, unverified, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     (saved / "finetuning_settings.json").write_text('{"text_pair_column": "b", "max_seq_length": 8}')
     assert read_settings(str(saved)) == {"text_pair_column": "b", "max_seq_length": 8}
