@@ -265,10 +265,11 @@ def run_program(
 
 
 def log_of(output_dir: Path) -> list[dict[str, Any]]:
-    """The entries of a run's log, without those fields that depend on the clock."""
+    """The entries of a run's log, without what depends on the clock: some fields, and steps that were counted again."""
     lines = (output_dir / "training_log.jsonl").read_text().splitlines()
     timed = ("tokens_per_second", "data_wait", "model_flops_per_second", "model_flops_share")
-    return [{key: value for key, value in json.loads(line).items() if key not in timed} for line in lines]
+    entries = [{key: value for key, value in json.loads(line).items() if key not in timed} for line in lines]
+    return [entry for entry in entries if not str(entry.get("event")).startswith("max_minutes=")]
 
 
 def losses_of(output_dir: Path) -> list[float]:

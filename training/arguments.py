@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least, did_you_mean, reject_unknown_keys
+from .schedules import learning_rate_factor
 
 if TYPE_CHECKING:
     from ..corpus import BatchSize
 
 # What a changed value means for a resumed run: other batches (refused), other updates (reported), or nothing.
-_SAME = "same"
-_SAID = "said"
+_SAME, _SAID = "same", "said"
 # What a later phase of a run cannot change.
 _OF_THE_RUN = (
     "tokenizer_name", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path", "dry_run",
@@ -270,16 +270,19 @@ class PretrainingArguments:
         final = self.mlm_probability if self.final_mlm_probability is None else self.final_mlm_probability
         return (self.mlm_probability + final) / 2
 
+    @property
+    def num_decay_steps(self) -> int:
+        """How many steps the decay of `wsd` takes; a fifth of the run where nobody says."""
+        return self.num_steps // 5 if self.decay_steps is None else int(self.decay_steps)
+
     def learning_rate_factor(self, step: int) -> float:
         """The schedule's factor of the update made in `step`."""
-        from .schedules import learning_rate_factor
-
         return learning_rate_factor(
             step,
             schedule=self.lr_scheduler_type,
             max_steps=self.num_steps,
             warmup_steps=int(self.warmup_steps),
-            decay_steps=self.num_steps // 5 if self.decay_steps is None else int(self.decay_steps),
+            decay_steps=self.num_decay_steps,
         )
 
     def micro_batches(self, world_size: int) -> int:

@@ -15,7 +15,8 @@ from ..utils.device import measure_matmul_flops
 from ..utils.errors import UserError
 from ..utils.files import WriteCard
 from .arguments import PretrainingArguments
-from .calibration import choose_length, length_as_begun
+from .batches import load_batches
+from .calibration import choose_length
 from .checks import check_run
 from .doctor import Doctor
 from .evaluation import EvaluationStoppedError, evaluate_mixture
@@ -24,13 +25,14 @@ from .machine import choose_compilation, make_accelerator, seed_step
 from .optimizers import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase
 from .prefetch import ModelInputs
-from .processes import leave, on_main_process, sum_over_processes
+from .processes import leave, mean_over_processes, on_main_process, sum_over_processes
 from .progress import EVALUATION_FAILED, LOG_NAME, RunLog, Stopwatch
 from .reporting import facts_of_run, plan_lines, results_of, speed, tracker_settings
 from .resume import check_resume, find_checkpoint
 from .saving import OutputFolder
 from .signals import StopRequest
 from .step import accumulate_gradient, clip_gradient, update_weights
+from .time_budget import Deadline, with_lengths
 from .training_state import TrainingState, read_training_state
 from .watchdog import SECONDS_TO_COMPILE, Watchdog
 
@@ -112,13 +114,16 @@ class Pretraining:
         """
         given = self.run.given
         self._seconds_per_token: float | None = None  # of one process, where steps were timed already
+        self._deadline: Deadline | None = None  # of a run that begins; one that goes on has its steps
         by_text = given.max_steps is None and given.num_train_epochs is None
         if self.state.step and (by_text or given.max_minutes is not None):
-            self.run.phases = length_as_begun(self.run.phases[0].arguments, self.state).split_phases()
+            self.run.phases = with_lengths(self.run.phases[0].arguments, self.state.arguments).split_phases()
             return [f"{self.run.last_step:,} steps, as when the run began"]
         if given.max_minutes is None:
             return []
-        fitting, said, self._seconds_per_token = choose_length(self.run, accelerator=self.accelerator, begun=begun)
+        fitting, said, self._seconds_per_token, self._deadline = choose_length(
+            self.run, accelerator=self.accelerator, begun=begun
+        )
         self.run.phases = fitting.split_phases()
         return [said]
 
@@ -177,14 +182,15 @@ class Pretraining:
     def _train_phase(self) -> bool:
         """The steps that are left of the phase, and what it ends with; whether a signal ended it early."""
         setup, state, accelerator, watch = self.setup, self.state, self.accelerator, Stopwatch()
-        phase, arguments = setup.phase, setup.arguments
         if self._was_killed_before_evaluating() and self.evaluate():
             return True
-        compiles = choose_compilation(arguments.torch_compile, self.accelerator.device)
+        compiles = choose_compilation(setup.arguments.torch_compile, self.accelerator.device)
         self.watchdog.progress(allow=SECONDS_TO_COMPILE if compiles else 0.0)
         if compiles:
             self.log.say("training is compiled: the tokens/s of the first steps may hold the time that this takes")
-        while state.step < phase.last_step:
+        while state.step < setup.phase.last_step:
+            self._keep_to_time()
+            phase, arguments = setup.phase, setup.arguments
             watch.begin()
             batches, num_predicted = next(setup.loader)
             watch.got_batch()
@@ -216,6 +222,32 @@ class Pretraining:
             if stopping or self._save_and_evaluate():
                 return True
         return self._close_phase()
+
+    def _keep_to_time(self) -> None:
+        """Take as many steps in the decay of the learning rate as the pace of the steps before it leaves time for."""
+        if self._deadline is None or self.dry_run:
+            return
+        before = self.setup.phase.num_steps
+        fitting = self._deadline.recount(
+            self.setup.arguments,
+            self.state.step,
+            agree=lambda value: mean_over_processes(value, self.accelerator),
+        )
+        if fitting is None:
+            return
+        self.run.phases = fitting.split_phases()
+        (self.setup.phase,) = self.run.phases
+        self.setup.loader.close()
+        self.setup.loader = load_batches(
+            self.setup.stream,
+            self.setup.phase,
+            step=self.state.step,
+            accelerator=self.accelerator,
+            config=self.setup.core.config,
+        )
+        event = f"max_minutes={fitting.max_minutes:g}: {fitting.num_steps:,} steps, not {before:,}, at the pace so far"
+        self.log.record(self.state.step, {"event": event})
+        self.log.change_length(fitting.num_steps)
 
     def _save_and_evaluate(self) -> bool:
         """What is due after a step; saved first, so that nothing is lost to an evaluation. Whether a signal came."""

@@ -64,6 +64,11 @@ class RunLog:
     def advance(self) -> None:
         self.bar.update(1)
 
+    def change_length(self, max_steps: int) -> None:
+        """Where the run ends, from now on."""
+        self.bar.total = max_steps
+        self.bar.refresh()
+
     def record(self, step: int, values: dict[str, Any]) -> None:
         """Write one entry."""
         entry = {"step": step, **values}

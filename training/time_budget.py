@@ -4,14 +4,17 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from .arguments import PretrainingArguments
+from .arguments import LENGTHS, PretrainingArguments
 
 # Steps are timed for a fiftieth of the time that the run has, but some at least, and not for ever.
 _SHARE_FOR_TIMING, _LEAST_TIMED, _MOST_SECONDS = 0.02, 4, 60.0
 # The first ones compile kernels and get memory from the system.
 _WARM_UP = 2
+# Where decay begins, at least this share of it is kept, whatever the time.
+_LEAST_DECAY = 0.1
 # Kept free for checkpoints, the plot, and a machine that slows down a little.
 _RESERVE = 0.03
 # A forward pass alone, in shares of a training step.
@@ -90,3 +93,51 @@ def steps_in(
     often = int((left - evaluation) / (of_step + evaluation / (arguments.eval_steps or math.inf)))
     twice = int((left - 2 * evaluation) / of_step)
     return max(1, min(often, twice) if arguments.eval_steps else often)
+
+
+def with_lengths(arguments: PretrainingArguments, lengths: Mapping[str, Any]) -> PretrainingArguments:
+    """The run with these numbers of steps: of all of it, and of its warm-ups and decay."""
+    return dataclasses.replace(arguments.of_length(lengths["max_steps"]), **{name: lengths[name] for name in LENGTHS})
+
+
+class Deadline:
+    """When a run has to end. It counts the steps once more where the decay of the learning rate (`wsd`) begins.
+
+    The first seconds of a run do not show how fast a machine is that throttles, or is shared with others.
+
+    Args:
+        ends: when, by `time.monotonic`.
+        run: as it was before its steps were counted.
+        most_steps: that the run needs, whatever the time; None: as many as fit.
+    """
+
+    def __init__(self, ends: float, run: PretrainingArguments, *, most_steps: int | None):
+        self.ends, self.run, self.most_steps = ends, run, most_steps
+        self._timed_from: tuple[int, float] | None = None
+
+    def recount(
+        self, arguments: PretrainingArguments, step: int, *, agree: Callable[[float], float]
+    ) -> PretrainingArguments | None:
+        """Called before each step: the run with the steps that still fit, where their number changes.
+
+        The pace is that of the second half of the steps so far, evaluations and checkpoints included. Runs whose early
+        steps depend on the number of steps, and other schedules, keep theirs.
+        """
+        begins = arguments.num_steps - arguments.num_decay_steps
+        if arguments.lr_scheduler_type != "wsd" or arguments.final_mlm_probability or arguments.batch_warmup_steps:
+            return None
+        if step == begins // 2:
+            self._timed_from = step, time.monotonic()
+        if step != begins or self._timed_from is None or self._timed_from[0] == step:
+            return None
+        timed_from, then = self._timed_from
+        pace = agree(time.monotonic() - then) / (step - timed_from)
+        left = agree(self.ends - time.monotonic())
+        planned = arguments.num_steps - step
+        fitting = max(1, math.ceil(_LEAST_DECAY * planned), int(left * (1 - _RESERVE) / pace))
+        if self.most_steps is not None:
+            fitting = min(fitting, max(planned, self.most_steps - step))
+        if fitting == planned:
+            return None
+        kept = {name: getattr(arguments, name) for name in LENGTHS}
+        return with_lengths(self.run, {**kept, "max_steps": step + fitting, "decay_steps": fitting})

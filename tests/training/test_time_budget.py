@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import yaml
-from pretraining_helpers import assert_same_bits, run_forked, run_here, settings
+from pretraining_helpers import assert_same_bits, run_forked, run_here
 
-from clozebert.training import calibration
-from clozebert.training.arguments import PretrainingArguments
+from clozebert.training import calibration, time_budget
+from clozebert.training.arguments import LENGTHS, PretrainingArguments
 from clozebert.training.checkpoints import list_checkpoints
+from clozebert.training.curves import read_log
+from clozebert.training.progress import LOG_NAME
 from clozebert.training.run_settings import split_settings
-from clozebert.training.time_budget import StepTime, steps_in, time_run
+from clozebert.training.time_budget import Deadline, StepTime, steps_in, time_run
 from clozebert.training.training_state import read_training_state
 
 RUN: dict[str, Any] = {
@@ -89,41 +91,85 @@ def test_timing_takes_medians_after_a_warm_up_and_ends() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_it_is_a_run_of_that_many_steps(prepared: Path, tmp_path: Path, processes: int) -> None:
-    """The weights are those of a run that was given the number, and so are they after a kill and a resume."""
+    """40 steps, of which 16 decay, become 48 before step 24.
 
-    def find_40_at_most(rank: int) -> None:
+    The weights are those of a run that was given these numbers, and so are they after a kill and a resume.
+    """
+
+    def find_40_then_48_at_most(rank: int) -> None:
         calibration.steps_in = lambda *args, **others: min(40, steps_in(*args, **others))
+        calibration.Deadline = lambda ends, run, most_steps: Deadline(ends, run, most_steps=48)
 
-    run = {"config": write_recipe(tmp_path), "warmup_steps": 10, "optimizer": "muon", "max_minutes": 0.3}
-    timed = run_forked(prepared, tmp_path / "timed", processes=processes, prelude=find_40_at_most, **run)
+    run = {"config": write_recipe(tmp_path), "warmup_steps": 10, "optimizer": "muon", "max_minutes": 1}
+    run |= {"eval_steps": 8, "save_steps": 8}
+    timed = run_forked(prepared, tmp_path / "timed", processes=processes, prelude=find_40_then_48_at_most, **run)
     assert timed == [0] * processes
-    last = list_checkpoints(tmp_path / "timed")[-1]
-    state, _ = read_training_state(last)
-    steps = state.arguments["max_steps"]
-    assert state.step == steps > 3
-    expected = PretrainingArguments(**settings(prepared, output_dir="o", **RUN)).of_length(steps)
-    given = {
-        name: getattr(expected, name)
-        for name in ("max_steps", "warmup_steps", "decay_steps", "eval_steps", "save_steps")
-    }
-    assert {name: state.arguments[name] for name in ("warmup_steps", "decay_steps")} == {
-        name: given[name] for name in ("warmup_steps", "decay_steps")
-    }
+    events = [entry["event"] for entry in read_log(tmp_path / "timed" / LOG_NAME) if "event" in entry]
+    assert events == ["max_minutes=1: 48 steps, not 40, at the pace so far"]
+    state, _ = read_training_state(list_checkpoints(tmp_path / "timed")[-1])
+    given = {"max_steps": 48, "warmup_steps": 4, "decay_steps": 24, "eval_steps": 8, "save_steps": 8}
+    assert state.step == 48
+    assert {name: state.arguments[name] for name in LENGTHS} == {
+        "max_steps": 48, "warmup_steps": 4, "decay_steps": 24, "batch_warmup_steps": 0
+    }  # fmt: skip
 
-    assert (
-        run_forked(prepared, tmp_path / "given", processes=processes, **{**RUN, "optimizer": "muon", **given})
-        == [0] * processes
-    )
-    assert_same_bits(tmp_path / "given", tmp_path / "timed", step=steps)
+    given_run = {**RUN, "optimizer": "muon", **given}
+    assert run_forked(prepared, tmp_path / "given", processes=processes, **given_run) == [0] * processes
+    assert_same_bits(tmp_path / "given", tmp_path / "timed", step=48)
 
-    # What is left of the run when it is killed after its first checkpoint.
+    # What is left of the run when it is killed after step 32.
     shutil.copytree(tmp_path / "timed", tmp_path / "resumed")
-    for path in list_checkpoints(tmp_path / "resumed")[1:]:
+    for path in list_checkpoints(tmp_path / "resumed")[4:]:
         shutil.rmtree(path)
     (tmp_path / "resumed" / "model.safetensors").unlink()
     again = {**run, "resume_from_checkpoint": "latest", "max_minutes": 60}
     assert run_forked(prepared, tmp_path / "resumed", processes=processes, **again) == [0] * processes
-    assert_same_bits(tmp_path / "given", tmp_path / "resumed", step=steps)
+    assert_same_bits(tmp_path / "given", tmp_path / "resumed", step=48)
+
+
+def count_again(monkeypatch: pytest.MonkeyPatch, run: PretrainingArguments, *, pace: float, **limits: Any) -> Any:
+    """What `Deadline` makes of a run whose steps take `pace` seconds; it is asked before each."""
+    now = [0.0]
+    monkeypatch.setattr(time_budget.time, "monotonic", lambda: now[0])
+    deadline = Deadline(limits.pop("ends"), run, most_steps=limits.pop("most_steps", None))
+    for step in range(run.num_steps):
+        found = deadline.recount(run, step, agree=float)
+        if found is not None:
+            return found
+        now[0] += pace
+    return None
+
+
+def test_the_steps_are_counted_again_where_the_decay_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = arguments(max_steps=100, warmup_steps=10, lr_scheduler_type="wsd", decay_steps=40)
+
+    def lengths(pace: float, **limits: Any) -> tuple[int, int, int] | None:
+        found = count_again(monkeypatch, run, pace=pace, ends=100.0, **limits)
+        return found and (found.max_steps, int(found.warmup_steps), int(found.decay_steps))
+
+    # 60 steps of 1.25 s; 97 % of the 25 s that are left are enough for 19.
+    assert lengths(1.25) == (79, 10, 19)
+    assert lengths(0.5) == (60 + 135, 10, 135)
+    assert lengths(0.5, most_steps=110) == (110, 10, 50)
+    assert lengths(0.5, most_steps=100) is None
+    # A text that needs fewer steps does not shorten what was planned; nor does a slow machine all of the decay.
+    assert lengths(0.5, most_steps=70) is None
+    assert lengths(9.0) == (64, 10, 4)
+    # As planned.
+    assert count_again(monkeypatch, run, pace=1.0, ends=60 + 40.5 / 0.97) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lr_scheduler_type": "cosine"},
+        {"lr_scheduler_type": "wsd", "decay_steps": 100, "warmup_steps": 0},
+        {"lr_scheduler_type": "wsd", "final_mlm_probability": 0.1},
+        {"lr_scheduler_type": "wsd", "global_batch_size": 8, "initial_global_batch_size": 4, "batch_warmup_steps": 9},
+    ],
+)
+def test_other_runs_keep_their_steps(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
+    assert count_again(monkeypatch, arguments(max_steps=100, **changes), pace=2.0, ends=100.0) is None
 
 
 def test_what_is_said(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
