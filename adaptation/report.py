@@ -34,8 +34,6 @@ def render_report(results: Mapping[str, Any]) -> str:
         "## Settings",
         _table(["", ""], [[name, value] for name, value in results["settings"].items()]),
     ]
-    if results.get("notes"):
-        parts += ["## Notes", *results["notes"]]
     return "\n\n".join(parts) + "\n"
 
 

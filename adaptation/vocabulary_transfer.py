@@ -5,9 +5,9 @@ it. `##ing` and `ing` (of bytes) are one form, `the`, `Ġthe` and `▁the` anoth
 """
 
 import json
-from functools import cache
 
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ..utils.errors import UserError
 from .merges import WORD_MARK
@@ -15,6 +15,8 @@ from .vocabulary import NewVocabulary, read_spec
 
 Form = tuple[bool, bytes]
 
+# Which byte each letter of a byte-level vocabulary stands for.
+_BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}
 _ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
 
@@ -101,7 +103,7 @@ def forms(tokenizer: PreTrainedTokenizerFast) -> dict[int, Form]:
 def _form(entry: str, *, of_bytes: bool, marked: bool, prefix: str | None) -> Form:
     if of_bytes:
         try:
-            content = bytes(_byte_of()[letter] for letter in entry)
+            content = bytes(_BYTE_OF[letter] for letter in entry)
         except KeyError:  # an added token, which is plain text
             return False, entry.encode("utf-8")
         return content.startswith(b" "), content.removeprefix(b" ")
@@ -112,11 +114,3 @@ def _form(entry: str, *, of_bytes: bool, marked: bool, prefix: str | None) -> Fo
     if prefix is not None:
         return not entry.startswith(prefix), entry.removeprefix(prefix).encode("utf-8")
     return True, entry.encode("utf-8")
-
-
-@cache
-def _byte_of() -> dict[str, int]:
-    """Which byte each letter of a byte-level vocabulary stands for."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

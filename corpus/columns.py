@@ -52,22 +52,19 @@ def find_text_column(table: "TableFile", wanted: str | None, *, flag: str = "--t
     )
 
 
-def text_column_of(
-    columns: Sequence[str], values_of: Callable[[str], Sequence[Any]], *, taken: Sequence[str | None] = ()
-) -> str | None:
+def text_column_of(columns: Sequence[str], values_of: Callable[[str], Sequence[Any]]) -> str | None:
     """The first of `TEXT_COLUMNS` that there is; else the first of `PARTIAL_TEXT_COLUMNS`, if no column beside these
     looks like text; else the only one that does. None where this leaves none.
 
     Args:
         values_of: cells of a column, the first some thousand or all.
-        taken: columns that hold something else.
     """
-    found = usual_column(columns, TEXT_COLUMNS, taken=taken)
+    found = usual_column(columns, TEXT_COLUMNS)
     if found is not None:
         return found
-    free = [name for name in columns if name not in taken and name.lower() not in PARTIAL_TEXT_COLUMNS]
+    free = [name for name in columns if name.lower() not in PARTIAL_TEXT_COLUMNS]
     texts = [name for name in free if looks_like_text(values_of(name))]
-    partial = usual_column(columns, PARTIAL_TEXT_COLUMNS, taken=taken)
+    partial = usual_column(columns, PARTIAL_TEXT_COLUMNS)
     if partial is not None:
         return None if texts else partial
     return texts[0] if len(texts) == 1 else None

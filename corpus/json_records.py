@@ -75,16 +75,14 @@ def read_array(file: TextIO, source: str) -> Iterator[tuple[int, Any]]:
     """
     text = _Text(file, source)
     text.expect("[")
-    if text.peek() == "]":
-        text.expect("]")
-    else:
+    if text.peek() != "]":
         while True:
             text.peek()
             yield text.line, text.value()
             if text.peek() != ",":
                 break
             text.expect(",")
-        text.expect("]")
+    text.expect("]")
     if text.peek():
         text.fail("something stands behind the array")
 

@@ -35,7 +35,10 @@ class Mixture:
             )
         self.corpora = [_open_train(place) for place in places]
         self.names = _names(places)
-        splits = {name: open_split(place, "validation") for name, place in zip(self.names, places, strict=True)}
+        splits = {
+            name: open_split(corpus.directory, "validation")
+            for name, corpus in zip(self.names, self.corpora, strict=True)
+        }
         self.validation = {name: split for name, split in splits.items() if split}
         parts = list(weights) or [corpus.num_tokens for corpus in self.corpora]
         self.shares = [part / sum(parts) for part in parts]

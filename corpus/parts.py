@@ -37,8 +37,8 @@ class Encoded:
     held_out: bool | None
     digest: bytes
     num_bytes: int
-    tokens: bytes
-    signature: bytes | None
+    tokens: bytes = b""
+    signature: bytes | None = None
 
 
 def part_folder(output_dir: Path, part: int, num_parts: int) -> Path:

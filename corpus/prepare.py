@@ -10,7 +10,7 @@ import os
 import shutil
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,17 +119,6 @@ def readers_in_order(reader: Reader, validation_reader: Reader | None, deduplica
     return [validation_reader, reader]
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A document on its way to the tokenizer."""
-
-    text: str
-    source: tuple[int, int]  # which reader, and which of its sources
-    held_out: bool | None
-    digest: bytes
-    num_bytes: int
-
-
 # What became of the documents of each source.
 Outcomes = defaultdict[tuple[int, int], Counter[str]]
 
@@ -175,7 +164,7 @@ class Run:
         """What was read, by reader and source, and how many documents of each came to each of these ends."""
         return [
             [
-                {**source.facts(), **{kind: outcomes[number, index][kind] for kind in kinds}}
+                {**asdict(source), **{kind: outcomes[number, index][kind] for kind in kinds}}
                 for index, source in enumerate(sources)
             ]
             for number, sources in enumerate(self.sources())
@@ -243,13 +232,13 @@ class Run:
 
     def encoded(self, outcomes: Outcomes, *, drop_repeated: bool = True) -> Iterator[Encoded]:
         """Every document that has text, in order, tokenized; exact duplicates are left out unless they are to stay."""
-        waiting: deque[list[_Item]] = deque()
+        waiting: deque[list[Encoded]] = deque()  # without their tokens
         written = 0
 
         def texts_of_chunks() -> Iterator[list[str]]:
             for chunk in _chunks(self._items(outcomes, drop_repeated=drop_repeated)):
-                waiting.append(chunk)
-                yield [item.text for item in chunk]
+                waiting.append([document for _, document in chunk])
+                yield [text for text, _ in chunk]
 
         encoded_chunks = ordered_map(
             _encode_chunk,
@@ -259,14 +248,14 @@ class Run:
             initargs=(self.tokenizer_json, self.deduplicate == "near"),
         )
         for chunk in encoded_chunks:
-            for item, (tokens, signed) in zip(waiting.popleft(), chunk, strict=True):
+            for document, (tokens, signed) in zip(waiting.popleft(), chunk, strict=True):
                 written += len(tokens) // 4
-                yield Encoded(item.source, item.held_out, item.digest, item.num_bytes, tokens, signed)
+                yield replace(document, tokens=tokens, signature=signed)
             if self.report:
                 self.report(written, sum(reader.bytes_read for reader in self.readers), self.total_bytes)
 
-    def _items(self, outcomes: Outcomes, *, drop_repeated: bool) -> Iterator[_Item]:
-        """Every document that is to be tokenized."""
+    def _items(self, outcomes: Outcomes, *, drop_repeated: bool) -> Iterator[tuple[str, Encoded]]:
+        """The text of every document that is to be tokenized, and what is known of it."""
         seen: set[bytes] = set()
         for number, reader in enumerate(self.readers):
             for document in reader:
@@ -277,7 +266,7 @@ class Run:
                 if not content or document.text.isspace():
                     counts["empty"] += 1
                 elif not (drop_repeated and self._is_repeated(digest, seen, counts)):
-                    yield _Item(document.text, source, document.held_out, digest, len(content))
+                    yield document.text, Encoded(source, document.held_out, digest, len(content))
 
     def _is_repeated(self, digest: bytes, seen: set[bytes], counts: Counter[str]) -> bool:
         """Whether a text came before and is not to come again; then it is counted."""
@@ -338,13 +327,13 @@ class _Merge(Run):
                 self.report(written, read, self.total_bytes)
 
 
-def _chunks(items: Iterator[_Item]) -> Iterator[list[_Item]]:
+def _chunks(items: Iterator[tuple[str, Encoded]]) -> Iterator[list[tuple[str, Encoded]]]:
     """Runs of documents of about the same size, to tokenize at once."""
-    chunk: list[_Item] = []
+    chunk: list[tuple[str, Encoded]] = []
     size = 0
     for item in items:
         chunk.append(item)
-        size += item.num_bytes
+        size += item[1].num_bytes
         if size >= _CHUNK_BYTES or len(chunk) >= _CHUNK_DOCUMENTS:
             yield chunk
             chunk, size = [], 0

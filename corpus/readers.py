@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,6 @@ class Source:
     sha256: str = ""
     documents: int = 0
     bad_text: int = 0
-
-    def facts(self) -> dict[str, Any]:
-        """What the manifest records."""
-        return asdict(self)
 
 
 class Reader:

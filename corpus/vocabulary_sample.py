@@ -67,6 +67,3 @@ def inclusion_rates(counts: np.ndarray, *, size: int) -> np.ndarray:
         if not exceeding.any():
             return np.where(is_certain, 1.0, weights * factor)
         is_certain |= exceeding
-
-
-__all__ = ["VocabularySample", "VocabularySampler", "inclusion_rates"]

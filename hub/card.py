@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..utils.errors import MissingFileError, UserError, as_user_errors
+from ..utils.errors import MissingFileError, UserError, as_user_errors, first_line
 from ..utils.files import write_text
 from ..utils.plurals import counted
 from ..utils.untrusted import read_json_object
@@ -131,8 +131,7 @@ def read_card(folder: Path) -> Card | None:
     try:
         data = ModelCard(text).data
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"the metadata on top of {path} cannot be read: {reason}") from None
+        raise UserError(f"the metadata on top of {path} cannot be read: {first_line(error)}") from None
     return Card(text, is_ours(text), data, _parts(text) if is_ours(text) else {})
 
 

@@ -1,7 +1,6 @@
 """Validation during training: masked-LM loss and accuracy on fixed masks, over all processes and corpora."""
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,10 +20,6 @@ class EvaluationStoppedError(Exception):
     """A signal came during an evaluation."""
 
 
-def _go_on() -> bool:
-    return False
-
-
 def perplexity(loss: float) -> float:
     """exp(loss), as far as a float goes."""
     return math.exp(min(700.0, loss))
@@ -37,7 +32,7 @@ def evaluate_masked_lm(
     *,
     accelerator: Any,
     max_batches: int | None = None,
-    should_stop: Callable[[], bool] = _go_on,
+    should_stop: Callable[[], bool] = bool,
 ) -> dict[str, float]:
     """The mean of -log p(token) over all predicted tokens, and the accuracy of the most likely token.
 
@@ -87,15 +82,14 @@ def _sum_batches(
     """Of this process' batches: the loss, the right guesses and the predicted tokens, float64 [3]."""
     totals = torch.zeros(3, dtype=torch.float64, device="cpu")
     failure: Exception | None = None
-    for first in itertools.count(0, accelerator.num_processes):
+    for first in range(0, num_batches, accelerator.num_processes):
         _agree_to_go_on(failure, should_stop(), accelerator)
-        if first >= num_batches:
-            return totals
         try:
             totals += _score(model, batches, first, num_batches, accelerator)
         except Exception as error:  # raised in the next round, in all processes, so that none waits for this one
             failure = error
-    raise AssertionError("unreachable")
+    _agree_to_go_on(failure, should_stop(), accelerator)
+    return totals
 
 
 def _agree_to_go_on(failure: Exception | None, stop: bool, accelerator: Any) -> None:
@@ -130,7 +124,7 @@ def evaluate_mixture(
     arguments: PretrainingArguments,
     *,
     accelerator: Any,
-    should_stop: Callable[[], bool] = _go_on,
+    should_stop: Callable[[], bool] = bool,
 ) -> dict[str, Any]:
     """The figures of `evaluate_masked_lm` on the validation splits of a mixture, with the same masks each time.
 

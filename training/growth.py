@@ -118,7 +118,8 @@ def extend_vocabulary(
     _check_masked_lm(model)
     pieces = _cut(tokenizer, new_tokens)
     larger = copy.deepcopy(tokenizer)
-    larger.add_tokens([_added(token) for token in pieces])
+    # What begins and ends with a letter or a digit is a word, and is not found inside other words.
+    larger.add_tokens([AddedToken(token, single_word=token[0].isalnum() and token[-1].isalnum()) for token in pieces])
     # A model may have more rows than its tokenizer has tokens; those are used up first.
     sources: list[list[int]] = [[row] for row in range(model.config.vocab_size)]
     sources += [[] for _ in range(len(larger) - len(sources))]
@@ -134,11 +135,6 @@ def extend_vocabulary(
     loss, count = _masked_loss(model, old_documents, None, 32)
     after = pseudo_perplexity(new, new_documents, num_tokens=count)
     return WarmStart(new, perplexity(loss / count), after, larger)
-
-
-def _added(token: str) -> AddedToken:
-    """A token that begins and ends with a letter or a digit is a word, and is not found inside other words."""
-    return AddedToken(token, single_word=token[0].isalnum() and token[-1].isalnum())
 
 
 def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:

@@ -409,9 +409,9 @@ class Pretraining:
         """The model itself, its curve, card and results; of a dry run nothing but its size."""
         setup = self.setup
         if self.dry_run:
-            return {"dry_run": True, "parameters": setup.num_parameters}
+            return {"dry_run": True, "parameters": setup.core.num_parameters()}
         weights = whole_weights(setup.core)
-        results = results_of(self.state, num_parameters=setup.num_parameters, peak_flops=self.peak_flops)
+        results = results_of(self.state, num_parameters=setup.core.num_parameters(), peak_flops=self.peak_flops)
 
         def save() -> None:
             self.output.save_model(setup.core, weights, facts=self._facts(), results=results, say=self.log.say)

@@ -50,11 +50,6 @@ class PhaseSetup:
         """Those of the phase."""
         return self.phase.arguments
 
-    @property
-    def num_parameters(self) -> int:
-        """All weights, each counted once."""
-        return sum(parameter.numel() for parameter in self.core.parameters())
-
 
 def set_up_phase(
     phase: Phase,

@@ -43,7 +43,8 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
     of_all = f" of {phases[-1].last_step:,}" if len(phases) > 1 else ""
     begins_from_text = arguments.embedding_init == "text" and arguments.model_name_or_path is None and step == 0
     lines = [
-        f"model: {setup.num_parameters:,} parameters, {config.num_hidden_layers} layers of {config.hidden_size}, "
+        f"model: {setup.core.num_parameters():,} parameters, "
+        f"{config.num_hidden_layers} layers of {config.hidden_size}, "
         f"vocabulary {config.vocab_size:,}{'; its embeddings begin from the text' if begins_from_text else ''}",
         f"corpus: {corpora.num_tokens:,} tokens in {corpora.num_documents:,} documents, "
         f"{setup.stream.rows_per_epoch:,} rows of {arguments.max_seq_length}",

@@ -4,9 +4,8 @@ Works on any `AutoModelForMaskedLM`. The masks are a function of (seed, document
 tokenizer predict the same tokens, and their figures can be compared.
 """
 
-import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from ..corpus import Corpus, Masking, ValidationBatches
 from ..corpus.tables import BadText, open_table
 from ..modeling.packed_view import packed_view
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
-from ..utils.errors import UserError
+from ..utils.errors import UserError, first_line
 from ..utils.untrusted import check_model_folder
 from .evaluation import evaluate_masked_lm, perplexity
 
@@ -183,8 +182,10 @@ def score_minimal_pairs(
     sentences = sorted({sentence for pairs in paradigms.values() for pair in pairs for sentence in pair})
     documents = tokenizer(sentences, add_special_tokens=True)["input_ids"]
     _check_lengths(sentences, documents, max_seq_length)
+    # The unknown token stands for text: leaving it out would favour unknown words.
+    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     scores = masked_log_likelihoods(
-        model, documents, mask_token_id=tokenizer.mask_token_id, never_masked=_special_ids(tokenizer), report=report
+        model, documents, mask_token_id=tokenizer.mask_token_id, never_masked=special, report=report
     )
     pll = {sentence: float(score.sum()) for sentence, score in zip(sentences, scores, strict=True)}
     ids_of = dict(zip(sentences, documents, strict=True))
@@ -211,11 +212,6 @@ def _check_lengths(sentences: list[str], documents: list[list[int]], longest: in
             raise UserError(f"--blimp: a sentence has {len(ids)} tokens, more than {longest}: {sentence[:60]!r}")
 
 
-def _special_ids(tokenizer: Any) -> Collection[int]:
-    """The special tokens but the unknown one, which stands for text: leaving it out would favour unknown words."""
-    return set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-
-
 def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code: bool = False) -> torch.nn.Module:
     """Any masked-LM model of transformers, in float32, ready to score.
 
@@ -234,8 +230,7 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
             output_loading_info=True,
         )
     except Exception as error:  # whatever a library meets in files that others made
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"model_name_or_path={name_or_path!r} cannot be loaded: {reason}") from None
+        raise UserError(f"model_name_or_path={name_or_path!r} cannot be loaded: {first_line(error)}") from None
     if missing := sorted(report["missing_keys"]):
         raise UserError(
             f"model_name_or_path={name_or_path!r} has no masked-LM head: {len(missing)} weights, {missing[0]} among "
@@ -244,9 +239,7 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
     return model.to(device).eval()
 
 
-@contextlib.contextmanager
-def precision_of(device: torch.device, precision: str) -> Iterator[None]:
+def precision_of(device: torch.device, precision: str) -> torch.autocast:
     """Compute in `bf16` or `fp16` where that was chosen (`choose_precision`); `no`: as the weights are."""
     dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    with torch.autocast(device.type, dtype=dtype, enabled=precision != "no"):
-        yield
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "no")

@@ -22,7 +22,6 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
-        self.reason = ""
         self._since = self._noted = 0.0
         self._is_answered = False
 
@@ -34,11 +33,10 @@ class StopRequest:
         """The exit status of a process that stops for this, as a shell reports a signal."""
         return 128 + (self.signal_number or signal.SIGTERM)
 
-    def request(self, reason: str, number: int = signal.SIGTERM) -> None:
+    def request(self, number: int = signal.SIGTERM) -> None:
         """Ask for a stop, as a signal does."""
         if self.signal_number is None:
-            self.reason, self._since = reason, time.monotonic()
-            self.signal_number = number
+            self._since, self.signal_number = time.monotonic(), number  # in this order: see `seconds_since`
 
     def seconds_since(self) -> float | None:
         """How long ago the stop was asked for; None: it was not."""
@@ -50,7 +48,7 @@ class StopRequest:
         if number == signal.SIGINT and self._noted and now - self._noted > 2:
             raise KeyboardInterrupt
         self._noted = self._noted or now
-        self.request(signal.Signals(number).name, number)
+        self.request(number)
 
     def _hear(self, number: int) -> None:
         """Say at once what is going to happen, while a step is still at work; a second SIGINT ends the process."""
@@ -62,7 +60,7 @@ class StopRequest:
         self._is_answered = True
         if begun is not None and begun > 2 and number == signal.SIGINT:
             end_after_patience()
-        self.request(signal.Signals(number).name, number)
+        self.request(number)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator["StopRequest"]:

@@ -50,7 +50,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._ended.wait(_INTERVAL):
             if os.getppid() != self._parent:
-                self.stop.request("the launcher is gone")
+                self.stop.request()  # the launcher is gone
             waited = time.monotonic() - self._progress
             stopping = self.stop.seconds_since()
             if stopping is not None and min(stopping, waited) > SECONDS_TO_STOP:
