@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -185,9 +185,8 @@ class PredictionArguments:
     """The flags of `predict`."""
 
     model_name_or_path: str = flag("Folder or Hub name of a fine-tuned model.", ...)
-    input: list[str] = field(
-        default_factory=lambda: ["-"],
-        metadata={"help": "Files (.txt, .csv, .tsv, .jsonl, .parquet, .conll, .conllu), or - for lines of text."},
+    input: list[str] = flag(
+        "Files (.txt, .csv, .tsv, .jsonl, .parquet, .conll, .conllu), or - for lines of text.", ["-"]
     )
     output_file: str = flag("File for the JSON lines, or - for standard output.", "-")
     text_column: str | None = flag("Column of the text in tables (default: as in training, else by name).")

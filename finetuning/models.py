@@ -73,7 +73,7 @@ def load_classifier(
 ) -> nn.Module:
     """The encoder with a head for the task's labels, in float32. A head trained for other labels is initialised anew.
 
-    `dropout` is for training only: `model.dropout_before` keeps what the configuration said (see `restore_dropout`).
+    `dropout` is for training only: `model.dropout_before` keeps what the configuration said.
 
     Raises:
         ValueError: the checkpoint cannot be loaded, has no such head, or lacks weights of the encoder itself.
@@ -150,12 +150,6 @@ def set_dropout(config: Any, dropout: float | None, *, in_attention: bool = True
 def _has_kernel_without_dropout(config: Any) -> bool:
     """Whether attention dropout would keep the model from its fastest kernel: ClozeBERT's on CUDA knows none."""
     return config.model_type == "clozebert" and find_device().type == "cuda"
-
-
-def restore_dropout(model: Any) -> None:
-    """Give the configuration the dropout that it had before `set_dropout`."""
-    for name, value in model.dropout_before.items():
-        setattr(model.config, name, value)
 
 
 def _initialise_output_layer(model: Any, task: Task) -> None:

@@ -36,7 +36,6 @@ from .models import (
     load_config,
     parameter_groups,
     prefer_plain_attention,
-    restore_dropout,
 )
 from .reports import mean_and_deviation, table_of_results, write_json, write_report
 from .resume import SETTINGS_FILE, checkpoint_to_resume, remove_checkpoints, settings_of
@@ -298,7 +297,7 @@ def _save(model: Any, tokenizer: Any, folder: str) -> None:
     """The model as an ordinary one (adapters merged) with its tokenizer."""
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
-    restore_dropout(model)
+    model.config.update(model.dropout_before)  # dropout was for training only
     model.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
 

@@ -10,9 +10,11 @@ import importlib.util
 import json
 import math
 import os
+import runpy
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 _SENTENCE = "The history of the place is long"
@@ -186,18 +188,9 @@ def _say(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
 
-def _load_neighbour(name: str) -> Any:
-    """`fingerprint.py` from this folder, not as a part of the package, which is not there."""
-    spec = importlib.util.spec_from_file_location(f"_clean_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 if __name__ == "__main__":
     isolate()
-    fingerprint = _load_neighbour("fingerprint")
+    # From this folder, not as a part of the package, which is not there.
+    fingerprint = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("fingerprint.py"))))
     found = check_folder(sys.argv[1], json.loads(sys.argv[3]))
     Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")

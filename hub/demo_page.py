@@ -294,10 +294,11 @@ def draw_blanks(answers: list[list[tuple[str, float]]]) -> str:
 
 def draw_scores(scores: dict[str, float]) -> str:
     """A table of the highest scores; those that are probabilities have a bar."""
+    are_shares = len(scores) > 1 and all(0 <= score <= 1 for score in scores.values())
     rows = []
     for label, score in sorted(scores.items(), key=lambda item: -item[1])[:_MOST_SCORES]:
-        bar = f'<div class="bar" style="width: {score:.1%}"></div>' if len(scores) > 1 else ""
-        shown = f"{score:.1%}" if len(scores) > 1 else f"{score:.4g}"
+        bar = f'<div class="bar" style="width: {score:.1%}"></div>' if are_shares else ""
+        shown = f"{score:.1%}" if are_shares else f"{score:.4g}"
         rows.append(
             f'<tr><td class="label">{html.escape(str(label))}</td><td class="bars">{bar}</td><td>{shown}</td></tr>'
         )

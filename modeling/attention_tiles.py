@@ -92,7 +92,8 @@ def plan_tiles(
     device = cu_seq_lens.device
     bounds = cu_seq_lens.to("cpu", torch.long).unique()  # without empty documents
     tokens = int(bounds[-1])
-    window = _window_that_hides(window, longest=int(bounds.diff().max()))
+    if window is not None and window >= int(bounds.diff().max()) - 1:
+        window = None  # no document is long enough for it to hide a token
     queries, keys = _queries_and_keys(bounds, window=window, read_R=read_R)
     is_shared = queries is keys  # a tile's keys are its queries' tokens
     least = _LEAST if window is None else min(_LEAST, max(_LEAST_OF_SHORT, 2 * window))
@@ -100,7 +101,8 @@ def plan_tiles(
     query_sizes = _rounded(queries.counts, least=least if read_R is None else _LEAST_OF_SHORT)
     key_sizes = _rounded(keys.counts, least=least)
     groups, of_queries, of_keys = [], _Rows(heads), _Rows(heads)
-    for tiles, repeats, size_Q, size_S in _group(query_sizes, key_sizes, largest=_largest_group(heads)):
+    largest = _LARGEST_GROUP if torch.is_grad_enabled() else LARGEST_BLOCK // heads  # queries times keys of a group
+    for tiles, repeats, size_Q, size_S in _group(query_sizes, key_sizes, largest=largest):
         query_index_GQ = of_queries.add(queries, tiles, size=size_Q, repeats=repeats)
         key_index_GS = query_index_GQ if is_shared else of_keys.add(keys, tiles, size=size_S, repeats=repeats)
         mask_G1QS = _tile_mask(query_index_GQ, key_index_GS, keys.counts[tiles], window=window, valid_N=valid_N)
@@ -119,11 +121,6 @@ def plan_tiles(
         return plan
     key_index_NH = of_keys.index(tokens).to(device) if window is None else None
     return replace(plan, key_rows_M=of_keys.rows().to(device), key_index_NH=key_index_NH)
-
-
-def _window_that_hides(window: int | None, *, longest: int) -> int | None:
-    """The window; None where no document is long enough for it to hide a token."""
-    return None if window is None or window >= longest - 1 else window
 
 
 class _Tiles(NamedTuple):
@@ -145,11 +142,6 @@ def _queries_and_keys(
         return documents, documents
     read_bounds = torch.searchsorted(read_R.to("cpu"), bounds)
     return _Tiles(read_bounds[:-1], read_bounds.diff()), documents
-
-
-def _largest_group(heads: int) -> int:
-    """Queries times keys of one group, at most."""
-    return _LARGEST_GROUP if torch.is_grad_enabled() else LARGEST_BLOCK // heads
 
 
 def _tile_mask(

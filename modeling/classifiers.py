@@ -40,10 +40,11 @@ class _Classifier(ClozeBertPreTrainedModel):
     """What all classifiers share: the encoder, pooling where there is one vector a sequence, head, dropout, outputs."""
 
     pools = True
+    outputs: int | None = None  # of the last layer; None: one for each label
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
-        self.num_labels = self._count_outputs(config)
+        self.num_labels = int(config.num_labels or 0) if self.outputs is None else self.outputs
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         if self.pools:
             self.pooling = Pooling(config)
@@ -52,10 +53,6 @@ class _Classifier(ClozeBertPreTrainedModel):
         self.dropout = Dropout(float(dropout))
         self.classifier = nn.Linear(config.hidden_size, self.num_labels, bias=config.classifier_bias)
         self.post_init()
-
-    def _count_outputs(self, config: ClozeBertConfig) -> int:
-        assert config.num_labels is not None
-        return config.num_labels
 
     def _classify(self, x: torch.Tensor) -> torch.Tensor:
         """Shape: [..., D] -> [..., C]."""
@@ -171,8 +168,7 @@ class ClozeBertForQuestionAnswering(_Classifier):
 
     pools = False
 
-    def _count_outputs(self, config: ClozeBertConfig) -> int:
-        return 2  # the start and the end
+    outputs = 2  # the start and the end
 
     @can_return_tuple
     def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too
@@ -222,8 +218,7 @@ class ClozeBertForQuestionAnswering(_Classifier):
 class ClozeBertForMultipleChoice(_Classifier):
     """The encoder with one score for each of several sequences, of which one is right."""
 
-    def _count_outputs(self, config: ClozeBertConfig) -> int:
-        return 1
+    outputs = 1
 
     @can_return_tuple
     def forward(  # type: ignore[misc]  # some of the names below are in TransformersKwargs too

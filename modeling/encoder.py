@@ -196,15 +196,16 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             x_BTD, run = run.fill_up(x_BTD, RECURRING_SIZE)
             position_ids = run.position_ids
         tables = self._rotary_tables(x_BTD, position_ids, run, mask_BT)
-        masks = make_masks(self.config, x_BTD, attention_mask, run, dropout=self._attention_dropout())
+        layers: Any = self.layers
+        dropout = max(layer.attention.dropout_now() for layer in layers)
+        masks = make_masks(self.config, x_BTD, attention_mask, run, dropout=dropout)
         index_R = read_positions
         if read_positions is not None and not shows_states:
             masks[-1], index_R = read_in_last_layer(masks[-1], x_BTD, run, read_positions, self.config)
         if run is not None and self.config._attn_implementation.startswith("flash"):
             kwargs = {**kwargs, **run.flash_arguments()}
 
-        layer: Any
-        for layer, mask in zip(self.layers, masks, strict=True):
+        for layer, mask in zip(layers, masks, strict=True):
             x_BTD = layer(x_BTD, attention_mask=mask, position_embeddings=tables[layer.attention_type], **kwargs)
         x_BTD = self.final_norm(x_BTD)
 
@@ -212,12 +213,10 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             x_BTD = x_BTD.masked_fill(mask_BT.unsqueeze(-1) == 0, 0)
         if index_R is not None:
             return BaseModelOutputWithPooling(last_hidden_state=x_BTD.flatten(0, 1)[index_R].unsqueeze(0))
-        return self._pooled(x_BTD[:, : shape_BT[1]], mask_BT, packed)
-
-    def _attention_dropout(self) -> float:
-        """The largest probability of dropout in any layer's attention now."""
-        attentions: list[Any] = [layer.attention for layer in self.layers]
-        return max(attention.dropout_now() for attention in attentions)
+        x_BTD, pooled_BD = x_BTD[:, : shape_BT[1]], None
+        if self.pooling is not None and self.pooler is not None:
+            pooled_BD = self.pooler(self.pooling(x_BTD, mask_BT, packed))
+        return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled_BD)
 
     def _positions(
         self,
@@ -232,15 +231,6 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         if position_ids is None and isinstance(self.embeddings, TextEmbeddings):
             return self.embeddings.count_positions(input_ids, inputs_embeds)
         return position_ids
-
-    def _pooled(
-        self, x_BTD: torch.Tensor, mask_BT: torch.Tensor | None, packed: Packed | None
-    ) -> BaseModelOutputWithPooling:
-        """The output of the model, with that of the pooler where it has one."""
-        if self.pooling is None or self.pooler is None:
-            return BaseModelOutputWithPooling(last_hidden_state=x_BTD)
-        pooled_BD = self.pooler(self.pooling(x_BTD, mask_BT, packed))
-        return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled_BD)
 
     def _rotary_tables(
         self, x_BTD: torch.Tensor, position_ids: torch.Tensor | None, packed: Packed | None, mask_BT: Any

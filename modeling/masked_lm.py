@@ -117,9 +117,9 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         One function, so that it is one graph when compiled. Logits that a graph returns have a gradient, of zeros.
         """
         logits = self.decoder(self.head(x))
-        if labels is None:
-            return None, None if loss_only else logits
-        loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items_in_batch)
+        loss = None
+        if labels is not None:
+            loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), num_items_in_batch)
         return loss, None if loss_only else logits
 
     def predict_among(

@@ -86,14 +86,14 @@ def heartbeat(description: str) -> Iterator[None]:
 class StageBars:
     """A bar for each of several stages; called with (done, total) of the current one."""
 
-    def __init__(self, *, unit: str, disable: bool = False) -> None:
-        self.unit, self.disable = unit, disable
+    def __init__(self, *, unit: str) -> None:
+        self.unit = unit
         self._bar: Any = None
 
     def begin(self, description: str) -> "StageBars":
         """The next calls are about another stage."""
         self.close()
-        self._bar = progress_bar(description=description, unit=self.unit, disable=self.disable, leave=False)
+        self._bar = progress_bar(description=description, unit=self.unit, leave=False)
         return self
 
     def __call__(self, done: int, total: int | None = None) -> None:

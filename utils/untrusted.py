@@ -6,7 +6,6 @@ link is followed only where it leads to a file of the same folder, or of the sam
 
 import json
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 from .errors import MissingFileError, UserError, UserFileError
 
 LARGEST_JSON = 1 << 28  # bytes
-_DRIVE = re.compile(r"[A-Za-z]:")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
@@ -24,7 +22,7 @@ def is_plain_name(name: object) -> bool:
     """
     if not isinstance(name, str) or name in ("", ".", "..") or len(name) > 255 or not name.isprintable():
         return False
-    return not (set(name) & set("/\\:") or _DRIVE.match(name))
+    return not set(name) & set("/\\:")
 
 
 def is_within(path: Path, folder: Path) -> bool:
@@ -119,8 +117,9 @@ def _check_file(path: Path, home: Path) -> None:
     """Refuse a link that leads out of the folder, and a JSON file that is none."""
     if path.is_symlink() and not is_within(path, home):
         raise UserError(f"{path} is a link that leaves its folder: put the file itself there")
-    if path.suffix == ".json":
-        values = _read_settings(path)
+    # Other JSON is large, and tokenizers says what is wrong with it.
+    if path.name.endswith(("config.json", ".index.json")):
+        values = read_json_object(path)
         if path.name.endswith(".index.json"):
             shards_of(path, values)
 
@@ -132,13 +131,6 @@ def _refuse_pickles(paths: Iterable[Path]) -> None:
                 f"{path} is a pickle, which can run code when it is read: have it as safetensors, by "
                 f"`clozebert convert --allow_pickle true`, which reads its tensors only"
             )
-
-
-def _read_settings(path: Path) -> Any:
-    """The object in a configuration or an index; None for any other JSON file."""
-    if path.name in ("vocab.json", "tokenizer.json", "added_tokens.json"):
-        return None  # large, and read by tokenizers, which says what is wrong with them
-    return read_json_object(path) if path.name.endswith(("config.json", ".index.json")) else None
 
 
 def shards_of(index: Path, values: dict[str, Any] | None = None) -> list[Path]:

@@ -23,7 +23,6 @@ from clozebert.finetuning.models import (
     output_layer,
     parameter_groups,
     prefer_plain_attention,
-    restore_dropout,
 )
 from clozebert.finetuning.sequence_task import (
     REGRESSION,
@@ -127,7 +126,7 @@ def test_dropout_is_for_training_only(tmp_path: Path, model_type: str) -> None:
     def rates(**given: float | None) -> set[float]:
         model = load(folder, "ab", **given)
         found = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
-        restore_dropout(model)
+        model.config.update(model.dropout_before)
         saved, before = model.config.to_dict(), load_config(folder).to_dict()
         assert {name: saved[name] for name in saved if "dropout" in name} == {
             name: before[name] for name in before if "dropout" in name
