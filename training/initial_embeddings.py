@@ -13,6 +13,7 @@ decoder's bias begins as the logarithm of each token's frequency.
 Shapes: N tokens that are counted, V vocabulary, C contexts, E embedding size.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +28,9 @@ from ..modeling import ClozeBertForMaskedLM
 # Where a context token stands. Apart, they say more than together (docs/LOG.md).
 _PLACES = ((-4, -3, -2), (-1,), (1,), (2, 3, 4))
 _FREQUENT, _CELLS = 1024, 1 << 27  # context tokens, at most; the table takes 4 bytes for each cell
-# About that of the embeddings of trained models, which is 0.16 to 0.18; 0.1 and less learned slower (docs/LOG.md).
-_STD = 0.2
+# Of an embedding: so logits are of one size, whatever the width. At width 96 that is a standard deviation of 0.2, about
+# that of trained models; 0.1 learned slower there, and 0.2 at width 384 (docs/LOG.md).
+_NORM = 2.0
 
 
 @torch.no_grad()
@@ -87,7 +89,8 @@ def _ppmi(counts_VC: torch.Tensor) -> torch.Tensor:
 
 
 def _factorise(ppmi_VC: torch.Tensor, *, size: int, seed: int) -> torch.Tensor:
-    """E = U √S, centred, of standard deviation `_STD`: [V, E], or fewer columns where there are fewer contexts."""
+    """E = U √S, centred, of norm `_NORM` on average: [V, E], or fewer columns where there are fewer contexts."""
+    std = _NORM / math.sqrt(size)
     size = min(size, *ppmi_VC.shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -99,4 +102,4 @@ def _factorise(ppmi_VC: torch.Tensor, *, size: int, seed: int) -> torch.Tensor:
     left_VE = left_VE * left_VE.gather(0, left_VE.abs().argmax(dim=0, keepdim=True)).sign()
     found_VE = left_VE * singular_E[:size].sqrt()
     found_VE = (found_VE - found_VE.mean(dim=0)) @ turn_EE
-    return found_VE * (_STD / found_VE.std().clamp(min=1e-6))
+    return found_VE * (std / found_VE.std().clamp(min=1e-6))

@@ -18,7 +18,8 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
 No step on a GPU is shorter than the launches of its kernels, one for each operation, nor than the exchange of the
 gradients between the devices:
 
-    launches          80 a layer and 60 beside in a micro-batch; 20 in an update, and 80 for each matrix of Muon's
+    launches          80 a layer and 60 beside in a micro-batch; 20 in an update, with Muon 60 more and 2 for each
+                      matrix: those of one shape are made orthogonal together
     communication     2 (n - 1) / n 4 P bytes over the link, while the backward pass is at work
 
 On a CPU the C library keeps memory that was freed for later: a process may be larger than its tensors by a tenth to a
@@ -208,7 +209,7 @@ def launches_of(config: ClozeBertConfig, *, muon: bool = False) -> tuple[int, in
     packed attention does the work of some tens of them.
     """
     matrices = (7 if config.mlp_type == "glu" else 6) * config.num_hidden_layers
-    return 80 * config.num_hidden_layers + 60, 20 + (80 * matrices if muon else 0)
+    return 80 * config.num_hidden_layers + 60, 20 + (60 + 2 * matrices if muon else 0)
 
 
 def parameters_of(config: ClozeBertConfig) -> int:
