@@ -38,7 +38,7 @@ FLAGS = {
     "qk_norm": ["--qk_norm", "true"],
     "fp16": ["--mixed_precision", "fp16"],
     "float32": ["--mixed_precision", "no"],
-    "muon": ["--optimizer", "muon"],
+    "adamw": ["--optimizer", "adamw"],
     "attention dropout": ["--attention_probs_dropout_prob", "0.1"],
     "gradient checkpointing": ["--gradient_checkpointing", "true"],
 }
@@ -86,7 +86,7 @@ def blocks(folder: Path) -> dict[str, list[Command]]:
         "flags": [Command(name, [*pretrain, *dry, *more]) for name, more in FLAGS.items()],
         "loop": [
             Command(name, [*pretrain, *run, *FLAGS[name], "--output_dir", str(folder / name)])
-            for name in ("eager", "default", "muon")
+            for name in ("eager", "default", "adamw")
         ],
         "fp16": [
             Command(f"fp16 {index}", [*pretrain, *short, *half, "--output_dir", str(folder / "fp16")])
