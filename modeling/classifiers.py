@@ -44,7 +44,8 @@ class _Classifier(ClozeBertPreTrainedModel):
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
-        self.num_labels = int(config.num_labels or 0) if self.outputs is None else self.outputs
+        assert config.num_labels is not None
+        self.num_labels = config.num_labels if self.outputs is None else self.outputs
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         if self.pools:
             self.pooling = Pooling(config)
@@ -167,7 +168,6 @@ class ClozeBertForQuestionAnswering(_Classifier):
     """The encoder with two scores for each token: that an answer starts, and that it ends there."""
 
     pools = False
-
     outputs = 2  # the start and the end
 
     @can_return_tuple

@@ -26,7 +26,7 @@ from .planning import Calibration
 from .prefetch import ModelInputs, count_predicted, inputs_maker, model_inputs
 from .processes import mean_over_processes
 from .step import accumulate_gradient, timed_step
-from .time_budget import MOST_TIMED, Deadline, StepTime, steps_in, time_run, time_steps
+from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
 from .training_state import TrainingState
 
 # An estimate before a run on a CPU: tokens of the step that is timed. Seconds from which one step is enough.
@@ -119,9 +119,7 @@ def _peak_bytes(device: torch.device, *, reset: bool) -> float | None:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
 
 
-def choose_length(
-    run: CheckedRun, *, accelerator: Any, begun: float
-) -> tuple[PretrainingArguments, str, float, Deadline]:
+def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[PretrainingArguments, str, float]:
     """The run with as many steps as fit into its `max_minutes`.
 
     Where the text gave the run its length, there are no more steps than that. A `max_steps` that was given beside
@@ -131,8 +129,7 @@ def choose_length(
         begun: when the run began, by `time.monotonic`.
 
     Returns:
-        And what a person should know of it. Seconds of a step, without its update, for each token of one process. What
-        counts the steps again later.
+        And what a person should know of it. Seconds of a step, without its update, for each token of one process.
     """
     arguments, given, mixture = run.phases[0].arguments, run.given, run.mixtures[0]
     assert arguments.max_minutes is not None
@@ -151,12 +148,10 @@ def choose_length(
         f"and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
     )
     of_token = timing.micro_batch / (arguments.rows_at_once(processes) * arguments.max_seq_length)
-    most_steps = arguments.num_steps if given.max_steps is None else None
-    deadline = Deadline(begun + seconds, arguments, most_steps=most_steps)
     if steps >= arguments.num_steps and given.max_steps is None:
-        return arguments, f"{said}; the run needs {arguments.num_steps:,}", of_token, deadline
+        return arguments, f"{said}; the run needs {arguments.num_steps:,}", of_token
     try:
-        return (arguments if given.max_steps is not None else given).of_length(steps), said, of_token, deadline
+        return (arguments if given.max_steps is not None else given).of_length(steps), said, of_token
     except UserError as error:
         raise UserError(f"max_minutes={arguments.max_minutes:g} is enough for {steps:,} steps: {error}") from None
 

@@ -89,7 +89,7 @@ def _ppmi(counts_VC: torch.Tensor) -> torch.Tensor:
 
 
 def _factorise(ppmi_VC: torch.Tensor, *, size: int, seed: int) -> torch.Tensor:
-    """E = U √S, centred, of norm `_NORM` on average: [V, E], or fewer columns where there are fewer contexts."""
+    """E = U √S, centred, each entry about `_NORM` / √E: [V, E], or fewer columns where there are fewer contexts."""
     std = _NORM / math.sqrt(size)
     size = min(size, *ppmi_VC.shape)
     with torch.random.fork_rng(devices=[]):

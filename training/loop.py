@@ -121,9 +121,13 @@ class Pretraining:
             return [f"{self.run.last_step:,} steps, as when the run began"]
         if given.max_minutes is None:
             return []
-        fitting, said, self._seconds_per_token, self._deadline = choose_length(
-            self.run, accelerator=self.accelerator, begun=begun
+        uncounted = self.run.phases[0].arguments
+        self._deadline = Deadline(
+            begun + 60 * given.max_minutes,
+            uncounted,
+            most_steps=uncounted.num_steps if given.max_steps is None else None,
         )
+        fitting, said, self._seconds_per_token = choose_length(self.run, accelerator=self.accelerator, begun=begun)
         self.run.phases = fitting.split_phases()
         return [said]
 

@@ -36,7 +36,7 @@ class StopRequest:
     def request(self, number: int = signal.SIGTERM) -> None:
         """Ask for a stop, as a signal does."""
         if self.signal_number is None:
-            self._since, self.signal_number = time.monotonic(), number  # in this order: see `seconds_since`
+            self._since, self.signal_number = time.monotonic(), number  # in this order, for other threads
 
     def seconds_since(self) -> float | None:
         """How long ago the stop was asked for; None: it was not."""

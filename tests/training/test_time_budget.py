@@ -8,7 +8,7 @@ import pytest
 import yaml
 from pretraining_helpers import assert_same_bits, run_forked, run_here
 
-from clozebert.training import calibration, time_budget
+from clozebert.training import calibration, loop, time_budget
 from clozebert.training.arguments import LENGTHS, PretrainingArguments
 from clozebert.training.checkpoints import list_checkpoints
 from clozebert.training.curves import read_log
@@ -98,7 +98,7 @@ def test_it_is_a_run_of_that_many_steps(prepared: Path, tmp_path: Path, processe
 
     def find_40_then_48_at_most(rank: int) -> None:
         calibration.steps_in = lambda *args, **others: min(40, steps_in(*args, **others))
-        calibration.Deadline = lambda ends, run, most_steps: Deadline(ends, run, most_steps=48)
+        loop.Deadline = lambda ends, run, most_steps: Deadline(ends, run, most_steps=48)
 
     run = {"config": write_recipe(tmp_path), "warmup_steps": 10, "optimizer": "muon", "max_minutes": 1}
     run |= {"eval_steps": 8, "save_steps": 8}
