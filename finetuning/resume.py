@@ -35,6 +35,7 @@ def settings_of(run: "FinetuningRun") -> dict[str, Any]:
         "num_train_epochs": run.training.num_train_epochs,
         "per_device_train_batch_size": run.training.per_device_train_batch_size,
         "data": {split: fingerprint(windows) for split, windows in run.windows.items()},
+        "encoder": embeddings_fingerprint(run.model),
         "arguments": {**comparable(run.arguments), "seed": run.seed},
     }
 
@@ -58,6 +59,12 @@ def fingerprint(windows: Sequence[Window]) -> str:
     return digest.hexdigest()[:16]
 
 
+def embeddings_fingerprint(model: Any) -> str:
+    """A short hash of a model's token embeddings, which tells encoders apart wherever they lie."""
+    table_VE = model.get_input_embeddings().weight.detach().float().cpu().contiguous()
+    return hashlib.sha256(table_VE.numpy().tobytes()).hexdigest()[:16]
+
+
 def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, Any]) -> str | None:
     """The checkpoint to go on from: the `wanted` one, or the newest whole one for "latest"; None to begin."""
     if wanted is None:
@@ -75,6 +82,11 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
 
 
 def _refuse_other_settings(folder: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+    if before.get("encoder", now["encoder"]) != now["encoder"]:
+        raise UserError(
+            f"--resume_from_checkpoint: the run in {folder} began from another encoder than --model_name_or_path names "
+            "now; give the one that it began from, or --overwrite_output_dir"
+        )
     pairs = [(key, before.get("arguments", {}).get(key, value), value) for key, value in now["arguments"].items()]
     pairs += [(key, before.get(key, value), value) for key, value in now.items() if key != "arguments"]
     for key, earlier, value in pairs:

@@ -10,11 +10,13 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from clozebert.finetuning.resume import newest_checkpoint
 from clozebert.finetuning.run import FinetuningRun, finetune
 from clozebert.finetuning.trainer import LengthGroupedSampler
+from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import arguments_of, without_times
@@ -191,6 +193,29 @@ def test_resuming_with_other_flags_is_refused(
                 "single", data["single"], models["bert"], tmp_path / "o", resume_from_checkpoint="latest", seed=7
             )
         )
+
+
+def test_resuming_from_another_encoder_is_refused_and_a_moved_one_goes_on(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
+    def run(model: str | Path) -> Any:
+        return finetune(
+            arguments_of(
+                "single", data["single"], str(model), tmp_path / "o", max_steps=2, resume_from_checkpoint="latest"
+            )
+        )
+
+    other, moved = tmp_path / "other", tmp_path / "moved"
+    shutil.copytree(models["bert"], moved)
+    shutil.copytree(models["bert"], other)
+    tensors = load_file(other / "model.safetensors")
+    (name,) = (name for name in tensors if name.endswith("token_embeddings.weight") or "word_embeddings" in name)
+    tensors[name] = tensors[name] + 1e-3
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    before = run(models["bert"])
+    with pytest.raises(UserError, match="began from another encoder than --model_name_or_path"):
+        run(other)
+    assert run(moved)["eval_loss"] == before["eval_loss"]
 
 
 def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
