@@ -74,7 +74,9 @@ def main() -> None:
     import torch
 
     from clozebert.utils.device import has_fast_bf16
+    from clozebert.utils.memory import keep_freed_memory
 
+    keep_freed_memory()  # as the programs do
     precision = "bf16" if not arguments.float32 and has_fast_bf16(torch.device("cpu")) else "no"
     for recipe in arguments.recipes:
         found = measure(recipe, pairs=arguments.pairs, threads=arguments.threads, precision=precision)
