@@ -39,8 +39,8 @@ def encode(
         [S, D], or for `pooling=None` a list of S tensors [T, D]; in the model's type, on its device.
 
     Raises:
-        ValueError: one text instead of a list of them, an unknown pooling, or a text longer than the model's learned
-            positions.
+        ValueError: one text instead of a list of them, an unknown pooling, a text longer than the model's learned
+            positions, a model of another architecture, or one with a head.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts={texts[:40]!r} is one text: give a list of texts")
@@ -59,6 +59,10 @@ def encode_ids(
     """As `encode`, of token ids."""
     if pooling is not None and pooling not in _POOLINGS:
         raise ValueError(f"pooling={pooling!r} must be one of {', '.join(_POOLINGS)}, or None")
+    if model.config.model_type != "clozebert":  # its forward would take the plan for nothing, and the texts for one
+        raise ValueError(
+            f"a {model.config.model_type} model reads no packed texts: convert it first, with clozebert.hub.from_native"
+        )
     lengths = [len(sequence) for sequence in sequences]
     if 0 in lengths:
         raise ValueError(f"sequence {lengths.index(0)} is empty: leave it out")
@@ -82,7 +86,10 @@ def _run(model: ClozeBertModel, sequences: Sequence[Sequence[int]]) -> Sequence[
     """The last hidden states of some sequences, packed into one run; [T, D] each."""
     sizes = [len(sequence) for sequence in sequences]
     ids_1N = torch.tensor([list(chain.from_iterable(sequences))], device=model.device)
-    return model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, model.device)).last_hidden_state[0].split(sizes)
+    outputs = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, model.device))
+    if "last_hidden_state" not in outputs:
+        raise ValueError("the model has a head, and gives its answers: load it with AutoModel, or give `model.model`")
+    return outputs.last_hidden_state[0].split(sizes)
 
 
 def _pool(x_TD: torch.Tensor, pooling: str | None) -> torch.Tensor:

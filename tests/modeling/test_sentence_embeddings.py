@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from encoder_cases import build, random_ids, relative_error, tiny_config
+from transformers import BertConfig, BertModel
 
-from clozebert import ClozeBertModel, encode, encode_ids
+from clozebert import ClozeBertForMaskedLM, ClozeBertModel, encode, encode_ids
 
 LENGTHS = [3, 17, 1, 9, 17, 2, 24, 5]
 
@@ -79,3 +80,14 @@ def test_mistakes(model, sequences):
     limited = build(ClozeBertModel, tiny_config(positions="absolute", max_position_embeddings=32))
     with pytest.raises(ValueError, match="33 tokens is longer than max_position_embeddings=32"):
         encode_ids(limited, [[5] * 4, [5] * 33])
+
+
+def test_other_models_are_refused_where_they_would_read_all_texts_as_one(sequences):
+    native = BertModel(BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2))
+    with pytest.raises(ValueError, match="a bert model reads no packed texts: convert it first"):
+        encode_ids(native, sequences)
+
+
+def test_a_model_with_a_head_is_refused(sequences):
+    with pytest.raises(ValueError, match="the model has a head"):
+        encode_ids(build(ClozeBertForMaskedLM, tiny_config()), sequences)
