@@ -62,7 +62,7 @@ def fingerprint(windows: Sequence[Window]) -> str:
 def embeddings_fingerprint(model: Any) -> str:
     """A short hash of a model's token embeddings, which tells encoders apart wherever they lie."""
     table_VE = model.get_input_embeddings().weight.detach().float().cpu().contiguous()
-    return hashlib.sha256(table_VE.numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(table_VE.numpy()).hexdigest()[:16]
 
 
 def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, Any]) -> str | None:
