@@ -253,8 +253,15 @@ class ClozeBertConfig(PreTrainedConfig):
         is an error.
 
         Raises:
-            ValueError: an override that is nearly a field, or values that contradict one another.
+            ValueError: the configuration of another architecture, an override that is nearly a field, or values that
+                contradict one another.
         """
+        kind = config_dict.get("model_type") or cls.model_type
+        if kind != cls.model_type:
+            raise ValueError(
+                f"this is the configuration of a {kind} model: open it with AutoModel, or as a ClozeBERT with "
+                "clozebert.hub.from_native"
+            )
         known = {*cls.field_names(), *_KEYS_OF_TRANSFORMERS}
         foreign = {key: config_dict[key] for key in config_dict if key not in known}
         if foreign:

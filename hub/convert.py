@@ -85,8 +85,11 @@ def to_native(
         copy_tensors: without it the two models share memory where no tensors are fused.
 
     Raises:
-        UserError: no architecture equals the configuration: the message names the fields standing in the way.
+        UserError: no architecture equals the configuration: the message names the fields standing in the way. Or the
+            model is a native one.
     """
+    if model.config.model_type != "clozebert":
+        raise UserError(f"{type(model).__name__} is one of transformers' own models already")
     ending = type(model).__name__.removeprefix("ClozeBert")
     target = choose_architecture(model.config, ending, architecture, pooled=getattr(model, "pooler", None) is not None)
     config = config_to_native(model.config, target, ending)

@@ -42,6 +42,8 @@ _NOT_COMPARED = {
     "initializer_range", "output_projection_init", "sparse_prediction", "native_config", "bos_token_id", "eos_token_id",
     "cls_token_id", "sep_token_id", "mask_token_id",
 }  # fmt: skip
+# Where the architecture has no field for these, they are extra keys, as transformers keeps them.
+_EXTRA_IDS = ("cls_token_id", "sep_token_id", "mask_token_id")
 # The fields of the model itself, without those that every configuration has.
 _MODEL_FIELDS = {*ClozeBertConfig.__dataclass_fields__, "num_labels"} - set(PreTrainedConfig.__dataclass_fields__)
 _TEXT_FIELDS = ("vocab_size", "type_vocab_size", "max_position_embeddings", "embedding_size", "pad_token_id")
@@ -175,15 +177,15 @@ def find_obstacles(
 
 def _to_ours(architecture: Architecture, native: Mapping[str, Any], ending: str) -> Values:
     translated = {ours: native[theirs] for ours, theirs in architecture.fields.items()}
-    return {**architecture.fixed, **translated, **architecture.to_ours(dict(native), ending)}
+    ids = {name: native[name] for name in _EXTRA_IDS if type(native.get(name)) is int}
+    return {**architecture.fixed, **ids, **translated, **architecture.to_ours(dict(native), ending)}
 
 
 def _to_native(architecture: Architecture, ours: Values, ending: str) -> Values:
     values = {theirs: ours[name] for name, theirs in architecture.fields.items()}
     values.update(architecture.to_native(ours, ending))
-    # Ids that the architecture has no field for are kept as extra keys, as transformers does.
     known = _config_class(architecture).__dataclass_fields__
-    for name in ("cls_token_id", "sep_token_id", "mask_token_id"):
+    for name in _EXTRA_IDS:
         if name not in known and ours[name] is not None:
             values[name] = ours[name]
     return copy.deepcopy(values)

@@ -55,13 +55,15 @@ def model_outputs(model: Any) -> dict[str, torch.Tensor]:
     was_training = model.training
     model.eval()
     inputs = probe_inputs(model.config)
-    found = _run(model.base_model, inputs)
-    if model.base_model is not model:
-        found = {"last_hidden_state": found["last_hidden_state"]}
-        if type(model).__name__.endswith("ForMultipleChoice"):
-            inputs = probe_inputs(model.config, choices=3)
-        found.update(_run(model, inputs))
-    model.train(was_training)
+    try:
+        found = _run(model.base_model, inputs)
+        if model.base_model is not model:
+            found = {"last_hidden_state": found["last_hidden_state"]}
+            if type(model).__name__.endswith("ForMultipleChoice"):
+                inputs = probe_inputs(model.config, choices=3)
+            found.update(_run(model, inputs))
+    finally:
+        model.train(was_training)
     return found
 
 

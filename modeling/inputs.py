@@ -29,6 +29,8 @@ def check_text(
     for name, value in (("input_ids", input_ids), ("inputs_embeds", inputs_embeds), ("token_type_ids", token_type_ids)):
         if value is not None and not isinstance(value, torch.Tensor):
             raise ValueError(f"{name} is a {type(value).__name__}; give a tensor")
+    if isinstance(attention_mask, (list, tuple)):
+        raise ValueError(f"attention_mask is a {type(attention_mask).__name__}; give a tensor")
     if input_ids is not None and input_ids.dim() != 2:
         raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} must be [batch, length]")
     if inputs_embeds is not None and inputs_embeds.dim() != 3:

@@ -12,6 +12,7 @@ from itertools import chain
 import torch
 from torch import nn
 
+from .evaluation_mode import evaluation_mode
 from .packed import Packed
 from .packed_view import packed_view
 
@@ -55,33 +56,32 @@ def masked_log_likelihoods(
         places_R = places_R[_evenly(documents_N[places_R], len(documents), positions_per_document)]
     documents_R = documents_N[places_R]
 
-    view, was_training = packed_view(model), model.training
-    model.eval()
+    view = packed_view(model)
     scores_R = torch.empty(len(places_R), dtype=torch.float64)
     order_R = lengths_D[documents_R].argsort(descending=True, stable=True)
     first = 0
-    while first < len(order_R):
-        count = max(1, budget // int(lengths_D[documents_R[order_R[first]]]))
-        now_B = order_R[first : first + count]
-        first += count
-        starts_B, lengths_B = starts_D[documents_R[now_B]], lengths_D[documents_R[now_B]]
-        ends_B = lengths_B.cumsum(0)
-        # Token l of the run is token l - (where its sequence begins) of that sequence's document.
-        shift_L = torch.repeat_interleave(starts_B - (ends_B - lengths_B), lengths_B)
-        ids_L = ids_N[torch.arange(int(ends_B[-1])) + shift_L]
-        masked_B = ends_B - lengths_B + places_R[now_B] - starts_B
-        labels_B = ids_L[masked_B]
-        ids_L[masked_B] = mask_token_id
-        logits_BV = view(
-            input_ids=ids_L[None].to(device),
-            packed=Packed.from_lengths(lengths_B.tolist(), device),
-            masked_positions=masked_B.to(device),
-        ).logits
-        log_p_B = logits_BV.float().log_softmax(dim=-1).gather(1, labels_B.to(device)[:, None]).squeeze(1)
-        scores_R[now_B] = log_p_B.cpu().double()
-        if report is not None:
-            report(first if first < len(order_R) else len(order_R), len(order_R))
-    model.train(was_training)
+    with evaluation_mode(model):
+        while first < len(order_R):
+            count = max(1, budget // int(lengths_D[documents_R[order_R[first]]]))
+            now_B = order_R[first : first + count]
+            first += count
+            starts_B, lengths_B = starts_D[documents_R[now_B]], lengths_D[documents_R[now_B]]
+            ends_B = lengths_B.cumsum(0)
+            # Token l of the run is token l - (where its sequence begins) of that sequence's document.
+            shift_L = torch.repeat_interleave(starts_B - (ends_B - lengths_B), lengths_B)
+            ids_L = ids_N[torch.arange(int(ends_B[-1])) + shift_L]
+            masked_B = ends_B - lengths_B + places_R[now_B] - starts_B
+            labels_B = ids_L[masked_B]
+            ids_L[masked_B] = mask_token_id
+            logits_BV = view(
+                input_ids=ids_L[None].to(device),
+                packed=Packed.from_lengths(lengths_B.tolist(), device),
+                masked_positions=masked_B.to(device),
+            ).logits
+            log_p_B = logits_BV.float().log_softmax(dim=-1).gather(1, labels_B.to(device)[:, None]).squeeze(1)
+            scores_R[now_B] = log_p_B.cpu().double()
+            if report is not None:
+                report(first if first < len(order_R) else len(order_R), len(order_R))
     return list(scores_R.split(torch.bincount(documents_R, minlength=len(documents)).tolist()))
 
 

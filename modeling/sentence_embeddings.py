@@ -1,15 +1,19 @@
 """Sentence embeddings: `encode` packs texts of like length, with no padding, and pools their vectors.
 
+Models of transformers' own classes, which read no packed texts, get them padded.
+
 Shapes: S sequences, T tokens of one of them, N tokens of a packed run, D hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
 
-from .encoder import ClozeBertModel
+from .evaluation_mode import evaluation_mode
 from .packed import Packed, batches_by_length
 
 _TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 4096, 131_072
@@ -17,9 +21,9 @@ _POOLINGS = ("mean", "cls", "max")
 
 
 def encode(
-    model: ClozeBertModel,
+    model: PreTrainedModel,
     tokenizer: Any,
-    texts: Sequence[str],
+    texts: Iterable[str],
     *,
     pooling: Literal["mean", "cls", "max"] | None = "mean",
     tokens_per_batch: int | None = None,
@@ -29,7 +33,7 @@ def encode(
     For bf16, load the model so: `AutoModel.from_pretrained(…, dtype=torch.bfloat16)`.
 
     Args:
-        model: left in the mode it was in.
+        model: any encoder that `AutoModel` loads; a ClozeBERT is faster. It is left in the mode it was in.
         tokenizer: the model's; its special tokens are added.
         texts: of any lengths that the model takes. None is cut.
         pooling: `mean` or `max` over the text's tokens, special ones included, or `cls`, the first; None: all tokens.
@@ -40,17 +44,18 @@ def encode(
 
     Raises:
         ValueError: one text instead of a list of them, an unknown pooling, a text longer than the model's learned
-            positions, a model of another architecture, or one with a head.
+            positions, or a model with a head.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts={texts[:40]!r} is one text: give a list of texts")
-    ids = tokenizer(list(texts), add_special_tokens=True, verbose=False)["input_ids"] if len(texts) else []
+    texts = list(texts)
+    ids = tokenizer(texts, add_special_tokens=True, verbose=False)["input_ids"] if texts else []
     return encode_ids(model, ids, pooling=pooling, tokens_per_batch=tokens_per_batch)
 
 
 @torch.no_grad()
 def encode_ids(
-    model: ClozeBertModel,
+    model: PreTrainedModel,
     sequences: Sequence[Sequence[int]],
     *,
     pooling: Literal["mean", "cls", "max"] | None = "mean",
@@ -59,37 +64,37 @@ def encode_ids(
     """As `encode`, of token ids."""
     if pooling is not None and pooling not in _POOLINGS:
         raise ValueError(f"pooling={pooling!r} must be one of {', '.join(_POOLINGS)}, or None")
-    if model.config.model_type != "clozebert":  # its forward would take the plan for nothing, and the texts for one
-        raise ValueError(
-            f"a {model.config.model_type} model reads no packed texts: convert it first, with clozebert.hub.from_native"
-        )
     lengths = [len(sequence) for sequence in sequences]
     if 0 in lengths:
         raise ValueError(f"sequence {lengths.index(0)} is empty: leave it out")
     budget = tokens_per_batch or (_TOKENS_ON_CPU if model.device.type == "cpu" else _TOKENS_ON_DEVICE)
     results: list[Any] = [None] * len(sequences)
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluation_mode(model):
         for batch in batches_by_length(lengths, budget):
             for index, x_TD in zip(batch, _run(model, [sequences[index] for index in batch]), strict=True):
                 results[index] = _pool(x_TD, pooling)
-    finally:
-        model.train(was_training)
     if pooling is None:
         return results
     nothing = torch.empty(0, model.config.hidden_size, dtype=model.dtype, device=model.device)
     return torch.stack(results) if results else nothing
 
 
-def _run(model: ClozeBertModel, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
-    """The last hidden states of some sequences, packed into one run; [T, D] each."""
+def _run(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
+    """The last hidden states of some sequences, packed into one run or, for native models, padded; [T, D] each."""
     sizes = [len(sequence) for sequence in sequences]
-    ids_1N = torch.tensor([list(chain.from_iterable(sequences))], device=model.device)
-    outputs = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, model.device))
+    is_packed = model.config.model_type == "clozebert"
+    if is_packed:
+        ids_1N = torch.tensor([list(chain.from_iterable(sequences))], device=model.device)
+        outputs = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, model.device))
+    else:
+        rows = [torch.tensor(sequence) for sequence in sequences]
+        ids_BT = pad_sequence(rows, batch_first=True, padding_value=model.config.pad_token_id or 0)
+        mask_BT = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        outputs = model(input_ids=ids_BT.to(model.device), attention_mask=mask_BT.to(model.device))
     if "last_hidden_state" not in outputs:
-        raise ValueError("the model has a head, and gives its answers: load it with AutoModel, or give `model.model`")
-    return outputs.last_hidden_state[0].split(sizes)
+        raise ValueError("the model has a head, and gives its answers: load it with AutoModel, or give its base_model")
+    x_BTD = outputs.last_hidden_state
+    return x_BTD[0].split(sizes) if is_packed else [x_TD[:size] for x_TD, size in zip(x_BTD, sizes, strict=True)]
 
 
 def _pool(x_TD: torch.Tensor, pooling: str | None) -> torch.Tensor:

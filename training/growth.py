@@ -76,13 +76,12 @@ def _masked_loss(
 ) -> tuple[float, int]:
     """The sum of -log p over the tokens that are masked one at a time, and their number."""
     config = model.config
-    if config.mask_token_id is None:
-        raise UserError("mask_token_id of the model's configuration is not set: pseudo-perplexity masks tokens")
+    mask_token_id = _mask_token_of(config)
     special = {getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep", "mask")}
     scores = masked_log_likelihoods(
         model,
         documents,
-        mask_token_id=config.mask_token_id,
+        mask_token_id=mask_token_id,
         never_masked=special - {None},
         positions_per_document=positions_per_document,
         tokens_per_batch=batch_size * max(map(len, documents), default=1),
@@ -92,6 +91,15 @@ def _masked_loss(
     if count == 0:
         raise UserError("documents hold no token that could be masked: give some text")
     return -sum(float(score.sum()) for score in scores), count
+
+
+def _mask_token_of(config: ClozeBertConfig) -> int:
+    if config.mask_token_id is None:
+        raise UserError(
+            "mask_token_id of the model's configuration is not set, and pseudo-perplexity masks tokens: "
+            "set model.config.mask_token_id = tokenizer.mask_token_id"
+        )
+    return config.mask_token_id
 
 
 def _report(old: ClozeBertForMaskedLM, new: ClozeBertForMaskedLM, documents: Documents) -> WarmStart:
@@ -422,8 +430,7 @@ def grow(
         UserError: at the call, before any is done: one of them cannot be, or there is nothing to do.
     """
     _check_masked_lm(model)
-    if model.config.mask_token_id is None:
-        raise UserError("mask_token_id of the model's configuration is not set: pseudo-perplexity masks tokens")
+    _mask_token_of(model.config)
     if rope_theta is not None and max_position_embeddings is None:
         raise UserError(f"rope_theta={rope_theta} goes with max_position_embeddings: give that too")
     _cut(tokenizer, new_tokens)
