@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 
+from ..modeling.evaluation_mode import evaluation_mode
 from ..utils.errors import UserError
 from ..utils.progress_bar import progress_bar
 from .tasks import Task
@@ -42,23 +43,21 @@ def predict_logits(
     order = sorted(range(len(windows)), key=lambda index: -len(windows[index].input_ids))
     logits: list[np.ndarray] = [np.empty(0)] * len(windows)
     device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
     starts = range(0, len(order), batch_size)
-    # What takes less than two seconds shows no bar.
-    for start in progress_bar(starts, description="scoring", unit=" batches", leave=False, delay=2):
-        indices = order[start : start + batch_size]
-        batch = [windows[index] for index in indices]
-        inputs = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in collator(batch).items()
-            if name != "labels"
-        }
-        with torch.no_grad(), contextlib.nullcontext() if autocast is None else autocast():
-            output = model(**inputs)
-        for index, rows in zip(indices, collator.split(output["logits"].float().cpu(), batch), strict=True):
-            logits[index] = rows.numpy().astype(np.float64)
-    model.train(was_training)
+    with evaluation_mode(model):
+        # What takes less than two seconds shows no bar.
+        for start in progress_bar(starts, description="scoring", unit=" batches", leave=False, delay=2):
+            indices = order[start : start + batch_size]
+            batch = [windows[index] for index in indices]
+            inputs = {
+                name: value.to(device) if isinstance(value, torch.Tensor) else value
+                for name, value in collator(batch).items()
+                if name != "labels"
+            }
+            with torch.no_grad(), contextlib.nullcontext() if autocast is None else autocast():
+                output = model(**inputs)
+            for index, rows in zip(indices, collator.split(output["logits"].float().cpu(), batch), strict=True):
+                logits[index] = rows.numpy().astype(np.float64)
     return logits
 
 

@@ -37,13 +37,13 @@ _SHARED = (
 )  # fmt: skip
 # What a library writes about itself; never compared.
 _ADMINISTRATIVE = {"_name_or_path", "architectures", "auto_map", "model_type", "torch_dtype", "transformers_version"}
+# Where the architecture has no field for these, they are extra keys, as transformers keeps them.
+_EXTRA_IDS = ("cls_token_id", "sep_token_id", "mask_token_id")
 # Fields of ours that change nothing the model computes from its inputs, and so never stand in the way.
 _NOT_COMPARED = {
     "initializer_range", "output_projection_init", "sparse_prediction", "native_config", "bos_token_id", "eos_token_id",
-    "cls_token_id", "sep_token_id", "mask_token_id",
+    *_EXTRA_IDS,
 }  # fmt: skip
-# Where the architecture has no field for these, they are extra keys, as transformers keeps them.
-_EXTRA_IDS = ("cls_token_id", "sep_token_id", "mask_token_id")
 # The fields of the model itself, without those that every configuration has.
 _MODEL_FIELDS = {*ClozeBertConfig.__dataclass_fields__, "num_labels"} - set(PreTrainedConfig.__dataclass_fields__)
 _TEXT_FIELDS = ("vocab_size", "type_vocab_size", "max_position_embeddings", "embedding_size", "pad_token_id")

@@ -3,11 +3,13 @@
 Shapes: N tokens in S sequences, M of them to be predicted, V vocabulary; B rows of T tokens in one padded chunk.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import MaskedLMOutput
 
 from .packed import Packed
@@ -47,6 +49,7 @@ class PackedView(nn.Module):
         """
         starts_S, lengths_S = packed.cu_seq_lens[:-1].long(), packed.lengths()
         sequences_M = packed.document_ids(input_ids.shape[1])[masked_positions]
+        rows_S = input_ids[0, : int(lengths_S.sum())].split(lengths_S.tolist())
         order_S = lengths_S.argsort(descending=True, stable=True)
         parts, places, first = [], [], 0
         while first < len(order_S):
@@ -58,7 +61,8 @@ class PackedView(nn.Module):
             here = (row_of_S[sequences_M] >= 0).nonzero().squeeze(1)
             if len(here) == 0:
                 continue
-            logits_BTV = self._padded(input_ids[0], starts_S[chosen_B], lengths_S[chosen_B])
+            rows = [rows_S[row] for row in chosen_B.tolist()]
+            logits_BTV = self.model(**pad_rows(rows, self.pad_token_id)).logits
             sequences = sequences_M[here]
             parts.append(logits_BTV[row_of_S[sequences], masked_positions[here] - starts_S[sequences]])
             places.append(here)
@@ -72,12 +76,14 @@ class PackedView(nn.Module):
             loss = F.cross_entropy(logits_MV.float(), labels, reduction="sum") / num_items_in_batch
         return MaskedLMOutput(loss=loss, logits=logits_MV)
 
-    def _padded(self, ids_N: torch.Tensor, starts_B: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
-        steps_T = torch.arange(int(lengths_B.max()), device=ids_N.device)
-        inside_BT = steps_T < lengths_B[:, None]
-        ids_BT = ids_N[(starts_B[:, None] + steps_T).clamp(max=len(ids_N) - 1)]
-        ids_BT = ids_BT.masked_fill(~inside_BT, self.pad_token_id)
-        return self.model(input_ids=ids_BT, attention_mask=inside_BT.long()).logits
+
+def pad_rows(rows: Sequence[torch.Tensor], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """`input_ids` and `attention_mask` [B, T] of rows of token ids, padded on the right."""
+    masks = [torch.ones_like(row) for row in rows]
+    return {
+        "input_ids": pad_sequence(list(rows), batch_first=True, padding_value=pad_token_id),
+        "attention_mask": pad_sequence(masks, batch_first=True),
+    }
 
 
 def packed_view(model: nn.Module) -> nn.Module:
@@ -88,4 +94,4 @@ def packed_view(model: nn.Module) -> nn.Module:
     return PackedView(model, pad_token_id=config.pad_token_id or 0)
 
 
-__all__ = ["PackedView", "packed_view"]
+__all__ = ["PackedView", "packed_view", "pad_rows"]

@@ -10,11 +10,11 @@ from itertools import chain
 from typing import Any, Literal
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from .evaluation_mode import evaluation_mode
 from .packed import Packed, batches_by_length
+from .packed_view import pad_rows
 
 _TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 4096, 131_072
 _POOLINGS = ("mean", "cls", "max")
@@ -87,10 +87,8 @@ def _run(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Sequence
         ids_1N = torch.tensor([list(chain.from_iterable(sequences))], device=model.device)
         outputs = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, model.device))
     else:
-        rows = [torch.tensor(sequence) for sequence in sequences]
-        ids_BT = pad_sequence(rows, batch_first=True, padding_value=model.config.pad_token_id or 0)
-        mask_BT = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-        outputs = model(input_ids=ids_BT.to(model.device), attention_mask=mask_BT.to(model.device))
+        rows = [torch.tensor(sequence, device=model.device) for sequence in sequences]
+        outputs = model(**pad_rows(rows, model.config.pad_token_id or 0))
     if "last_hidden_state" not in outputs:
         raise ValueError("the model has a head, and gives its answers: load it with AutoModel, or give its base_model")
     x_BTD = outputs.last_hidden_state

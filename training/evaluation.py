@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..corpus import Mixture, ValidationBatches
+from ..modeling.evaluation_mode import evaluation_mode
 from ..utils.errors import UserError
 from .arguments import PretrainingArguments
 from .batches import make_masking
@@ -49,18 +50,15 @@ def evaluate_masked_lm(
         UserError: the batches hold no token to predict.
         EvaluationStoppedError: a process should stop.
     """
-    was_training = model.training
-    model.eval()
+    num_batches = len(batches) if max_batches is None else min(max_batches, len(batches))
+    # Of several processes, none leaves a batch by itself.
+    is_alone = accelerator.num_processes == 1
+    leaving = leaving_early(model, should_stop, accelerator.device) if is_alone else contextlib.nullcontext()
     try:
-        num_batches = len(batches) if max_batches is None else min(max_batches, len(batches))
-        # Of several processes, none leaves a batch by itself.
-        is_alone = accelerator.num_processes == 1
-        with leaving_early(model, should_stop, accelerator.device) if is_alone else contextlib.nullcontext():
+        with evaluation_mode(model), leaving:
             totals = _sum_batches(model, batches, num_batches, accelerator, should_stop)
     except LeftEarlyError:
         raise EvaluationStoppedError from None
-    finally:
-        model.train(was_training)
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()
     if not predicted:
         raise UserError("the validation batches hold no token to predict: prepare a larger validation split")
