@@ -31,7 +31,7 @@ from ..corpus.encoding import Encoder
 from ..corpus.prepare import prepare
 from ..corpus.readers import Reader
 from ..corpus.shards import open_split
-from ..corpus.tokenizer import load_tokenizer
+from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..hub.card import read_card, write_card
 from ..hub.convert import save_native
 from ..hub.loading import WEIGHTS, quiet
@@ -41,7 +41,7 @@ from ..training.pretraining import pretrain
 from ..training.scoring import precision_of, score_frozen_masks
 from ..training.time_budget import FORWARD_SHARE
 from ..utils.device import choose_precision
-from ..utils.errors import UserError
+from ..utils.errors import UserError, UserFileError
 from ..utils.files import disk_errors, remove_written, sha256_of_file, whole_files, whole_folder, write_text
 from ..utils.locks import owned_folder
 from ..utils.tokenizer_files import save_tokenizer
@@ -49,6 +49,7 @@ from ..utils.untrusted import read_json_object
 from .arguments import (
     ADAPTATION_FILES,
     ADAPTATION_RESULTS,
+    BEFORE,
     REPORT_NAME,
     TEACHER_FOLDER,
     TEXT_FLAGS,
@@ -102,8 +103,8 @@ class Adaptation:
         self.row_length = arguments.max_seq_length or min(_LONGEST_ROW, longest)
         if not arguments.general_input and not arguments.replay_input:
             self.say("no --general_input and no --replay_input: what is forgotten is not measured")
-        self.texts_read = self._fingerprints()
-        check_place(arguments, self.texts_read)
+        self.contents = self._fingerprints(first_tokenizer)
+        check_place(arguments, self.contents)
         self.changes_vocabulary = bool(
             arguments.extend_vocabulary or arguments.trim_vocabulary or arguments.tokenizer_name
         )
@@ -119,11 +120,11 @@ class Adaptation:
 
     def _run(self, *, is_main: bool) -> dict[str, Any]:
         done = Path(self.arguments.output_dir) / ADAPTATION_RESULTS
-        if done.is_file() and (self.work / "before.json").is_file():
+        if done.is_file() and (self.work / BEFORE).is_file():
             self.say(f"{self.arguments.output_dir} is finished already")
             return read_json_object(done)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            if not (self.work / "before.json").is_file():
+            if not (self.work / BEFORE).is_file():
                 raise UserError("several processes train, but one prepares: run the command once with --prepare_only")
         else:
             with disk_errors(self.work):
@@ -152,25 +153,35 @@ class Adaptation:
             on_bad_text=arguments.on_bad_text,
         )
 
-    def _fingerprints(self) -> dict[str, Any]:
-        """What tells whether a text is still the same: the hashes of its files, or that of a corpus."""
+    def _fingerprints(self, first_tokenizer: Any) -> dict[str, Any]:
+        """What tells whether that which a flag names is still the same: hashes of texts, models and a tokenizer."""
         found: dict[str, Any] = {
             name: [sha256_of_file(file) for file in one.files] for name, one in self.readers.items()
         }
         if self.arguments.corpus is not None:
             found["corpus"] = Corpus(self.arguments.corpus).fingerprint
+        found["model_name_or_path"] = self.source.fingerprint()
+        if self.trained.folder != self.source.folder:
+            found["student"] = self.trained.fingerprint()
+        if self.arguments.tokenizer_name is not None:
+            found["tokenizer_name"] = tokenizer_facts(first_tokenizer)
         return found
 
     def _prepare(self) -> None:
         """All stages before training, as far as they are not done."""
-        write_settings(self.arguments, self.texts_read)
-        if not (self.work / "start").is_dir():
-            self._make_start()
-        tokenizer = load_tokenizer(str(self.work / "start"))
-        self._make_corpora(tokenizer, "")
-        if self.changes_vocabulary:
-            self._make_corpora(self.source.tokenizer, "-before")
-        if not (self.work / "before.json").is_file():
+        write_settings(self.arguments, self.contents)
+        try:
+            if not (self.work / "start").is_dir():
+                self._make_start()
+            self._make_corpora(load_tokenizer(str(self.work / "start")), "")
+            if self.changes_vocabulary:
+                self._make_corpora(self.source.tokenizer, "-before")
+        except UserError as error:
+            # Other flags or another text mend it, and an output folder that held these would refuse those.
+            if not isinstance(error, UserFileError):
+                shutil.rmtree(self.work)
+            raise
+        if not (self.work / BEFORE).is_file():
             self._measure_before()
 
     def _measure_before(self) -> None:
@@ -195,7 +206,7 @@ class Adaptation:
             "evaluation": figures, "vocabulary": len(self.source.tokenizer), "parameters": source.num_parameters(),
             "overlap": overlaps, "global_batch_size": rows, "seconds_afterwards": seconds,
         }  # fmt: skip
-        write_text(self.work / "before.json", json.dumps(found, indent=2) + "\n")
+        write_text(self.work / BEFORE, json.dumps(found, indent=2) + "\n")
 
     def _make_start(self) -> None:
         if self.arguments.student is not None and not (self.work / TEACHER_FOLDER).is_dir():
@@ -238,8 +249,12 @@ class Adaptation:
             self.say(
                 f"{name}: {manifests['train']['tokens']:,} tokens in {manifests['train']['documents']:,} documents"
             )
+            if not manifests["train"]["documents"]:
+                raise UserError(
+                    f"every document of {name}={getattr(arguments, name)} stands in --validation_input too, and none "
+                    f"is left to train on: leave it out of one of them"
+                )
             if name != "general_input" and not manifests["validation"]["documents"]:
-                shutil.rmtree(place)
                 raise UserError(
                     f"{name}={getattr(arguments, name)} is a single document, and none can be held out: give "
                     f"--validation_input, or --document_separator line"
@@ -290,6 +305,7 @@ class Adaptation:
             spent = (time.monotonic() - self.begun + before["seconds_afterwards"]) / 60
             left = arguments.max_minutes - spent
             if left <= 0 and not (self.work / "run").is_dir():
+                (self.work / BEFORE).unlink()  # it depends on the time given, so more may be given now
                 raise UserError(
                     f"max_minutes={arguments.max_minutes:g} was used up before training ({spent:.1f} minutes): "
                     f"give more, or less text"
@@ -298,7 +314,7 @@ class Adaptation:
         return pretrain(run, ClozeBertConfig())
 
     def _before(self) -> dict[str, Any]:
-        return read_json_object(self.work / "before.json")
+        return read_json_object(self.work / BEFORE)
 
     def _run_settings(self) -> dict[str, Any]:
         return {

@@ -17,8 +17,9 @@ from ..utils.untrusted import read_json_object
 WORK_FOLDER, TEACHER_FOLDER = "adaptation", "teacher"
 ADAPTATION_RESULTS = "adaptation_results.json"
 REPORT_NAME = "report.md"
+BEFORE = "before.json"
 _SETTINGS = "settings.json"
-_TEXTS = "texts"
+_CONTENTS = "contents"
 # What --overwrite_output_dir deletes; see `files.written_in`.
 ADAPTATION_FILES = (
     WORK_FOLDER, ADAPTATION_RESULTS.replace(".", r"\."), REPORT_NAME.replace(".", r"\."), r"config\.json",
@@ -208,11 +209,11 @@ class AdaptationArguments:
         return arguments if max_steps is None else arguments.of_length(max_steps)
 
 
-def check_place(arguments: AdaptationArguments, texts: Mapping[str, Any]) -> None:
+def check_place(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> None:
     """Whether the output folder can take this adaptation, or holds the same one, which goes on.
 
     Args:
-        texts: what tells whether each text is still the same.
+        contents: for each flag that names a text, a model or a tokenizer, what tells whether that is still the same.
 
     Raises:
         UserError: it holds another adaptation, or something else.
@@ -220,17 +221,20 @@ def check_place(arguments: AdaptationArguments, texts: Mapping[str, Any]) -> Non
     path = arguments.work / _SETTINGS
     if path.is_file() and not arguments.overwrite_output_dir:
         saved = read_json_object(path)
+        measured = (arguments.work / BEFORE).is_file()
         for name, value in arguments.settings.items():
+            if name == "max_minutes" and value is not None and saved.get(name) is not None and not measured:
+                continue  # nothing depends on it yet
             if saved.get(name) != value:
                 raise UserError(
                     f"output_dir={arguments.output_dir} holds an adaptation with {name}={saved.get(name)!r}, and here "
                     f"it is {value!r}: give the same flags to go on, another output_dir, or --overwrite_output_dir"
                 )
-        for name, found in texts.items():
-            if saved.get(_TEXTS, texts).get(name) != found:
+        for name, found in contents.items():
+            if saved.get(_CONTENTS, contents).get(name) != found:
                 raise UserError(
-                    f"output_dir={arguments.output_dir} holds an adaptation to other text: that of {name} has changed "
-                    "since; give another output_dir, or --overwrite_output_dir"
+                    f"output_dir={arguments.output_dir} holds an adaptation with another {name}: what stands there has "
+                    "changed since; give another output_dir, or --overwrite_output_dir"
                 )
         return
     check_output_dir(
@@ -245,6 +249,6 @@ def check_place(arguments: AdaptationArguments, texts: Mapping[str, Any]) -> Non
     )  # fmt: skip
 
 
-def write_settings(arguments: AdaptationArguments, texts: Mapping[str, Any]) -> None:
-    """Remember with which flags and texts the folder was taken."""
-    write_text(arguments.work / _SETTINGS, json.dumps({**arguments.settings, _TEXTS: texts}, indent=2) + "\n")
+def write_settings(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> None:
+    """Remember with which flags the folder was taken, and what stood where they point."""
+    write_text(arguments.work / _SETTINGS, json.dumps({**arguments.settings, _CONTENTS: contents}, indent=2) + "\n")

@@ -10,12 +10,14 @@ What is certain, whatever the text:
                         may move the boundaries behind it.
     trimmed, all three  a text whose old tokens are all kept is cut as before.
 
-Old ids stay in an extended vocabulary, and their order in a trimmed one.
+Old ids stay in an extended vocabulary, and their order in a trimmed one. But added tokens that the model's vocabulary
+without them does not hold stay outside, behind it: within, they would be found inside other words. An extended BPE,
+which finds only what its merges make, takes them in under their ids.
 """
 
 import copy
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -78,17 +80,22 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
     if count < 1:
         raise UserError(f"extend_vocabulary={count} must be at least 1")
     algorithm = check_algorithm(tokenizer, EXTENDED, flag="extend_vocabulary")
-    spec, entries = _spec_and_entries(tokenizer)
+    spec = read_spec(tokenizer)
     model = spec["model"]
+    if algorithm == "BPE":
+        for token in spec["added_tokens"]:
+            model["vocab"].setdefault(token["content"], token["id"])
+    entries = _entries(model)
+    behind = _ids_behind(spec, entries)
     first_id = max(entries) + 1
     plain = Tokenizer.from_str(json.dumps({**spec, "padding": None, "truncation": None}))
     plain.encode_special_tokens = True
     merges = learn_merges(
         count_words(plain, texts),
         count if algorithm == "BPE" else int(count * _SURPLUS),
-        texts=entries,
+        texts={**entries, **{token["id"]: token["content"] for token in spec["added_tokens"]}},
         concatenate=_join_of(model),
-        first_id=first_id,
+        first_id=max([*entries, *behind]) + 1,
         never_merged=frozenset(_not_text(spec, entries)),
     )
     if not merges:
@@ -101,7 +108,9 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
         model["vocab"].update({merge.text: merge.merged for merge in merges})
     if algorithm == "BPE":
         _add_merges(model, merges, entries)
-    sources = [[row] for row in range(first_id)] + [list(merge.pieces) for merge in merges]
+    _renumber(spec, {number: number for number in entries} | _numbered(behind, first=first_id + len(merges)))
+    sources = [[row] for row in range(first_id)]
+    sources += [list(merge.pieces) for merge in merges] + [[row] for row in behind]
     return NewVocabulary(rebuild(tokenizer, spec), sources, tuple(merges))
 
 
@@ -138,24 +147,13 @@ def _not_text(spec: dict[str, Any], entries: dict[int, str]) -> set[int]:
     return ids
 
 
-def _spec_and_entries(tokenizer: PreTrainedTokenizerFast) -> tuple[dict[str, Any], dict[int, str]]:
-    """The tokenizer.json with added tokens in the model's own vocabulary too, under their ids; and all entries by id.
+def _ids_behind(spec: dict[str, Any], entries: Mapping[int, str]) -> list[int]:
+    """The ids of added tokens outside of the model's vocabulary. Loading numbers these from its size on, in order."""
+    return sorted(token["id"] for token in spec["added_tokens"] if token["id"] not in entries)
 
-    One that is not there gets its id from the vocabulary's size when it is loaded, and a larger one would shift it.
-    """
-    spec = read_spec(tokenizer)
-    model = spec["model"]
-    if model["type"] == "Unigram":
-        for token in sorted(spec["added_tokens"], key=lambda token: token["id"]):
-            number = token["id"]
-            while len(model["vocab"]) < number:
-                model["vocab"].append([f"<unused{len(model['vocab'])}>", 0.0])
-            if number == len(model["vocab"]):
-                model["vocab"].append([token["content"], 0.0])
-    else:
-        for token in spec["added_tokens"]:
-            model["vocab"].setdefault(token["content"], token["id"])
-    return spec, _entries(model)
+
+def _numbered(old_ids: Iterable[int], *, first: int = 0) -> dict[int, int]:
+    return {old: number for number, old in enumerate(old_ids, start=first)}
 
 
 # Trimming ------------------------------------------------------------------------------------------------------------
@@ -171,23 +169,20 @@ def trim(tokenizer: PreTrainedTokenizerFast, used: Collection[int]) -> NewVocabu
         UserError: a tokenizer of another algorithm.
     """
     check_algorithm(tokenizer, TRIMMED, flag="trim_vocabulary")
-    spec, entries = _spec_and_entries(tokenizer)
+    spec = read_spec(tokenizer)
     model = spec["model"]
-    kept = {*used, *_not_text(spec, entries)} & set(entries)
-    # RoBERTa counts positions from the id after padding's, so that id must not move.
-    kept.update(number for number in entries if number <= (tokenizer.pad_token_id or 0))
-    order = sorted(_with_needed(model, entries, kept))
-    number_of = {old: new for new, old in enumerate(order)}
+    entries = _entries(model)
+    kept = sorted(_with_needed(model, entries, {*used, *_not_text(spec, entries)} & set(entries)))
+    order = kept + _ids_behind(spec, entries)
+    number_of = _numbered(order)
     if model["type"] == "Unigram":
-        model["vocab"] = [model["vocab"][old] for old in order]
+        model["vocab"] = [model["vocab"][old] for old in kept]
         model["unk_id"] = None if model["unk_id"] is None else number_of[model["unk_id"]]
     else:
-        model["vocab"] = {entries[old]: new for old, new in number_of.items()}
+        model["vocab"] = {entries[old]: number_of[old] for old in kept}
     if model["type"] == "BPE":
         _drop_merges(model)
-    for token in spec["added_tokens"]:
-        token["id"] = number_of[token["id"]]
-    _renumber(spec["post_processor"], number_of)
+    _renumber(spec, number_of)
     return NewVocabulary(rebuild(tokenizer, spec), [[old] for old in order])
 
 
@@ -227,23 +222,39 @@ def _with_parts(model: dict[str, Any], entries: dict[int, str], kept: set[int]) 
     numbers, joined = model["vocab"], _join_of(model)
     pairs = [_pair(merge) for merge in model["merges"]]
     rank = {pair: place for place, pair in reversed(list(enumerate(pairs)))}
-    found = kept | _alphabet(entries, made={joined(*pair) for pair in pairs})
-    prefix = model.get("continuing_subword_prefix") or ""
+    letters = _letters_of(model)
+    found = kept | _alphabet(entries, letters, made={joined(*pair) for pair in pairs})
     for number in kept:
-        found.update(numbers[text] for text in _steps_to(entries[number], rank, joined, prefix) if text in numbers)
+        found.update(numbers[text] for text in _steps_to(letters(entries[number]), rank, joined) if text in numbers)
     return found
 
 
-def _alphabet(entries: dict[int, str], *, made: set[str]) -> set[int]:
+def _letters_of(model: dict[str, Any]) -> Callable[[str], list[str]]:
+    """How the algorithm writes the letters of an entry: inside words with a prefix, at their ends with a suffix."""
+    prefix, suffix = (model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix"))
+
+    def letters(entry: str) -> list[str]:
+        body = entry.removeprefix(prefix)
+        ends = suffix if body.endswith(suffix) else ""
+        begins = "" if body == entry else prefix
+        body = body.removesuffix(ends)
+        last = len(body) - 1
+        return [
+            (prefix if place else begins) + letter + (ends if place == last else "")
+            for place, letter in enumerate(body)
+        ]
+
+    return letters
+
+
+def _alphabet(entries: dict[int, str], letters: Callable[[str], list[str]], *, made: set[str]) -> set[int]:
     """Single letters and bytes that no merge makes: with them, any text can be written. Of many, the ASCII ones."""
-    single = {number for number, entry in entries.items() if len(entry) == 1 and entry not in made}
+    single = {number for number, entry in entries.items() if len(letters(entry)) == 1 and entry not in made}
     return single if len(single) <= 256 else {number for number in single if entries[number].isascii()}
 
 
-def _steps_to(entry: str, rank: dict[tuple[str, str], int], joined: Any, prefix: str) -> set[str]:
-    """All entries that merging a text meets, from its letters on."""
-    body = entry.removeprefix(prefix) if prefix else entry
-    pieces = [letter if place == 0 and body == entry else prefix + letter for place, letter in enumerate(body)]
+def _steps_to(pieces: list[str], rank: dict[tuple[str, str], int], joined: Any) -> set[str]:
+    """All entries that merging these letters meets."""
     met = set(pieces)
     while True:
         ranked = [(rank[pair], place) for place, pair in enumerate(pairwise(pieces))
@@ -255,12 +266,18 @@ def _steps_to(entry: str, rank: dict[tuple[str, str], int], joined: Any, prefix:
         met.add(pieces[place])
 
 
-def _renumber(processor: dict[str, Any] | None, number_of: dict[int, int]) -> None:
-    """The ids of special tokens in a post-processor."""
+def _renumber(spec: dict[str, Any], number_of: Mapping[int, int]) -> None:
+    """The new ids of added tokens, and of those that are put around a text."""
+    for token in spec["added_tokens"]:
+        token["id"] = number_of[token["id"]]
+    _renumber_around(spec["post_processor"], number_of)
+
+
+def _renumber_around(processor: dict[str, Any] | None, number_of: Mapping[int, int]) -> None:
     if processor is None:
         return
     for inner in processor.get("processors", []):
-        _renumber(inner, number_of)
+        _renumber_around(inner, number_of)
     for name in ("sep", "cls"):  # BertProcessing, RobertaProcessing
         if isinstance(processor.get(name), list):
             processor[name][1] = number_of[processor[name][1]]
@@ -271,8 +288,15 @@ def _renumber(processor: dict[str, Any] | None, number_of: dict[int, int]) -> No
 # Both ----------------------------------------------------------------------------------------------------------------
 
 
-def rebuild(tokenizer: PreTrainedTokenizerFast, spec: dict[str, Any]) -> PreTrainedTokenizerFast:
-    """A tokenizer of this specification, with the settings and the special tokens of `tokenizer`."""
+def rebuild(
+    tokenizer: PreTrainedTokenizerFast, spec: dict[str, Any], *, like: PreTrainedTokenizerFast | None = None
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of this specification with the special tokens of `tokenizer`.
+
+    Args:
+        like: has its length, inputs and sides (default: `tokenizer`).
+    """
+    like = like or tokenizer
     spec = {**copy.deepcopy(spec), "padding": None, "truncation": None}
     added = {
         token["content"]: AddedToken(
@@ -282,15 +306,19 @@ def rebuild(tokenizer: PreTrainedTokenizerFast, spec: dict[str, Any]) -> PreTrai
         for token in spec["added_tokens"]
     }
     special = {name: added.get(text, text) for name in _SPECIAL_NAMES if (text := getattr(tokenizer, name)) is not None}
+    further = [text for text in tokenizer.all_special_tokens if text not in map(str, special.values())]
     new = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(spec)),
         **special,
-        model_max_length=tokenizer.model_max_length,
-        model_input_names=list(tokenizer.model_input_names),
-        padding_side=tokenizer.padding_side,
+        extra_special_tokens=[added.get(text, text) for text in further],
+        model_max_length=like.model_max_length,
+        model_input_names=list(like.model_input_names),
+        padding_side=like.padding_side,
+        truncation_side=like.truncation_side,
         clean_up_tokenization_spaces=False,
     )
     expected = {entry: number for number, entry in _entries(spec["model"]).items()}
+    expected |= {token["content"]: token["id"] for token in spec["added_tokens"]}
     found = new.get_vocab()
     assert found == expected, sorted(set(found.items()) ^ set(expected.items()))[:5]
     return new

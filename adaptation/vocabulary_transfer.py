@@ -1,7 +1,8 @@
 """Gives a trained model another tokenizer: which old embedding rows each new entry takes over.
 
 A form is what an entry stands for, whatever the algorithm writes: its bytes, and whether a space or a word begins with
-it. `##ing` and `ing` (of bytes) are one form, `the`, `Ġthe` and `▁the` another.
+it. `##ing` and `ing` (of bytes) are one form, `the`, `Ġthe`, `▁the` and `the</w>` another: what ends a word is taken
+for a word, as most such entries are.
 """
 
 import json
@@ -11,7 +12,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from ..utils.errors import UserError
 from .merges import WORD_MARK
-from .vocabulary import NewVocabulary, read_spec
+from .vocabulary import NewVocabulary, read_spec, rebuild
 
 Form = tuple[bool, bytes]
 
@@ -28,7 +29,8 @@ def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[Ne
     those, as the mean of all.
 
     Returns:
-        the vocabulary, and how many entries came which way: `same_form`, `pieces`, `mean`.
+        the vocabulary, whose tokenizer has the old one's length and inputs, as the model does; and how many entries
+        came which way: `same_form`, `pieces`, `mean`.
 
     Raises:
         UserError: the new tokenizer has no token for a role that masked-language modelling needs.
@@ -62,7 +64,7 @@ def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[Ne
             way, rows_taken = "mean", everything
         sources.append(rows_taken)
         counts[way] += 1
-    return NewVocabulary(new, sources), counts
+    return NewVocabulary(rebuild(new, read_spec(new), like=old), sources), counts
 
 
 def _same_roles(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> dict[int, int]:
@@ -88,15 +90,18 @@ def _pieces(tokenizer: PreTrainedTokenizerFast, form: Form, never: set[int]) -> 
 def forms(tokenizer: PreTrainedTokenizerFast) -> dict[int, Form]:
     """The form of each entry, by id."""
     spec = read_spec(tokenizer)
+    model = spec["model"]
     steps = [spec[name] for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
     # Not all that mark words do it by Metaspace: Llama and Gemma replace spaces while normalizing.
-    written, algorithm = json.dumps(steps, ensure_ascii=False), spec["model"]["type"]
+    written = json.dumps(steps, ensure_ascii=False)
     of_bytes = '"type": "ByteLevel"' in written
     marked = WORD_MARK in written or '"type": "Metaspace"' in written
-    prefix = spec["model"].get("continuing_subword_prefix") if algorithm == "WordPiece" else None
+    prefix, suffix = (model.get(name) or None for name in ("continuing_subword_prefix", "end_of_word_suffix"))
     found = {}
     for entry, number in tokenizer.get_vocab().items():
-        found[number] = _form(entry, of_bytes=of_bytes, marked=marked, prefix=prefix)
+        body = entry.removesuffix(suffix or "")
+        begins, content = _form(body, of_bytes=of_bytes, marked=marked, prefix=prefix)
+        found[number] = (begins if suffix is None else body != entry, content)
     return found
 
 

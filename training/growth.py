@@ -152,7 +152,12 @@ def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
     for token in new_tokens:
         if token in known:
             raise UserError(f"new_tokens holds {token!r}, which the tokenizer has already")
-        ids = [i for i in tokenizer(token, add_special_tokens=False)["input_ids"] if i != tokenizer.unk_token_id]
+        cut, cut_after_space = tokenizer([token, f" {token}"], add_special_tokens=False)["input_ids"]
+        for ids in (cut, cut_after_space):
+            if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
+                entry = tokenizer.convert_ids_to_tokens(ids[0])
+                raise UserError(f"new_tokens holds {token!r}, which the tokenizer has already: as {entry!r}")
+        ids = [i for i in cut if i != tokenizer.unk_token_id]
         if not ids:
             raise UserError(
                 f"new_tokens holds {token!r}, in which the tokenizer knows no part: there is no row to take"

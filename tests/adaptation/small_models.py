@@ -50,9 +50,11 @@ def make_tokenizer(algorithm: str, *, vocab_size: int = 340) -> PreTrainedTokeni
     )
 
 
-def save_native(folder: Path, model_type: str, **changes: Any) -> Path:
+def save_native(
+    folder: Path, model_type: str, tokenizer: PreTrainedTokenizerFast | None = None, **changes: Any
+) -> Path:
     """A small native model with random weights, and its tokenizer."""
-    tokenizer = make_tokenizer(ALGORITHMS[model_type])
+    tokenizer = tokenizer or make_tokenizer(ALGORITHMS[model_type])
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep")}
     if model_type == "modernbert":
         ids |= {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}

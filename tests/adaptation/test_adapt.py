@@ -9,7 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_models import adapt_flags, make_tokenizer, save_native
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, BertForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertForSequenceClassification,
+    BertTokenizerFast,
+)
 
 from clozebert.adaptation.adapt import adapt
 from clozebert.adaptation.arguments import AdaptationArguments
@@ -95,8 +101,33 @@ def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_pat
     assert any("extend_vocabulary=5000: the text holds no more" in line for line in said)
     old = (tmp_path / "text" / "one.txt").read_text()
     (tmp_path / "text" / "one.txt").write_text(old.replace("the ", "thy "))  # as long as before
-    with pytest.raises(UserError, match="holds an adaptation to other text: that of input has changed"):
+    with pytest.raises(UserError, match="holds an adaptation with another input: what stands there has"):
         adapt(AdaptationArguments(**flags), say=said.append)
+
+
+def test_a_model_that_changed_since_is_no_going_on(texts: Path, tmp_path: Path) -> None:
+    model = save_native(tmp_path / "model", "bert")
+    run(model, texts / "new.txt", tmp_path / "out")
+    save_native(tmp_path / "model", "bert", initializer_range=0.03)
+    with pytest.raises(UserError, match="holds an adaptation with another model_name_or_path: what stands there has"):
+        run(model, texts / "new.txt", tmp_path / "out")
+
+
+def test_the_folder_takes_the_command_that_mends_a_mistake(bert: Path, texts: Path, tmp_path: Path) -> None:
+    new, out = texts / "new.txt", tmp_path / "out"
+    with pytest.raises(UserError, match=r"every document of input=.* stands in --validation_input too"):
+        run(bert, new, out, validation_input=[str(new)])
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes(new.read_bytes() + b"\n\n\xff\xfe\xff")
+    with pytest.raises(UserError, match="UTF-8"):
+        run(bert, bad, out)
+    bad.write_bytes(new.read_bytes())
+    timed: dict[str, Any] = {"max_steps": None, "global_batch_size": None}
+    with pytest.raises(UserError, match="was used up before training"):
+        run(bert, bad, out, max_minutes=1e-6, **timed)
+    prepared = (out / "adaptation" / "corpus" / "train" / "manifest.json").stat().st_mtime_ns
+    assert run(bert, bad, out, max_minutes=0.1, **timed)["steps"] >= 1
+    assert (out / "adaptation" / "corpus" / "train" / "manifest.json").stat().st_mtime_ns == prepared
 
 
 def test_overwriting_waits_for_the_program_that_is_there(
@@ -124,6 +155,21 @@ def test_another_tokenizer_and_a_trimmed_vocabulary(bert: Path, texts: Path, tmp
     assert tokenizer.decode(tokenizer("the chlorine", add_special_tokens=False)["input_ids"]) == "the chlorine"
     assert results["parameters"]["after"] != results["parameters"]["before"]
     assert "same_form" in results["vocabulary_changes"]["rows of the new tokenizer"]
+
+
+def test_another_tokenizer_takes_over_the_length_and_the_inputs_of_the_model(texts: Path, tmp_path: Path) -> None:
+    """In plain transformers, BERT's own tokenizer gives kinds of tokens, and more than 64, to a RoBERTa."""
+    model = save_native(tmp_path / "roberta", "roberta", type_vocab_size=1)
+    (tmp_path / "vocab.txt").write_text("\n".join(make_tokenizer("wordpiece").get_vocab()))
+    BertTokenizerFast(str(tmp_path / "vocab.txt"), model_max_length=512).save_pretrained(tmp_path / "bert")
+    run(model, texts / "new.txt", tmp_path / "out", tokenizer_name=str(tmp_path / "bert"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.model_max_length == 64
+    batch = tokenizer(
+        ["the cat " * 200, "a dog"], ["the house"] * 2, truncation=True, padding=True, return_tensors="pt"
+    )
+    assert sorted(batch) == ["attention_mask", "input_ids"]
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "out")(**batch).logits.isfinite().all()
 
 
 def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
 """Extended and trimmed vocabularies: what holds for any text, by algorithm, on texts that were not learned from."""
 
 import random
+from pathlib import Path
 
 import pytest
+import small_models
 import torch
 from small_models import NEW_WORDS, OLD_WORDS, make_tokenizer, new_documents, old_documents, save_native
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from clozebert.adaptation import vocabulary
 from clozebert.adaptation.start import open_source_model, used_ids
 from clozebert.adaptation.vocabulary import UNIGRAM_BONUS, NewVocabulary, extend, read_spec, trim
+from clozebert.corpus.tokenizer import make_id_tokenizer
 from clozebert.training.rebuilding import take_rows
 from clozebert.utils.errors import UserError
 
@@ -33,9 +38,30 @@ def ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def split_again(new: list[int], vocabulary: NewVocabulary) -> list[int]:
+def split_again(new: list[int], made: NewVocabulary) -> list[int]:
     """The old pieces of new tokens."""
-    return [piece for token in new for piece in vocabulary.sources[token]]
+    return [piece for token in new for piece in made.sources[token]]
+
+
+def with_padding_last(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The same with [PAD] behind all others, whose ids close up."""
+    spec = read_spec(tokenizer)
+    order = [*range(1, len(tokenizer)), 0]
+    number_of = {old: new for new, old in enumerate(order)}
+    spec["model"]["vocab"] = {entry: number_of[old] for entry, old in spec["model"]["vocab"].items()}
+    vocabulary._renumber(spec, number_of)
+    return vocabulary.rebuild(tokenizer, spec)
+
+
+def with_suffixes() -> PreTrainedTokenizerFast:
+    special = {"unk_token": "<unk>", "pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>", "mask_token": "<m>"}
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.BpeTrainer(vocab_size=170, special_tokens=[*special.values()], end_of_word_suffix="</w>")
+    tokenizer.train_from_iterator(
+        [*old_documents(), "abcdefghijklmnopqrstuvwxyz", *"abcdefghijklmnopqrstuvwxyz"], trainer
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 @pytest.fixture(scope="module", params=ALGORITHMS)
@@ -112,8 +138,17 @@ def test_trimming_leaves_texts_of_kept_tokens_alone(algorithm: str) -> None:
     assert compared > 120
 
 
-def test_trimmed_and_extended_models_give_the_same_logits(tmp_path: object) -> None:
-    source = open_source_model(str(save_native(tmp_path, "bert")))  # type: ignore[arg-type]
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "modernbert"])
+@pytest.mark.parametrize("padding", ["first", "last"])
+def test_trimmed_and_extended_models_give_the_same_logits(model_type: str, padding: str, tmp_path: Path) -> None:
+    if padding == "last":  # as in ModernBERT's vocabulary
+        tokenizer = with_padding_last(make_tokenizer(small_models.ALGORITHMS[model_type]))
+        # RoBERTa's positions are counted from behind the padding's id.
+        positions = {"max_position_embeddings": 65 + tokenizer.pad_token_id} if model_type == "roberta" else {}
+        save_native(tmp_path, model_type, tokenizer, **positions)
+    else:
+        save_native(tmp_path, model_type)
+    source = open_source_model(str(tmp_path))
     model = source.load().eval()
     text = "the little garden said nothing"
     with torch.no_grad():
@@ -123,8 +158,10 @@ def test_trimmed_and_extended_models_give_the_same_logits(tmp_path: object) -> N
         # Rows of another number may be multiplied by another kernel: measured 0 here, 5e-7 at most elsewhere.
         torch.testing.assert_close(after[..., : before.shape[-1]], before, rtol=0, atol=1e-6)
         smaller = trim(source.tokenizer, used_ids(source.tokenizer, [text]))
+        assert len(smaller.tokenizer) < len(source.tokenizer) - 20
         kept = [row for (row,) in smaller.sources]
-        after = take_rows(model, smaller.sources).eval()(**smaller.tokenizer(text, return_tensors="pt")).logits
+        small = take_rows(model, smaller.sources, pad_token_id=smaller.tokenizer.pad_token_id).eval()
+        after = small(**smaller.tokenizer(text, return_tensors="pt")).logits
         torch.testing.assert_close(after, before[..., kept], rtol=0, atol=1e-6)
 
 
@@ -138,6 +175,44 @@ def test_new_rows_are_the_mean_of_their_pieces(tmp_path: object) -> None:
     for number, pieces in list(enumerate(new.sources))[len(old) :]:
         assert len(pieces) > 1
         torch.testing.assert_close(rows[number], sum(old[piece] for piece in pieces) / len(pieces))
+
+
+def test_an_id_tokenizer_is_trimmed_although_its_special_tokens_stand_last() -> None:
+    tokenizer = make_id_tokenizer(100)
+    new = trim(tokenizer, used_ids(tokenizer, ["5 17 3", "17 98"]))
+    assert new.sources == [[3], [5], [17], [98], [100], [101], [102], [103], [104]]
+    assert new.tokenizer("17 3")["input_ids"] == [6, 2, 0, 7]
+
+
+def test_trimming_leaves_words_that_end_in_a_suffix_alone() -> None:
+    """As HerBERT and XLM write them: `the</w>`, and `the` where the word goes on."""
+    old = with_suffixes()
+    texts = new_documents()
+    new = trim(old, used_ids(old, texts))
+    assert len(new.tokenizer) < len(old) - 20
+    for text in texts:
+        assert [new.sources[token] for token in new.tokenizer(text)["input_ids"]] == [[i] for i in ids(old, text)]
+    extended = extend(old, texts, 10)
+    for text in texts + other_texts():
+        assert split_again(ids(extended.tokenizer, text), extended) == ids(old, text)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_added_words_are_found_as_before_and_special_tokens_stay_special(algorithm: str) -> None:
+    old = make_tokenizer(algorithm)
+    old.add_tokens([AddedToken("gard", single_word=True)])
+    old.add_special_tokens({"extra_special_tokens": ["<entity>"]})
+    texts = ["the garden", "a gard said nothing", "<entity> the house"]
+    special = [old.convert_tokens_to_ids("<entity>")]
+    assert special[0] in old.all_special_ids
+    trimmed, extended = trim(old, used_ids(old, texts)), extend(old, new_documents(), 10)
+    for new in (trimmed, extended):
+        for text in texts:
+            assert split_again(ids(new.tokenizer, text), new) == ids(old, text)
+        number = new.tokenizer.convert_tokens_to_ids("<entity>")
+        assert new.sources[number] == special
+        assert number in new.tokenizer.all_special_ids
+        assert len(new.sources) == len(new.tokenizer)
 
 
 def test_what_cannot_be_learned_is_said() -> None:

@@ -54,6 +54,23 @@ def test_forms_of_marked_words_have_no_mark(kind: str) -> None:
     ]  # fmt: skip
 
 
+def test_a_suffix_marks_a_word_and_an_entry_without_it_its_part() -> None:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    entries = [*special, "t", "h", "e</w>", "he</w>", "the</w>", "e", "he", "the"]
+    merges = [("h", "e</w>"), ("t", "he</w>"), ("h", "e"), ("t", "he")]
+    core = Tokenizer(models.BPE({e: i for i, e in enumerate(entries)}, merges, end_of_word_suffix="</w>"))
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    roles = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
+    suffixed, ours = PreTrainedTokenizerFast(tokenizer_object=core, **roles), make_tokenizer("bpe")
+    of_ours = ours.get_vocab()
+    there = swap(ours, suffixed)[0].sources
+    assert there[entries.index("the</w>")] == [of_ours["Ġthe"]]
+    assert there[entries.index("t")] == [of_ours["t"]]
+    back = swap(suffixed, ours)[0].sources
+    assert back[of_ours["Ġthe"]] == [entries.index("the</w>")]
+    assert back[of_ours["t"]] == [entries.index("t")]
+
+
 def naive(documents: list[list[list[int]]], others: list[list[list[int]]]) -> tuple[int, int]:
     """Documents with a run that others hold too, and such runs; by tuples of words."""
 

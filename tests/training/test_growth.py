@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
+from clozebert.corpus.tokenizer import train_tokenizer
 from clozebert.hub import to_native
 from clozebert.training import extend_positions, extend_vocabulary, grow_depth, grow_width, pseudo_perplexity
 
@@ -159,6 +160,18 @@ def test_vocabulary_mistakes(tokenizer):
         extend_vocabulary(model, tokenizer, ["a"], texts=["a"])
     with pytest.raises(ValueError, match="knows no part"):
         extend_vocabulary(model, tokenizer, ["zzz"], texts=["a"])
+
+
+@pytest.mark.parametrize(("word", "entry"), [("The", "the"), ("face", "Ġface")])
+def test_a_word_that_the_tokenizer_writes_otherwise_is_known_already(word, entry):
+    model = make(vocab_size=300)
+    texts = ["the face of the cat, the face"] * 20
+    tokenizer = train_tokenizer(
+        texts, algorithm="wordpiece" if entry == "the" else "bpe", vocab_size=290, lowercase=True
+    )
+    assert word not in tokenizer.get_vocab()
+    with pytest.raises(ValueError, match=f"{word!r}, which the tokenizer has already: as {entry!r}"):
+        extend_vocabulary(model, tokenizer, [word], texts=texts)
 
 
 def test_depth_repeats_layers_in_place():
