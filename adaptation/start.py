@@ -17,7 +17,7 @@ from ..corpus.readers import Reader
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..hub.convert import load_clozebert_masked_lm
 from ..hub.convert_config import config_from_native
-from ..hub.loading import WEIGHTS, find_folder, read_config
+from ..hub.loading import WEIGHTS, find_folder, quiet, read_config
 from ..hub.natives import architecture_of
 from ..hub.processors import TOKENIZER_FILE_NAMES
 from ..modeling import ClozeBertForMaskedLM
@@ -203,9 +203,10 @@ def open_student(student: str | None, source: SourceModel) -> SourceModel:
 def _apply(start: Start, new: NewVocabulary, *, spare: int) -> None:
     """Take the rows over; up to `spare` rows in all stay beyond those of the tokenizer."""
     sources = new.sources + [[row] for row in range(len(new.sources), spare)]
-    start.model = take_rows(start.model, sources, pad_token_id=new.tokenizer.pad_token_id)
-    start.tokenizer = new.tokenizer
+    with quiet():  # until the next line, special tokens may stand beyond the vocabulary
+        start.model = take_rows(start.model, sources, pad_token_id=new.tokenizer.pad_token_id)
     set_token_ids(start.model.config, new.tokenizer)
+    start.tokenizer = new.tokenizer
 
 
 def used_ids(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> set[int]:
