@@ -177,8 +177,9 @@ class Adaptation:
             if self.changes_vocabulary:
                 self._make_corpora(self.source.tokenizer, "-before")
         except UserError as error:
-            # Other flags or another text mend it, and an output folder that held these would refuse those.
-            if not isinstance(error, UserFileError):
+            # Other flags or another text mend it, and an output folder that held these would refuse those. What is
+            # prepared to the end stays, as a run may stand on it.
+            if not isinstance(error, UserFileError) and not (self.work / BEFORE).is_file():
                 shutil.rmtree(self.work)
             raise
         if not (self.work / BEFORE).is_file():

@@ -130,6 +130,19 @@ def test_the_folder_takes_the_command_that_mends_a_mistake(bert: Path, texts: Pa
     assert (out / "adaptation" / "corpus" / "train" / "manifest.json").stat().st_mtime_ns == prepared
 
 
+def test_a_run_outlives_a_preparation_that_cannot_be_read_again(bert: Path, texts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    whole = run(bert, texts / "new.txt", out)
+    (out / "adaptation_results.json").unlink()  # stopped before its end
+    tokenizer = out / "adaptation" / "start" / "tokenizer.json"
+    kept = tokenizer.read_bytes()
+    tokenizer.write_text("{}")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        run(bert, texts / "new.txt", out)
+    tokenizer.write_bytes(kept)
+    assert run(bert, texts / "new.txt", out)["evaluation"] == whole["evaluation"]
+
+
 def test_overwriting_waits_for_the_program_that_is_there(
     bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,9 +58,8 @@ def with_suffixes() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.BpeTrainer(vocab_size=170, special_tokens=[*special.values()], end_of_word_suffix="</w>")
-    tokenizer.train_from_iterator(
-        [*old_documents(), "abcdefghijklmnopqrstuvwxyz", *"abcdefghijklmnopqrstuvwxyz"], trainer
-    )
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    tokenizer.train_from_iterator([*old_documents(), letters, *letters], trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
