@@ -12,7 +12,8 @@ them without a teacher for the same process time; and two layers from random wei
 long. `extended`, `trimmed`: a BERT of transformers' own class, pretrained by us for `--minutes`, adapted to the
 development set of the Finnish treebank, with the vocabulary as it was and with another. 1,164 of these 1,364 sentences
 are then the training data of a tagger, 200 its validation data, and the treebank's test set is its test. `trimmed`
-keeps the entries of the text that is adapted to, and, a second time, those of the test sentences too.
+keeps the entries of the text that is adapted to, and, a second time, those of the test sentences too. `plain` and
+`plain-trimmed` are the model before and after that trimming, without any adaptation.
 """
 
 import argparse
@@ -157,14 +158,16 @@ def make_finnish(work: Path, model: Path, steps: int, changes: dict[str, str | N
     return found
 
 
-def scores(work: Path, names: list[str], models: list[str], datasets: dict[str, Dataset]) -> dict[str, Any]:
+def scores(
+    work: Path, names: list[str], models: list[str], seeds: list[int], datasets: dict[str, Dataset]
+) -> dict[str, Any]:
     """The test scores of every model and data, and each seed's mean over the data."""
     found: dict[str, Any] = {}
     for model in models:
         of_data = {
             name: [
                 read_json(path)["results"][f"test_{datasets[name].metric}"]
-                for seed in SEEDS
+                for seed in seeds
                 if (path := work / "cells" / f"{name}-{model}-{seed}.json").is_file()
             ]
             for name in names
@@ -204,8 +207,12 @@ def main() -> None:
             changes["trimmed"] = f"--trim_vocabulary --keep_input {finnish_text(work, 'test')}"
         models = list(changes)
         figures = make_finnish(work, base, arguments.steps or 300, changes)
+        if what == "trimmed":
+            for name, folder in (("plain", base), ("plain-trimmed", work / "trimmed" / "adaptation" / "start")):
+                shutil.copytree(folder, work / name, dirs_exist_ok=True)
+                models.append(name)
     run_cells(work, list(datasets), models, arguments.seeds, datasets)
-    figures["scores"] = scores(work, list(datasets), models, datasets)
+    figures["scores"] = scores(work, list(datasets), models, arguments.seeds, datasets)
     (work / f"{what}.json").write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps(figures, indent=1))
 
