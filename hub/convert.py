@@ -26,7 +26,7 @@ from .card import CARD_NAME, Card, read_card, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native
 from .loading import WEIGHTS, find_folder, load_clozebert, load_native, quiet, read_config
 from .natives import Architecture, Rename, architecture_of
-from .processors import copy_processors, save_beside_model
+from .processors import copy_processors, copy_reading_settings, save_beside_model
 
 _CONVERTED = "Converted, weight by weight, from"
 
@@ -210,6 +210,7 @@ def convert_folder(
         with quiet():
             converted.save_pretrained(partial)
         copy_processors(folder, partial)
+        copy_reading_settings(folder, partial)
         if (target / CARD_NAME).is_file():  # which a person may have edited
             shutil.copyfile(target / CARD_NAME, partial / CARD_NAME)
         _write_card(source, folder, partial, name=target.resolve().name)

@@ -27,13 +27,13 @@ from ..utils.files import disk_errors
 from ..utils.untrusted import check_model_folder, read_json_object, shards_of
 from .hub_errors import explain
 from .natives import architecture_of
-from .processors import IMAGE_FILES, TOKENIZER_FILE_NAMES
+from .processors import IMAGE_FILES, SETTINGS_NAME, TOKENIZER_FILE_NAMES
 
 # The files that hold weights, as a regular expression of their names.
 WEIGHTS = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILE_NAMES,
-             "chat_template.jinja", *IMAGE_FILES)  # fmt: skip
+             "chat_template.jinja", *IMAGE_FILES, SETTINGS_NAME)  # fmt: skip
 # Published checkpoints hold tensors that the head they name does not have: the head of the other pretraining task, the
 # pooler under it, and buffers that only count. These are left out with a warning.
 _LEFTOVERS = re.compile(

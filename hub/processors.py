@@ -1,4 +1,4 @@
-"""Copies the tokenizer and the image processor of a saved model to another folder."""
+"""Copies the tokenizer, the image processor and the reading settings of a saved model to another folder."""
 
 import json
 import shutil
@@ -8,13 +8,18 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from ..utils.errors import as_user_errors
+from ..utils.files import write_text
 from ..utils.tokenizer_files import read_tokenizer_settings, save_tokenizer, write_tokenizer_settings
+from ..utils.untrusted import read_json_object
 
 # Any of these means that the folder has a tokenizer.
 _HAS_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
                   "sentencepiece.bpe.model", "tokenizer.model")  # fmt: skip
 TOKENIZER_FILE_NAMES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json", "added_tokens.json")
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+# Of fine-tuning's settings, how a text was read. The rest names files of the machine that trained it.
+SETTINGS_NAME = "finetuning_settings.json"
+_READING = ("task", "text_column", "text_pair_column", "max_seq_length", "window_overlap")
 
 
 def copy_processors(folder: Path, directory: Path) -> None:
@@ -31,6 +36,14 @@ def copy_processors(folder: Path, directory: Path) -> None:
     for name in IMAGE_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, directory / name)
+
+
+def copy_reading_settings(folder: Path, directory: Path) -> None:
+    """Copy how a fine-tuned model reads texts (pairs, windows), so that `predict` reads them as training did."""
+    if (folder / SETTINGS_NAME).is_file():
+        settings = read_json_object(folder / SETTINGS_NAME)
+        reading = {name: settings[name] for name in _READING if name in settings}
+        write_text(directory / SETTINGS_NAME, json.dumps(reading, indent=2) + "\n")
 
 
 def save_beside_model(tokenizer: Any, directory: Path) -> None:
@@ -81,4 +94,7 @@ def _how_it_encodes(tokenizer: Any) -> dict[str, Any]:
     return {**{name: parts[name] for name in names}, **inputs}
 
 
-__all__ = ["IMAGE_FILES", "TOKENIZER_FILE_NAMES", "copy_processors", "save_beside_model"]
+__all__ = [
+    "IMAGE_FILES", "SETTINGS_NAME", "TOKENIZER_FILE_NAMES", "copy_processors", "copy_reading_settings",
+    "save_beside_model",
+]  # fmt: skip

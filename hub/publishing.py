@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
-import json
 import math
 import re
 import shutil
@@ -31,7 +30,7 @@ from .convert_config import config_from_native
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
 from .loading import HUB_NAME, load_clozebert, load_native, read_config
 from .natives import NATIVE
-from .processors import copy_processors
+from .processors import copy_processors, copy_reading_settings
 from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
 from .verification import Verification, verify_folder
 
@@ -39,9 +38,6 @@ FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual|code")
-# Of fine-tuning's settings, how a text was read. The rest names files of the machine that trained it.
-_SETTINGS_NAME = "finetuning_settings.json"
-_READING = ("task", "text_column", "text_pair_column", "max_seq_length", "window_overlap")
 _COPIED = ("*.png", "LICENSE", "LICENSE.*", "NOTICE", ".eval_results/*.yaml")
 
 
@@ -205,10 +201,7 @@ def complete_folder(
             target = folder / path.relative_to(source)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, target)
-    if (source / _SETTINGS_NAME).is_file():
-        settings = read_json_object(source / _SETTINGS_NAME)
-        reading = {name: settings[name] for name in _READING if name in settings}
-        write_text(folder / _SETTINGS_NAME, json.dumps(reading, indent=2) + "\n")
+    copy_reading_settings(source, folder)
     if completion.evaluation is not None:
         _write_evaluation(source, folder, completion.evaluation)
     model = model.float()

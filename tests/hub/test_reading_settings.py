@@ -7,6 +7,7 @@ from huggingface_hub import constants
 from saved_models import save
 
 from clozebert.finetuning.resume import read_settings
+from clozebert.hub.convert import convert_folder
 from clozebert.hub.publishing import complete_folder, publish
 
 
@@ -22,6 +23,19 @@ def test_how_a_classifier_read_its_texts_goes_along(saved, tmp_path):
     (saved / "finetuning_settings.json").write_text(json.dumps(settings))
     complete_folder(saved, tmp_path / "copy", "org/name")
     assert json.loads((tmp_path / "copy" / "finetuning_settings.json").read_text()) == reading
+
+
+def test_how_a_classifier_read_its_texts_is_converted_with_it(hub, unverified, tmp_path, monkeypatch):
+    """In both directions, and from the Hub: a model of pairs would else take two texts and a tab for one text."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    run = save(tmp_path / "run", "ForSequenceClassification", name="bert-base")
+    reading = {"text_column": "a", "text_pair_column": "b", "max_seq_length": 8, "window_overlap": 3}
+    (run / "finetuning_settings.json").write_text(json.dumps({**reading, "arguments": {"train_file": "/home/me/a"}}))
+    convert_folder(run, tmp_path / "native", to="native")
+    publish(tmp_path / "native", "org/native")
+    convert_folder("org/native", tmp_path / "back", to="clozebert")
+    for name in ("native", "back"):
+        assert json.loads((tmp_path / name / "finetuning_settings.json").read_text()) == reading
 
 
 def test_how_a_classifier_read_its_texts_is_found_on_the_hub(saved, hub, unverified, tmp_path, monkeypatch):
