@@ -138,7 +138,8 @@ class Predictor:
         wanted = [name for name in (self.arguments.text_column, self.arguments.text_pair_column) if name is not None]
         as_trained = (self.settings.get("text_column"), self.settings.get("text_pair_column"))
         opened = open_table(path)
-        in_doubt = not wanted and not opened.is_sure_of_columns and as_trained[0] not in opened.columns
+        in_doubt = bool(opened.columns) and not wanted and not opened.is_sure_of_columns
+        in_doubt = in_doubt and as_trained[0] not in opened.columns
         # A first row that may be data is taken as it was in training: columns of a file without header are numbers.
         without_header = in_doubt and str(as_trained[0]).isdigit()
         if in_doubt and not without_header:

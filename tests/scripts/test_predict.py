@@ -178,6 +178,7 @@ def test_standard_input_that_is_not_utf8(
         ("sequence", ["--input", "/dev/null"], "--input /dev/null: not a file; pipe lines of text into --input -"),
         ("sequence", ["--batch_size", "0"], "--batch_size 0: must be at least 1"),
         ("sequence", ["--input", "b.csv"], "b.csv, line 3: the text (column 'text') is empty"),
+        ("sequence", ["--input", "e.csv"], "e.csv is empty"),
         ("pairs", ["--input", "q.csv", "--text_pair_column", "c"], "--text_pair_column needs --text_column beside it"),
         ("pairs", ["--input", "a.txt"], "a.txt, line 1: the model takes pairs; put a tab between two texts"),
         ("m", [], "fine-tune it first"),
@@ -196,6 +197,7 @@ def test_mistakes(
     Path("a.txt").write_text("no tab here\n")
     Path("q.csv").write_text("a,b,c\nthe dog,dog 3,dog 4\n")
     Path("b.csv").write_text('id,text\n1,fine\n2,"  "\n')
+    Path("e.csv").write_text("")
     Path("p.csv").write_text("sentence1,sentence2\nthe dog,the cat\nthe end,an end\n")
     for name in ("t.txt", "t.tsv"):
         Path(name).write_text("Ada\tB-PER\nruns\tO\n\nBob\tB-PER\n")
