@@ -20,6 +20,7 @@ TAG_FIELDS = ("tags", "ner_tags", "labels", "pos_tags", "upos", "slots")
 SPAN_FIELDS = ("spans", "entities")
 _JOINER = "\u200d"  # of emoji that are several
 _SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+_BLANKS = re.compile(r"[ \t]+")
 _HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3\uffa0-\uffdc]")
 
 
@@ -140,8 +141,11 @@ def _check_conll_row(cells: list[str], width: int, column: int, *, where: str) -
 
 
 def _cells(line: str, separator: str | None) -> list[str]:
-    """Cells of a line; the separator None stands for any run of blanks. Words may hold blanks in files with tabs."""
-    return line.split() if separator is None else line.rstrip("\r\n").split(separator)
+    """Cells of a line; the separator None stands for any run of blanks. Words may hold blanks in files with tabs.
+
+    No-break spaces and their kind are characters of a word, as in "10\N{NO-BREAK SPACE}000".
+    """
+    return _BLANKS.split(line.strip(" \t\r\n")) if separator is None else line.rstrip("\r\n").split(separator)
 
 
 def _column_number(name: str | None, width: int, path: str) -> int:

@@ -163,6 +163,13 @@ def test_conll_with_spaces(tmp_path: Path) -> None:
     assert sentences[0].tags == ["S-ORG", "O"]
 
 
+def test_a_no_break_space_is_part_of_its_word(tmp_path: Path) -> None:
+    text = "10\u00a0000 B-NUM\ncamions O\nde O\n"
+    assert read_tagged_file(write(tmp_path, "a.conll", text))[0].words == ["10\u00a0000", "camions", "de"]
+    with pytest.raises(UserError, match="line 1: the word is empty"):
+        read_tagged_file(write(tmp_path, "b.conll", "\u00a0 O\nde O\n"))
+
+
 def test_numbers_of_words_are_not_taken_for_words(tmp_path: Path) -> None:
     """CoNLL-U under another name, and columns as of GermEval: both were read as sentences of numbers."""
     columns = "# a source\n1\tIn\tO\tO\n2\tBonn\tB-LOC\tO\n\n1\tJa\tO\tO\n\n1\tDas\tO\tO\n2\tRad\tO\tO\n"
