@@ -86,7 +86,7 @@ def _eval_results(arguments: FinetuningArguments, results: dict[str, Any]) -> li
         dataset = _dataset_fields(arguments, path)
         for score, (metric, title) in _METRICS.items():
             if f"{prefix}_{score}" in results:
-                value = round(results[f"{prefix}_{score}"], 6)
+                value = float(f"{results[f'{prefix}_{score}']:.6g}")  # squares of small numbers are smaller still
                 found.append(
                     {**dataset, "dataset_split": split, "metric_type": metric, "metric_name": title}
                     | {"metric_value": value}

@@ -13,6 +13,11 @@ WORST_SHOWN = 50
 CLASSES_SHOWN = 40  # a picture of more cannot be read
 
 
+def figure(value: float) -> str:
+    """A score for a person: four decimals, or four digits where these would be zeros."""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.4g}"
+
+
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write JSON that a person can read; a NaN is an error here, not in the reader."""
     with open(path, "w", encoding="utf-8") as file:
@@ -163,5 +168,5 @@ def _cell(results: dict[str, Any], key: str) -> str:
     if key not in results:
         return ""
     value = results[key]
-    text = f"{value:.4f}" if isinstance(value, float) else str(value)
-    return f"{text} ± {results[f'{key}_sd']:.4f}" if f"{key}_sd" in results else text
+    text = figure(value) if isinstance(value, float) else str(value)
+    return f"{text} ± {figure(results[f'{key}_sd'])}" if f"{key}_sd" in results else text

@@ -19,6 +19,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 from ..modeling.evaluation_mode import evaluation_mode
 from ..utils.errors import UserError
 from ..utils.progress_bar import progress_bar
+from .reports import figure
 from .tasks import Task
 from .windows import Collator, PackedCollator, PaddedCollator, Window
 
@@ -243,7 +244,7 @@ class EvaluationLines(TrainerCallback):
         score = metrics[f"eval_{self.best_metric}"]
         parts = [f"epoch {state.epoch or 0:.4g}", f"step {state.global_step}/{state.max_steps}"]
         parts += [f"training loss {losses[-1]:.4f}"] if losses else []
-        parts += [f"validation loss {metrics['eval_loss']:.4f}", f"{self.best_metric} {score:.4f}"]
+        parts += [f"validation loss {metrics['eval_loss']:.4f}", f"{self.best_metric} {figure(score)}"]
         print("  ".join(parts), flush=True)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from clozebert.finetuning.arguments import TokenArguments
 from clozebert.finetuning.card import card_facts
+from clozebert.finetuning.reports import table_of_results
 
 SETTINGS: dict[str, Any] = {
     "learning_rate": 1e-3, "num_train_epochs": 2.0, "per_device_train_batch_size": 8, "max_seq_length": 64,
@@ -50,3 +51,13 @@ def test_held_out_validation_says_of_what(files: dict[str, str]) -> None:
     del files["validation_file"]
     facts = card_facts(TokenArguments(**files), {"train_samples": 9, "eval_samples": 1}, SETTINGS)
     assert facts["corpus"]["eval"] == "held out from train.conll, 1 examples"
+
+
+def test_small_errors_are_not_shown_as_none(files: dict[str, str]) -> None:
+    results = {"train_samples": 9, "eval_samples": 1, "eval_mse": 2.1995407e-08, "eval_pearson": 0.7681234567}
+    values = {
+        one["metric_type"]: one["metric_value"]
+        for one in card_facts(TokenArguments(**files), results, SETTINGS)["eval_results"]
+    }
+    assert values == {"mse": 2.19954e-08, "pearsonr": 0.768123}
+    assert table_of_results(results, splits=["eval"]).splitlines()[2].split() == ["mse", "2.2e-08"]
