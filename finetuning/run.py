@@ -264,6 +264,9 @@ class FinetuningRun:
         if "text_column" in self.facts:
             texts = [self.facts["text_column"], self.facts["text_pair_column"]]
             print(f"columns: text {' + '.join(name for name in texts if name)}, label {self.facts['label_column']}")
+        if "tag_scheme" in self.facts:
+            scheme = self.facts["tag_scheme"]
+            print("tags: each word by itself (plain)" if scheme == "plain" else f"tags: of entities ({scheme})")
         accumulation = training.gradient_accumulation_steps
         epochs = f"{training.num_train_epochs:g} epoch{'' if training.num_train_epochs == 1 else 's'}"
         length = epochs if training.max_steps < 0 else counted(training.max_steps, "step")

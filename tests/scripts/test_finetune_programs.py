@@ -71,6 +71,7 @@ def test_token_program_as_module(repository: Path, model: str, tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "o" / "all_results.json").read_text())["eval_f1"] == 1.0
+    assert "tags: of entities (iob2)" in done.stdout
     results = ModelCard.load(tmp_path / "o" / "README.md").data.eval_results
     assert {(r.task_type, r.dataset_name, r.metric_type) for r in results} == {
         ("token-classification", "b.conll", metric) for metric in ("accuracy", "f1", "precision", "recall")
