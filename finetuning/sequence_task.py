@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ..corpus.columns import is_number
-from ..modeling.heads import sequence_loss, widen
+from ..modeling.heads import sequence_loss
+from ..modeling.kernels import widen
 from ..utils.errors import UserError
 from .arguments import PROBLEM_TYPES
 from .metrics import class_report, multi_label_metrics, regression_metrics, single_label_metrics

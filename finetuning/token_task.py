@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from ..corpus.compression import bare_suffix
-from ..modeling.heads import IGNORED_LABEL, cross_entropy, widen
+from ..modeling.heads import IGNORED_LABEL, cross_entropy
+from ..modeling.kernels import widen
 from ..utils.errors import UserError
 from .metrics import class_report, entity_report, tag_metrics
 from .reports import ClassReport, Report

@@ -16,7 +16,8 @@ from transformers.utils import logging
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_norm
-from .kernels import Dropout, is_autocast, is_traced, values_of
+from .inputs import check_ids
+from .kernels import Dropout, is_autocast, values_of
 
 logger = logging.get_logger(__name__)
 
@@ -321,19 +322,4 @@ def rows_of(table: nn.Module, otherwise: int) -> int:
     return rows if isinstance(rows, int) else otherwise
 
 
-def check_ids(ids: torch.Tensor, limit_value: int, *, name: str, limit: str) -> None:
-    """Raise `ValueError` where an id lies outside [0, limit_value). Only on a CPU: elsewhere the check would wait."""
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(f"{name} must be whole numbers (torch.long), not {ids.dtype}")
-    if ids.device.type != "cpu" or is_traced() or not ids.numel():
-        return
-    bounds = values_of(torch.stack(torch.aminmax(ids)))
-    if bounds is None:
-        return
-    low, high = bounds
-    if low < 0 or high >= limit_value:
-        wrong = low if low < 0 else high
-        raise ValueError(f"{name} holds {wrong}, outside the {limit_value} rows that {limit} gives")
-
-
-__all__ = ["ImageEmbeddings", "RotaryEmbedding", "TextEmbeddings", "check_ids"]
+__all__ = ["ImageEmbeddings", "RotaryEmbedding", "TextEmbeddings"]

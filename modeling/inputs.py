@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .kernels import is_traced
+from .kernels import is_traced, value_outside
 from .packed import Packed
 
 
@@ -87,6 +87,15 @@ def check_length(config: ClozeBertConfig, shape_BT: torch.Size, packed: Packed |
         )
 
 
+def check_ids(ids: torch.Tensor, limit_value: int, *, name: str, limit: str) -> None:
+    """Raise `ValueError` where an id lies outside [0, limit_value), as `value_outside` sees it."""
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"{name} must be whole numbers (torch.long), not {ids.dtype}")
+    wrong = value_outside(ids, limit_value)
+    if wrong is not None:
+        raise ValueError(f"{name} holds {wrong}, outside the {limit_value} rows that {limit} gives")
+
+
 def row_mask(attention_mask: Any) -> torch.Tensor | None:
     """The mask where it tells tokens from padding, [B, T], and is not one for the attention itself.
 
@@ -100,4 +109,4 @@ def row_mask(attention_mask: Any) -> torch.Tensor | None:
     return attention_mask if attention_mask.dim() == 2 else None
 
 
-__all__ = ["check_length", "check_mask", "check_text", "leading_shape", "row_mask"]
+__all__ = ["check_ids", "check_length", "check_mask", "check_text", "leading_shape", "row_mask"]
