@@ -222,10 +222,11 @@ def load_clozebert_masked_lm(folder: Path) -> Any:
     Raises:
         UserError: it holds another head; see the module.
     """
-    names = read_config(folder).get("architectures") or [""]
+    values = read_config(folder)
+    names = values.get("architectures") or [""]
     if not names[0].endswith("ForMaskedLM"):
         raise UserError(f"{folder} holds a {names[0] or 'model without a head'}, and a masked-LM model is needed")
-    if read_config(folder).get("model_type") == "clozebert":
+    if values.get("model_type") == "clozebert":
         return load_clozebert(folder)
     return convert_from_native(load_native(folder), copy_tensors=False)
 

@@ -24,6 +24,7 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling import modeling_clozebert
 from ..utils.errors import MissingFileError, UserError, as_user_errors
 from ..utils.files import disk_errors
+from ..utils.progress_bar import without_progress_bars
 from ..utils.untrusted import check_model_folder, read_json_object, shards_of
 from .hub_errors import explain
 from .natives import architecture_of
@@ -247,15 +248,13 @@ def _short(dtype: torch.dtype) -> str:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without transformers' own reports and progress bars: our errors say what matters in them."""
-    level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        yield
+        with without_progress_bars():
+            yield
     finally:
         logging.set_verbosity(level)
-        if had_bars:
-            logging.enable_progress_bar()
 
 
 __all__ = [
