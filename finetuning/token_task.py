@@ -82,7 +82,6 @@ class TokenTask(Task):
             )
 
     def windows(self, examples: Sequence[TaggedSentence], maker: WindowMaker) -> list[Window]:
-        """One window of each sentence, or several that overlap where it is longer than the model reads."""
         return maker.of_words(
             [sentence.words for sentence in examples],
             [sentence.spaces for sentence in examples],
