@@ -260,9 +260,3 @@ def _write_card(source: str | os.PathLike, folder: Path, directory: Path, *, nam
     for path in folder.glob("*.png"):
         shutil.copyfile(path, directory / path.name)
     write_card(directory, facts, history=old.history())
-
-
-__all__ = [
-    "convert_folder", "convert_from_native", "facts_of_origin", "from_native", "load_clozebert_masked_lm",
-    "save_native", "tensor_names", "to_native",
-]  # fmt: skip

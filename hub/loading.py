@@ -255,9 +255,3 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(level)
-
-
-__all__ = [
-    "HUB_NAME", "WEIGHTS", "find_folder", "load_clozebert", "load_native", "quiet", "read_config", "tensor_types_in",
-    "weight_files",
-]  # fmt: skip

@@ -65,6 +65,3 @@ def verify_folder(directory: str | os.PathLike) -> Verification:
     if report["problems"]:
         raise UserError(f"{directory} does not open without clozebert as it should: {'; '.join(report['problems'])}")
     return Verification(report["auto_classes"], report["new_heads"], report["pipelines"])
-
-
-__all__ = ["Verification", "verify_folder"]
