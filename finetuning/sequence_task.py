@@ -219,7 +219,6 @@ class SequenceTask(Task):
                     raise UserError(f"{example.where}: label {name!r} does not occur in the training data")
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> SequenceExample:
-        """A text or a pair of texts."""
         return SequenceExample(text, pair, None, f"{source}, line {line}")
 
     def target(self, example: SequenceExample) -> Any:

@@ -17,7 +17,6 @@ from clozebert.scripts._program import parse, run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the flags and adapt."""
     arguments = parse(AdaptationArguments, argv, doc=__doc__, verb="adapt")
 
     from clozebert.adaptation.adapt import adapt

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class EvaluationArguments:
-    """What to score, and on what."""
-
     model_name_or_path: str = flag("folder or Hub name of a masked-LM model", ...)
     tokenizer_name: str | None = flag("tokenizer, where it is not the model's own folder")
     corpus: str | None = flag("folder that prepare_corpus wrote")

@@ -43,7 +43,6 @@ class PlanArguments:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read recipe and flags, then print the plan."""
     from clozebert.training.run_settings import make_config, split_settings
 
     own_flags = flags_of(PlanArguments)

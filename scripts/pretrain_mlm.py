@@ -19,7 +19,6 @@ from clozebert.scripts._program import parse_run_flags, run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read recipe and flags, then train."""
     from clozebert.training.arguments import PretrainingArguments
     from clozebert.training.run_settings import make_config, split_settings, suit_continuing
 

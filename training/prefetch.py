@@ -103,7 +103,6 @@ def count_predicted(inputs: ModelInputs) -> int:
 
 
 def pin(inputs: ModelInputs) -> ModelInputs:
-    """The same in pinned memory."""
     return {key: value.pin_memory() for key, value in inputs.items()}
 
 
