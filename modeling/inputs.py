@@ -35,14 +35,15 @@ def check_text(
         raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} must be [batch, length]")
     if inputs_embeds is not None and inputs_embeds.dim() != 3:
         raise ValueError(f"inputs_embeds of shape {tuple(inputs_embeds.shape)} must be [batch, length, size]")
-    shape_BT = leading_shape(input_ids, inputs_embeds)
+    given = input_ids if input_ids is not None else inputs_embeds
+    assert given is not None
+    shape_BT = given.shape[:2]
     if not torch.compiler.is_compiling() and 0 in shape_BT:
         raise ValueError(f"input of shape {tuple(shape_BT)} holds no token: leave an empty batch out")
     _check_shape(token_type_ids, shape_BT, name="token_type_ids")
     check_mask(attention_mask, shape_BT)
-    given = input_ids if input_ids is not None else inputs_embeds
     for name, value in (("token_type_ids", token_type_ids), ("attention_mask", attention_mask)):
-        if isinstance(value, torch.Tensor) and given is not None and value.device != given.device:
+        if isinstance(value, torch.Tensor) and value.device != given.device:
             raise ValueError(f"{name} lies on {value.device}, the input on {given.device}: move one to the other")
     return shape_BT
 
