@@ -19,7 +19,7 @@ from .arguments import PretrainingArguments
 STATE_FOLDER = "training_state"
 OPTIMIZER_FILE = f"{STATE_FOLDER}/optimizer.safetensors"
 STATE_FILE = f"{STATE_FOLDER}/state.json"
-# 1 had neither `files` nor `tensors`.
+# Checkpoints of format 1 have no `Binding`: neither `files` nor `tensors`.
 FORMAT = 2
 
 
