@@ -59,14 +59,14 @@ def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> Cloze
     if native.config.architectures is not None:
         config.architectures = [f"ClozeBert{ending}"]
     ours = make_empty(getattr(modeling_clozebert, f"ClozeBert{ending}"), config)
-    tensors = dict(native.state_dict())
+    tensors, own = dict(native.state_dict()), ours.state_dict()
     renamed: dict[str, torch.Tensor] = {}
-    for names, native_name in tensor_names(architecture, class_name, ours.state_dict()):
+    for names, native_name in tensor_names(architecture, class_name, own):
         tensor = tensors.pop(native_name)
         if len(names) == 1:
             renamed[names[0]] = tensor.clone() if copy_tensors else tensor
         else:
-            sizes = [ours.state_dict()[name].shape[0] for name in names]
+            sizes = [own[name].shape[0] for name in names]
             # Cloned, or the parts would share one storage, which safetensors refuses.
             parts = (part.clone() for part in tensor.split(sizes))
             renamed.update(zip(names, parts, strict=True))
