@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from ..configuration import ClozeBertConfig
 from ..corpus.encoding import Encoder, split_encoded
 from ..corpus.readers import Reader
-from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
+from ..corpus.tokenizer import load_tokenizer, tokenizer_differences, tokenizer_facts
 from ..hub.convert import load_clozebert_masked_lm
 from ..hub.convert_config import config_from_native
 from ..hub.loading import WEIGHTS, find_folder, quiet, read_config
@@ -190,9 +190,7 @@ def open_student(student: str | None, source: SourceModel) -> SourceModel:
             raise UserError(f"student={student}: take 1 to {source.layers} of the model's layers")
         return replace(source, layers=int(student))
     opened = open_source_model(student)
-    ours, theirs = tokenizer_facts(source.tokenizer), tokenizer_facts(opened.tokenizer)
-    differing = [name for name, value in ours.items() if theirs.get(name) != value]
-    if differing:
+    if differing := tokenizer_differences(source.tokenizer, tokenizer_facts(opened.tokenizer)):
         raise UserError(
             f"student={student!r} has another tokenizer than the model ({', '.join(differing)} differ): a student "
             f"needs its teacher's"

@@ -88,7 +88,6 @@ def _pieces(tokenizer: PreTrainedTokenizerFast, form: Form, never: set[int]) -> 
 
 
 def forms(tokenizer: PreTrainedTokenizerFast) -> dict[int, Form]:
-    """The form of each entry, by id."""
     spec = read_spec(tokenizer)
     model = spec["model"]
     steps = [spec[name] for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]

@@ -40,7 +40,7 @@ def what_it_is(first: bytes) -> tuple[str, str] | None:
         return "a tar archive", "unpack it first"
     if _HTML.match(first.removeprefix(b"\xef\xbb\xbf")[:4096]):
         return "an HTML page", "take the text out first, for example with trafilatura or pandoc"
-    # A stray one in a long text is a fault of the text.
+    # A NUL here and there in a long text is a fault of the text.
     if first.count(0) > len(first) / 1000:
         return "a binary file", "leave it out, or export its text"
     return None

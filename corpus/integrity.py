@@ -22,13 +22,14 @@ def find_damaged_files(directory: Path) -> tuple[list[str], int]:
     problems: list[str] = []
     count = 0
     for split in CORPUS_SPLITS:
-        if not (directory / split / "manifest.json").exists():
-            if (directory / split).is_dir():
-                problems.append(f"{directory / split / 'manifest.json'} is missing")
-            continue
         folder = directory / split
+        path = folder / "manifest.json"
+        if not path.exists():
+            if folder.is_dir():
+                problems.append(f"{path} is missing")
+            continue
         try:
-            manifest, fingerprint = read_manifest(folder / "manifest.json")
+            manifest, fingerprint = read_manifest(path)
         except UserError as error:
             problems.append(str(error))
             continue
@@ -39,9 +40,9 @@ def find_damaged_files(directory: Path) -> tuple[list[str], int]:
                 check_hash(folder / name, facts, anew=True)
             except UserError as error:
                 problems.append(str(error))
-        for folder in sorted((directory / split).glob(f"rows-*-{fingerprint[:16]}")):
+        for index in sorted(folder.glob(f"rows-*-{fingerprint[:16]}")):
             try:
-                count += len(check_index(folder, all_hashes=True))
+                count += len(check_index(index, all_hashes=True))
             except UserError as error:
-                problems.append(f"{error}; delete {folder}, and it is built anew")
+                problems.append(f"{error}; delete {index}, and it is built anew")
     return problems, count

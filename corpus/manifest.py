@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..utils.errors import UserError
-from ..utils.untrusted import is_plain_name, parse_json
+from ..utils.untrusted import is_plain_name, parse_json, shown
 
 CORPUS_SPLITS = ("train", "validation")
 FORMAT_VERSION = 2
@@ -55,7 +55,7 @@ def parse_manifest(content: bytes, *, where: object) -> dict[str, Any]:
     version = manifest.get("format_version")
     if type(version) is not int or version not in _READ:
         raise UserError(
-            f"{where}: format_version={_shown(version)}, but this version reads {_READ[0]} to {_READ[-1]}; prepare the "
+            f"{where}: format_version={shown(version)}, but this version reads {_READ[0]} to {_READ[-1]}; prepare the "
             "corpus again"
         )
     check = _Check(where)
@@ -126,7 +126,7 @@ class _Check:
     def that(self, key: str, value: object, is_right: bool) -> None:
         if not is_right:
             raise UserError(
-                f"{self.where}: {key}={_shown(value)} cannot be: the manifest is damaged; prepare the corpus again"
+                f"{self.where}: {key}={shown(value)} cannot be: the manifest is damaged; prepare the corpus again"
             )
 
     def number(self, key: str, value: object, largest: int) -> None:
@@ -140,12 +140,8 @@ class _Check:
         """The files that must be there, each with its hash."""
         for name in files:
             if not is_plain_name(name):
-                raise UserError(f"{self.where}: {key} names the file {_shown(name)}, which is not a file of its folder")
+                raise UserError(f"{self.where}: {key} names the file {shown(name)}, which is not a file of its folder")
         if set(files) != set(wanted):
-            raise UserError(f"{self.where}: {key} must be those of {', '.join(wanted)}, not of {_shown(sorted(files))}")
+            raise UserError(f"{self.where}: {key} must be those of {', '.join(wanted)}, not of {shown(sorted(files))}")
         for name, sha256 in files.items():
             self.that(f"the SHA-256 of {name}", sha256, isinstance(sha256, str) and bool(_SHA256.fullmatch(sha256)))
-
-
-def _shown(value: object) -> str:
-    return ascii(value)[:80]

@@ -142,7 +142,6 @@ class Reader:
         }
 
     def texts(self) -> Iterator[str]:
-        """The texts alone."""
         return (document.text for document in self)
 
     def _file(self, name: str, path: Path) -> Iterator[Document]:

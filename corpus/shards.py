@@ -259,8 +259,8 @@ class Corpus:
 
 def open_split(directory: str | Path, split: str) -> Corpus | None:
     """A split of a prepared corpus, or None where the corpus has no such split."""
-    corpus = Corpus(directory)
-    return Corpus(directory, split) if (corpus.directory / split / "manifest.json").is_file() else None
+    folder = local_folder(directory)
+    return Corpus(folder, split) if (folder / split / "manifest.json").is_file() else None
 
 
 def check_sizes(folder: Path, files: dict[str, FileFacts]) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -289,6 +289,11 @@ def _frame_texts(tokenizer: "PreTrainedTokenizerFast", name_or_path: str) -> Non
         f"puts {cls} before it and {sep} behind it, as pretraining does",
         stacklevel=2,
     )
+
+
+def tokenizer_differences(tokenizer: "PreTrainedTokenizerFast", facts: Mapping[str, Any]) -> list[str]:
+    """In which of its `tokenizer_facts` a tokenizer is another one than `facts` are of."""
+    return [name for name, value in tokenizer_facts(tokenizer).items() if facts.get(name) != value]
 
 
 def tokenizer_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:

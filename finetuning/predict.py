@@ -181,7 +181,6 @@ class Predictor:
             )
 
     def records(self, examples: list[Any]) -> list[dict[str, Any]]:
-        """Predictions for checked examples."""
         windows = self.task.windows(examples, self.maker)
         logits = predict_logits(self.model, windows, self.collator, batch_size=self.arguments.batch_size)
         if not are_finite(logits):

@@ -26,7 +26,6 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
 
 
 def write_json_lines(path: str, records: Sequence[dict[str, Any]]) -> None:
-    """One JSON object a line."""
     with open(path, "w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")

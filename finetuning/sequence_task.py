@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from ..corpus.columns import is_number
-from ..modeling.heads import sequence_loss, widen
+from ..modeling.heads import sequence_loss
+from ..modeling.kernels import widen
 from ..utils.errors import UserError
 from .arguments import PROBLEM_TYPES
 from .metrics import class_report, multi_label_metrics, regression_metrics, single_label_metrics
@@ -206,21 +207,18 @@ class SequenceTask(Task):
         return cls(problem_type=problem_type, label_names=names)
 
     def write_labels(self, config: Any) -> None:
-        """Label names and problem type."""
         super().write_labels(config)
         config.problem_type = self.problem_type
 
     # Examples
 
     def check(self, examples: Sequence[SequenceExample]) -> None:
-        """Every label must be one the model knows."""
         for example in examples:
             for name in sorted(example.labels):
                 if name not in self.label_ids:
                     raise UserError(f"{example.where}: label {name!r} does not occur in the training data")
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> SequenceExample:
-        """A text or a pair of texts."""
         return SequenceExample(text, pair, None, f"{source}, line {line}")
 
     def target(self, example: SequenceExample) -> Any:
@@ -233,7 +231,6 @@ class SequenceTask(Task):
         return (example.label - self.target_mean) / self.target_scale
 
     def windows(self, examples: Sequence[SequenceExample], maker: WindowMaker) -> list[Window]:
-        """One window of each example, or several that overlap where it is longer than the model reads."""
         texts = [example.text for example in examples]
         pairs = None if not examples or examples[0].pair is None else [str(example.pair) for example in examples]
         targets = [None if example.label is None else self.target(example) for example in examples]
@@ -280,7 +277,6 @@ class SequenceTask(Task):
         ]
 
     def metrics(self, logits: np.ndarray, examples: Sequence[SequenceExample]) -> dict[str, float]:
-        """Loss and scores against the labels of the examples."""
         targets = [self.target(example) for example in examples]
         loss = self.loss({"logits": torch.from_numpy(logits).float()}, torch.tensor(targets))
         if self.problem_type == SINGLE_LABEL:

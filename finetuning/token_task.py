@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from ..corpus.compression import bare_suffix
-from ..modeling.heads import IGNORED_LABEL, cross_entropy, widen
+from ..modeling.heads import IGNORED_LABEL, cross_entropy
+from ..modeling.kernels import widen
 from ..utils.errors import UserError
 from .metrics import class_report, entity_report, tag_metrics
 from .reports import ClassReport, Report
@@ -81,7 +82,6 @@ class TokenTask(Task):
             )
 
     def windows(self, examples: Sequence[TaggedSentence], maker: WindowMaker) -> list[Window]:
-        """One window of each sentence, or several that overlap where it is longer than the model reads."""
         return maker.of_words(
             [sentence.words for sentence in examples],
             [sentence.spaces for sentence in examples],

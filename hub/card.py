@@ -429,6 +429,3 @@ def _count_parameters(folder: Path) -> int:
         with safe_open(path, framework="np") as tensors:
             total += sum(math.prod(tensors.get_slice(key).get_shape()) for key in tensors.keys())  # noqa: SIM118
     return total
-
-
-__all__ = ["CARD_NAME", "Card", "is_ours", "read_card", "render_card", "sign_card", "write_card"]

@@ -59,14 +59,14 @@ def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> Cloze
     if native.config.architectures is not None:
         config.architectures = [f"ClozeBert{ending}"]
     ours = make_empty(getattr(modeling_clozebert, f"ClozeBert{ending}"), config)
-    tensors = dict(native.state_dict())
+    tensors, own = dict(native.state_dict()), ours.state_dict()
     renamed: dict[str, torch.Tensor] = {}
-    for names, native_name in tensor_names(architecture, class_name, ours.state_dict()):
+    for names, native_name in tensor_names(architecture, class_name, own):
         tensor = tensors.pop(native_name)
         if len(names) == 1:
             renamed[names[0]] = tensor.clone() if copy_tensors else tensor
         else:
-            sizes = [ours.state_dict()[name].shape[0] for name in names]
+            sizes = [own[name].shape[0] for name in names]
             # Cloned, or the parts would share one storage, which safetensors refuses.
             parts = (part.clone() for part in tensor.split(sizes))
             renamed.update(zip(names, parts, strict=True))
@@ -223,10 +223,11 @@ def load_clozebert_masked_lm(folder: Path) -> Any:
     Raises:
         UserError: it holds another head; see the module.
     """
-    names = read_config(folder).get("architectures") or [""]
+    values = read_config(folder)
+    names = values.get("architectures") or [""]
     if not names[0].endswith("ForMaskedLM"):
         raise UserError(f"{folder} holds a {names[0] or 'model without a head'}, and a masked-LM model is needed")
-    if read_config(folder).get("model_type") == "clozebert":
+    if values.get("model_type") == "clozebert":
         return load_clozebert(folder)
     return convert_from_native(load_native(folder), copy_tensors=False)
 
@@ -260,9 +261,3 @@ def _write_card(source: str | os.PathLike, folder: Path, directory: Path, *, nam
     for path in folder.glob("*.png"):
         shutil.copyfile(path, directory / path.name)
     write_card(directory, facts, history=old.history())
-
-
-__all__ = [
-    "convert_folder", "convert_from_native", "facts_of_origin", "from_native", "load_clozebert_masked_lm",
-    "save_native", "tensor_names", "to_native",
-]  # fmt: skip

@@ -281,6 +281,3 @@ def _return_what_is_asked(config: PreTrainedConfig) -> None:
 
 def _config_class(architecture: Architecture) -> Any:
     return getattr(transformers, architecture.config_class)
-
-
-__all__ = ["choose_architecture", "config_from_native", "config_to_native", "find_obstacles"]

@@ -93,6 +93,3 @@ def _cell(value: Any) -> str:
         number = float(value)
         return f"{number:.2f}" if abs(number) >= 0.01 else f"{number:.2g}"
     return (" ".join(str(value).split()) or repr(value)).replace("|", "\\|")
-
-
-__all__ = ["make_example"]

@@ -154,9 +154,3 @@ def write_fingerprint(directory: str | os.PathLike, values: dict[str, Any]) -> N
     temporary = path.with_name(f".{FILE_NAME}.tmp")
     temporary.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     temporary.replace(path)
-
-
-__all__ = [
-    "FILE_NAME", "TOLERANCE", "find_differences", "make_fingerprint", "model_outputs", "probe_inputs",
-    "read_fingerprint", "write_fingerprint",
-]  # fmt: skip

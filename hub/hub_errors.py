@@ -87,6 +87,3 @@ def _explain_answer(error: Any, repo_id: str) -> str:
         409: f"{repo_id} was changed by somebody else at the same time{said}: publish again",
         412: f"{repo_id} was changed by somebody else at the same time{said}: publish again",
     }.get(status, f"the Hub answers {status} for {repo_id}{said}")
-
-
-__all__ = ["explain", "hub_errors"]

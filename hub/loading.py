@@ -20,10 +20,10 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
-from ..configuration.configuration_clozebert import ClozeBertConfig
 from ..modeling import modeling_clozebert
 from ..utils.errors import MissingFileError, UserError, as_user_errors
 from ..utils.files import disk_errors
+from ..utils.progress_bar import without_progress_bars
 from ..utils.untrusted import check_model_folder, read_json_object, shards_of
 from .hub_errors import explain
 from .natives import architecture_of
@@ -90,9 +90,7 @@ def load_native(folder: Path, *, allow_pickle: bool = False) -> Any:
     if head.ours == "Model" and architecture.optional_pooler:
         names = tensor_types_in(folder, allow_pickle=allow_pickle)
         options["add_pooling_layer"] = any(name.endswith("pooler.dense.weight") for name in names)
-    with as_user_errors(ValueError, StrictDataclassError, about=f"{folder / 'config.json'}"):
-        config = getattr(transformers, architecture.config_class).from_pretrained(folder)
-    return _load(getattr(transformers, class_name), folder, config, allow_pickle=allow_pickle, **options)
+    return _load(getattr(transformers, class_name), folder, allow_pickle=allow_pickle, **options)
 
 
 def load_clozebert(folder: Path, *, allow_pickle: bool = False) -> Any:
@@ -110,9 +108,7 @@ def load_clozebert(folder: Path, *, allow_pickle: bool = False) -> Any:
     class_name = _class_name(folder, values)
     if class_name not in modeling_clozebert.__all__:
         raise UserError(f"{class_name} (architectures in {folder / 'config.json'}) is not a class of clozebert")
-    with as_user_errors(ValueError, StrictDataclassError, about=f"{folder / 'config.json'}"):
-        config = ClozeBertConfig.from_pretrained(folder)
-    return _load(getattr(modeling_clozebert, class_name), folder, config, allow_pickle=allow_pickle)
+    return _load(getattr(modeling_clozebert, class_name), folder, allow_pickle=allow_pickle)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -193,8 +189,10 @@ def _class_name(folder: Path, values: dict[str, Any]) -> str:
     return names[0]
 
 
-def _load(model_class: Any, folder: Path, config: Any, *, allow_pickle: bool, **options: Any) -> Any:
+def _load(model_class: Any, folder: Path, *, allow_pickle: bool, **options: Any) -> Any:
     """`from_pretrained` that reads this folder alone and runs none of its code."""
+    with as_user_errors(ValueError, StrictDataclassError, about=f"{folder / 'config.json'}"):
+        config = model_class.config_class.from_pretrained(folder)
     if getattr(config, "quantization_config", None):
         raise UserError(f"{folder / 'config.json'} has a quantization_config: have the model without quantization")
     is_pickle = weight_files(folder, allow_pickle=allow_pickle)[0].suffix == ".bin"
@@ -247,18 +245,10 @@ def _short(dtype: torch.dtype) -> str:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without transformers' own reports and progress bars: our errors say what matters in them."""
-    level, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        yield
+        with without_progress_bars():
+            yield
     finally:
         logging.set_verbosity(level)
-        if had_bars:
-            logging.enable_progress_bar()
-
-
-__all__ = [
-    "HUB_NAME", "WEIGHTS", "find_folder", "load_clozebert", "load_native", "quiet", "read_config", "tensor_types_in",
-    "weight_files",
-]  # fmt: skip

@@ -92,9 +92,3 @@ def _how_it_encodes(tokenizer: Any) -> dict[str, Any]:
     names = ("added_tokens", "model", "normalizer", "post_processor", "pre_tokenizer")
     inputs = {"model_input_names": tokenizer.model_input_names, "model_max_length": tokenizer.model_max_length}
     return {**{name: parts[name] for name in names}, **inputs}
-
-
-__all__ = [
-    "IMAGE_FILES", "SETTINGS_NAME", "TOKENIZER_FILE_NAMES", "copy_processors", "copy_reading_settings",
-    "save_beside_model",
-]  # fmt: skip

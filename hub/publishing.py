@@ -394,9 +394,3 @@ def _numbers_in(path: Path) -> dict[str, float]:
         for key, value in read_json_object(path).items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     }
-
-
-__all__ = [
-    "FORMATS", "SERVING", "Completion", "Publication", "check_request", "code_license", "complete_folder",
-    "completion_of_checkpoints", "publish",
-]  # fmt: skip

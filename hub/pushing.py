@@ -226,6 +226,3 @@ class LoadablePushes(TrainerCallback):
             path.write_text("\n".join([*lines, _IGNORED]) + "\n", encoding="utf-8")
         if getattr(getattr(model, "config", None), "model_type", None) == "clozebert":
             write_code(args.output_dir)
-
-
-__all__ = ["CODE_LICENSE_NAME", "LoadablePushes", "Push", "check_repo_id", "push_folder"]

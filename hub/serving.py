@@ -318,9 +318,3 @@ def write_sentence_transformers(directory: str | os.PathLike, *, pooling: str, h
         ("1_Pooling/config.json", pooled),
     ):
         (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-__all__ = [
-    "INT8_NAME", "ONNX_NAME", "Int8Report", "compare_int8", "export_onnx", "open_onnx",
-    "quantize_int8", "run_onnx", "write_sentence_transformers",
-]  # fmt: skip

@@ -44,6 +44,3 @@ def write_space(directory: str | os.PathLike, repo_id: str) -> None:
     with disk_errors(target), whole_files(target) as folder:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-
-
-__all__ = ["write_space"]

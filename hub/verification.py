@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..modeling.bundle import class_of_auto_class
+from ..modeling.bundle import CLASS_OF_AUTO_CLASS
 from ..utils.errors import UserError
 
 # What must not reach a process that runs a folder's code.
@@ -55,7 +55,7 @@ def verify_folder(directory: str | os.PathLike) -> Verification:
             PYTHONDONTWRITEBYTECODE="1",
         )
         done = subprocess.run(
-            [sys.executable, str(program), str(folder), str(answer), json.dumps(list(class_of_auto_class()))],
+            [sys.executable, str(program), str(folder), str(answer), json.dumps(list(CLASS_OF_AUTO_CLASS))],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, cwd=home, check=False,
         )  # fmt: skip
         if not answer.is_file():
@@ -65,6 +65,3 @@ def verify_folder(directory: str | os.PathLike) -> Verification:
     if report["problems"]:
         raise UserError(f"{directory} does not open without clozebert as it should: {'; '.join(report['problems'])}")
     return Verification(report["auto_classes"], report["new_heads"], report["pipelines"])
-
-
-__all__ = ["Verification", "verify_folder"]

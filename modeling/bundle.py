@@ -35,7 +35,8 @@ _HERE = Path(__file__).parent
 # In two parts, so that it is not found in this file too.
 _PACKAGE_PREFIX, _FLAT_PREFIX = "from ..configuration" + ".", "from " + "."
 
-_CLASS_OF_AUTO_CLASS = {
+# Auto class -> our class, by their names.
+CLASS_OF_AUTO_CLASS = {
     "AutoModel": "ClozeBertModel",
     "AutoModelForMaskedLM": "ClozeBertForMaskedLM",
     "AutoModelForPreTraining": "ClozeBertForMaskedLM",
@@ -51,13 +52,8 @@ def auto_map() -> dict[str, str]:
     """`auto_map` of config.json: every Auto class, so that the folder of any head opens as any other."""
     return {
         "AutoConfig": "configuration_clozebert.ClozeBertConfig",
-        **{auto: f"modeling_clozebert.{name}" for auto, name in _CLASS_OF_AUTO_CLASS.items()},
+        **{auto: f"modeling_clozebert.{name}" for auto, name in CLASS_OF_AUTO_CLASS.items()},
     }
-
-
-def class_of_auto_class() -> dict[str, str]:
-    """Auto class -> our class, by their names."""
-    return dict(_CLASS_OF_AUTO_CLASS)
 
 
 def write_code(directory: str | os.PathLike) -> list[str]:
@@ -90,4 +86,4 @@ def push_saved_folder(directory: str | os.PathLike, code_files: list[str], optio
     )
 
 
-__all__ = ["CODE_FILES", "auto_map", "class_of_auto_class", "push_saved_folder", "write_code"]
+__all__ = ["CLASS_OF_AUTO_CLASS", "CODE_FILES", "auto_map", "push_saved_folder", "write_code"]

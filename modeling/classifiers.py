@@ -71,8 +71,8 @@ class _Classifier(ClozeBertPreTrainedModel):
         """One vector for each row, or for each packed document, [B, D]; and the encoder's output."""
         packed = _take_packed(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
         first_tokens = packed.first_tokens() if packed is not None and self.pooling.kind == "cls" else None
-        kwargs |= {"packed": packed, "read_positions": first_tokens}
-        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        kwargs |= {"packed": packed, "read_positions": first_tokens, "return_dict": True}
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         x_BTD = outputs.last_hidden_state
         if packed is not None and first_tokens is not None:
             return x_BTD[0].masked_fill(packed.lengths().unsqueeze(1) == 0, 0), outputs
@@ -154,7 +154,8 @@ class ClozeBertForTokenClassification(_Classifier):
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """The inputs of `ClozeBertModel`, and labels [B, T] with -100 where none. Returns loss and logits [B, T, C]."""
-        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.model(*inputs, return_dict=True, **kwargs)
         logits = self._classify(outputs.last_hidden_state)
         loss = None
         if labels is not None:
@@ -196,8 +197,8 @@ class ClozeBertForQuestionAnswering(_Classifier):
             raise ValueError(
                 "an answer is looked for in one text, but these rows are packed: give start_positions with padded rows"
             )
-        kwargs["packed"] = packed
-        outputs = self._encode(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        kwargs |= {"packed": packed, "return_dict": True}
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         start_BT, end_BT, is_token_BT = spans_among_tokens(
             self._classify(outputs.last_hidden_state), row_mask(attention_mask)
         )
@@ -276,7 +277,7 @@ class ClozeBertForImageClassification(_Classifier):
         """pixel_values [B, channels, height, width], labels [B] or [B, C], attention_mask [B, 1 + patches], nonzero at
         the class token and the patches to look at (None: all). Returns loss and logits [B, C].
         """
-        outputs = self._encode(None, attention_mask, None, None, None, pixel_values=pixel_values, **kwargs)
+        outputs = self.model(attention_mask=attention_mask, pixel_values=pixel_values, return_dict=True, **kwargs)
         logits = self._classify(self.pooling(outputs.last_hidden_state, row_mask(attention_mask)))
         return ImageClassifierOutput(
             loss=self._sequence_loss(logits, labels, num_items_in_batch),

@@ -16,7 +16,8 @@ from transformers.utils import logging
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_norm
-from .kernels import Dropout, is_autocast, is_traced, values_of
+from .inputs import check_ids
+from .kernels import Dropout, is_autocast, values_of
 
 logger = logging.get_logger(__name__)
 
@@ -35,7 +36,8 @@ class TextEmbeddings(nn.Module):
         self.counts_tokens = config.position_rule == "non_pad"
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
-        self.positions = PositionEmbeddings(config, size)
+        adds_positions = config.position_embedding_type in ("absolute", "sinusoidal")
+        self.positions = PositionEmbeddings(config, size) if adds_positions else None
         self.norm = make_norm(config, size) if config.embedding_norm else None
         self.dropout = Dropout(
             config.hidden_dropout_prob if config.embedding_dropout is None else config.embedding_dropout
@@ -72,9 +74,9 @@ class TextEmbeddings(nn.Module):
             x_BTE = x_BTE + self.token_type_embeddings(token_type_ids)
         elif token_type_ids is not None and token_type_ids.device.type == "cpu" and values_of(token_type_ids.any()):
             logger.warning_once("token_type_ids have no effect: this model has no token types (type_vocab_size=0)")
-        if position_ids is None:
-            position_ids = self.count_positions(input_ids, x_BTE)
-        x_BTE = self.positions(x_BTE, position_ids)
+        if self.positions is not None:
+            counted = self.count_positions(input_ids, x_BTE) if position_ids is None else position_ids
+            x_BTE = self.positions(x_BTE, counted)
         if self.norm is not None:
             x_BTE = self.norm(x_BTE)
         x_BTE = self.dropout(x_BTE)
@@ -105,26 +107,23 @@ class TextEmbeddings(nn.Module):
 
 
 class PositionEmbeddings(nn.Module):
-    """Adds a learned or a sinusoidal vector for each position; nothing for `rope` and `none`.
+    """Adds a learned or a sinusoidal vector for each position.
 
     Sinusoidal (Vaswani et al. 2017): PE(p, 2i) = sin(p / 10000^(2i/E)), PE(p, 2i+1) = cos(p / 10000^(2i/E)).
     """
 
     def __init__(self, config: ClozeBertConfig, size: int):
         super().__init__()
-        self.kind = config.position_embedding_type
         self.offset = config.position_offset
         self.num_rows = config.max_position_embeddings + self.offset
         self.table = None
-        if self.kind == "absolute":
+        if config.position_embedding_type == "absolute":
             # A row that no token stands on stays zero, as padding rows of RoBERTa do.
             padding_idx = self.offset - 1 if config.position_rule == "non_pad" and self.offset else None
             self.table = nn.Embedding(self.num_rows, size, padding_idx=padding_idx)
 
     def forward(self, x_BTE: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """Shape: [B, T, E], positions [B or 1, T] -> [B, T, E]."""
-        if self.kind not in ("absolute", "sinusoidal"):
-            return x_BTE
         if self.table is None:
             return x_BTE + sinusoidal_positions(position_ids, x_BTE.shape[-1]).to(x_BTE.dtype)
         rows = position_ids + self.offset
@@ -321,19 +320,4 @@ def rows_of(table: nn.Module, otherwise: int) -> int:
     return rows if isinstance(rows, int) else otherwise
 
 
-def check_ids(ids: torch.Tensor, limit_value: int, *, name: str, limit: str) -> None:
-    """Raise `ValueError` where an id lies outside [0, limit_value). Only on a CPU: elsewhere the check would wait."""
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(f"{name} must be whole numbers (torch.long), not {ids.dtype}")
-    if ids.device.type != "cpu" or is_traced() or not ids.numel():
-        return
-    bounds = values_of(torch.stack(torch.aminmax(ids)))
-    if bounds is None:
-        return
-    low, high = bounds
-    if low < 0 or high >= limit_value:
-        wrong = low if low < 0 else high
-        raise ValueError(f"{name} holds {wrong}, outside the {limit_value} rows that {limit} gives")
-
-
-__all__ = ["ImageEmbeddings", "RotaryEmbedding", "TextEmbeddings", "check_ids"]
+__all__ = ["ImageEmbeddings", "RotaryEmbedding", "TextEmbeddings"]

@@ -26,12 +26,12 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
 from .blocks import EncoderLayer, make_norm
 from .bundle import auto_map, push_saved_folder, write_code
-from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings, check_ids
+from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings
 from .heads import (
     DenseHead,
     Pooling,
 )
-from .inputs import check_length, check_mask, check_text, row_mask
+from .inputs import check_ids, check_length, check_mask, check_text, row_mask
 from .kernels import HALF_PRECISION, is_plain, is_traced, keep_wide, matmul_dtype
 from .packed import Packed, find_packed
 from .packed_attention import make_masks, read_in_last_layer
@@ -93,11 +93,6 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
             code_files = write_code(save_directory)
             if push_to_hub:
                 push_saved_folder(save_directory, code_files, kwargs)
-
-    def _encode(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The encoder's output, under a head: of ids, mask, token types, positions and embeddings."""
-        *others, inputs_embeds = inputs
-        return self.model(*others, inputs_embeds=inputs_embeds, **{**kwargs, "return_dict": True})
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_activation, make_norm
-from .kernels import is_traced, summed_cross_entropy, values_of
+from .kernels import summed_cross_entropy, value_outside, widen
 from .packed import Packed
 
 IGNORED_LABEL = -100
@@ -266,20 +266,9 @@ def _check_labels(labels_M: torch.Tensor, *, rows: int, classes: int) -> None:
         raise ValueError(f"labels hold {labels_M.numel()} numbers, but there are {rows} predictions: give one for each")
     if labels_M.is_floating_point():
         raise ValueError(f"labels of type {labels_M.dtype} must be whole numbers: each is the number of a class")
-    if labels_M.device.type != "cpu" or is_traced() or not labels_M.numel():
-        return
-    bounds = values_of(torch.stack(torch.aminmax(labels_M.masked_fill(labels_M == IGNORED_LABEL, 0))))
-    if bounds is None:
-        return
-    low, high = bounds
-    if low < 0 or high >= classes:
-        wrong = low if low < 0 else high
+    wrong = value_outside(labels_M, classes, ignored=IGNORED_LABEL)
+    if wrong is not None:
         raise ValueError(f"labels hold {wrong}, outside the {classes} classes; {IGNORED_LABEL} marks no label")
-
-
-def widen(x: torch.Tensor) -> torch.Tensor:
-    """Half precision to float32; wider types stay."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _divide(total: torch.Tensor, here: Any, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:

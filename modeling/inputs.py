@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .kernels import is_traced
+from .kernels import is_traced, value_outside
 from .packed import Packed
 
 
@@ -35,14 +35,15 @@ def check_text(
         raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} must be [batch, length]")
     if inputs_embeds is not None and inputs_embeds.dim() != 3:
         raise ValueError(f"inputs_embeds of shape {tuple(inputs_embeds.shape)} must be [batch, length, size]")
-    shape_BT = leading_shape(input_ids, inputs_embeds)
+    given = input_ids if input_ids is not None else inputs_embeds
+    assert given is not None
+    shape_BT = given.shape[:2]
     if not torch.compiler.is_compiling() and 0 in shape_BT:
         raise ValueError(f"input of shape {tuple(shape_BT)} holds no token: leave an empty batch out")
     _check_shape(token_type_ids, shape_BT, name="token_type_ids")
     check_mask(attention_mask, shape_BT)
-    given = input_ids if input_ids is not None else inputs_embeds
     for name, value in (("token_type_ids", token_type_ids), ("attention_mask", attention_mask)):
-        if isinstance(value, torch.Tensor) and given is not None and value.device != given.device:
+        if isinstance(value, torch.Tensor) and value.device != given.device:
             raise ValueError(f"{name} lies on {value.device}, the input on {given.device}: move one to the other")
     return shape_BT
 
@@ -87,6 +88,15 @@ def check_length(config: ClozeBertConfig, shape_BT: torch.Size, packed: Packed |
         )
 
 
+def check_ids(ids: torch.Tensor, limit_value: int, *, name: str, limit: str) -> None:
+    """Raise `ValueError` where an id lies outside [0, limit_value), as `value_outside` sees it."""
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"{name} must be whole numbers (torch.long), not {ids.dtype}")
+    wrong = value_outside(ids, limit_value)
+    if wrong is not None:
+        raise ValueError(f"{name} holds {wrong}, outside the {limit_value} rows that {limit} gives")
+
+
 def row_mask(attention_mask: Any) -> torch.Tensor | None:
     """The mask where it tells tokens from padding, [B, T], and is not one for the attention itself.
 
@@ -100,4 +110,4 @@ def row_mask(attention_mask: Any) -> torch.Tensor | None:
     return attention_mask if attention_mask.dim() == 2 else None
 
 
-__all__ = ["check_length", "check_mask", "check_text", "leading_shape", "row_mask"]
+__all__ = ["check_ids", "check_length", "check_mask", "check_text", "leading_shape", "row_mask"]

@@ -79,6 +79,18 @@ def values_of(tensor: torch.Tensor) -> list[Any] | None:
         return None
 
 
+def value_outside(values: torch.Tensor, limit: int, *, ignored: int | None = None) -> Any:
+    """A value outside [0, limit), but for `ignored`, or None. Looks only on a CPU: elsewhere it would wait."""
+    if values.device.type != "cpu" or is_traced() or not values.numel():
+        return None
+    if ignored is not None:
+        values = values.masked_fill(values == ignored, 0)
+    bounds = values_of(torch.stack(torch.aminmax(values)))
+    if bounds is None or (bounds[0] >= 0 and bounds[1] < limit):
+        return None
+    return bounds[0] if bounds[0] < 0 else bounds[1]
+
+
 def cast_once(x: torch.Tensor) -> torch.Tensor:
     """x in the type that autocast gives matmuls: cast here once, and not by each of the linear layers that read it."""
     return x if is_plain() else x.to(matmul_dtype(x))
@@ -325,14 +337,14 @@ def summed_cross_entropy(
     """-sum w[label] log softmax(logits)[label], in float32 or better. Labels of `ignored` count nowhere."""
     if class_weights_C is None and not is_plain() and not is_traced():
         return _CrossEntropyOfRows.apply(logits_MC, labels_M, ignored)
-    logits_MC = logits_MC.to(_wide(logits_MC))
+    logits_MC = widen(logits_MC)
     weight_C = None if class_weights_C is None else class_weights_C.to(logits_MC)
     return F.cross_entropy(logits_MC, labels_M, weight=weight_C, ignore_index=ignored, reduction="sum")
 
 
-def _wide(x: torch.Tensor) -> torch.dtype:
-    """float32, or better. In bf16 itself a loss shifts in its third decimal."""
-    return torch.promote_types(x.dtype, torch.float32)
+def widen(x: torch.Tensor) -> torch.Tensor:
+    """Half precision to float32, for in bf16 itself a loss shifts in its third decimal; wider types stay."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class _CrossEntropyOfRows(torch.autograd.Function):
@@ -343,13 +355,12 @@ class _CrossEntropyOfRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_MC: torch.Tensor, labels_M: torch.Tensor, ignored: int) -> torch.Tensor:
-        wide = _wide(logits_MC)
         parts = logits_MC.split(_rows_at_once(logits_MC))
-        log_sums_M = torch.cat([rows.to(wide).logsumexp(dim=-1) for rows in parts])
+        log_sums_M = torch.cat([widen(rows).logsumexp(dim=-1) for rows in parts])
         ctx.save_for_backward(logits_MC, labels_M, log_sums_M)
         ctx.ignored = ignored
         counted_M = labels_M != ignored
-        chosen_M = logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1).to(wide)
+        chosen_M = widen(logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1))
         return (log_sums_M - chosen_M).masked_fill(~counted_M, 0).sum()
 
     @staticmethod
@@ -381,5 +392,5 @@ def _rows_at_once(logits_MC: torch.Tensor) -> int:
 __all__ = [
     "Dropout", "attend", "cast_once", "dropout", "is_autocast", "is_plain", "is_traced", "is_transformed", "keep_wide",
     "linear", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "rotated",
-    "summed_cross_entropy", "values_of",
+    "summed_cross_entropy", "value_outside", "values_of", "widen",
 ]  # fmt: skip

@@ -12,10 +12,9 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .embeddings import check_ids
 from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
 from .heads import DenseHead, cross_entropy, sampled_cross_entropy
-from .inputs import leading_shape
+from .inputs import check_ids, leading_shape
 
 
 class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
@@ -90,7 +89,7 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
             tokens = leading_shape(input_ids, inputs_embeds).numel()
             check_ids(masked_positions, tokens, name="masked_positions", limit="batch * length")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self._encode(*inputs, read_positions=masked_positions, **kwargs)
+        outputs = self.model(*inputs, read_positions=masked_positions, return_dict=True, **kwargs)
         x = outputs.last_hidden_state
         x = x if masked_positions is None else x[0]
         if sampled_ids is None:

@@ -167,18 +167,16 @@ def _tiles_that_read(
     return known[1], known[2]
 
 
-def prepare_attention(
-    packed: Packed, config: ClozeBertConfig, *, training: bool, read_positions: torch.Tensor | None
-) -> None:
-    """Make the plans that a forward pass on a CPU would make, ahead of it: where the batch is made, in its thread."""
+def prepare_attention(packed: Packed, config: ClozeBertConfig, *, read_positions: torch.Tensor) -> None:
+    """Make the plans that a training step on a CPU would make, ahead of it: where the batch is made, in its thread."""
     if is_plain() or config._attn_implementation != "sdpa":
         return
-    with torch.set_grad_enabled(training):
+    with torch.enable_grad():
         layer_types = [config.attention_type(layer) for layer in range(config.num_hidden_layers)]
-        reads = read_positions is not None and layer_types[-1] == "full_attention"
+        reads = layer_types[-1] == "full_attention"
         for layer_type in set(layer_types[:-1] if reads else layer_types):
             _tiles_of(packed, config, layer_type)
-        if reads and read_positions is not None:
+        if reads:
             _tiles_that_read(packed, config, read_positions)
 
 

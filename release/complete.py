@@ -49,7 +49,6 @@ def statement(books: list[dict[str, str]]) -> str:
 
 
 def read_books() -> list[dict[str, str]]:
-    """The lines of books.tsv."""
     with (HERE / "books.tsv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
@@ -92,7 +91,6 @@ def complete(run: Path, masked_lm: Path | None, output: Path) -> None:
 
 
 def main() -> None:
-    """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--masked_lm", type=Path)

@@ -3,6 +3,7 @@
 import atexit
 import gc
 import io
+import json
 import os
 import select
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from clozebert.utils.command_line import Flag, Parser, flags_of
-from clozebert.utils.errors import UserError, exit_with_error
+from clozebert.utils.errors import UserError, as_user_errors, exit_with_error
+from clozebert.utils.files import write_text
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 
 _Arguments = TypeVar("_Arguments")
@@ -92,6 +94,18 @@ def read_file(name: str, file: str) -> str:
     if not path.is_file():
         raise UserError(f"{name}: there is no file {path}")
     return read_text(path).strip()
+
+
+def write_results(output_file: str, results: Mapping[str, Any]) -> None:
+    """Write the figures of a program into the file that --output_file names."""
+    with as_user_errors(OSError, about="--output_file"):
+        write_text(Path(output_file), json.dumps(results, indent=2) + "\n")
+
+
+def exit_if_stopped(results: Mapping[str, Any]) -> None:
+    """End as a shell reports a process that a signal ended: whoever started the run sees that it is not done."""
+    if "stopped_by" in results:
+        sys.exit(128 + results["stopped_by"])
 
 
 def command(verb: str) -> str:

@@ -9,23 +9,18 @@ continues on the text, with another vocabulary if wanted: --extend_vocabulary, -
 architecture, report.md and a model card. The same command goes on where it was stopped.
 """
 
-import sys
 from collections.abc import Sequence
 
 from clozebert.adaptation.arguments import AdaptationArguments
-from clozebert.scripts._program import parse, run
+from clozebert.scripts._program import exit_if_stopped, parse, run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the flags and adapt."""
     arguments = parse(AdaptationArguments, argv, doc=__doc__, verb="adapt")
 
     from clozebert.adaptation.adapt import adapt
 
-    results = adapt(arguments, say=lambda line: print(line, flush=True))
-    if "stopped_by" in results:
-        # As a shell reports a process that a signal ended: whoever started the run sees that it is not done.
-        sys.exit(128 + results["stopped_by"])
+    exit_if_stopped(adapt(arguments, say=lambda line: print(line, flush=True)))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ from clozebert.utils.plurals import counted
 
 @dataclasses.dataclass
 class CheckArguments:
-    """What to check."""
-
     directory: str = flag("a folder; may stand first, without the flag", ...)
 
 

@@ -45,8 +45,6 @@ print(json.dumps({"class": type(model).__module__, "found": found}))
 
 @dataclass
 class DemoArguments:
-    """Flags of the demonstration."""
-
     output_dir: str = flag("where everything goes", "runs/demo")
     overwrite_output_dir: bool = flag(
         "write into a folder that is not empty; replace what a demonstration wrote", False

@@ -33,8 +33,6 @@ BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclasses.dataclass
 class DescribeArguments:
-    """What to describe, and at which batch."""
-
     config: str = flag("named architecture, recipe, YAML file or folder of a model", ...)
     batch_size: int = flag("rows of a batch", 1)
     sequence_length: int | None = flag("tokens of a row; default: 512 or the longest, or the patches of an image")

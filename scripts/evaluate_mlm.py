@@ -9,17 +9,15 @@ every other masked-LM model of transformers.
 """
 
 import dataclasses
-import json
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clozebert.scripts._program import parse, run
+from clozebert.scripts._program import parse, run, write_results
 from clozebert.utils.command_line import flag
-from clozebert.utils.errors import UserError, as_user_errors, check_at_least
-from clozebert.utils.files import write_text
+from clozebert.utils.errors import UserError, check_at_least
 
 if TYPE_CHECKING:
     import torch
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class EvaluationArguments:
-    """What to score, and on what."""
-
     model_name_or_path: str = flag("folder or Hub name of a masked-LM model", ...)
     tokenizer_name: str | None = flag("tokenizer, where it is not the model's own folder")
     corpus: str | None = flag("folder that prepare_corpus wrote")
@@ -73,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = evaluate(arguments)
     print("\n".join(score_table(results)))
     if arguments.output_file is not None:
-        with as_user_errors(OSError, about="--output_file"):
-            write_text(Path(arguments.output_file), json.dumps(results, indent=2) + "\n")
+        write_results(arguments.output_file, results)
         print(f"results in {arguments.output_file}")
 
 

@@ -12,7 +12,6 @@ from clozebert.scripts._program import parse, run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the flags, fine-tune, and print the scores."""
     arguments = parse(TokenArguments, argv, doc=__doc__, verb="finetune-token")
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.run import finetune

@@ -9,15 +9,12 @@ seconds to measure it, on the run's own batches where there is a `--corpus`.
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clozebert.scripts._program import parse_run_flags, run
+from clozebert.scripts._program import parse_run_flags, run, write_results
 from clozebert.utils.command_line import flag, flags_of
-from clozebert.utils.errors import UserError, as_user_errors, check_at_least, reject_unknown_keys
-from clozebert.utils.files import write_text
+from clozebert.utils.errors import UserError, check_at_least, reject_unknown_keys
 
 if TYPE_CHECKING:
     from clozebert.corpus import Mixture
@@ -43,7 +40,6 @@ class PlanArguments:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read recipe and flags, then print the plan."""
     from clozebert.training.run_settings import make_config, split_settings
 
     own_flags = flags_of(PlanArguments)
@@ -89,8 +85,7 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
         print(f"The speed assumes {given.utilization:.0%} of the peak; --calibrate measures it, --utilization sets it.")
     facts = _all_phases(found)
     if given.output_file is not None:
-        with as_user_errors(OSError, about="--output_file"):
-            write_text(Path(given.output_file), json.dumps(facts, indent=2) + "\n")
+        write_results(given.output_file, facts)
 
 
 def _run_of(settings: dict[str, Any]) -> "tuple[PretrainingArguments, Mixture | None]":

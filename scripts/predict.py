@@ -13,7 +13,6 @@ from clozebert.scripts._program import parse, run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the flags and write the predictions."""
     arguments = parse(PredictionArguments, argv, doc=__doc__, verb="predict")
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.predict import predict

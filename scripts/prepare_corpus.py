@@ -25,8 +25,6 @@ _SHOWN_DOCUMENTS, _SHOWN_CHARACTERS = 3, 160
 
 @dataclass
 class Arguments:
-    """The flags."""
-
     input: list[str] = flag(
         "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub", ...
     )

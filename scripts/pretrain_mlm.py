@@ -11,15 +11,13 @@ many fields of the model's configuration, is a flag that overrides it.
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from clozebert.scripts._program import parse_run_flags, run
+from clozebert.scripts._program import exit_if_stopped, parse_run_flags, run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read recipe and flags, then train."""
     from clozebert.training.arguments import PretrainingArguments
     from clozebert.training.run_settings import make_config, split_settings, suit_continuing
 
@@ -43,10 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from clozebert.hub.card import write_card
     from clozebert.training.pretraining import pretrain
 
-    results = pretrain(arguments, config, write_card=write_card, recipe=name and Path(name).stem)
-    if "stopped_by" in results:
-        # As a shell reports a process that a signal ended: whoever started the run sees that it is not done.
-        sys.exit(128 + results["stopped_by"])
+    exit_if_stopped(pretrain(arguments, config, write_card=write_card, recipe=name and Path(name).stem))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 @dataclass
 class Arguments:
-    """The flags."""
-
     input: list[str] = flag(
         "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub", ...
     )

@@ -29,7 +29,7 @@ from .step import accumulate_gradient, timed_step
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
 from .training_state import TrainingState
 
-# An estimate before a run on a CPU: tokens of the step that is timed. Seconds from which one step is enough.
+# `seconds_per_token`: on a CPU a step of so many tokens is timed; where one takes so many seconds, no other is.
 _TIMED_TOKENS, _LONG_SECONDS = 4096, 3.0
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..configuration import ClozeBertConfig
 from ..corpus import Corpus, Mixture
-from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
+from ..corpus.tokenizer import load_tokenizer, tokenizer_differences
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
 from .arguments import Phase, PretrainingArguments
@@ -143,9 +143,7 @@ def check_same_weights(configs: list[ClozeBertConfig]) -> None:
 
 def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
     """Refuse a tokenizer other than the one that the corpus was prepared with."""
-    theirs, ours = corpus.manifest["tokenizer"], tokenizer_facts(tokenizer)
-    differing = [name for name, value in ours.items() if theirs.get(name) != value]
-    if differing:
+    if differing := tokenizer_differences(tokenizer, corpus.manifest["tokenizer"]):
         raise UserError(
             f"the corpus {corpus.directory} was tokenized with another tokenizer ({', '.join(differing)} differ): "
             f"prepare it again with this one, or name the one it was prepared with"

@@ -82,7 +82,7 @@ class Distillation(nn.Module):
             follows_M = follows_M + 1 - F.cosine_similarity(found_MD.float(), states_MD.float(), dim=-1)
         # Tokens that a batch was filled up with count here no more than in the student's own loss.
         follows = follows_M.masked_fill(labels == IGNORED_LABEL, 0).sum()
-        # Nor is a step in which nothing is masked NaN.
+        # At least 1: where nothing is masked, the loss would be NaN.
         follows = follows / torch.as_tensor(num_items_in_batch).clamp(min=1).to(follows.device)
         return MaskedLMOutput(loss=(1 - TEACHER_SHARE) * loss + follows, logits=None if loss_only else logits_MV)
 

@@ -23,6 +23,7 @@ from ..utils.errors import UserError
 from ..utils.input_length import beginning_of
 from ..utils.progress_bar import StageBars
 from .evaluation import perplexity
+from .initial_model import SPECIAL_TOKEN_IDS
 from .rebuilding import POSITION_TABLE, changed, model_with, take_layers, take_rows
 
 # Where all tokens of a document are masked, one at a time, the work grows with the square of its length.
@@ -77,7 +78,7 @@ def _masked_loss(
     """The sum of -log p over the tokens that are masked one at a time, and their number."""
     config = model.config
     mask_token_id = _mask_token_of(config)
-    special = {getattr(config, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep", "mask")}
+    special = {getattr(config, name) for name in SPECIAL_TOKEN_IDS}
     scores = masked_log_likelihoods(
         model,
         documents,

@@ -1,18 +1,16 @@
 """The model that a run starts from: its configuration, its special tokens, random or loaded weights."""
 
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
-from transformers.utils import logging as transformers_logging
 
 from ..configuration import ClozeBertConfig
 from ..corpus import Corpus
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
+from ..utils.progress_bar import without_progress_bars
 from ..utils.untrusted import check_model_folder
 
 # What `from_pretrained` says of weights that it did not load as they are.
@@ -84,15 +82,3 @@ def make_model(
             "take the checkpoint that still has it"
         )
     return model
-
-
-@contextlib.contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Keep transformers' bars for reading and writing shards out of the run's own."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()

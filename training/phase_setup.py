@@ -47,7 +47,6 @@ class PhaseSetup:
 
     @property
     def arguments(self) -> PretrainingArguments:
-        """Those of the phase."""
         return self.phase.arguments
 
 

@@ -44,7 +44,7 @@ def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, recurs:
         masked_positions = torch.cat([masked_positions, masked_positions[-1:].expand(missing)])
         labels = torch.cat([labels, labels.new_full((missing,), IGNORED_LABEL)])
     if plan_for is not None:
-        prepare_attention(packed, plan_for, training=True, read_positions=masked_positions)
+        prepare_attention(packed, plan_for, read_positions=masked_positions)
     inputs = {
         "input_ids": torch.from_numpy(batch.input_ids),
         "packed": packed,
@@ -103,7 +103,6 @@ def count_predicted(inputs: ModelInputs) -> int:
 
 
 def pin(inputs: ModelInputs) -> ModelInputs:
-    """The same in pinned memory."""
     return {key: value.pin_memory() for key, value in inputs.items()}
 
 

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from ..utils.errors import UserError
 from ..utils.files import WriteCard, whole_files, write_text
 from ..utils.locks import lock_folder
+from ..utils.progress_bar import without_progress_bars
 from ..utils.tokenizer_files import save_tokenizer
 from .checkpoints import commit_checkpoint
 from .curves import CURVE_NAME, draw_loss_curve
 from .damage import first_not_finite
-from .initial_model import without_progress_bars
 from .progress import LOG_NAME
 from .training_state import TrainingState
 

@@ -19,7 +19,7 @@ from .arguments import PretrainingArguments
 STATE_FOLDER = "training_state"
 OPTIMIZER_FILE = f"{STATE_FOLDER}/optimizer.safetensors"
 STATE_FILE = f"{STATE_FOLDER}/state.json"
-# 1 had neither `files` nor `tensors`.
+# Checkpoints of format 1 have no `Binding`: neither `files` nor `tensors`.
 FORMAT = 2
 
 
@@ -81,7 +81,6 @@ class Binding:
 
 
 def write_state(directory: Path, state: TrainingState, binding: Binding) -> None:
-    """Write `state.json` of a checkpoint."""
     values = {"format": FORMAT, **dataclasses.asdict(state), **dataclasses.asdict(binding)}
     dump_json(directory / STATE_FILE, {**values, "sha256": _digest(values)})
 
@@ -184,5 +183,4 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def dump_json(path: Path, value: Any) -> None:
-    """Write a value as JSON."""
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -37,7 +37,6 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator["Watchdog"]:
-        """Watch in a thread for a while."""
         self.progress()
         thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         thread.start()

@@ -83,6 +83,20 @@ def heartbeat(description: str) -> Iterator[None]:
         ended.set()
 
 
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Without transformers' own bars, for reading and writing shards, among those of the program."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 class StageBars:
     """A bar for each of several stages; called with (done, total) of the current one."""
 

@@ -26,7 +26,6 @@ def save_tokenizer(tokenizer: Any, directory: str | os.PathLike) -> None:
 
 
 def read_tokenizer_settings(directory: str | os.PathLike) -> dict[str, Any]:
-    """tokenizer_config.json of a folder."""
     return json.loads((Path(directory) / _SETTINGS).read_text(encoding="utf-8"))
 
 

@@ -48,7 +48,7 @@ def file_beside(folder: Path, name: object, *, where: object) -> Path:
         UserError: the name leads, or a link of that name leads, out of the folder.
     """
     if not is_plain_name(name):
-        raise UserError(f"{where} names the file {_shown(name)}, which is not a file of its folder")
+        raise UserError(f"{where} names the file {shown(name)}, which is not a file of its folder")
     path = folder / str(name)
     if path.is_symlink() and not is_within(path, folder):
         raise UserError(f"{path} is a link that leaves its folder: put the file itself there")
@@ -145,7 +145,7 @@ def shards_of(index: Path, values: dict[str, Any] | None = None) -> list[Path]:
     weights = (read_json_object(index) if values is None else values).get("weight_map")
     if not isinstance(weights, dict) or not weights:
         raise UserError(f"{index} must hold an object under 'weight_map': which tensor is in which file")
-    names = {_shown(name): name for name in weights.values()}
+    names = {shown(name): name for name in weights.values()}
     shards = [file_beside(index.parent, names[key], where=index) for key in sorted(names)]
     for shard in shards:
         if not shard.is_file():
@@ -153,5 +153,6 @@ def shards_of(index: Path, values: dict[str, Any] | None = None) -> list[Path]:
     return shards
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value that a stranger wrote, for a message: short, and nothing in it that a terminal obeys."""
     return ascii(value)[:80]

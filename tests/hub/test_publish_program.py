@@ -19,10 +19,10 @@ from clozebert.hub.convert import to_native
 from clozebert.hub.publishing import complete_folder
 from clozebert.hub.pushing import push_folder
 from clozebert.hub.verification import Verification
-from clozebert.modeling.bundle import class_of_auto_class
+from clozebert.modeling.bundle import CLASS_OF_AUTO_CLASS
 from clozebert.scripts.publish import main
 
-TEXT_CLASSES = [name for name in class_of_auto_class() if name != "AutoModelForImageClassification"]
+TEXT_CLASSES = [name for name in CLASS_OF_AUTO_CLASS if name != "AutoModelForImageClassification"]
 IMAGE_CLASSES = ["AutoModel", "AutoModelForImageClassification"]
 READER = Path(__file__).with_name("reader.py")
 

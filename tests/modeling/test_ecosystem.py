@@ -31,7 +31,7 @@ from clozebert import (
     ClozeBertForTokenClassification,
     ClozeBertModel,
 )
-from clozebert.modeling.bundle import CODE_FILES, class_of_auto_class
+from clozebert.modeling.bundle import CLASS_OF_AUTO_CLASS, CODE_FILES
 
 IDS = torch.as_tensor(random_ids(2, 9))
 MASK = torch.ones_like(IDS)
@@ -114,7 +114,7 @@ def tokenizer():
 
 
 def test_the_table_of_auto_classes_is_whole():
-    assert {name: model_class.__name__ for name, (model_class, _) in CLASSES.items()} == class_of_auto_class()
+    assert {name: model_class.__name__ for name, (model_class, _) in CLASSES.items()} == CLASS_OF_AUTO_CLASS
 
 
 @pytest.mark.parametrize("name", CLASSES)
