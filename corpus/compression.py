@@ -39,13 +39,15 @@ def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[],
     Raises:
         MissingFileError: there is no such file.
         MissingPackageError: what reads this compression is not installed.
-        UserError: it is a folder, or damaged, or in UTF-16, or holds no plain text, such as a PDF.
+        UserError: it is a folder or a pipe, or damaged, or in UTF-16, or holds no plain text, such as a PDF.
     """
     path = Path(path)
     if path.is_dir():
         raise UserFileError(f"{path} is a folder; name a file in it")
     if not path.exists():
         raise MissingFileError(f"no such file: {path}")
+    if not path.is_file():
+        raise UserFileError(f"{path} is a pipe or a device, and texts are read more than once: write them into a file")
     with as_user_errors(OSError):
         raw = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
     with raw:

@@ -47,8 +47,9 @@ def texts_of_table(
     table: TableFile, text_column: str | None, *, read_cell: ReadCell | None = None
 ) -> Iterator[str | BadText]:
     """The text of each row."""
-    if not table.columns:  # no row, or no good one
-        yield from (row for row in table.rows() if isinstance(row, BadText))
+    if not table.columns:  # no row, or none that holds anything
+        for row in table.rows():
+            yield row if isinstance(row, BadText) else BadText(row.line, "the record is empty", table.unit)
         return
     column = find_text_column(table, text_column, flag="--text_column" if read_cell is None else "--id_column")
     for row in table.rows([column]):

@@ -64,7 +64,8 @@ def read_lines(file: BinaryIO, source: str) -> Iterator[tuple[int, Any]]:
         except RecordError as error:
             yield number, error
         except (ValueError, RecursionError) as error:
-            yield number, RecordError(_reason(error))
+            form = " (each line holds a whole object, or the file one array of objects)" if number == 1 else ""
+            yield number, RecordError(_reason(error) + form)
 
 
 def read_array(file: TextIO, source: str) -> Iterator[tuple[int, Any]]:

@@ -61,7 +61,7 @@ class TableFile:
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns; of JSON, those of the first object."""
+        """The names of the columns; of JSON, those of the first object that has any."""
         raise NotImplementedError
 
     @property
@@ -273,7 +273,7 @@ class _Json(TableFile):
 
     @cached_property
     def columns(self) -> list[str]:
-        return next((list(row.values) for row in self.rows() if isinstance(row, Row)), [])
+        return next((list(row.values) for row in self.rows() if isinstance(row, Row) and row.values), [])
 
     @cached_property
     def all_columns(self) -> list[str]:

@@ -259,19 +259,20 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     path = Path(name_or_path)
     if path.exists() and not (path / "tokenizer.json").is_file():
         raise UserError(f"tokenizer_name={name_or_path!r} holds no tokenizer.json; train one with train_tokenizer")
-    check_model_folder(path, allow_pickle=True)  # no weights are read
+    check_model_folder(name_or_path, allow_pickle=True)  # no weights are read
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
     except Exception as error:  # whatever a library meets in files that others made
-        raise UserError(f"tokenizer_name={name_or_path!r} cannot be loaded: {first_line(error)}") from None
+        here = "" if path.exists() else "is no folder here, and "
+        raise UserError(f"tokenizer_name={name_or_path!r} {here}cannot be loaded: {first_line(error)}") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(f"tokenizer_name={name_or_path!r} is not a fast tokenizer; word boundaries need one")
     missing = [name for name in SPECIAL_TOKENS if getattr(tokenizer, name) is None and name != "unk_token"]
     if missing:
+        wanted = {name: SPECIAL_TOKENS[name] for name in missing}
         raise UserError(
             f"tokenizer_name={name_or_path!r} has no {', '.join(missing)}, which masked LM needs; give it some by "
-            f"tokenizer.add_special_tokens({{{missing[-1]!r}: '[{missing[-1].removesuffix('_token').upper()}]'}}) and "
-            "save it, or train another with train-tokenizer"
+            f"tokenizer.add_special_tokens({wanted}) and save it, or train another with train-tokenizer"
         )
     _frame_texts(tokenizer, name_or_path)
     return tokenizer

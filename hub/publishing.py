@@ -15,14 +15,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from .. import __version__
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
-from ..utils.input_length import NO_LIMIT, longest_input
-from ..utils.tokenizer_files import read_tokenizer_settings, write_tokenizer_settings
+from ..utils.input_length import announce_length
+from ..utils.tokenizer_files import read_tokenizer_settings
 from ..utils.untrusted import check_model_folder, is_within, read_json_object
 from .card import CARD_NAME, read_card, write_card
 from .convert import convert_from_native, to_native
@@ -244,12 +243,7 @@ def code_license() -> str | None:
 def _check_tokenizer(source: Path, folder: Path, model: Any) -> None:
     if not (folder / "tokenizer_config.json").is_file():
         raise UserError(f"{source} has no tokenizer: save it there with tokenizer.save_pretrained({str(source)!r})")
-    settings = read_tokenizer_settings(folder)
-    stated = settings.get("model_max_length", NO_LIMIT)
-    longest = longest_input(model, SimpleNamespace(model_max_length=stated))
-    if longest < min(stated, NO_LIMIT):
-        # Without it, pipelines do not know where to cut a text.
-        write_tokenizer_settings(folder, {**settings, "model_max_length": longest})
+    announce_length(folder, model)
 
 
 def _write_fingerprint(source: Path, folder: Path, model: Any) -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ..utils.errors import UserError
 from ..utils.files import WriteCard, whole_files, write_text
+from ..utils.input_length import announce_length
 from ..utils.locks import lock_folder
 from ..utils.progress_bar import without_progress_bars
 from ..utils.tokenizer_files import save_tokenizer
@@ -104,6 +105,7 @@ class OutputFolder:
         with without_progress_bars():
             model.save_pretrained(directory, state_dict=weights)
         save_tokenizer(self.tokenizer, directory)
+        announce_length(directory, model)
 
 
 def _check_finite(tensors: Weights, *, step: int, whose: str = "") -> None:

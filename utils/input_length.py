@@ -1,9 +1,13 @@
 """The longest input of a model, in tokens."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
+
+from .tokenizer_files import read_tokenizer_settings, write_tokenizer_settings
 
 NO_LIMIT = 1 << 30
 
@@ -25,6 +29,15 @@ def longest_input(model: nn.Module, tokenizer: Any) -> int:
             padding_idx = getattr(module, "padding_idx", None)
             limits.append(len(module.weight) - (0 if padding_idx is None else padding_idx + 1))
     return min(limits)
+
+
+def announce_length(folder: Path, model: nn.Module) -> None:
+    """Let the tokenizer in a folder announce no longer input than the model takes: there pipelines cut a text."""
+    settings = read_tokenizer_settings(folder)
+    stated = settings.get("model_max_length", NO_LIMIT)
+    longest = longest_input(model, SimpleNamespace(model_max_length=stated))
+    if longest < min(stated, NO_LIMIT):
+        write_tokenizer_settings(folder, {**settings, "model_max_length": longest})
 
 
 def beginning_of(tokenizer: Any, text: str, tokens: int) -> tuple[list[int], int]:

@@ -93,14 +93,16 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False) -> None:
     """Refuse a folder of a model or tokenizer that leads out of itself, or whose weights are pickles alone.
 
-    What is no folder here (a name on the Hub) passes: the Hub's own library checks names, and `use_safetensors=True`
-    reads no pickle.
+    A name on the Hub passes: the Hub's own library checks names, and `use_safetensors=True` reads no pickle.
 
     Raises:
+        MissingFileError: no such folder, and nothing on the Hub is named so.
         UserError: a JSON file that is none, an index or a link that leads out, or weights as a pickle only.
     """
     home = Path(folder)
     if not home.is_dir():
+        if not home.exists() and (len(home.parts) > 2 or str(folder)[:1] in "/.~"):
+            raise MissingFileError(f"there is no folder {folder}")
         return
     try:
         paths = sorted(home.iterdir())

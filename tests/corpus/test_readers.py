@@ -152,6 +152,10 @@ BAD = {
     "d.jsonl": (b'{"text": "fine"}\n{"text": 5}\n', r"line 2: the text is '5', a int", ["fine"]),
     "e.jsonl": (b'{"text": "fine"}\n["x"]\n', r"line 2: expected a JSON object, found list", ["fine"]),
     "f.jsonl": (b'{"text": "fine"}\n{"text": "\\ud800"}\n', r"line 2: '\\ud800' is not UTF-8", ["fine"]),
+    "g.jsonl": (b'{}\n{"text": "fine"}\n', r"line 1: the record has no 'text'", ["fine"]),
+    "g.json": (b'[{}, {"text": "fine"}]', r"line 1: the record has no 'text'", ["fine"]),
+    "h.jsonl": (b"{}\n", r"line 1: the record is empty", []),
+    "h.json": (b'{"data":\n', r"line 1: not JSON: .* \(each line holds a whole object, or", []),
     "a.csv": (b'id,text\n1,fine\n2,"b\xe4d"\n3,fine too\n', r"line 3: byte 0xe4 is not UTF-8", ["fine", "fine too"]),
 }
 
@@ -192,6 +196,8 @@ def test_what_is_wrong_with_inputs_is_said(tmp_path: Path) -> None:
         Reader([])
     with pytest.raises(ValueError, match="holds no file"):
         Reader([tmp_path])
+    with pytest.raises(ValueError, match="null is a pipe or a device, and texts are read more than once"):
+        Reader(["/dev/null"])
     (tmp_path / "a.txt").touch()
     with pytest.raises(ValueError, match="the corpus is empty"):
         Reader([tmp_path])

@@ -131,9 +131,12 @@ def test_what_is_wrong_is_said(wrong: dict[str, Any], message: str) -> None:
 def test_loading_names_what_is_missing(tokenizers: dict[str, PreTrainedTokenizerFast], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no tokenizer\.json"):
         load_tokenizer(str(tmp_path))
+    for absent in (str(tmp_path / "absent"), "./absent", "one/two/three"):
+        with pytest.raises(FileNotFoundError, match=f"there is no folder {absent}"):
+            load_tokenizer(absent)
     incomplete = PreTrainedTokenizerFast(tokenizer_object=tokenizers["bpe"].backend_tokenizer, pad_token="[PAD]")
     incomplete.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"has no cls_token, sep_token, mask_token, .*\{'mask_token': '\[MASK\]'\}"):
+    with pytest.raises(ValueError, match=r"has no cls_token, .*'\[SEP\]', 'mask_token': '\[MASK\]'\}"):
         load_tokenizer(str(tmp_path))
 
 

@@ -120,6 +120,9 @@ def test_it_learns_and_leaves_a_model(prepared: Path, tmp_path: Path, optimizer:
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
     assert model.config.mask_token_id == tokenizer.mask_token_id == 4
+    # The tokenizer of the run states no length; truncation has to know the model's.
+    assert make_tokenizer(56).model_max_length > 1e9
+    assert tokenizer.model_max_length == model.config.max_position_embeddings
     assert model.dtype == torch.float32
     checkpoints = sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*"))
     assert checkpoints == ["checkpoint-100", "checkpoint-120"]

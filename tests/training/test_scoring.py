@@ -208,7 +208,7 @@ def test_mistakes_are_named(tmp_path: Path, text: Path) -> None:
     twice = [write_pairs(tmp_path / f"{name}.jsonl", [("a", "b")], UID="same") for name in ("x", "y")]
     with pytest.raises(ValueError, match="second file of the paradigm 'same'"):
         read_minimal_pairs(twice)
-    with pytest.raises(ValueError, match="cannot be loaded"):
+    with pytest.raises(ValueError, match="there is no folder"):
         load_masked_lm(str(tmp_path / "nowhere"), device=torch.device("cpu"))
 
 
