@@ -150,17 +150,19 @@ def continue_training(arguments: argparse.Namespace) -> dict[str, Any]:
     held_out = books(data, "mlm_standardebooks", NOVELS + 2)[NOVELS:]
     settings: dict[str, Any] = {
         "model_name_or_path": str(native), "input": books(data, "mlm_openstax", TEXTBOOKS), "general_input": held_out,
-        "output_dir": str(out / "adapted"), "max_seq_length": ROW, "num_processes": 1, "disable_tqdm": True,
+        "output_dir": str(out / f"adapted-{arguments.replay_share:g}"), "max_seq_length": ROW, "num_processes": 1,
+        "disable_tqdm": True,
         "document_separator": "line",
         "max_eval_batches": EVAL_BATCHES, "max_minutes": arguments.minutes, "overwrite_output_dir": False,
     }  # fmt: skip
-    if arguments.replay:
+    if arguments.replay_share:
         settings["replay_input"] = books(data, "mlm_standardebooks", NOVELS)
+        settings["replay_share"] = arguments.replay_share
     adapt(AdaptationArguments(prepare_only=True, **settings), say=lambda line: None)
     begun = time.process_time()
     results = adapt(AdaptationArguments(**settings), say=lambda line: None)
     seconds = time.process_time() - begun
-    work = out / "adapted" / "adaptation"
+    work = Path(settings["output_dir"]) / "adaptation"
     splits = {"new": Corpus(work / "corpus", "validation"), "general": Corpus(work / "general")}
     figures: dict[str, Any] = {
         "model": model_type, "precision": "bf16" if has_fast_bf16(torch.device("cpu")) else "float32",
@@ -269,12 +271,16 @@ def main() -> None:
     parser.add_argument("--output_dir", required=True)
     parser.add_argument("--pretrain_minutes", type=float, default=1.25)
     parser.add_argument("--minutes", type=float, default=0.75)
-    parser.add_argument("--replay", action="store_true")
+    parser.add_argument("--replay_share", type=float, default=0.0, help="of rows from the novels; 0: none")
     arguments = parser.parse_args()
     program = {"continue": continue_training, "vocabulary": vocabulary, "trim": trim}[arguments.what]
     Path(arguments.output_dir).mkdir(parents=True, exist_ok=True)
     text = json.dumps(program(arguments), indent=2)
-    of = {"continue": f"-{arguments.model}", "vocabulary": f"-{arguments.algorithm}", "trim": ""}[arguments.what]
+    of = {
+        "continue": f"-{arguments.model}-{arguments.replay_share:g}",
+        "vocabulary": f"-{arguments.algorithm}",
+        "trim": "",
+    }[arguments.what]
     name = f"{arguments.what}{of}.json"
     (Path(arguments.output_dir) / name).write_text(text + "\n")
     print(text)

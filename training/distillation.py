@@ -9,6 +9,7 @@ states, w the teacher's share:
 The cosine is left out where the two have hidden states of different sizes.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -66,25 +67,62 @@ class Distillation(nn.Module):
             states_MD = self.teacher.model(**inputs).last_hidden_state[0]
             wanted_MV = self.teacher.predict(states_MD, None, None)[1]
         found_MD = self.student.model(**inputs).last_hidden_state[0]
-        loss, logits_MV = self.student.predict(found_MD, labels, num_items_in_batch)
-        # There are labels, so there is a loss.
-        assert loss is not None
+        logits_MV = self.student.predict(found_MD, None, None)[1]
         assert logits_MV is not None
         assert wanted_MV is not None
-        divergence_M = F.kl_div(
-            F.log_softmax(logits_MV[:, : self.common].float(), dim=-1),
-            F.log_softmax(wanted_MV[:, : self.common].float(), dim=-1),
-            log_target=True,
-            reduction="none",
-        ).sum(dim=-1)
-        follows_M = TEACHER_SHARE * divergence_M
+        loss = _Imitation.apply(logits_MV[:, : self.common], wanted_MV[:, : self.common], labels, TEACHER_SHARE)
         if self.compares_states:
-            follows_M = follows_M + 1 - F.cosine_similarity(found_MD.float(), states_MD.float(), dim=-1)
-        # Tokens that a batch was filled up with count here no more than in the student's own loss.
-        follows = follows_M.masked_fill(labels == IGNORED_LABEL, 0).sum()
+            apart_M = 1 - F.cosine_similarity(found_MD.float(), states_MD.float(), dim=-1)
+            # Tokens that a batch was filled up with count no more here than above.
+            loss = loss + apart_M.masked_fill(labels == IGNORED_LABEL, 0).sum()
         # At least 1: where nothing is masked, the loss would be NaN.
-        follows = follows / torch.as_tensor(num_items_in_batch).clamp(min=1).to(follows.device)
-        return MaskedLMOutput(loss=(1 - TEACHER_SHARE) * loss + follows, logits=None if loss_only else logits_MV)
+        loss = loss / torch.as_tensor(num_items_in_batch).clamp(min=1).to(loss.device)
+        return MaskedLMOutput(loss=loss, logits=None if loss_only else logits_MV)
+
+
+class _Imitation(torch.autograd.Function):
+    """(1 - w) (-log q(token)) + w KL(p || q), summed over rows, in float32 or better.
+
+    A few rows are widened at a time, so that they stay in a CPU's cache, and their gradient is computed at once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_MV: torch.Tensor, wanted_MV: torch.Tensor, labels_M: torch.Tensor, share: float
+    ) -> torch.Tensor:
+        wide = torch.promote_types(logits_MV.dtype, torch.float32)
+        total, grad_MV = logits_MV.new_zeros((), dtype=wide), torch.empty_like(logits_MV)
+        for narrow, wanted, labels, grad in _in_parts(logits_MV, wanted_MV, labels_M, grad_MV):
+            logits, token, counts = narrow.to(wide), labels.clamp(min=0)[:, None], labels != IGNORED_LABEL
+            q, log_sum_q = _softmax_and_log_sum(logits)
+            p, log_sum_p = _softmax_and_log_sum(wanted.to(wide))
+            surprise = log_sum_q - logits.gather(1, token).squeeze(1)
+            divergence = torch.linalg.vecdot(p, wanted - logits) - log_sum_p + log_sum_q
+            total += torch.lerp(surprise, divergence, share).masked_fill(~counts, 0).sum()
+            # Of each logit: q - w p, and - (1 - w) at the token.
+            q.sub_(p, alpha=share).scatter_add_(1, token, q.new_full(token.shape, share - 1))
+            grad.copy_(q.mul_(counts[:, None]))
+        ctx.save_for_backward(grad_MV)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.saved_tensors[0] * grad, None, None, None
+
+
+def _softmax_and_log_sum(x_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax, and the logarithm of what it is divided by, [R], from one pass of exponentials."""
+    largest_R1 = x_RV.amax(-1, keepdim=True)
+    powers_RV = (x_RV - largest_R1).exp_()
+    sums_R1 = powers_RV.sum(-1, keepdim=True)
+    return powers_RV.div_(sums_R1), (largest_R1 + sums_R1.log()).squeeze(1)
+
+
+def _in_parts(logits_MV: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Some rows of each tensor at a time: about 4 MB of logits on a CPU, and 1 GB elsewhere."""
+    rows = max(1, (1 << 20 if logits_MV.device.type == "cpu" else 1 << 28) // max(1, logits_MV.shape[1]))
+    return zip(*(tensor.split(rows) for tensor in (logits_MV, *others)), strict=True)
 
 
 def with_teacher(student: ClozeBertForMaskedLM, name_or_path: str) -> Distillation:
