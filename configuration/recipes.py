@@ -66,12 +66,18 @@ def read_yaml(text: str) -> Any:
     """What a text in YAML holds. `1e4` is a number, as in YAML 1.2; in 1.1, which PyYAML reads, it is a word.
 
     Raises:
-        ValueError: it is not valid.
+        ValueError: it is not valid, or names something twice, of which one would be lost.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if key.value in seen:
+                    raise ValueError(f"{key.value!r} stands twice, the second time in line {key.start_mark.line + 1}")
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
 
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:float",
