@@ -42,7 +42,7 @@ _WARM_UP, _DECAY = 0.05, 0.3
 _USUAL_STEPS, _LEAST_ROWS, _MOST_ROWS = 1000, 8, 64
 # The rate that a model of this width continues with; others in inverse proportion to their width. A student's layers do
 # not fit one another at first, and it learns more at a higher rate (docs/LOG.md).
-_LEARNING_RATE, _STUDENT_LEARNING_RATE, _WIDTH = 1e-4, 5e-4, 768
+_LEARNING_RATE, _STUDENT_LEARNING_RATE, _WIDTH = 1e-4, 7e-4, 768
 _REPLAY_SHARE = 0.1
 
 _TEXT, _VOCABULARY, _TRAINING = "text", "another vocabulary", "training and machine"
@@ -94,7 +94,7 @@ class AdaptationArguments:
     max_steps: int | None = flag("updates of the weights (default: by --num_train_epochs)")
     num_train_epochs: float = flag("passes over the new text", 1.0)
     learning_rate: float | None = flag(
-        "peak learning rate (default: 1e-4 x 768 / hidden size, of a student 5e-4)", section=_TRAINING
+        "peak learning rate (default: 1e-4 x 768 / hidden size, of a student 7e-4)", section=_TRAINING
     )
     global_batch_size: int | None = flag(
         "rows of max_seq_length tokens in a step (default: 8 to 64, by the tokens)", section=_TRAINING

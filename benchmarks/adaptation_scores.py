@@ -1,15 +1,14 @@
 """What adapted encoders are worth once fine-tuned, three seeds each, on one thread of a CPU.
 
-    python benchmarks/adaptation_scores.py student --data DATA --work WORK      about two hours of a core
+    python benchmarks/adaptation_scores.py student --data DATA --work WORK      about an hour and a half of a core
     python benchmarks/adaptation_scores.py extended --data DATA --work WORK     half an hour
     python benchmarks/adaptation_scores.py trimmed --data DATA --work WORK      half an hour
 
 DATA holds the folders that finetuning_table.py and adaptation.py read. What WORK holds is not made again, and several
 processes may work in one. The figures go into WORK/NAME.json, with the process time of each adaptation.
 
-`student`: two of the four layers of release/clozebert-books, distilled on the books; the same two layers trained on
-them without a teacher for the same process time; and two layers from random weights, by the recipe of those books, as
-long. `extended`, `trimmed`: a BERT of transformers' own class, pretrained by us for `--minutes`, adapted to the
+`student`: two of the four layers of release/clozebert-books, distilled on the books; and the same two layers
+trained on them without a teacher for the same process time. `extended`, `trimmed`: a BERT of transformers' own class, pretrained by us for `--minutes`, adapted to the
 development set of the Finnish treebank, with the vocabulary as it was and with another. 1,164 of these 1,364 sentences
 are then the training data of a tagger, 200 its validation data, and the treebank's test set is its test. `trimmed`
 keeps the entries of the text that is adapted to, and, a second time, those of the test sentences too. `plain` and
@@ -85,7 +84,7 @@ def steps_for(work: Path, name: str, seconds: float, make: Any) -> int:
 
 
 def make_student(work: Path, data: Path, steps: int) -> dict[str, Any]:
-    """The teacher, its student, and the two models without a teacher."""
+    """The teacher, its student, and the same layers without a teacher."""
     parts = [line.split("\t")[:2] for line in (ROOT / "release" / "books.tsv").read_text().splitlines()[1:]]
     train, held_out = ([data / name for split, name in parts if split == wanted] for wanted in ("train", "validation"))
     if not (work / "teacher").exists():
@@ -110,18 +109,8 @@ def make_student(work: Path, data: Path, steps: int) -> dict[str, Any]:
     seconds = found["student"]["process_seconds"]
     rate = str(read_json(work / "student" / "adaptation_results.json")["settings"]["learning_rate"])
     alone = adapted(work / "student" / "adaptation" / "start", "--learning_rate", rate)
-
-    def scratch(output: Path, count: int) -> tuple[str | Path, ...]:
-        return (
-            "pretrain", "--config", ROOT / "release" / "books.yaml", "--num_hidden_layers", "2",
-            "--corpus", work / "corpus", "--tokenizer_name", TEACHER, "--output_dir", output,
-            "--max_steps", str(count), "--warmup_steps", "0.05",
-            "--eval_steps", "0", "--disable_tqdm",
-        )  # fmt: skip
-
-    for name, make in (("alone", alone), ("scratch", scratch)):
-        count = steps_for(work, name, seconds, make)
-        found[name] = {"steps": count, "process_seconds": command(work, name, *make(work / name, count))}
+    count = steps_for(work, "alone", seconds, alone)
+    found["alone"] = {"steps": count, "process_seconds": command(work, "alone", *alone(work / "alone", count))}
     for name in ("student", "alone"):
         stages = read_json(work / name / "adaptation_results.json")["evaluation"]
         found[name]["loss"] = {stage: texts["new"]["eval_loss"] for stage, texts in stages.items()}
@@ -194,7 +183,7 @@ def main() -> None:
     datasets = {name: DATASETS[name] for name in TASKS} if what == "student" else FINNISH
     make_data(work, data, datasets)
     if what == "student":
-        models = ["teacher", "student", "alone", "scratch"]
+        models = ["teacher", "student", "alone"]
         figures = make_student(work, data, arguments.steps or 500)
     else:
         many = MANY_ENTRIES if what == "trimmed" else None

@@ -23,7 +23,7 @@ from ..modeling.packed import Packed
 from .initial_model import load_configuration, make_model
 
 # w: the teacher's share of what the logits learn.
-TEACHER_SHARE = 0.5
+TEACHER_SHARE = 0.8
 
 
 class Distillation(nn.Module):
