@@ -7,12 +7,13 @@
 DATA holds the folders that finetuning_table.py and adaptation.py read. What WORK holds is not made again, and several
 processes may work in one. The figures go into WORK/NAME.json, with the process time of each adaptation.
 
-`student`: two of the four layers of release/clozebert-books, distilled on the books; and the same two layers trained on
-them without a teacher for the same process time. `extended`, `trimmed`: a BERT of transformers' own class, pretrained by
-us for `--minutes`, adapted to the development set of the Finnish treebank, with the vocabulary as it was and with
-another. 1,164 of these 1,364 sentences are then the training data of a tagger, 200 its validation data, and the
-treebank's test set is its test. `trimmed` keeps the entries of the text that is adapted to, and, a second time, those of
-the test sentences too. `plain` and `plain-trimmed` are the model before and after that trimming, without any adaptation.
+`student`: two of the four layers of release/clozebert-books, distilled on the books; and the same two layers trained
+on them without a teacher for the same process time. `extended`, `trimmed`: a BERT of transformers' own class,
+pretrained by us for `--minutes`, adapted to the development set of the Finnish treebank, with the vocabulary as it
+was and with another. 1,164 of these 1,364 sentences are then the training data of a tagger, 200 its validation data,
+and the treebank's test set is its test. `trimmed` keeps the entries of the text that is adapted to, and, a second
+time, those of the test sentences too. `plain` and `plain-trimmed` are the model before and after that trimming,
+without any adaptation.
 """
 
 import argparse
