@@ -106,7 +106,7 @@ def _runs(file: BinaryIO, separator: str) -> Iterator[tuple[int, bytes]]:
     run: list[bytes] = []
     first_line, size = 1, 0
     for number, line in _lines(file):
-        ends_here = separator == "blank_line" and not line.strip()
+        ends_here = separator == "blank_line" and _is_blank(line)
         if not ends_here:
             if not run:
                 first_line, size = number, 0
@@ -114,11 +114,17 @@ def _runs(file: BinaryIO, separator: str) -> Iterator[tuple[int, bytes]]:
             size += len(line)
             ends_here = separator == "line" or size >= LARGEST_DOCUMENT or not line.endswith(b"\n")
         if ends_here and run:
-            if separator != "line" or b"".join(run).strip():
+            if separator != "line" or not _is_blank(b"".join(run)):
                 yield first_line, b"".join(run)
             run = []
-    if b"".join(run).strip():
+    if not _is_blank(b"".join(run)):
         yield first_line, b"".join(run)
+
+
+def _is_blank(line: bytes) -> bool:
+    """Whether a person sees nothing: Chinese and Japanese texts have wide spaces in such lines."""
+    rest = line.lstrip()
+    return not rest or (rest[0] > 0x7F and not rest.decode("utf-8", "replace").strip())
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

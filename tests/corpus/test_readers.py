@@ -103,6 +103,16 @@ def test_what_ends_a_document(tmp_path: Path, separator: str, expected: list[str
     assert read(tmp_path / "a.txt", document_separator=separator) == expected
 
 
+@pytest.mark.parametrize("blank", ["\u3000", " \u3000\u3000\r", "\u00a0", "\u2003 \t"])
+def test_a_line_of_wide_spaces_is_blank(tmp_path: Path, blank: str) -> None:
+    (tmp_path / "a.txt").write_bytes(f"\u3000一\n二\n{blank}\n三\n{blank}".encode())
+    assert read(tmp_path / "a.txt") == ["\u3000一\n二", "三"]
+    assert read(tmp_path / "a.txt", document_separator="line") == ["\u3000一", "二", "三"]
+    (tmp_path / "b.txt").write_bytes(b"one\n\xff\n")  # not UTF-8, and not blank
+    with pytest.raises(ValueError, match="line 2: byte 0xff"):
+        read(tmp_path / "b.txt")
+
+
 @given(st.text(alphabet="aé漢🤗 \n", max_size=400), st.sampled_from(["blank_line", "line", "file"]))
 def test_what_is_too_long_is_cut_and_not_lost(text: str, separator: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
