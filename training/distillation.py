@@ -91,7 +91,9 @@ class _Imitation(torch.autograd.Function):
         ctx: Any, logits_MV: torch.Tensor, wanted_MV: torch.Tensor, labels_M: torch.Tensor, share: float
     ) -> torch.Tensor:
         wide = torch.promote_types(logits_MV.dtype, torch.float32)
-        total, grad_MV = logits_MV.new_zeros((), dtype=wide), torch.empty_like(logits_MV)
+        total = logits_MV.new_zeros((), dtype=wide)
+        # fp16 would lose small numbers before they meet the scale of the loss.
+        grad_MV = torch.empty_like(logits_MV, dtype=wide if logits_MV.dtype == torch.float16 else None)
         for narrow, wanted, labels, grad in _in_parts(logits_MV, wanted_MV, labels_M, grad_MV):
             logits, token, counts = narrow.to(wide), labels.clamp(min=0)[:, None], labels != IGNORED_LABEL
             q, log_sum_q = _softmax_and_log_sum(logits)
