@@ -126,9 +126,7 @@ class AdaptationArguments:
         elif not 0 < self.replay_share < 1:
             raise UserError(f"replay_share={self.replay_share} must lie between 0 and 1, both excluded")
         elif not self.replay_input:
-            raise UserError(
-                f"replay_share={self.replay_share} goes with --replay_input, the text that it is a share of"
-            )
+            raise UserError(f"replay_share={self.replay_share} needs --replay_input, the text that it is a share of")
         if self.max_steps is not None and self.max_minutes is not None:
             raise UserError(f"max_steps={self.max_steps} and max_minutes={self.max_minutes}: give one of them")
         if self.num_train_epochs <= 0:
@@ -156,7 +154,7 @@ class AdaptationArguments:
                 f"distil the result"
             )
         if self.keep_input and not self.trim_vocabulary:
-            raise UserError("keep_input goes with --trim_vocabulary")
+            raise UserError("keep_input needs --trim_vocabulary")
 
     def rows_for(self, tokens: float, *, max_seq_length: int) -> int:
         """The rows of a step: a power of two that makes about 1,000 steps of so many tokens."""
@@ -238,7 +236,7 @@ def check_place(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> 
         for name, found in contents.items():
             if saved.get(_CONTENTS, contents).get(name) != found:
                 raise UserError(
-                    f"output_dir={arguments.output_dir} holds an adaptation with another {name}: what stands there has "
+                    f"output_dir={arguments.output_dir} holds an adaptation with another {name}: its content has "
                     "changed since; give another output_dir, or --overwrite_output_dir"
                 )
         return

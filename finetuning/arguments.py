@@ -106,7 +106,7 @@ class FinetuningArguments:
         "Run once for each seed, in sub-folders, and report mean and deviation.", section=_RUNS
     )
     hyperparameter_search: int | None = flag(
-        "First try this many settings of learning rate, batch size and epochs (but those given), then train the best.",
+        "First try this many settings of learning rate, batch size and epochs (if not given), then train the best.",
         section=_TRAINING,
     )
     report_to: str = flag("Tracker for transformers' Trainer ('tensorboard', 'wandb' …).", "none", section=_RUNS)

@@ -27,7 +27,7 @@ class ConvertArguments:
 def main(argv: list[str] | None = None) -> None:
     arguments = parse(ConvertArguments, argv, doc=__doc__, verb="convert")
     if Path(arguments.output_dir).resolve() == Path(arguments.input).resolve():
-        raise UserError("output_dir is the input: the model would be written over while it is read")
+        raise UserError("output_dir is the input: the model would be overwritten while it is read")
 
     from clozebert.hub.convert import convert_folder
 

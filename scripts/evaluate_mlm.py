@@ -95,7 +95,9 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     longest = longest_input(model, tokenizer)
     length = _row_length(arguments.max_seq_length, longest)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # type: ignore[operator]
-        raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model: name the model's own")
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, more than the model: give the model's own tokenizer"
+        )
     results: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     begun = time.perf_counter()
     bars = StageBars(unit="")

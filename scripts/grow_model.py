@@ -80,7 +80,8 @@ def main(argv: list[str] | None = None) -> None:
         write_card(partial, facts)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
-        f"{arguments.output_dir}: {parameters:,} parameters; train on with --model_name_or_path {arguments.output_dir}"
+        f"{arguments.output_dir}: {parameters:,} parameters; continue training with --model_name_or_path "
+        f"{arguments.output_dir}"
     )
 
 

@@ -101,7 +101,7 @@ def _run_of(settings: dict[str, Any]) -> "tuple[PretrainingArguments, Mixture | 
         return length_by_text(run, corpora), corpora
     if run.max_steps is None:
         run = run.of_length(_STEPS_OF_AN_UNKNOWN_TEXT)
-        print(f"for {run.num_steps:,} steps: give --corpus, or --max_steps, for those of your run")
+        print(f"for {run.num_steps:,} steps: give --corpus, or --max_steps, for the length of your run")
     return run, None
 
 

@@ -100,7 +100,7 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
         print("warning: no document is left to train on, as all are held out")
     shared = manifests["train"].get("also_in_validation", 0)
     if shared:
-        print(f"warning: {shared:,} documents of --input stand in --validation_input, too, and will be trained on; "
+        print(f"warning: {shared:,} documents of --input are in --validation_input, too, and will be trained on; "
               "--deduplicate exact leaves them out")  # fmt: skip
     unknown, tokens = manifests["train"]["unknown_tokens"], manifests["train"]["tokens"]
     if unknown > 0.01 * tokens:

@@ -108,7 +108,7 @@ def _completion(arguments: PublishArguments) -> "Completion":
 
     evaluation = None
     if (arguments.eval_dataset is None) != (arguments.eval_metric is None):
-        raise UserError("eval_dataset and eval_metric say one thing together: give both, or neither")
+        raise UserError("eval_dataset and eval_metric belong together: give both, or neither")
     if arguments.eval_dataset is not None and arguments.eval_metric is not None:
         evaluation = (arguments.eval_dataset, arguments.eval_task, arguments.eval_metric)
     statement = arguments.data_statement

@@ -356,7 +356,7 @@ class PretrainingArguments:
         if self.mask_share < 0 or self.random_share < 0 or self.mask_share + self.random_share > 1:
             raise UserError(
                 f"mask_share={self.mask_share} and random_share={self.random_share} share the predicted tokens: "
-                f"neither may be negative, nor their sum above 1"
+                f"both must be at least 0, and their sum at most 1"
             )
         if self.vocabulary_sample and self.teacher_name_or_path is not None:
             raise UserError(
@@ -391,7 +391,7 @@ class PretrainingArguments:
         if self.phases and self.max_steps is None:
             raise UserError("phases need max_steps: say how long the first phase is, too (--max_steps)")
         if self.max_minutes is not None and self.phases:
-            raise UserError("max_minutes gives the run one length, but it has phases: say max_steps of each instead")
+            raise UserError("max_minutes does not go with phases: give max_steps for each of them instead")
 
     def _check_schedule(self) -> None:
         warmup, decay = self.warmup_steps, self.decay_steps or 0
