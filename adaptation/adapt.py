@@ -224,7 +224,7 @@ class Adaptation:
             self.say(f"{name}: {value}")
         asked = self.arguments.extend_vocabulary
         if asked and start.facts["new entries"] < asked:
-            self.say(f"extend_vocabulary={asked}: the text holds no more that occurs twice and is no entry yet")
+            self.say(f"extend_vocabulary={asked}: nothing else in the text occurs twice and is not an entry yet")
         with whole_folder(self.work / "start") as folder:
             start.model.save_pretrained(folder)
             save_tokenizer(start.tokenizer, folder)
@@ -252,7 +252,7 @@ class Adaptation:
             )
             if not manifests["train"]["documents"]:
                 raise UserError(
-                    f"every document of {name}={getattr(arguments, name)} stands in --validation_input too, and none "
+                    f"every document of {name}={getattr(arguments, name)} is in --validation_input too, and none "
                     f"is left to train on: leave it out of one of them"
                 )
             if name != "general_input" and not manifests["validation"]["documents"]:

@@ -52,10 +52,12 @@ _TEXT, _VOCABULARY, _TRAINING = "text", "another vocabulary", "training and mach
 class AdaptationArguments:
     """The flags. Only a model, text and an output folder are needed."""
 
-    model_name_or_path: str = flag("the encoder: any that convert knows, or ours, with its head", ...)
+    model_name_or_path: str = flag(
+        "the encoder with its masked-LM head: a ClozeBERT, or one that convert can read", ...
+    )
     output_dir: str = flag("where the adapted model and its report go", ...)
-    input: list[str] | None = flag("the new text, as prepare_corpus takes it")
-    corpus: str | None = flag("instead of --input: what prepare_corpus wrote with the model's own tokenizer")
+    input: list[str] | None = flag("the new text, in any form that prepare-corpus reads")
+    corpus: str | None = flag("instead of --input: what prepare-corpus wrote with the model's own tokenizer")
     validation_input: list[str] | None = flag(
         "new text to validate on; without it, some of --input is held out", section=_TEXT
     )
@@ -64,9 +66,11 @@ class AdaptationArguments:
     document_separator: str = flag(
         "what ends a document in text files: blank_line, line or file", "blank_line", section=_TEXT
     )
-    on_bad_text: str = flag("error, or skip documents that are not valid UTF-8", "error", section=_TEXT)
+    on_bad_text: str = flag(
+        "what to do about documents that are not valid UTF-8: error or skip", "error", section=_TEXT
+    )
     deduplicate: str = flag("none, exact (each text once) or near", "exact", section=_TEXT)
-    num_processes: int | None = flag("processes that tokenize; default: one for each processor", section=_TEXT)
+    num_processes: int | None = flag("processes that tokenize (default: one for each processor)", section=_TEXT)
     replay_input: list[str] | None = flag("text of the kind that the model was trained on, mixed in against forgetting")
     replay_share: float | None = flag(
         "the share of the rows that comes from --replay_input (default: 0.1)", section=_TEXT
@@ -75,26 +79,27 @@ class AdaptationArguments:
         "text to measure forgetting on (default: some held out of --replay_input)", section=_TEXT
     )
     protect: list[str] | None = flag(
-        "test sets: how much of each stands in the training text is reported", section=_TEXT
+        "test sets: the report says how much of each occurs in the training text", section=_TEXT
     )
 
     extend_vocabulary: int | None = flag(
-        "learn so many new entries from --input, and add them to the vocabulary", section=_VOCABULARY
+        "learn this many new entries from --input, and add them to the vocabulary", section=_VOCABULARY
     )
     trim_vocabulary: bool = flag("drop the entries that no text given here uses", False, section=_VOCABULARY)
     keep_input: list[str] | None = flag("with --trim_vocabulary: text whose entries stay too", section=_VOCABULARY)
     tokenizer_name: str | None = flag(
-        "another tokenizer: rows are carried over by what its entries stand for", section=_VOCABULARY
+        "another tokenizer; embeddings of entries with the same text are carried over", section=_VOCABULARY
     )
 
     student: str | None = flag(
-        "distil into a smaller model: how many of the layers it keeps, or the name of a model with the same tokenizer"
+        "distil into a smaller model: a number of layers to keep, or a model with the same tokenizer"
     )
-    max_minutes: float | None = flag("how long the whole command may take; the steps follow from it")
-    max_steps: int | None = flag("updates of the weights (default: by --num_train_epochs)")
+    max_minutes: float | None = flag("minutes that the whole command may take; they decide the number of steps")
+    max_steps: int | None = flag("steps, which are updates of the weights (default: by --num_train_epochs)")
     num_train_epochs: float = flag("passes over the new text", 1.0)
     learning_rate: float | None = flag(
-        "peak learning rate (default: 1e-4 x 768 / hidden size, of a student 7e-4)", section=_TRAINING
+        "peak learning rate (default: 1e-4 x 768 / hidden size; for a student 7e-4 x 768 / hidden size)",
+        section=_TRAINING,
     )
     global_batch_size: int | None = flag(
         "rows of max_seq_length tokens in a step (default: 8 to 64, by the tokens)", section=_TRAINING
@@ -103,15 +108,15 @@ class AdaptationArguments:
     max_seq_length: int | None = flag("tokens in a packed row (default: at most 256)", section=_TRAINING)
     mlm_probability: float = flag("share of the tokens that is predicted", 0.3, section=_TRAINING)
     masking_unit: Literal["token", "word", "span"] = flag("what is masked as a whole", "token", section=_TRAINING)
-    seed: int = flag("decides order, masks and dropout", 42, section=_TRAINING)
+    seed: int = flag("seed of order, masks and dropout", 42, section=_TRAINING)
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = flag(
-        "auto: bf16 where it is fast", "auto", section=_TRAINING
+        "precision (auto: bf16 where the hardware is fast at it, otherwise no)", "auto", section=_TRAINING
     )
-    use_cpu: bool = flag("stay on the CPU although there is an accelerator", False, section=_TRAINING)
-    max_eval_batches: int = flag("validate on so many batches of 32 rows, at most", 25, section=_TRAINING)
-    save_steps: int = flag("commit a checkpoint every so many steps", 500, section=_TRAINING)
-    overwrite_output_dir: bool = flag("delete the adaptation that output_dir holds and begin afresh", False)
-    prepare_only: bool = flag("stop before training, which several processes can then begin", False, section=_TRAINING)
+    use_cpu: bool = flag("stay on the CPU even if there is a GPU", False, section=_TRAINING)
+    max_eval_batches: int = flag("validate on this many batches of 32 rows, at most", 25, section=_TRAINING)
+    save_steps: int = flag("steps between two checkpoints", 500, section=_TRAINING)
+    overwrite_output_dir: bool = flag("delete the adaptation in output_dir, and start over", False)
+    prepare_only: bool = flag("stop before training, so that several processes can train", False, section=_TRAINING)
     disable_tqdm: bool = flag("show no progress bar", False)
 
     def __post_init__(self) -> None:
@@ -121,9 +126,7 @@ class AdaptationArguments:
         elif not 0 < self.replay_share < 1:
             raise UserError(f"replay_share={self.replay_share} must lie between 0 and 1, both excluded")
         elif not self.replay_input:
-            raise UserError(
-                f"replay_share={self.replay_share} goes with --replay_input, the text that it is a share of"
-            )
+            raise UserError(f"replay_share={self.replay_share} needs --replay_input, the text that it is a share of")
         if self.max_steps is not None and self.max_minutes is not None:
             raise UserError(f"max_steps={self.max_steps} and max_minutes={self.max_minutes}: give one of them")
         if self.num_train_epochs <= 0:
@@ -151,7 +154,7 @@ class AdaptationArguments:
                 f"distil the result"
             )
         if self.keep_input and not self.trim_vocabulary:
-            raise UserError("keep_input goes with --trim_vocabulary")
+            raise UserError("keep_input needs --trim_vocabulary")
 
     def rows_for(self, tokens: float, *, max_seq_length: int) -> int:
         """The rows of a step: a power of two that makes about 1,000 steps of so many tokens."""
@@ -233,7 +236,7 @@ def check_place(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> 
         for name, found in contents.items():
             if saved.get(_CONTENTS, contents).get(name) != found:
                 raise UserError(
-                    f"output_dir={arguments.output_dir} holds an adaptation with another {name}: what stands there has "
+                    f"output_dir={arguments.output_dir} holds an adaptation with another {name}: its content has "
                     "changed since; give another output_dir, or --overwrite_output_dir"
                 )
         return

@@ -137,8 +137,8 @@ def check_known_tokens(reader: Reader, tokenizer: PreTrainedTokenizerFast, *, fl
     unknown = ids.count(tokenizer.unk_token_id) / max(1, len(ids))
     if unknown > _MOST_UNKNOWN:
         raise UserError(
-            f"{flag}: {unknown:.0%} of its first tokens are unknown to the model's tokenizer, so it is text for "
-            f"another one: name that as --tokenizer_name"
+            f"{flag}: {unknown:.0%} of its first tokens are unknown to the model's tokenizer, so the "
+            f"text needs another one: give that as --tokenizer_name"
         )
 
 

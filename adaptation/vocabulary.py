@@ -59,7 +59,7 @@ def check_algorithm(tokenizer: PreTrainedTokenizerFast, known: Collection[str], 
     """
     algorithm = read_spec(tokenizer)["model"]["type"]
     if algorithm not in known:
-        raise UserError(f"{flag}: the tokenizer is a {algorithm}, and this takes {', '.join(known)}")
+        raise UserError(f"{flag}: the tokenizer is a {algorithm}, and this works with {', '.join(known)}")
     return algorithm
 
 
@@ -99,7 +99,7 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
         never_merged=frozenset(_not_text(spec, entries)),
     )
     if not merges:
-        raise UserError(f"extend_vocabulary={count}: the text holds nothing that occurs twice and is no entry yet")
+        raise UserError(f"extend_vocabulary={count}: nothing in the text occurs twice and is not an entry yet")
     if algorithm != "BPE":
         merges = [merge._replace(merged=first_id + place) for place, merge in enumerate(best_merges(merges, count))]
     if algorithm == "Unigram":

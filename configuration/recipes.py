@@ -75,7 +75,7 @@ def read_yaml(text: str) -> Any:
             seen = set()
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
                 if key.value in seen:
-                    raise ValueError(f"{key.value!r} stands twice, the second time in line {key.start_mark.line + 1}")
+                    raise ValueError(f"{key.value!r} occurs twice, the second time in line {key.start_mark.line + 1}")
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 

@@ -167,5 +167,5 @@ def _refuse_two_readings(opens: Opens, source: str) -> None:
     if first_line:
         raise UserError(
             f"{source}: a quotation mark opens line {first_line} and one closes line {last_line}, which may be one row "
-            f"or {last_line - first_line + 1}: save the file as .csv if it is one, as .txt if each line is a text"
+            f"or {last_line - first_line + 1}: save the file as .csv if it is one row, as .txt if each line is a text"
         )

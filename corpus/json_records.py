@@ -29,7 +29,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise RecordError(f"the key {twice!r} stands twice in one object")
+        raise RecordError(f"the key {twice!r} occurs twice in one object")
     return values
 
 

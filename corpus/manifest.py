@@ -126,7 +126,7 @@ class _Check:
     def that(self, key: str, value: object, is_right: bool) -> None:
         if not is_right:
             raise UserError(
-                f"{self.where}: {key}={shown(value)} cannot be: the manifest is damaged; prepare the corpus again"
+                f"{self.where}: {key}={shown(value)} is impossible: the manifest is damaged; prepare the corpus again"
             )
 
     def number(self, key: str, value: object, largest: int) -> None:

@@ -46,8 +46,8 @@ class Mixture:
         for place, share in zip(places, self.shares, strict=True):
             if weights and share < least:
                 raise UserError(
-                    f"corpus_weights={list(weights)}: {place} would give {share:.2g} of the rows, and the least that a "
-                    f"mixture keeps is 1/{MIX_BLOCK}: give it a larger weight, or leave it out"
+                    f"corpus_weights={list(weights)}: {place} would give {share:.2g} of the rows, below the least "
+                    f"share of 1/{MIX_BLOCK}: give it a larger weight, or leave it out"
                 )
         if min(self.shares) < least:
             raised = [max(share, least) for share in self.shares]

@@ -55,7 +55,9 @@ def cut(readers: Sequence[Reader], *, part: int, num_parts: int) -> list[Reader]
     if not 0 <= part < num_parts:
         raise UserError(f"part={part} must lie between 0 and num_parts - 1 = {num_parts - 1}")
     if any(reader.total_bytes is None for reader in readers):
-        raise UserError(f"num_parts={num_parts} cuts files: installed-python and datasets of the Hub have no parts")
+        raise UserError(
+            f"num_parts={num_parts} splits by files: installed-python and datasets of the Hub cannot be split"
+        )
     sizes = np.array([path.stat().st_size for reader in readers for path in reader.files], dtype=np.int64)
     middles = np.cumsum(sizes) - sizes // 2
     parts = np.minimum(middles * num_parts // max(int(sizes.sum()), 1), num_parts - 1)
@@ -113,7 +115,7 @@ def read_about(folder: Path, readers: Sequence[Reader], *, job: str) -> dict[str
         for path, source in zip(reader.files, sources, strict=True):
             if sha256_of_file(path) != source["sha256"]:
                 raise UserError(
-                    f"{path} was changed after {folder} was made of it: make that part again (--part "
+                    f"{path} was changed after {folder} was made from it: prepare that part again (--part "
                     f"{int(folder.name[:5])} --overwrite_output_dir)"
                 )
     return about

@@ -141,7 +141,7 @@ class Preparation:
     def _tokenizer(self) -> "PreTrainedTokenizerFast":
         if self.id_column is None:
             if self.vocab_size is not None:
-                raise UserError(f"vocab_size={self.vocab_size} goes with --id_column; a tokenizer has its own")
+                raise UserError(f"vocab_size={self.vocab_size} is for --id_column alone; a tokenizer has its own")
             if self.tokenizer_name is None:
                 raise UserError("give --tokenizer_name DIR, or --id_column and --vocab_size where the text is ids")
             return load_tokenizer(self.tokenizer_name)

@@ -182,7 +182,7 @@ class Reader:
                 source.bad_text += 1
             else:
                 raise UserError(
-                    f"{where}, {text.unit} {text.line}: {text.reason}; mend it, or leave such documents out with "
+                    f"{where}, {text.unit} {text.line}: {text.reason}; fix it, or leave such documents out with "
                     "--on_bad_text skip"
                 )
 

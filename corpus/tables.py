@@ -413,7 +413,7 @@ def _named(value: Any, classes: list[str] | None) -> Any:
     if not isinstance(value, int):
         return value
     if value >= len(classes):
-        raise UserError(f"class number {value}, where the data name {len(classes)} classes: {', '.join(classes[:9])}")
+        raise UserError(f"class number {value}, but the data name {len(classes)} classes: {', '.join(classes[:9])}")
     return classes[value] if value >= 0 else None  # -1 marks the hidden labels of a test split
 
 
@@ -441,4 +441,4 @@ def open_dataset(name: str, configuration: str | None, *, split: str | None = No
             return {split: DatasetTable(name, loaded)}
         return {part: DatasetTable(f"{name} ({part})", records) for part, records in loaded.items()}
     except Exception as error:  # connection, repository and format errors have no common type
-        raise MissingFileError(f"the dataset {name} cannot be had: {first_line(error)}") from error
+        raise MissingFileError(f"the dataset {name} cannot be loaded: {first_line(error)}") from error

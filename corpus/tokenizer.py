@@ -271,7 +271,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     if missing:
         wanted = {name: SPECIAL_TOKENS[name] for name in missing}
         raise UserError(
-            f"tokenizer_name={name_or_path!r} has no {', '.join(missing)}, which masked LM needs; give it some by "
+            f"tokenizer_name={name_or_path!r} has no {', '.join(missing)}, which masked LM needs; add them by "
             f"tokenizer.add_special_tokens({wanted}) and save it, or train another with train-tokenizer"
         )
     _frame_texts(tokenizer, name_or_path)

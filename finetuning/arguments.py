@@ -50,12 +50,14 @@ class FinetuningArguments:
     model_name_or_path: str = flag("Folder or Hub name of the encoder.", ...)
     output_dir: str = flag("Folder for the fine-tuned model and its results.", ...)
     train_file: str | None = flag("Training data.")
-    validation_file: str | None = flag("Data to choose the best epoch by (default: a tenth of the training data).")
+    validation_file: str | None = flag("Data for choosing the best epoch (default: a tenth of the training data).")
     test_file: str | None = flag("Data to score the chosen model on.")
-    dataset_name: str | None = flag("A dataset of the Hub, in place of the files.")
-    dataset_config_name: str | None = flag("Its configuration.", section=_DATA)
-    overwrite_output_dir: bool = flag("Start afresh in an output folder that is not empty.", False)
-    resume_from_checkpoint: str | None = flag("'latest' (begins afresh where there is none) or a checkpoint folder.")
+    dataset_name: str | None = flag("A dataset on the Hub, instead of files.")
+    dataset_config_name: str | None = flag("Configuration of the dataset on the Hub.", section=_DATA)
+    overwrite_output_dir: bool = flag("Delete the run in the output folder, and start over.", False)
+    resume_from_checkpoint: str | None = flag(
+        "Continue a stopped run: 'latest' (or begin, without a checkpoint), or a checkpoint's folder."
+    )
     trust_remote_code: bool = flag("Allow code that comes with the model.", False, section=_RUNS)
     max_seq_length: int | None = flag("Tokens read at once; longer texts become windows (default: at most 512).")
     window_overlap: int | None = flag(
@@ -63,37 +65,35 @@ class FinetuningArguments:
         section=_DATA,
     )
     num_train_epochs: float | None = flag("Passes over the data (default: by its size).")
-    max_steps: int = flag("Stop after so many optimizer steps; -1 for whole epochs.", -1, section=_TRAINING)
+    max_steps: int = flag("Stop after this many optimizer steps; -1 for whole epochs.", -1, section=_TRAINING)
     learning_rate: float | None = flag("Peak learning rate (default: by the width of the model).")
     per_device_train_batch_size: int | None = flag("Windows per step and device (default: by the size of the data).")
     per_device_eval_batch_size: int = flag("Windows per forward pass in evaluation.", 32, section=_RUNS)
     gradient_accumulation_steps: int = flag(
-        "Micro-batches per optimizer step; the gradient is exactly that of one.", 1, section=_TRAINING
+        "Micro-batches per optimizer step; the gradient is that of one large batch.", 1, section=_TRAINING
     )
-    warmup_steps: float = flag(
-        "Steps of linear warm-up, or their share of all steps if below 1.", 0.1, section=_TRAINING
-    )
+    warmup_steps: float = flag("Steps of linear warm-up; below 1, a share of all steps.", 0.1, section=_TRAINING)
     lr_scheduler_type: str = flag("Schedule after warm-up, by transformers' name.", "linear", section=_TRAINING)
     weight_decay: float = flag("Decoupled weight decay of matrices.", 0.01, section=_TRAINING)
-    layer_decay: float = flag("Factor on the learning rate for each layer further down.", 1.0, section=_TRAINING)
+    layer_decay: float = flag("Learning-rate factor for each layer further down.", 1.0, section=_TRAINING)
     dropout: float | None = flag(
         "Dropout in training (default: the model's own, or 0.1 where it has none).", section=_TRAINING
     )
-    freeze_layers: int = flag("Keep the embeddings and so many layers as they are.", 0, section=_TRAINING)
+    freeze_layers: int = flag("Freeze the embeddings and this many layers, from the bottom.", 0, section=_TRAINING)
     lora_rank: int | None = flag(
         "Train low-rank updates of this rank (needs peft), merged at the end.", section=_TRAINING
     )
     class_weights: str = flag(
-        "'none', or 'balanced' to weigh every class alike in the loss.", "none", section=_TRAINING
+        "'none', or 'balanced' to give every class the same weight in the loss.", "none", section=_TRAINING
     )
     early_stopping_patience: int | None = flag(
-        "Stop after so many evaluations without a better score.", section=_TRAINING
+        "Stop after this many evaluations without a better score.", section=_TRAINING
     )
     eval_steps: int | None = flag(
-        "Evaluate and save every so many steps (default: after each epoch).", section=_TRAINING
+        "Steps between two evaluations, each with a checkpoint (default: one after each epoch).", section=_TRAINING
     )
     metric_for_best_model: str | None = flag(
-        "Score that chooses the best evaluation (default: by the task).", section=_TRAINING
+        "Score for choosing the best evaluation (default: by the task).", section=_TRAINING
     )
     mixed_precision: str = flag("auto (bf16 where it is fast), no, bf16 or fp16.", "auto", section=_RUNS)
     packing: str = flag(
@@ -101,12 +101,12 @@ class FinetuningArguments:
         "auto",
         section=_DATA,
     )
-    seed: int = flag("Seed of the head, the order of the data and the dropout.", 42)
+    seed: int = flag("Seed of the new head, the order of the data and dropout.", 42)
     seeds: list[int] | None = flag(
-        "Run once for each seed, into sub-folders, and report mean and deviation.", section=_RUNS
+        "Run once for each seed, in sub-folders, and report mean and deviation.", section=_RUNS
     )
     hyperparameter_search: int | None = flag(
-        "First try so many settings of learning rate, batch size and epochs, where not given; then train the best.",
+        "First try this many settings of learning rate, batch size and epochs (if not given), then train the best.",
         section=_TRAINING,
     )
     report_to: str = flag("Tracker for transformers' Trainer ('tensorboard', 'wandb' …).", "none", section=_RUNS)

@@ -102,8 +102,8 @@ def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], 
     for sentences in splits.values():
         if inexact := sum(sentence.inexact_spans for sentence in sentences):
             print(
-                f"{sentences[0].source}: entities that begin or end inside a word: {inexact}; the whole word has the "
-                "label, and of two in one word the first counts"
+                f"{sentences[0].source}: entities that begin or end inside a word: {inexact}; the whole word gets the "
+                "label, and of two entities in one word the first counts"
             )
     scheme = arguments.tag_scheme
     if scheme == "auto":

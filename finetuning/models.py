@@ -235,7 +235,7 @@ def encoder_layers(model: nn.Module) -> nn.ModuleList:
     base = model.base_model
     lists = [module for module in base.modules() if isinstance(module, nn.ModuleList)]  # type: ignore[union-attr]
     if not lists:
-        raise UserError(f"{type(model).__name__} has no list of layers to freeze or to give rates to")
+        raise UserError(f"{type(model).__name__} has no list of layers, which --freeze_layers and --layer_decay need")
     return max(lists, key=len)
 
 

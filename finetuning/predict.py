@@ -185,7 +185,7 @@ class Predictor:
         logits = predict_logits(self.model, windows, self.collator, batch_size=self.arguments.batch_size)
         if not are_finite(logits):
             raise UserError(
-                f"--model_name_or_path {self.arguments.model_name_or_path}: its answers are no finite numbers, so its "
-                f"weights are none, or overflow: train it again, with a lower learning rate"
+                f"--model_name_or_path {self.arguments.model_name_or_path}: its answers are not finite, so its "
+                f"weights are not finite, or overflow: train it again, with a lower learning rate"
             )
         return self.task.predictions(self.task.assemble(examples, windows, logits), examples)

@@ -234,7 +234,7 @@ class FinetuningRun:
             if not are_finite(logits[split]):
                 raise UserError(
                     f"--learning_rate {self.training.learning_rate:g}: training has diverged, and the model's "
-                    f"answers are no finite numbers; give a lower rate"
+                    f"answers are not finite; give a lower rate"
                 )
         if is_main:
             _save(trainer.model, self.tokenizer, self.folder)

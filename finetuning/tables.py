@@ -83,7 +83,7 @@ def good_rows(file: TableFile) -> Iterator[Row]:
         if isinstance(row, BadText):
             raise UserError(f"{file.source}, {row.unit} {row.line}: {row.reason}")
         if character := _half_character(row.values):
-            raise UserError(f"{file.source}, {file.unit} {row.line}: {character!r} is half a character; mend the text")
+            raise UserError(f"{file.source}, {file.unit} {row.line}: {character!r} is half a character; fix the text")
         yield row
 
 

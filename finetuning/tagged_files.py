@@ -46,7 +46,7 @@ def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: boo
         if suffix == ".csv" and "\t" not in text:
             raise UserError(
                 f"{path}: tags are not read from cells with commas; write a word and its tag on each line with a tab "
-                "between them and a blank line behind each sentence, or JSON lines"
+                "between them and a blank line after each sentence, or JSON lines"
             )
         sentences = list(_conll_sentences(path, text, tag_column, with_tags))
         _refuse_numbers_as_words(sentences, path)

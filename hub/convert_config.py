@@ -130,7 +130,7 @@ def choose_architecture(
         obstacles[architecture.model_type] = found
     for name, found in obstacles.items():
         if all("dropout" in field for field in found):
-            logger.warning("as a %s, %s: what it computes is the same, and training it further is not", name,
+            logger.warning("as a %s, %s: its outputs are the same, but further training differs", name,
                            "; ".join(found.values()))  # fmt: skip
             return NATIVE[name]
     obstacles = obstacles or refused
@@ -258,7 +258,9 @@ def _used_by_head(values: Values, ending: str) -> set[str]:
 def _check_token_ids(native: Mapping[str, Any]) -> None:
     for name in ("bos_token_id", "eos_token_id"):
         if isinstance(native.get(name), list):
-            raise UserError(f"{name}={native[name]} of the native configuration has no counterpart here: it is one id")
+            raise UserError(
+                f"{name}={native[name]} of the native configuration has no counterpart here: it must be one id"
+            )
 
 
 def _check_activations(config: ClozeBertConfig) -> None:
@@ -270,7 +272,7 @@ def _check_activations(config: ClozeBertConfig) -> None:
     for name in ("hidden_act", "prediction_activation", "classifier_activation"):
         value = getattr(config, name)
         if value is not None and next(make_activation(value).parameters(), None) is not None:
-            raise UserError(f"{name}={value!r} has weights of its own, and such a model does not convert")
+            raise UserError(f"{name}={value!r} has weights of its own: such a model cannot be converted")
 
 
 def _return_what_is_asked(config: PreTrainedConfig) -> None:

@@ -144,7 +144,7 @@ def read_fingerprint(directory: str | os.PathLike) -> dict[str, Any] | None:
         if not isinstance(values["outputs"], dict):
             raise TypeError
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path} is not a fingerprint: delete it, and publishing writes it anew") from None
+        raise ValueError(f"{path} is not a fingerprint: delete it, and publish writes a new one") from None
     return values
 
 

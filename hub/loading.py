@@ -67,7 +67,7 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
         reason = explain(error, name)
         if reason is None:
             raise
-        raise UserError(f"no folder {name}, and it cannot be had from the Hub: {reason}") from None
+        raise UserError(f"no folder {name}, and it cannot be fetched from the Hub: {reason}") from None
     check_model_folder(folder, allow_pickle=allow_pickle)
     return folder
 
@@ -138,8 +138,8 @@ def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
         raise UserError(f"{folder} holds no weights: neither model.safetensors nor its shards' index")
     if not allow_pickle:
         raise UserError(
-            f"{pickles[0]} is a pickle, which can run code when it is read: have it as safetensors, or give "
-            f"--allow_pickle to read its tensors only (weights_only=True)"
+            f"{pickles[0]} is a pickle, which can run code when it is read: convert it to safetensors, or give "
+            f"--allow_pickle to read only its tensors (weights_only=True)"
         )
     return pickles
 
@@ -194,7 +194,7 @@ def _load(model_class: Any, folder: Path, *, allow_pickle: bool, **options: Any)
     with as_user_errors(ValueError, StrictDataclassError, about=f"{folder / 'config.json'}"):
         config = model_class.config_class.from_pretrained(folder)
     if getattr(config, "quantization_config", None):
-        raise UserError(f"{folder / 'config.json'} has a quantization_config: have the model without quantization")
+        raise UserError(f"{folder / 'config.json'} has a quantization_config: take the model without quantization")
     is_pickle = weight_files(folder, allow_pickle=allow_pickle)[0].suffix == ".bin"
     types = set(tensor_types_in(folder, allow_pickle=allow_pickle).values())
     with quiet(), as_user_errors(SafetensorError, OSError, about=f"the weights of {folder}"):

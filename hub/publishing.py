@@ -141,7 +141,9 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
         if name not in SERVING:
             raise UserError(f"serving={name!r} must be one of {', '.join(SERVING)}")
     if "int8" in completion.serving and not completion.int8_texts:
-        raise UserError("int8 is published with what it costs: give --int8_texts, a file with a text on each line")
+        raise UserError(
+            "the card of an int8 form says how answers change: give --int8_texts, a file with a text on each line"
+        )
 
 
 def _check_names(completion: Completion) -> None:
@@ -300,7 +302,7 @@ def _evaluation_value(source: Path, evaluation: tuple[str, str, str]) -> float:
     check_repo_id(dataset)
     path = source / "all_results.json"
     if not path.is_file():
-        raise UserError(f"eval_metric={metric!r} is looked for in {path}, which is not there")
+        raise UserError(f"eval_metric={metric!r} is read from {path}, which does not exist")
     results = _numbers_in(path)
     if metric not in results:
         raise UserError(f"eval_metric={metric!r} is not a number of {path}; these are: {', '.join(sorted(results))}")

@@ -90,7 +90,10 @@ def _run(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Sequence
         rows = [torch.tensor(sequence, device=model.device) for sequence in sequences]
         outputs = model(**pad_rows(rows, model.config.pad_token_id or 0))
     if "last_hidden_state" not in outputs:
-        raise ValueError("the model has a head, and gives its answers: load it with AutoModel, or give its base_model")
+        raise ValueError(
+            "the model has a head, and would give its answers instead of vectors: load it with AutoModel, or give its "
+            "base_model"
+        )
     x_BTD = outputs.last_hidden_state
     return x_BTD[0].split(sizes) if is_packed else [x_TD[:size] for x_TD, size in zip(x_BTD, sizes, strict=True)]
 

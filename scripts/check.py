@@ -19,7 +19,7 @@ from clozebert.utils.plurals import counted
 
 @dataclasses.dataclass
 class CheckArguments:
-    directory: str = flag("a folder; may stand first, without the flag", ...)
+    directory: str = flag("the folder to check; can come first, without the flag", ...)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

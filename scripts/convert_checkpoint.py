@@ -18,16 +18,16 @@ class ConvertArguments:
     output_dir: str = flag("the folder to write", ...)
     to: str = flag("clozebert, or native: an architecture of transformers' own", ..., choices=["clozebert", "native"])
     architecture: str | None = flag(
-        "with --to native: the model_type to write (default: the one it came from, or the first that fits)"
+        "with --to native: the model_type to write (default: the one it came from, else the first that fits)"
     )
-    allow_pickle: bool = flag("read pytorch_model.bin (weights_only) where there are no safetensors", False)
-    overwrite_output_dir: bool = flag("write into a folder that holds files already", False)
+    allow_pickle: bool = flag("read pytorch_model.bin (weights_only) if there are no safetensors", False)
+    overwrite_output_dir: bool = flag("write into a folder that is not empty; replace the model in it", False)
 
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parse(ConvertArguments, argv, doc=__doc__, verb="convert")
     if Path(arguments.output_dir).resolve() == Path(arguments.input).resolve():
-        raise UserError("output_dir is the input: the model would be written over while it is read")
+        raise UserError("output_dir is the input: the model would be overwritten while it is read")
 
     from clozebert.hub.convert import convert_folder
 

@@ -1,4 +1,4 @@
-"""From the docstrings of the Python packages here to a pretrained encoder and two classifiers.
+"""Run everything once: from the docstrings of the installed Python packages to an encoder and two classifiers.
 
     clozebert demo --output_dir runs/demo
 
@@ -47,14 +47,14 @@ print(json.dumps({"class": type(model).__module__, "found": found}))
 class DemoArguments:
     output_dir: str = flag("where everything goes", "runs/demo")
     overwrite_output_dir: bool = flag(
-        "write into a folder that is not empty; replace what a demonstration wrote", False
+        "write into a folder that is not empty; replace what an earlier demo wrote", False
     )
     input: str = flag("text to learn from", "installed-python")
     config: str = flag("recipe of the pretraining run", "nano")
     # With these, everything together stays below eight minutes on two cores, the set-up of `make demo` included, even
     # where the steps take a quarter more time than the first ones did.
     max_minutes: float = flag("minutes of pretraining", 3.0)
-    max_steps: int | None = flag("steps of pretraining, in place of minutes")
+    max_steps: int | None = flag("steps of pretraining, instead of minutes")
     task_examples: int = flag("training examples of each fine-tuning task, at most", 1500)
 
 

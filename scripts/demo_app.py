@@ -12,10 +12,10 @@ from clozebert.utils.errors import MissingPackageError, as_user_errors
 
 @dataclass
 class DemoAppArguments:
-    model_name_or_path: str = flag("a folder or a name on the Hub; may stand first, without flag", ...)
-    more_models: list[str] | None = flag("further ones, a tab each")
-    host: str = flag("0.0.0.0 shows the page to the whole network", "127.0.0.1")
-    port: int = flag("where the page is served", 7860)
+    model_name_or_path: str = flag("the model: a folder or a name on the Hub; can come first, without the flag", ...)
+    more_models: list[str] | None = flag("more models, a tab for each")
+    host: str = flag("address to serve on; 0.0.0.0 shows the page to the whole network", "127.0.0.1")
+    port: int = flag("port of the page", 7860)
 
 
 def main(argv: list[str] | None = None) -> None:

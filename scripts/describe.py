@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Parameters, FLOPs and bytes of an encoder, part by part, as functions of batch and length.
+"""Print parameters, FLOPs and bytes of an encoder, part by part, for a batch size and a length.
 
     clozebert describe bert-base --batch_size 16 --sequence_length 512
     clozebert describe encoder --text 'the cat sat on the mat'
@@ -33,11 +33,15 @@ BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclasses.dataclass
 class DescribeArguments:
-    config: str = flag("named architecture, recipe, YAML file or folder of a model", ...)
-    batch_size: int = flag("rows of a batch", 1)
-    sequence_length: int | None = flag("tokens of a row; default: 512 or the longest, or the patches of an image")
+    config: str = flag(
+        "named architecture, recipe, YAML file or folder of a model; can come first, without the flag", ...
+    )
+    batch_size: int = flag("rows in a batch", 1)
+    sequence_length: int | None = flag(
+        "tokens in a row (default: 512, or the model's longest if shorter; of an image, its patches)"
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = flag("float32, bfloat16 or float16", "float32")
-    text: str | None = flag("draw where each head looks in this sentence; CONFIG is a model's folder then")
+    text: str | None = flag("draw the attention of each head over this sentence; --config must be a model's folder")
     output_file: str = flag("the picture for --text", "attention.png")
 
 

@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class EvaluationArguments:
-    model_name_or_path: str = flag("folder or Hub name of a masked-LM model", ...)
-    tokenizer_name: str | None = flag("tokenizer, where it is not the model's own folder")
-    corpus: str | None = flag("folder that prepare_corpus wrote")
+    model_name_or_path: str = flag("folder or Hub name of a masked-LM model; can come first, without the flag", ...)
+    tokenizer_name: str | None = flag("tokenizer (default: the one in the model's folder)")
+    corpus: str | None = flag("folder that prepare-corpus wrote")
     split: Literal["train", "validation"] = flag("which part of the corpus: train or validation", "validation")
     input: list[str] = flag("text files or folders to score, instead of a prepared corpus", [])
     blimp: list[str] = flag("JSON lines with sentence_good and sentence_bad, or folders of them", [])
     eval_mlm_probability: float = flag("share of the tokens that is predicted; the masks are frozen", 0.15)
     masking_unit: str = flag("what is masked as a whole: token, word or span", "token")
-    seed: int = flag("decides the masks; pretraining's own figures have its seed", 42)
-    max_seq_length: int | None = flag("tokens in a row; default: 512 or what the model takes")
+    seed: int = flag("seed of the masks; take a pretraining run's seed to compare with its figures", 42)
+    max_seq_length: int | None = flag("tokens in a row (default: 512, or what the model takes if less)")
     per_device_eval_batch_size: int = flag("rows in one batch", 32)
-    max_eval_batches: int | None = flag("use only the first batches, a fair sample")
+    max_eval_batches: int | None = flag("use this many batches only, a fair sample")
     pseudo_perplexity_documents: int = flag(
-        "documents whose every token is masked in turn, evenly spaced; 0: leave pseudo-perplexity out", 100
+        "documents for pseudo-perplexity, evenly spaced, with each token masked in turn; 0: leave it out", 100
     )
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = flag(
         "no, bf16, fp16, or auto: bf16 where it is fast, and no for --blimp", "auto"
     )
-    use_cpu: bool = flag("stay on the CPU although there is an accelerator", False)
+    use_cpu: bool = flag("stay on the CPU even if there is a GPU", False)
     trust_remote_code: bool = flag("run the code that comes with the model", False)
     output_file: str | None = flag("write the results here, as JSON")
 
@@ -95,7 +95,9 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     longest = longest_input(model, tokenizer)
     length = _row_length(arguments.max_seq_length, longest)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # type: ignore[operator]
-        raise UserError(f"the tokenizer has {len(tokenizer)} tokens, more than the model: name the model's own")
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, more than the model: give the model's own tokenizer"
+        )
     results: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     begun = time.perf_counter()
     bars = StageBars(unit="")

@@ -1,4 +1,4 @@
-"""Start a larger model from a trained one: more tokens, more or wider layers, longer sequences.
+"""Make a larger model from a trained one: more tokens, more or wider layers, longer sequences.
 
     clozebert grow --model_name_or_path encoder --input sample.txt --output_dir larger --num_hidden_layers 12
 
@@ -20,19 +20,21 @@ from clozebert.utils.tokenizer_files import save_tokenizer
 
 @dataclass
 class GrowArguments:
-    model_name_or_path: str = flag("a masked-LM model with its tokenizer, ours or one to convert", ...)
+    model_name_or_path: str = flag(
+        "a masked-LM model with its tokenizer: a ClozeBERT, or one that convert can read", ...
+    )
     input: list[str] = flag("text on which pseudo-perplexity is measured", ...)
     output_dir: str = flag("the folder to write; empty, or not there yet", ...)
-    num_texts: int = flag("measure on so many documents, from the beginning", 100)
+    num_texts: int = flag("measure on this many documents, from the beginning", 100)
     new_tokens: list[str] | None = flag("tokens to add; @FILE reads them, one on each line")
-    num_hidden_layers: int | None = flag("layers, by repeating those there are")
-    hidden_size: int | None = flag("the width, in whole heads")
-    num_attention_heads: int | None = flag("heads, of the size they have")
-    intermediate_size: int | None = flag("the width of the feed-forward")
+    num_hidden_layers: int | None = flag("layers; the existing ones are repeated")
+    hidden_size: int | None = flag("width, a multiple of the head size")
+    num_attention_heads: int | None = flag("heads; their size stays the same")
+    intermediate_size: int | None = flag("width of the feed-forward")
     max_position_embeddings: int | None = flag("the longest sequence")
     rope_theta: float | None = flag("base of rotary positions at that length (default: stretched to fit)")
-    noise: float = flag("of a widened tensor, in its standard deviations", 0.01)
-    seed: int = flag("of the noise", 0)
+    noise: float = flag("noise on copied weights of a widened tensor, in its standard deviations", 0.01)
+    seed: int = flag("seed of the noise", 0)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -78,7 +80,8 @@ def main(argv: list[str] | None = None) -> None:
         write_card(partial, facts)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
-        f"{arguments.output_dir}: {parameters:,} parameters; train on with --model_name_or_path {arguments.output_dir}"
+        f"{arguments.output_dir}: {parameters:,} parameters; continue training with --model_name_or_path "
+        f"{arguments.output_dir}"
     )
 
 

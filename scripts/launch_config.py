@@ -1,4 +1,4 @@
-"""Print where a launch configuration of Accelerate lies, for accelerate launch --config_file.
+"""Print the path of a configuration file for accelerate launch --config_file.
 
     clozebert launch-config gpus
 
@@ -18,7 +18,7 @@ from clozebert.utils.errors import as_user_errors
 class LaunchConfigArguments:
     name: str = flag(
         "gpus (of one machine), fsdp (the model sharded over them), machines (several), or cpu (two "
-        "processes); may stand first, without the flag",
+        "processes); can come first, without the flag",
         ...,
         metavar="NAME",
     )

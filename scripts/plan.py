@@ -30,12 +30,12 @@ class PlanArguments:
     """The flags beside those of the run."""
 
     device: str | None = flag("a kind of GPU, such as a100-80gb, h100, rtx-4090 (default: this machine)")
-    num_devices: int = flag("how many of them", 1)
+    num_devices: int = flag("number of devices", 1)
     sharded: bool = flag("weights, gradients and optimizer state spread over the devices (FSDP2)", False)
-    utilization: float = flag("share of the peak that is achieved (default: 0.3), where nothing is measured", 0.3)
-    price_per_hour: float | None = flag("of one device, for the cost")
-    calibrate: bool = flag("train on this machine for a moment, and plan with what was measured", False)
-    calibrate_seconds: float = flag("how long", 20.0)
+    utilization: float = flag("share of the device's peak FLOP/s that the run reaches; --calibrate measures it", 0.3)
+    price_per_hour: float | None = flag("price of one device for an hour, for the cost")
+    calibrate: bool = flag("train on this machine for some seconds, and plan with the measured speed", False)
+    calibrate_seconds: float = flag("seconds that --calibrate may take", 20.0)
     output_file: str | None = flag("write the plan here, as JSON")
 
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         *own_flags,
         doc=__doc__,
         verb="plan",
-        more_of_model={"vocab_size": "entries of the vocabulary; in a run, the tokenizer's"},
+        more_of_model={"vocab_size": "entries of the vocabulary; a run takes the tokenizer's size"},
         idle=_IDLE,
     )
     given = PlanArguments(**{flag.name: flags.pop(flag.name) for flag in own_flags if flag.name in flags})
@@ -101,7 +101,7 @@ def _run_of(settings: dict[str, Any]) -> "tuple[PretrainingArguments, Mixture | 
         return length_by_text(run, corpora), corpora
     if run.max_steps is None:
         run = run.of_length(_STEPS_OF_AN_UNKNOWN_TEXT)
-        print(f"for {run.num_steps:,} steps: give --corpus, or --max_steps, for those of your run")
+        print(f"for {run.num_steps:,} steps: give --corpus, or --max_steps, for the length of your run")
     return run, None
 
 

@@ -29,22 +29,26 @@ class Arguments:
         "files, folders, glob patterns, `installed-python`, or owner/name of a dataset on the Hub", ...
     )
     output_dir: str = flag("where the corpus goes", ...)
-    tokenizer_name: str | None = flag("a folder that train_tokenizer wrote, or a tokenizer of the Hub")
+    tokenizer_name: str | None = flag("a folder that train-tokenizer wrote, or a tokenizer on the Hub")
     id_column: str | None = flag("without a tokenizer: the column of a table that holds token ids already")
-    vocab_size: int | None = flag("with --id_column: the ids are below this number; special tokens come behind")
+    vocab_size: int | None = flag(
+        "with --id_column: the ids are below this number; special tokens get the ids from it on"
+    )
     validation_input: list[str] | None = flag("inputs to validate on; without them, some of --input is held out")
     validation_fraction: float | None = flag(
-        "the share of documents to hold out; default 0.01, and 0.05 for installed-python, by package"
+        "the share of documents to hold out (default: 0.01; for installed-python 0.05, by whole packages)"
     )
     deduplicate: str = flag("none, exact (each text once) or near (MinHash over runs of five words)", "none")
-    text_column: str | None = flag("the column of the text; default: text, content, … whichever there is")
+    text_column: str | None = flag("the column of the text (default: found by name: text, content, …)")
     document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")
-    on_bad_text: str = flag("error, or skip documents that are not valid UTF-8 and count them", "error")
+    on_bad_text: str = flag(
+        "what to do about documents that are not valid UTF-8: error, or skip, which counts them", "error"
+    )
     dataset_config_name: str | None = flag("the configuration of a dataset on the Hub")
-    num_processes: int | None = flag("default: one for each processor")
-    num_parts: int | None = flag("cut the files into so many parts; without --part: merge them")
+    num_processes: int | None = flag("processes that tokenize (default: one for each processor)")
+    num_parts: int | None = flag("split the files into this many parts; without --part: merge them")
     part: int | None = flag("prepare this part only, counted from 0")
-    overwrite_output_dir: bool = flag("write into a folder that holds something; replace the corpus in it", False)
+    overwrite_output_dir: bool = flag("write into a folder that is not empty; replace the corpus in it", False)
     disable_tqdm: bool = flag("show no progress bar", False)
 
 
@@ -96,7 +100,7 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
         print("warning: no document is left to train on, as all are held out")
     shared = manifests["train"].get("also_in_validation", 0)
     if shared:
-        print(f"warning: {shared:,} documents of --input stand in --validation_input, too, and will be trained on; "
+        print(f"warning: {shared:,} documents of --input are in --validation_input, too, and will be trained on; "
               "--deduplicate exact leaves them out")  # fmt: skip
     unknown, tokens = manifests["train"]["unknown_tokens"], manifests["train"]["tokens"]
     if unknown > 0.01 * tokens:

@@ -1,4 +1,4 @@
-"""Publish a saved model on the Hub, so that anyone can load it: complete, tried in a clean process, in one commit.
+"""Complete a saved model, check that it loads in a clean process, and push it to the Hub in one commit.
 
 clozebert publish tagger --repo_id my-org/my-tagger --dry_run
 """
@@ -18,32 +18,36 @@ if TYPE_CHECKING:
 
 @dataclass
 class PublishArguments:
-    directory: str = flag("the folder of the model; may stand first, without the flag", ...)
-    repo_id: str = flag("the repository on the Hub, ORG/NAME; made where it is not there", ...)
+    directory: str = flag("the folder of the model; can come first, without the flag", ...)
+    repo_id: str = flag("the repository on the Hub, ORG/NAME; created if it does not exist", ...)
     format: str = flag(
         "native: an architecture of transformers' own; bundle: with our code; auto: native where one fits",
         "auto",
         choices=["auto", "native", "bundle"],
     )
-    dry_run: bool = flag("complete and verify, but do not ask the Hub anything", False)
-    output_dir: str | None = flag("write the completed copy here and leave it (default: a temporary folder)")
-    public: bool = flag("everybody may read it (default: private)", False)
+    dry_run: bool = flag("complete and verify, without contacting the Hub", False)
+    output_dir: str | None = flag("write the completed copy here, and keep it (default: a temporary folder)")
+    public: bool = flag("let everybody read it (default: private)", False)
     revision: str | None = flag("the branch to push to (default: main)")
-    all_checkpoints: bool = flag("each checkpoint-STEP of the folder too, as a branch of that name", False)
-    license: str | None = flag("of the weights, as the Hub names it: apache-2.0, mit")
-    language: str | None = flag("such as en")
-    datasets: list[str] | None = flag("what it was trained on, by its names on the Hub")
+    all_checkpoints: bool = flag("push each checkpoint-STEP of the folder too, as a branch of that name", False)
+    license: str | None = flag("licence of the weights, as the Hub names it: apache-2.0, mit")
+    language: str | None = flag("language of the model, such as en")
+    datasets: list[str] | None = flag("datasets it was trained on, by their names on the Hub")
     data_statement: str | None = flag("sentences on the training data, for the card; @FILE reads them from a file")
     example: str | None = flag(
         "a text for the card, which shows the model's answer to it (default: a sentence of ours)"
     )
-    with_onnx: bool = flag("an ONNX form too, tried in onnxruntime", False)
-    with_sentence_transformers: bool = flag("a folder that sentence-transformers opens, pooling as trained", False)
-    int8_texts: str | None = flag("an int8 ONNX form too; its cost is measured on this file, a text on each line")
-    with_space: str | None = flag("write a page to try the model on into this folder, as a Space takes it")
-    eval_dataset: str | None = flag("the dataset on the Hub, ORG/NAME, that a result in the Hub's form is about")
-    eval_task: str = flag("the task of that dataset", "default")
-    eval_metric: str | None = flag("the result: the name of a number in all_results.json")
+    with_onnx: bool = flag("write an ONNX form too, and check it in onnxruntime", False)
+    with_sentence_transformers: bool = flag(
+        "write what sentence-transformers needs, with the pooling of the model", False
+    )
+    int8_texts: str | None = flag(
+        "write an int8 ONNX form too, and measure how answers change on this file, a text on each line"
+    )
+    with_space: str | None = flag("write a Space with a page to try the model on into this folder")
+    eval_dataset: str | None = flag("dataset on the Hub, ORG/NAME, of a result that the Hub is to show")
+    eval_task: str = flag("task of that dataset", "default")
+    eval_metric: str | None = flag("that result: the name of a number in all_results.json")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -104,7 +108,7 @@ def _completion(arguments: PublishArguments) -> "Completion":
 
     evaluation = None
     if (arguments.eval_dataset is None) != (arguments.eval_metric is None):
-        raise UserError("eval_dataset and eval_metric say one thing together: give both, or neither")
+        raise UserError("eval_dataset and eval_metric belong together: give both, or neither")
     if arguments.eval_dataset is not None and arguments.eval_metric is not None:
         evaluation = (arguments.eval_dataset, arguments.eval_task, arguments.eval_metric)
     statement = arguments.data_statement

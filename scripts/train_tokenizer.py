@@ -28,12 +28,12 @@ class Arguments:
     algorithm: str = flag("wordpiece, bpe (on bytes) or unigram", "wordpiece")
     vocab_size: int = flag("entries, the special tokens included", 30_522)
     lowercase: bool = flag("lower-case the text; wordpiece strips accents too", False)
-    model_max_length: int = flag("the longest input that the tokenizer announces", 512)
-    text_column: str | None = flag("the column of the text; default: text, content, … whichever there is")
+    model_max_length: int = flag("longest input, in tokens, as the tokenizer states it", 512)
+    text_column: str | None = flag("the column of the text (default: found by name: text, content, …)")
     document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")
-    on_bad_text: str = flag("error, or skip documents that are not valid UTF-8", "error")
+    on_bad_text: str = flag("what to do about documents that are not valid UTF-8: error or skip", "error")
     dataset_config_name: str | None = flag("the configuration of a dataset on the Hub")
-    overwrite_output_dir: bool = flag("write into a folder that holds something; replace the tokenizer in it", False)
+    overwrite_output_dir: bool = flag("write into a folder that is not empty; replace the tokenizer in it", False)
     disable_tqdm: bool = flag("show no progress bar", False)
 
 

@@ -69,19 +69,19 @@ class PretrainingArguments:
     output_dir: str = flag("folder for the model, its checkpoints and the log", "")
     model_name_or_path: str | None = flag("continue from the weights of this model instead of random ones")
     teacher_name_or_path: str | None = flag(
-        "distil from this model: it has the tokenizer, and predicts beside the text", section=_MORE, on_resume=_SAME
+        "distil from this model, which must have the same tokenizer", section=_MORE, on_resume=_SAME
     )
     num_train_epochs: float | None = flag("passes over the corpus (default: 1 to 40, more for less text)")
-    max_steps: int | None = flag("updates of the weights, instead of epochs", on_resume=_SAID)
+    max_steps: int | None = flag("steps (updates of the weights), instead of epochs", on_resume=_SAID)
     max_minutes: float | None = flag(
-        "end within so many minutes: the first steps are timed, and fewer are taken if need be"
+        "end within this many minutes: the first steps are timed, and the run is shortened if necessary"
     )
-    per_device_train_batch_size: int = flag("rows in one micro-batch, at most; less takes less memory", 32)
+    per_device_train_batch_size: int = flag("rows in one micro-batch, at most; fewer take less memory", 32)
     max_seq_length: int = flag("tokens in a row; longer documents are split", 128, on_resume=_SAME)
     resume_from_checkpoint: str | None = flag(
-        "continue a stopped run: 'latest' (begins one where there is none), or a checkpoint's folder", metavar="DIR"
+        "continue a stopped run: 'latest' (or begin, without a checkpoint), or a checkpoint's folder", metavar="DIR"
     )
-    overwrite_output_dir: bool = flag("delete the run that output_dir holds, and begin anew", False)
+    overwrite_output_dir: bool = flag("delete the run in output_dir, and start over", False)
     dry_run: bool = flag("print the plan of the run, take two steps, write nothing", False)
 
     global_batch_size: int = flag("rows in one step, over all devices", 256, _BATCHES, on_resume=_SAME)
@@ -89,18 +89,18 @@ class PretrainingArguments:
         "rows in the first step, rising evenly to global_batch_size", section=_BATCHES, on_resume=_SAME
     )
     batch_warmup_steps: int | float = flag(
-        "steps of that rise; below 1: their share of the run", 0, _BATCHES, on_resume=_SAME
+        "steps of this batch-size warm-up; below 1: a share of the run", 0, _BATCHES, on_resume=_SAME
     )
     per_device_eval_batch_size: int = flag("rows in one validation batch", 32, _BATCHES)
     dataloader_num_workers: int = flag("processes that make batches; 0: a thread does", 0, _BATCHES)
     seed: int = flag("seed of initial weights, order, masks and dropout", 42, _BATCHES, on_resume=_SAME)
     embedding_init: Literal["random", "text"] = flag(
-        "a new model's token embeddings; text: from which tokens stand near which", "random", _BATCHES, on_resume=_SAME
+        "how a new model's token embeddings begin (text: by co-occurring tokens)", "random", _BATCHES, on_resume=_SAME
     )
 
     mlm_probability: float = flag("share of the tokens that is predicted", 0.3, _MASKING, on_resume=_SAME)
     final_mlm_probability: float | None = flag(
-        "that share at the end of the run, if it changes linearly", section=_MASKING, on_resume=_SAME
+        "the same share at the end of the run; it changes linearly", section=_MASKING, on_resume=_SAME
     )
     masking_unit: Literal["token", "word", "span"] = flag(
         "what is masked as a whole", "token", _MASKING, on_resume=_SAME
@@ -108,7 +108,7 @@ class PretrainingArguments:
     mask_share: float = flag("share of the predicted tokens shown as [MASK]", 0.8, _MASKING, on_resume=_SAME)
     random_share: float = flag("share of the predicted tokens shown as a random token", 0.1, _MASKING, on_resume=_SAME)
     vocabulary_sample: int = flag(
-        "compare each prediction with so many tokens of the vocabulary, drawn by frequency; 0: with all",
+        "compare each prediction with this many tokens of the vocabulary, drawn by frequency; 0: with all",
         0,
         _MASKING,
         on_resume=_SAME,
@@ -119,13 +119,13 @@ class PretrainingArguments:
 
     learning_rate: float = flag("peak learning rate of AdamW", 5e-4, _OPTIMIZER, on_resume=_SAID)
     lr_scheduler_type: Literal["linear", "cosine", "wsd"] = flag(
-        "how the learning rate falls; wsd: it stays at the peak, then falls", "linear", _OPTIMIZER, on_resume=_SAID
+        "how the learning rate falls (wsd: it stays at the peak first)", "linear", _OPTIMIZER, on_resume=_SAID
     )
     warmup_steps: int | float = flag(
-        "steps of linear warm-up; below 1: their share of the run", 0, _OPTIMIZER, on_resume=_SAID
+        "steps of linear warm-up; below 1: a share of the run", 0, _OPTIMIZER, on_resume=_SAID
     )
     decay_steps: int | float | None = flag(
-        "steps of wsd's decay; below 1: their share of the run (default: a fifth)", section=_OPTIMIZER, on_resume=_SAID
+        "steps of wsd's decay; below 1: a share of the run (default: a fifth)", section=_OPTIMIZER, on_resume=_SAID
     )
     optimizer: Literal["adamw", "muon"] = flag(
         "adamw, or muon for the matrices and adamw for the rest", "adamw", _OPTIMIZER, on_resume=_SAME
@@ -143,31 +143,29 @@ class PretrainingArguments:
     max_grad_norm: float = flag("clip the gradient to this norm; 0: do not clip", 1.0, _OPTIMIZER, on_resume=_SAID)
 
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = flag(
-        "auto: bf16 where the hardware is fast at it, otherwise no", "auto", _MACHINE
+        "precision (auto: bf16 where the hardware is fast at it, otherwise no)", "auto", _MACHINE
     )
     gradient_checkpointing: bool = flag(
-        "compute activations again in the backward pass: less memory, more time", False, _MACHINE
+        "recompute activations in the backward pass: less memory, more time", False, _MACHINE
     )
     torch_compile: bool | None = flag("compile with torch.compile (default: on CUDA)", section=_MACHINE)
     use_cpu: bool = flag("stay on the CPU even if there is a GPU", False, _MACHINE)
     full_determinism: bool = flag("only deterministic kernels; slower on GPUs", False, _MACHINE)
-    ddp_timeout: int = flag(
-        "seconds after which a process, or a worker that makes batches, counts as hung", 300, _MACHINE
-    )
+    ddp_timeout: int = flag("seconds after which a process or a data worker counts as hung", 300, _MACHINE)
 
     logging_steps: int = flag("steps between two log entries", 10, _RECORDS)
     eval_steps: int = flag("steps between two evaluations; 0: only at the end", 500, _RECORDS)
-    max_eval_batches: int | None = flag("evaluate on the first so many batches only", section=_RECORDS)
+    max_eval_batches: int | None = flag("evaluate on this many batches only", section=_RECORDS)
     save_steps: int = flag("steps between two checkpoints; 0: only at the end", 500, _RECORDS)
     save_total_limit: int | None = flag("checkpoints to keep, the newest ones", 2, _RECORDS)
-    report_to: list[str] = flag("trackers beside the log: tensorboard, trackio, wandb", [], _RECORDS, metavar="NAME")
+    report_to: list[str] = flag("trackers besides the log: tensorboard, trackio, wandb", [], _RECORDS, metavar="NAME")
     disable_tqdm: bool = flag("no progress bar; a line for each log entry instead", False, _RECORDS)
 
     corpus_weights: list[float] = flag(
         "share of the rows from each corpus (default: by their sizes)", [], _MORE, on_resume=_SAME
     )
     phases: list[dict] = flag(
-        "what follows after max_steps: a YAML list of changed fields, an entry a phase", [], _MORE, metavar="YAML"
+        "further phases after max_steps: a YAML list, with the changed fields of each phase", [], _MORE, metavar="YAML"
     )
 
     def __post_init__(self) -> None:
@@ -358,7 +356,7 @@ class PretrainingArguments:
         if self.mask_share < 0 or self.random_share < 0 or self.mask_share + self.random_share > 1:
             raise UserError(
                 f"mask_share={self.mask_share} and random_share={self.random_share} share the predicted tokens: "
-                f"neither may be negative, nor their sum above 1"
+                f"both must be at least 0, and their sum at most 1"
             )
         if self.vocabulary_sample and self.teacher_name_or_path is not None:
             raise UserError(
@@ -393,7 +391,7 @@ class PretrainingArguments:
         if self.phases and self.max_steps is None:
             raise UserError("phases need max_steps: say how long the first phase is, too (--max_steps)")
         if self.max_minutes is not None and self.phases:
-            raise UserError("max_minutes gives the run one length, but it has phases: say max_steps of each instead")
+            raise UserError("max_minutes does not go with phases: give max_steps for each of them instead")
 
     def _check_schedule(self) -> None:
         warmup, decay = self.warmup_steps, self.decay_steps or 0

@@ -86,9 +86,7 @@ def newest_valid(output_dir: Path) -> Path | None:
             return path
         logger.warning("skipping %s: %s", path, problem)
     if found:
-        raise UserError(
-            f"none of the {len(found)} checkpoints in {output_dir} is whole; --overwrite_output_dir begins afresh"
-        )
+        raise UserError(f"all checkpoints in {output_dir} are damaged; --overwrite_output_dir starts over")
     return None
 
 

@@ -136,8 +136,8 @@ def check_same_weights(configs: list[ClozeBertConfig]) -> None:
         differing = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
         if differing:
             raise UserError(
-                f"phases[{number}] changes the shape of {differing[0]}: a phase goes on with the weights that there "
-                f"are; under model it may change rope_parameters, max_position_embeddings where there is rope, dropout"
+                f"phases[{number}] changes the shape of {differing[0]}: a phase continues with the same weights; "
+                f"under `model` it may change rope_parameters, dropout and, with rope, max_position_embeddings"
             )
 
 
@@ -155,7 +155,7 @@ def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFas
     for name, theirs, ours in _differing_tokens(config, tokenizer):
         raise UserError(
             f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings belong to "
-            f"another one; name its own as tokenizer_name, and prepare the corpus with it"
+            f"another one; give its own as tokenizer_name, and prepare the corpus with it"
         )
 
 

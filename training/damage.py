@@ -66,7 +66,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, dict[str, Any]]:
         raise DamageError("manifest.json has no list of files in a format that this version of clozebert reads")
     for name, entry in files.items():
         if not all(map(is_plain_name, name.split("/"))):
-            raise DamageError(f"manifest.json names {name!r}, which is no file of the checkpoint")
+            raise DamageError(f"manifest.json names {name!r}, which is not a file of the checkpoint")
         is_whole = isinstance(entry, dict) and type(entry.get("size")) is int
         if not is_whole or not _SHA256.fullmatch(str(entry.get("sha256"))):
             raise DamageError(f"manifest.json has no size and SHA-256 of {name}")

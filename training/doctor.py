@@ -163,7 +163,7 @@ def repetition(vitals: Vitals) -> str | None:
         )
     if vitals.train_loss is not None and vitals.epochs > 2 and vitals.train_loss < 0.9 * vitals.eval_loss:
         return (
-            f"after {vitals.epochs:.1f} epochs the training loss of {vitals.train_loss:.2f} lies under the validation "
+            f"after {vitals.epochs:.1f} epochs the training loss of {vitals.train_loss:.2f} is below the validation "
             f"loss of {vitals.eval_loss:.2f}: the model learns the documents by heart; add text, or stop earlier"
         )
     return None
@@ -175,12 +175,12 @@ def gradients(vitals: Vitals) -> str | None:
     # Dynamic loss scaling of fp16 overflows about once in two thousand steps.
     if skipped == 0 or (precision == "fp16" and skipped <= 20 + step // 500):
         return None
-    found = f"{skipped} of {step:,} updates were left out, for their gradient was not finite. "
+    found = f"{skipped} of {step:,} updates were left out, because their gradient was not finite. "
     if precision == "fp16":
         return found + "fp16 overflows: take mixed_precision=bf16, or no"
     if step <= 2 * vitals.warmup_steps or skipped > step // 100:
         return found + "Likely the updates are too large: lower learning_rate, or lengthen warmup_steps"
-    return found + "So few are likely an accident of the hardware; where they grow, lower learning_rate"
+    return found + "So few are likely an accident of the hardware; if there are more, lower learning_rate"
 
 
 def unknowns(vitals: Vitals) -> str | None:

@@ -161,7 +161,7 @@ def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
         ids = [i for i in cut if i != tokenizer.unk_token_id]
         if not ids:
             raise UserError(
-                f"new_tokens holds {token!r}, in which the tokenizer knows no part: there is no row to take"
+                f"new_tokens holds {token!r}, of which the tokenizer knows no part: it has no embedding to begin from"
             )
         pieces[token] = ids
     return pieces
@@ -186,7 +186,7 @@ def _check_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int) -> None:
     _check_masked_lm(model)
     old = model.config.num_hidden_layers
     if num_hidden_layers < old:
-        raise UserError(f"num_hidden_layers={num_hidden_layers} is less than the model's {old}: layers are added")
+        raise UserError(f"num_hidden_layers={num_hidden_layers} is less than the model's {old}: grow only adds layers")
     if old == 1 and num_hidden_layers > 1 and not model.config.first_attention_norm:
         raise UserError("first_attention_norm=False and a single layer: there is no norm to copy for a second")
 
@@ -280,7 +280,9 @@ def _check_width(
     }
     for name, size in sizes.items():
         if size < getattr(old, name):
-            raise UserError(f"{name}={size} is less than the model's {getattr(old, name)}: models grow here")
+            raise UserError(
+                f"{name}={size} is less than the model's {getattr(old, name)}: grow only makes models larger"
+            )
     heads, size = sizes["num_attention_heads"], sizes["hidden_size"]
     head_size = old.hidden_size // old.num_attention_heads
     if size != heads * head_size:
@@ -458,7 +460,7 @@ def grow(
             extend_positions, max_position_embeddings=max_position_embeddings, rope_theta=rope_theta
         )
     if not new_tokens and not steps:
-        raise UserError("nothing is to grow: give new_tokens, a size, num_hidden_layers or max_position_embeddings")
+        raise UserError("nothing to grow: give new_tokens, a size, num_hidden_layers or max_position_embeddings")
     return _take(steps, model, tokenizer, texts, new_tokens)
 
 
@@ -482,4 +484,4 @@ def _take(
 
 def _check_masked_lm(model: Any) -> None:
     if not isinstance(model, ClozeBertForMaskedLM):
-        raise UserError(f"a {type(model).__name__} was given: warm starts are of ClozeBertForMaskedLM, to train on")
+        raise UserError(f"a {type(model).__name__} was given: only a ClozeBertForMaskedLM can grow")

@@ -191,7 +191,7 @@ class Pretraining:
         compiles = choose_compilation(setup.arguments.torch_compile, self.accelerator.device)
         self.watchdog.progress(allow=SECONDS_TO_COMPILE if compiles else 0.0)
         if compiles:
-            self.log.say("training is compiled: the tokens/s of the first steps may hold the time that this takes")
+            self.log.say("training is compiled: the tokens/s of the first steps may include the time of compilation")
         while state.step < setup.phase.last_step:
             self._keep_to_time()
             phase, arguments = setup.phase, setup.arguments

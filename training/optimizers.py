@@ -162,7 +162,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, to
     for full_name, value in tensors.items():
         key, _, name = full_name.partition("/")
         if name not in place:
-            raise UserError(f"the optimizer state holds {name!r}, which the model has not")
+            raise UserError(f"the optimizer state holds {name!r}, which the model does not have")
         parameter, group = place[name]
         if value.dim() == 0:
             # AdamW counts steps in a scalar, on the device only where its fused or capturable kernel reads it.

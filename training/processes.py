@@ -64,8 +64,8 @@ def lost_processes(accelerator: Any) -> Iterator[None]:
         if accelerator.num_processes == 1 or not _OF_COLLECTIVES.search(str(error)):
             raise
         raise UserError(
-            f"process {accelerator.process_index}: another process of the run has ended or does not answer; what it "
-            f"said stands above, and --resume_from_checkpoint latest goes on from the last checkpoint"
+            f"process {accelerator.process_index}: another process of the run has ended or does not answer; see its "
+            f"message above; --resume_from_checkpoint latest continues from the last checkpoint"
         ) from error
 
 

@@ -14,28 +14,28 @@ from .arguments import Phase, PretrainingArguments, read_number
 
 _OWN_KEYS = ("architecture", "model")
 _TEXT_MODELS = [name for name, fields in ARCHITECTURES.items() if "image_size" not in fields]
-_IDLE = "understood, and without effect here"
+_IDLE = "accepted, without effect here"
 _MODEL = "model (not with --model_name_or_path)"
 # The fields of the model that are flags. The others can be set in a recipe file.
 MODEL_FLAGS = {
-    "hidden_size": "width: numbers that stand for each token",
+    "hidden_size": "width: the size of each token's vector",
     "num_hidden_layers": "layers",
-    "num_attention_heads": "heads of each layer",
+    "num_attention_heads": "attention heads of each layer",
     "num_key_value_heads": "heads of keys and values; fewer: grouped-query attention",
     "intermediate_size": "width inside the feed-forward",
     "hidden_act": "activation: gelu, relu, silu …",
     "mlp_type": "feed-forward: mlp, or gated: glu",
     "max_position_embeddings": "longest input, in tokens",
     "position_embedding_type": "absolute (learned), sinusoidal, rope or none",
-    "rope_parameters": "of rotary positions, in transformers' form: {rope_theta: 1e4}",
-    "layer_types": "of each layer: full_attention or sliding_attention; null: all full",
+    "rope_parameters": "rotary positions, in transformers' form: {rope_theta: 1e4}",
+    "layer_types": "attention of each layer: full_attention or sliding_attention; null: all full",
     "sliding_window": "tokens that sliding attention sees on each side",
     "norm_position": "norms before (pre) or after (post) each part of a layer",
     "norm_type": "layernorm or rmsnorm",
     "qk_norm": "norms of queries and keys",
     "hidden_dropout_prob": "dropout after each part of a layer",
     "attention_probs_dropout_prob": "dropout of attention weights",
-    "output_projection_init": "of projections into the residual stream: normal, scaled or zero",
+    "output_projection_init": "initial weights of projections into the residual stream: normal, scaled or zero",
 }
 # What the constructor of a configuration makes of a person's values.
 _MISTAKES = (ValueError, TypeError, AttributeError, KeyError, OverflowError, StrictDataclassError)

@@ -111,6 +111,6 @@ class OutputFolder:
 def _check_finite(tensors: Weights, *, step: int, whose: str = "") -> None:
     if (name := first_not_finite(tensors)) is not None:
         raise UserError(
-            f"{whose}{name} is not finite at step {step}: nothing is saved of it; resume from the last checkpoint, "
-            f"with a lower learning_rate where it happens again"
+            f"{whose}{name} is not finite at step {step}: this step is not saved; resume from the last checkpoint, "
+            f"with a lower learning_rate if it happens again"
         )

@@ -346,7 +346,7 @@ def check_output_dir(
     """
     folder = Path(directory)
     if folder.is_symlink() and not folder.exists():
-        raise ExistingFileError(f"{name}={directory} is a link to what does not exist: give a folder")
+        raise ExistingFileError(f"{name}={directory} is a link to a path that does not exist: give a folder")
     if folder.exists() and not folder.is_dir():
         raise ExistingFileError(f"{name}={directory} is a file: give a folder")
     # A killed program's half-written folders may go. Those that a running program has locked may not.
@@ -387,9 +387,7 @@ def disk_errors(place: Path, *, way_out: str = "give another folder") -> Iterato
         in_words = re.search(r"\(os error (\d+)\)", str(error))
         number = getattr(error, "errno", None) or (int(in_words.group(1)) if in_words else None)
         if number in _FULL:
-            raise UserFileError(
-                f"{place} cannot take what is to be written ({os.strerror(number)}): {way_out}"
-            ) from error
+            raise UserFileError(f"{place} cannot be written ({os.strerror(number)}): {way_out}") from error
         if number in _CLOSED:
             where = getattr(error, "filename", None) or place
             # A person knows the place, not the name under which it is being written.

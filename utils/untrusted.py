@@ -130,8 +130,8 @@ def _refuse_pickles(paths: Iterable[Path]) -> None:
     for path in paths:
         if path.name.startswith(("pytorch_model", "adapter_model")) and path.name.endswith(_PICKLES):
             raise UserError(
-                f"{path} is a pickle, which can run code when it is read: have it as safetensors, by "
-                f"`clozebert convert --allow_pickle true`, which reads its tensors only"
+                f"{path} is a pickle, which can run code when it is read: convert it to safetensors by "
+                f"`clozebert convert --allow_pickle true`, which reads only its tensors"
             )
 
 

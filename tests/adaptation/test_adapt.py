@@ -98,10 +98,10 @@ def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_pat
     said: list[str] = []
     flags = adapt_flags(bert, tmp_path / "text", tmp_path / "out", extend_vocabulary=5000)
     adapt(AdaptationArguments(**flags), say=said.append)
-    assert any("extend_vocabulary=5000: the text holds no more" in line for line in said)
+    assert any("extend_vocabulary=5000: nothing else in the text" in line for line in said)
     old = (tmp_path / "text" / "one.txt").read_text()
     (tmp_path / "text" / "one.txt").write_text(old.replace("the ", "thy "))  # as long as before
-    with pytest.raises(UserError, match="holds an adaptation with another input: what stands there has"):
+    with pytest.raises(UserError, match="holds an adaptation with another input: its content has"):
         adapt(AdaptationArguments(**flags), say=said.append)
 
 
@@ -109,13 +109,13 @@ def test_a_model_that_changed_since_is_no_going_on(texts: Path, tmp_path: Path) 
     model = save_native(tmp_path / "model", "bert")
     run(model, texts / "new.txt", tmp_path / "out")
     save_native(tmp_path / "model", "bert", initializer_range=0.03)
-    with pytest.raises(UserError, match="holds an adaptation with another model_name_or_path: what stands there has"):
+    with pytest.raises(UserError, match="holds an adaptation with another model_name_or_path: its content has"):
         run(model, texts / "new.txt", tmp_path / "out")
 
 
 def test_the_folder_takes_the_command_that_mends_a_mistake(bert: Path, texts: Path, tmp_path: Path) -> None:
     new, out = texts / "new.txt", tmp_path / "out"
-    with pytest.raises(UserError, match=r"every document of input=.* stands in --validation_input too"):
+    with pytest.raises(UserError, match=r"every document of input=.* is in --validation_input too"):
         run(bert, new, out, validation_input=[str(new)])
     bad = tmp_path / "bad.txt"
     bad.write_bytes(new.read_bytes() + b"\n\n\xff\xfe\xff")
@@ -207,7 +207,7 @@ def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path
     refused("missing.txt does not exist", text=tmp_path / "missing.txt")
     refused("extend_vocabulary=0 must be at least 1", extend_vocabulary=0)
     refused("replay_share=1.5 must lie between 0 and 1", replay_share=1.5)
-    refused("replay_share=0.3 goes with --replay_input", replay_share=0.3)
+    refused("replay_share=0.3 needs --replay_input", replay_share=0.3)
     refused("max_seq_length=65 exceeds the 64 tokens", max_seq_length=65)
     mixed = tmp_path / "mixed"
     save_native(mixed, "bert")

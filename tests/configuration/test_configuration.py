@@ -174,5 +174,5 @@ def test_recipes_from_files_and_their_mistakes(tmp_path):
         load_recipe(str(path))
     for twice in ("max_steps: 3\nseed: 1\nmax_steps: 4\n", "model:\n  max_steps: 3\n\n  max_steps: 4\n"):
         path.write_text(twice)
-        with pytest.raises(ValueError, match=r"'max_steps' stands twice, the second time in line [34]$"):
+        with pytest.raises(ValueError, match=r"'max_steps' occurs twice, the second time in line [34]$"):
             load_recipe(str(path))

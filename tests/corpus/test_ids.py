@@ -51,7 +51,7 @@ def test_flags_that_do_not_go_together(tmp_path: Path) -> None:
     for changes, message in (
         ({"vocab_size": None}, "needs --vocab_size"),
         ({"vocab_size": 0}, "vocab_size=0 must be at least 1"),
-        ({"id_column": None}, "vocab_size=40 goes with --id_column"),
+        ({"id_column": None}, "vocab_size=40 is for --id_column"),
         ({"id_column": None, "vocab_size": None}, "give --tokenizer_name DIR, or --id_column"),
         ({"tokenizer_name": "x"}, "needs no tokenizer_name"),
         ({"id_column": "tokens"}, "--id_column tokens: "),

@@ -89,7 +89,7 @@ def test_a_part_that_is_there_is_left_and_one_of_another_job_refused(inputs: dic
         parted.merge(3)
     with pytest.raises(ValueError, match="part=3 must lie between 0 and num_parts - 1 = 2"):
         parted.run_part(3, 3)
-    with pytest.raises(ValueError, match="cuts files: installed-python"):
+    with pytest.raises(ValueError, match="splits by files: installed-python"):
         preparation(inputs, tmp_path / "out", input=["installed-python"]).run_part(0, 2)
     assert not (tmp_path / "out").exists()
 

@@ -230,7 +230,7 @@ def test_compressed_tables(folder: Path, name: str, suffix: str) -> None:
         ("a.json", '[{"text": "a"},\n\n {"text": "b}]', r"a\.json, line 3: not JSON"),
         ("a.json", '[{"text": "a"}]\n[]', r"a\.json, line 2: something stands behind the array"),
         ("a.json", '[{"text": "a"},\n7]', r"a\.json, line 2: expected a JSON object, found int"),
-        ("a.jsonl", '{"text": "a", "text": "b"}\n', r"a\.jsonl, line 1: the key 'text' stands twice"),
+        ("a.jsonl", '{"text": "a", "text": "b"}\n', r"a\.jsonl, line 1: the key 'text' occurs twice"),
         ("a.jsonl", '{"text": "a"} {"text": "b"}\n', r"a\.jsonl, line 1: not JSON"),
     ],
 )

@@ -36,7 +36,7 @@ def test_weights_that_are_not_finite_are_never_saved(
 ) -> None:
     """At the first checkpoint, and at the end: the run ends with an error, and the checkpoints before stay."""
     break_weights_at(step, monkeypatch)
-    with pytest.raises(ValueError, match=f"is not finite at step {step}: nothing is saved of it"):
+    with pytest.raises(ValueError, match=f"is not finite at step {step}: this step is not saved"):
         run_here(prepared, tmp_path / "run", save_total_limit=1, **RUN)
     found = list_checkpoints(tmp_path / "run")
     assert [path.name for path in found] == ([] if step == 4 else ["checkpoint-8"])

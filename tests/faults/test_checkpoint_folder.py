@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_made_is_a_persons_error() -> None:
 
 def test_a_link_to_nothing_is_refused(prepared: Path, tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(UserError, match="is a link to what does not exist"):
+    with pytest.raises(UserError, match="is a link to a path that does not exist"):
         pretrain(PretrainingArguments(**settings(prepared, output_dir=str(tmp_path / "run"), **RUN)), model_config())
 
 
@@ -160,7 +160,7 @@ def test_a_file_that_grows_too_large_is_one_line(
     assert "Traceback" not in shown
     lines = [line for line in shown.splitlines() if line.startswith("error: ")]
     assert len(lines) == processes
-    assert all("cannot take what is to be written (File too large): give another folder" in line for line in lines)
+    assert all("cannot be written (File too large): give another folder" in line for line in lines)
     assert find_damage(tmp_path / "run" / "checkpoint-4") is None
     assert not list((tmp_path / "run").glob("checkpoint-8"))
     assert not list((tmp_path / "run").glob(".incomplete-*"))

@@ -89,7 +89,7 @@ def test_an_unreadable_folder_is_named(tmp_path: Path, given: str) -> None:
         ('{"a":' * 50_000 + "1" + "}" * 50_000, "nested too deep"),
         ("01", "not JSON"),
         ('"\x01"', "not JSON"),
-        ('{"x": 1, "x": 2}', "stands twice"),
+        ('{"x": 1, "x": 2}', "occurs twice"),
     ],
     ids=["digits", "minus", "lists", "objects", "zero", "control", "twice"],
 )

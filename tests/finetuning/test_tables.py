@@ -253,7 +253,7 @@ def test_a_class_number_without_a_name_is_an_error(tmp_path: Path) -> None:
         table = pyarrow.table({"text": ["x"], "label": [2]}).replace_schema_metadata(schema)
         parquet.write_table(table, tmp_path / "a.parquet")
         if found is features:
-            with pytest.raises(UserError, match="class number 2, where the data name 2 classes: a, b"):
+            with pytest.raises(UserError, match="class number 2, but the data name 2 classes: a, b"):
                 read_table(str(tmp_path / "a.parquet"))
         else:
             assert read_table(str(tmp_path / "a.parquet")).columns["label"] == [2]

@@ -80,7 +80,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="limits, modes and mounts 
 @pytest.mark.parametrize("name", ["publish", "convert", "space"])
 def test_full_disk(name, calls, tmp_path):
     with mounted(tmp_path / "small", "size=8k") as disk:
-        assert "cannot take what is to be written (No space left" in message_of(lambda: calls[name](disk / "new"))
+        assert "cannot be written (No space left" in message_of(lambda: calls[name](disk / "new"))
         assert list(disk.iterdir()) == []
         # A folder that was there before stays, empty as it was.
         (disk / "old").mkdir()
@@ -97,7 +97,7 @@ def test_file_that_may_not_grow(name, calls, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
     try:
-        assert "cannot take what is to be written (File too large" in message_of(lambda: calls[name](tmp_path / "new"))
+        assert "cannot be written (File too large" in message_of(lambda: calls[name](tmp_path / "new"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not (tmp_path / "new").exists()

@@ -254,7 +254,7 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not JSON"):
         load_native(tmp_path)
-    with pytest.raises(ValueError, match="cannot be had from the Hub"):
+    with pytest.raises(ValueError, match="cannot be fetched from the Hub"):
         find_folder("nobody/nothing-at-all")  # tests are offline
 
 

@@ -100,7 +100,7 @@ def test_native_models_grow_too(flags, tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ([], "nothing is to grow"),
+        ([], "nothing to grow"),
         (["--num_hidden_layers", "1"], "num_hidden_layers=1 is less than the model's 2"),
         (["--num_hidden_layers", "3", "--hidden_size", "12"], "hidden_size=12 is less than the model's 24"),
         (["--num_hidden_layers", "3", "--max_position_embeddings", "8"], "must exceed the model's 41"),

@@ -224,4 +224,4 @@ def test_a_model_that_answers_no_numbers(
     with pytest.raises(SystemExit) as stopped:
         run(lambda: predict.main(["--model_name_or_path", str(broken), "--input", str(tmp_path / "a.txt")]))
     assert stopped.value.code == 2
-    assert "its answers are no finite numbers" in capfd.readouterr().err
+    assert "its answers are not finite" in capfd.readouterr().err

@@ -107,9 +107,9 @@ def test_texts_that_are_trained_on_and_validated_on_are_counted(
     if parts:
         prepare_corpus.main([*flags, *output, *parts, "--part", "0"])
     prepare_corpus.main([*flags, *output, *parts])
-    assert "warning: 7 documents of --input stand in --validation_input, too" in capsys.readouterr().out
+    assert "warning: 7 documents of --input are in --validation_input, too" in capsys.readouterr().out
     prepare_corpus.main([*flags, "--output_dir", str(tmp_path / "exact"), "--deduplicate", "exact"])
-    assert "stand in --validation_input" not in capsys.readouterr().out
+    assert "are in --validation_input" not in capsys.readouterr().out
 
 
 def test_the_installed_packages(

@@ -141,7 +141,7 @@ def test_torch_style_state_dicts_work_too(kind: str) -> None:
 def test_the_state_of_another_model_is_refused() -> None:
     model = Misnamed()
     optimizer = make_optimizer(model, arguments())
-    with pytest.raises(ValueError, match=r"'nowhere.weight', which the model has not"):
+    with pytest.raises(ValueError, match=r"'nowhere.weight', which the model does not have"):
         load_optimizer_state(optimizer, {"exp_avg/nowhere.weight": torch.zeros(2)})
     with pytest.raises(ValueError, match=r"'linear' has shape \(3, 6\), not \(4, 6\)"):
         load_optimizer_state(optimizer, {"exp_avg/linear": torch.zeros(3, 6)})

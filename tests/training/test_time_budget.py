@@ -183,7 +183,7 @@ def test_what_is_said(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     [
         ({"max_minutes": 0}, "max_minutes=0.0 must be above 0"),
         ({"max_minutes": "soon"}, "max_minutes='soon' must be a number"),
-        ({"max_minutes": 5, "phases": [{"max_steps": 3}]}, "say max_steps of each instead"),
+        ({"max_minutes": 5, "phases": [{"max_steps": 3}]}, "give max_steps for each of them instead"),
     ],
 )
 def test_mistakes(changes: dict[str, Any], message: str) -> None:

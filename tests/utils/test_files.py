@@ -153,8 +153,8 @@ def test_where_moving_fails_the_old_files_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (OSError(errno.ENOSPC, "x"), "cannot take what is to be written"),
-        (RuntimeError("write failed (os error 28)"), "cannot take what is to be written"),
+        (OSError(errno.ENOSPC, "x"), "cannot be written"),
+        (RuntimeError("write failed (os error 28)"), "cannot be written"),
         (PermissionError(errno.EACCES, "x", "there"), "there cannot be read or written"),
     ],
 )
