@@ -1,15 +1,15 @@
-"""Domain adaptation by continued pretraining: a trained encoder and new text in, an adapted encoder and a report out.
+"""Domain adaptation by continued pretraining: makes an adapted encoder and a report from a trained encoder and text.
 
-The stages, each of which leaves its result in OUTPUT_DIR/adaptation or nothing:
+Each stage leaves its complete result in OUTPUT_DIR/adaptation, or nothing:
 
-    teacher/        of a student: the model that came in, converted to ClozeBERT
-    start/          what training starts from, converted to ClozeBERT             start.py
+    teacher/        if a student is trained: the original model, converted to ClozeBERT
+    start/          the model that training starts from, converted to ClozeBERT   start.py
     corpus/ …       the texts, tokenized                                          corpus/prepare.py
     before.json     the losses before training
-    run/            the continued run, with its checkpoints                       training/pretraining.py
+    run/            the training run, with its checkpoints                        training/pretraining.py
 
-Then the model, converted back to its own architecture, is written to OUTPUT_DIR beside report.md and README.md. The
-same command resumes after a stop, and ends with the same weights.
+Then the model is converted back to its own architecture and written to OUTPUT_DIR with report.md and README.md. After
+a stop, the same command resumes and gives the same weights.
 """
 
 import json
@@ -68,14 +68,14 @@ _LONGEST_ROW = 256
 
 
 def adapt(arguments: AdaptationArguments, say: Say = print) -> dict[str, Any]:
-    """Adapt a model, or go on with an adaptation that was stopped.
+    """Adapt a model, or resume an adaptation that was stopped.
 
     Returns:
-        what OUTPUT_DIR/adaptation_results.json holds. After a signal that stopped training, `stopped_by` is its
-        number; after `prepare_only`, nothing.
+        the content of OUTPUT_DIR/adaptation_results.json. If a signal stopped training, `stopped_by` is its number;
+        with `prepare_only`, empty.
 
     Raises:
-        UserError: before any work: a model, a text or a flag that does not fit.
+        UserError: a model, a text or a flag does not fit; raised before any work.
     """
     return Adaptation(arguments, say).run()
 
@@ -108,7 +108,7 @@ class Adaptation:
         self.changes_vocabulary = bool(
             arguments.extend_vocabulary or arguments.trim_vocabulary or arguments.tokenizer_name
         )
-        # Whether training begins with another model than the one that came in.
+        # Whether training starts from another model than the original one.
         self.changes_model = self.changes_vocabulary or arguments.student is not None
 
     def run(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Adaptation:
         )
 
     def _fingerprints(self, first_tokenizer: Any) -> dict[str, Any]:
-        """What tells whether that which a flag names is still the same: hashes of texts, models and a tokenizer."""
+        """Hashes of the texts, models and tokenizer that the flags name, which show whether these have changed."""
         found: dict[str, Any] = {
             name: [sha256_of_file(file) for file in one.files] for name, one in self.readers.items()
         }
@@ -168,7 +168,7 @@ class Adaptation:
         return found
 
     def _prepare(self) -> None:
-        """All stages before training, as far as they are not done."""
+        """Run all stages before training that are not done yet."""
         write_settings(self.arguments, self.contents)
         try:
             if not (self.work / "start").is_dir():
@@ -177,8 +177,8 @@ class Adaptation:
             if self.changes_vocabulary:
                 self._make_corpora(self.source.tokenizer, "-before")
         except UserError as error:
-            # Other flags or another text mend it, and an output folder that held these would refuse those. What is
-            # prepared to the end stays, as a run may stand on it.
+            # The user has to change flags or text, and a folder that holds the old ones would reject the new ones.
+            # A completed preparation is kept, as a run may depend on it.
             if not isinstance(error, UserFileError) and not (self.work / BEFORE).is_file():
                 shutil.rmtree(self.work)
             raise
@@ -186,7 +186,7 @@ class Adaptation:
             self._measure_before()
 
     def _measure_before(self) -> None:
-        """The losses before training; and how many rows a step takes, which may depend on how fast that was."""
+        """Measure the losses before training, and set the rows per step, which may depend on the measured speed."""
         source = self.source.load()
         figures = {}
         if self.changes_model:
@@ -231,7 +231,7 @@ class Adaptation:
             write_text(folder / "vocabulary.json", json.dumps(start.facts, indent=2) + "\n")
 
     def _make_corpora(self, tokenizer: Any, suffix: str) -> None:
-        """The texts, tokenized; general text has no validation split, as all of it is for measuring."""
+        """Tokenize the texts; general text has no validation split, as all of it is used for evaluation."""
         arguments = self.arguments
         for name, folder in _FOLDERS.items():
             place = self.work / f"{folder}{suffix}"
@@ -262,7 +262,7 @@ class Adaptation:
                 )
 
     def _splits(self, suffix: str = "") -> dict[str, Corpus]:
-        """The held-out texts, by their names in the report."""
+        """The held-out texts: name in the report -> split."""
         place = self.arguments.corpus or str(self.work / f"corpus{suffix}")
         splits = {"new": Corpus(place, "validation")}
         if "general_input" in self.readers:
@@ -272,7 +272,7 @@ class Adaptation:
         return splits
 
     def _evaluate(self, model: ClozeBertForMaskedLM, suffix: str) -> dict[str, dict[str, float]]:
-        """Loss on fixed masks, and tokens per word, of each held-out text."""
+        """The loss with fixed masks, and the tokens per word, of each held-out text."""
         arguments = self.arguments
         device = torch.device("cuda" if torch.cuda.is_available() and not arguments.use_cpu else "cpu")
         torch.nn.Module.to(model, device).eval()
@@ -302,11 +302,11 @@ class Adaptation:
         if arguments.max_minutes is None:
             run = arguments.for_pretraining(max_steps=self._steps(), **settings)
         else:
-            # A run that goes on keeps its number of steps, whatever is left of the time.
+            # A resumed run keeps its number of steps, however much time is left.
             spent = (time.monotonic() - self.begun + before["seconds_afterwards"]) / 60
             left = arguments.max_minutes - spent
             if left <= 0 and not (self.work / "run").is_dir():
-                (self.work / BEFORE).unlink()  # it depends on the time given, so more may be given now
+                (self.work / BEFORE).unlink()  # it depends on the time limit, which the user may raise now
                 raise UserError(
                     f"max_minutes={arguments.max_minutes:g} was used up before training ({spent:.1f} minutes): "
                     f"give more, or less text"
@@ -325,7 +325,7 @@ class Adaptation:
         }
 
     def _new_tokens(self) -> float:
-        """How many tokens are trained on where neither steps nor minutes are given; replayed ones included."""
+        """The number of training tokens, including replayed ones, if neither steps nor minutes are given."""
         tokens = self._trained_on()["new text"].num_tokens * self.arguments.num_train_epochs
         return tokens / (1 - self.arguments.replayed)
 
@@ -335,7 +335,7 @@ class Adaptation:
         return max(1, math.ceil(self._new_tokens() / (self._before()["global_batch_size"] * self.row_length)))
 
     def _finish(self, trained: dict[str, Any]) -> dict[str, Any]:
-        """Measure, write the model in the form that came in, its report and its card."""
+        """Evaluate the model; write it in its original form, with its report and its card."""
         arguments, target = self.arguments, Path(self.arguments.output_dir)
         before = self._before()
         model = _load(self.work / "run")
@@ -391,7 +391,7 @@ class Adaptation:
         return found
 
     def _trained_on(self) -> dict[str, Corpus]:
-        """The training texts, by their names in the card."""
+        """The training texts: name in the card -> corpus."""
         corpora = {"new text": Corpus(self.arguments.corpus or self.work / "corpus")}
         if "replay_input" in self.readers:
             corpora["replay"] = Corpus(self.work / "replay")
@@ -407,17 +407,17 @@ class Adaptation:
         return shown
 
 
-# The folders of the texts that are prepared.
+# The folders of the prepared texts.
 _FOLDERS = {"input": "corpus", "replay_input": "replay", "general_input": "general"}
 
 
 def _load(folder: Path) -> ClozeBertForMaskedLM:
-    """A model of ours as it is trained, with its fast attention."""
+    """Load one of our models with its fast attention, as in training."""
     with quiet():
         return ClozeBertForMaskedLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def _name_of(name_or_path: str) -> str:
-    """A name on the Hub as it is, and of a folder its own name: its path is private."""
+    """A name on the Hub unchanged, or the last component of a folder's path, since paths are private."""
     path = Path(name_or_path)
     return path.resolve().name if path.exists() else name_or_path

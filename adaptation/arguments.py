@@ -27,12 +27,12 @@ ADAPTATION_FILES = (
 )  # fmt: skip
 # The flags that name text.
 TEXT_FLAGS = ("input", "validation_input", "replay_input", "general_input", "keep_input", "protect")
-# What may differ when the same command goes on: how the work is laid over the machine.
+# Flags that may change when an adaptation is resumed: how the work uses the machine.
 _FREE = (
     "overwrite_output_dir", "prepare_only", "num_processes", "per_device_train_batch_size", "disable_tqdm", "use_cpu",
     "save_steps",
 )  # fmt: skip
-# What the continued run takes as it is.
+# Flags that are passed to the training run unchanged.
 _OF_PRETRAINING = (
     "per_device_train_batch_size", "mlm_probability", "masking_unit", "seed", "mixed_precision", "use_cpu",
     "max_eval_batches", "save_steps", "disable_tqdm",
@@ -40,8 +40,8 @@ _OF_PRETRAINING = (
 _SCHEDULE_STEPS = 1000
 _WARM_UP, _DECAY = 0.05, 0.3
 _USUAL_STEPS, _LEAST_ROWS, _MOST_ROWS = 1000, 8, 64
-# The rate that a model of this width continues with; others in inverse proportion to their width. A student's layers do
-# not fit one another at first, and it learns more at a higher rate (docs/LOG.md).
+# The learning rate for a model of this width; for other widths it is inversely proportional to the width. A student's
+# layers do not fit together at first, and it learns more at a higher rate (docs/LOG.md).
 _LEARNING_RATE, _STUDENT_LEARNING_RATE, _WIDTH = 1e-4, 7e-4, 768
 # With a tenth, small BERTs forgot more than by run_mlm at its default rate; with a quarter, less (docs/adaptation.md).
 _REPLAY_SHARE = 0.25
@@ -134,7 +134,7 @@ class AdaptationArguments:
             raise UserError(f"num_train_epochs={self.num_train_epochs} must be above 0")
         if self.extend_vocabulary is not None and self.extend_vocabulary < 1:
             raise UserError(f"extend_vocabulary={self.extend_vocabulary} must be at least 1")
-        # The ranges of what pretraining is going to be given.
+        # Checks the ranges of the flags that are passed to pretraining.
         self.for_pretraining(
             hidden_size=_WIDTH,
             rows=self.global_batch_size or 8,
@@ -158,7 +158,7 @@ class AdaptationArguments:
             raise UserError("keep_input needs --trim_vocabulary")
 
     def rows_for(self, tokens: float, *, max_seq_length: int) -> int:
-        """The rows of a step: a power of two that makes about 1,000 steps of so many tokens."""
+        """The rows of a step: a power of two for which `tokens` make about 1,000 steps."""
         if self.global_batch_size is not None:
             return self.global_batch_size
         wanted = max(1.0, tokens / max_seq_length / _USUAL_STEPS)
@@ -166,24 +166,24 @@ class AdaptationArguments:
 
     @property
     def replayed(self) -> float:
-        """The share of the rows that comes from --replay_input; 0 without it."""
+        """The share of the rows that come from --replay_input; 0 without it."""
         return float(self.replay_share or 0) if self.replay_input else 0.0
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The flags that must stay when the same command goes on."""
+        """The flags that must not change when an adaptation is resumed."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in _FREE}
 
     @property
     def work(self) -> Path:
-        """Where what the stages leave is kept."""
+        """The folder of the stages' results."""
         return Path(self.output_dir) / WORK_FOLDER
 
     def for_pretraining(
         self, *, hidden_size: int, rows: int, max_seq_length: int, max_steps: int | None = None,
         max_minutes: float | None = None,
     ) -> PretrainingArguments:  # fmt: skip
-        """The continued run: a rate that rises to its peak anew, stays there, and decays over the last third."""
+        """The flags of the training run: the rate warms up again, stays at its peak, and decays over the last third."""
         work = self.work
         corpora, weights = [self.corpus or str(work / "corpus")], []
         if self.replay_input:
@@ -214,10 +214,10 @@ class AdaptationArguments:
 
 
 def check_place(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> None:
-    """Whether the output folder can take this adaptation, or holds the same one, which goes on.
+    """Check that the output folder can be used for this adaptation, or holds the same one, which can be resumed.
 
     Args:
-        contents: for each flag that names a text, a model or a tokenizer, what tells whether that is still the same.
+        contents: for each flag that names a text, a model or a tokenizer, a hash of it.
 
     Raises:
         UserError: it holds another adaptation, or something else.
@@ -254,5 +254,5 @@ def check_place(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> 
 
 
 def write_settings(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> None:
-    """Remember with which flags the folder was taken, and what stood where they point."""
+    """Record the flags of this adaptation in its folder, with the hashes of what they name."""
     write_text(arguments.work / _SETTINGS, json.dumps({**arguments.settings, _CONTENTS: contents}, indent=2) + "\n")

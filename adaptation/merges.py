@@ -1,7 +1,7 @@
-"""Learns new vocabulary entries from text, as byte-pair encoding does: frequent neighbouring pieces are merged.
+"""Learns new vocabulary entries from text by merging frequent pairs of neighbouring pieces.
 
-The words are first cut by the old tokenizer. Then the most frequent pair of neighbours is merged, again and again, as
-byte-pair encoding does (Sennrich et al. 2016), but over the old pieces instead of characters.
+The old tokenizer first splits the words into pieces. Then the most frequent pair of neighbours is merged repeatedly, as
+in byte-pair encoding (Sennrich et al. 2016), but starting from the old pieces instead of characters.
 """
 
 import heapq
@@ -16,13 +16,13 @@ from tokenizers import Encoding, Tokenizer
 Word = tuple[int, ...]
 Pair = tuple[int, int]
 
-# A pair that occurs less often is not merged.
+# Pairs that occur less often are not merged.
 LEAST_COUNT = 2
-# From how much text entries are learned, at most.
+# The most text that entries are learned from.
 _MOST_CHARACTERS = 1 << 28
 _BATCH = 4096
 _PIECES_WITH_THEIR_SPACES = re.compile(r"\s*\S+")
-WORD_MARK = "\u2581"  # what SentencePiece writes for a space
+WORD_MARK = "\u2581"  # SentencePiece's sign for a space
 
 
 class LearnedMerge(NamedTuple):
@@ -30,8 +30,8 @@ class LearnedMerge(NamedTuple):
 
     Attributes:
         left, right, merged: their ids. text: the entry.
-        pieces: the old ids that it stands for.
-        uses: how often it stands in the text, when all merges are made.
+        pieces: the old ids that it replaces.
+        uses: how often it occurs in the text when all merges are made.
     """
 
     left: int
@@ -43,9 +43,9 @@ class LearnedMerge(NamedTuple):
 
 
 def count_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[Word]:
-    """How often each word occurs, cut into old ids; of words cut into several pieces only.
+    """How often each word occurs, as a sequence of old ids; only for words of several pieces.
 
-    A word is what the tokenizer's pre-tokenizer says.
+    The tokenizer's pre-tokenizer defines the words.
     """
     pieces: Counter[str] = Counter()
     characters = 0
@@ -88,15 +88,15 @@ def learn_merges(
 ) -> list[LearnedMerge]:
     """Merge the most frequent pair of neighbours `count` times, or until none occurs `LEAST_COUNT` times.
 
-    Of pairs that are equally frequent, the one of the smaller ids comes first. No entry is made whose text the
-    vocabulary holds already.
+    Of equally frequent pairs, the one with smaller ids comes first. No entry is made if the vocabulary already holds
+    its text.
 
     Args:
         words: how often each word occurs, by its old ids.
         texts: the old entries by id.
-        concatenate: the entry of two neighbours.
-        first_id: of the first new entry.
-        never_merged: ids that stay as they are, such as special tokens.
+        concatenate: makes the text of an entry from those of two neighbours.
+        first_id: the id of the first new entry.
+        never_merged: ids that are never merged, such as special tokens.
     """
     cut = [list(word) for word in words]
     counts = list(words.values())
@@ -109,7 +109,7 @@ def learn_merges(
     merges: list[tuple[Pair, int]] = []
     while heap and len(merges) < count:
         negative, pair = heapq.heappop(heap)
-        if -negative != pairs[pair]:  # outdated: it stands in the heap again, with its count of now
+        if -negative != pairs[pair]:  # outdated: the heap holds it again, with its current count
             continue
         if -negative < LEAST_COUNT:
             break
@@ -145,7 +145,7 @@ def _replace(
     pair: Pair, merged: int, cut: list[list[int]], counts: list[int], pairs: Counter[Pair],
     where: dict[Pair, set[int]],
 ) -> set[Pair]:  # fmt: skip
-    """Merge a pair in all words that hold it, from left to right; the pairs whose count has changed."""
+    """Merge a pair in all words that hold it, from left to right; returns the pairs whose count has changed."""
     changed: set[Pair] = set()
     for number in where.pop(pair):
         word = cut[number]
@@ -173,7 +173,7 @@ def _replace(
 def best_merges(merges: list[LearnedMerge], count: int) -> list[LearnedMerge]:
     """The `count` merges that save the most tokens, in the order in which they were learned.
 
-    For tokenizers that find a long entry without the shorter ones that it was merged from.
+    Only for tokenizers that find a long entry without the shorter ones that it was merged from.
     """
     saved = sorted(merges, key=lambda merge: (-merge.uses * (len(merge.pieces) - 1), merge.merged))[:count]
     return sorted(saved, key=lambda merge: merge.merged)

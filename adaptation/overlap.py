@@ -1,7 +1,7 @@
-"""Overlap of texts by 13-grams of words: test documents that also stand in the training text (contamination).
+"""Overlap of texts by 13-grams of words: finds test documents that also occur in the training text (contamination).
 
-Words are compared as the tokenizer cuts them. A run of 13 words that both hold is a sign that one was copied from the
-other (Brown et al. 2020).
+Words are compared as sequences of tokens. A shared 13-gram is a sign that one text was copied from the other (Brown et
+al. 2020).
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,11 +19,11 @@ _TOKENS_AT_ONCE = 1 << 22
 
 
 class TokenizedDocuments(NamedTuple):
-    """Tokenized documents, one after another.
+    """Tokenized documents, concatenated.
 
     Attributes:
         ids, starts: token ids [tokens] without special tokens, and whether a word begins at each.
-        lengths: of the documents, in tokens; a word begins with each of them.
+        lengths: the lengths of the documents in tokens; each document begins with a word.
     """
 
     ids: np.ndarray
@@ -33,12 +33,12 @@ class TokenizedDocuments(NamedTuple):
 
 @dataclass(frozen=True)
 class Overlap:
-    """What of some documents stands in others.
+    """How much of some documents also occurs in others.
 
     Attributes:
-        documents: how many were compared, and how many of them hold a run that the others hold too.
-        runs: the runs of 13 words in them, and how many of these the others hold too.
-        too_short: documents of fewer words, of which nothing is known.
+        documents, found_documents: how many were compared, and how many of them share a 13-gram with the others.
+        runs, found_runs: the number of their 13-grams, and how many of these also occur in the others.
+        too_short: documents of fewer than 13 words, which cannot be compared.
     """
 
     documents: int
@@ -56,7 +56,7 @@ class Overlap:
 
 
 def measure_overlap(documents: TokenizedDocuments, others: Iterable[Corpus]) -> Overlap:
-    """The overlap of documents with corpora, by runs of 13 words."""
+    """The overlap of documents with corpora, by 13-grams of words."""
     runs, owners = run_hashes(*documents)
     wanted = np.unique(runs)
     seen = np.zeros(len(wanted), dtype=bool)
@@ -74,14 +74,14 @@ def measure_overlap(documents: TokenizedDocuments, others: Iterable[Corpus]) -> 
 
 
 def documents_of(corpus: Corpus, first: int = 0, last: int | None = None) -> TokenizedDocuments:
-    """The documents of a prepared split, or those from `first` to `last`."""
+    """The documents of a prepared split, from `first` up to but not including `last`."""
     offsets = corpus.offsets[first : None if last is None else last + 1]
     lengths = np.diff(offsets)
     return TokenizedDocuments(*corpus.gather(offsets[:-1], lengths), lengths)
 
 
 def encoded_documents(encoded: Iterable[bytes]) -> TokenizedDocuments:
-    """The documents that a `corpus.encoding.Encoder` gave."""
+    """The documents encoded by a `corpus.encoding.Encoder`."""
     found = list(encoded)
     ids, starts = split_encoded(b"".join(found))
     return TokenizedDocuments(
@@ -90,10 +90,10 @@ def encoded_documents(encoded: Iterable[bytes]) -> TokenizedDocuments:
 
 
 def run_hashes(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A hash of each run of 13 words that lies in one document, and which document that is; see `TokenizedDocuments`.
+    """The hashes of all 13-grams of words within documents, and the document of each; see `TokenizedDocuments`.
 
     Returns:
-        uint64 [runs], int64 [runs].
+        hashes uint64 [runs], documents int64 [runs].
     """
     first = (np.cumsum(lengths) - lengths)[lengths > 0]
     begins_word = starts.copy()
@@ -101,7 +101,7 @@ def run_hashes(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tupl
     begins = np.flatnonzero(begins_word)
     if len(begins) < RUN_WORDS:
         return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
-    # A token's hash depends on its place in the word, and a word's is the sum of them: order counts.
+    # A token's hash depends on its position in the word, so their sum, the word's hash, depends on the order.
     place = np.arange(len(ids)) - np.repeat(begins, np.diff(np.append(begins, len(ids))))
     words = np.add.reduceat(fold(ids, place), begins)
     owners = np.repeat(np.arange(len(lengths)), lengths)[begins]
@@ -114,7 +114,7 @@ def run_hashes(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tupl
 
 
 def _runs_in(corpus: Corpus) -> Iterator[np.ndarray]:
-    """The runs of a corpus, in batches of whole documents."""
+    """The 13-gram hashes of a corpus, in batches of whole documents."""
     ends = np.asarray(corpus.offsets)
     first = 0
     while first < corpus.num_documents:

@@ -12,7 +12,7 @@ def render_report(results: Mapping[str, Any]) -> str:
     """The report in Markdown.
 
     Args:
-        results: what `adaptation_results.json` holds; see `adapt.adapt`.
+        results: the content of `adaptation_results.json`; see `adapt.adapt`.
     """
     names = _stage_names(results)
     stages = [stage for stage in names if stage in results["evaluation"]]

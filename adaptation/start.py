@@ -1,4 +1,4 @@
-"""The model that continued pretraining starts from: converted, its vocabulary replaced, extended or trimmed."""
+"""Makes the model that continued pretraining starts from: converted, its vocabulary swapped, extended or trimmed."""
 
 import tempfile
 from collections.abc import Iterable
@@ -37,12 +37,12 @@ _AT_ONCE = 1 << 12
 
 @dataclass
 class SourceModel:
-    """What is adapted.
+    """The model to adapt, not loaded yet.
 
     Attributes:
-        model_type: its architecture, which the result has too.
-        tokenizer: its own. longest: how many tokens it takes at once.
-        layers: how many of its layers are loaded, evenly spaced.
+        model_type: its architecture, which the result has, too.
+        tokenizer: its own. longest: the most tokens that it takes at once.
+        layers: how many of its layers to load, evenly spaced.
     """
 
     folder: Path
@@ -52,25 +52,25 @@ class SourceModel:
     layers: int
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells whether its files are still the same."""
+        """Hashes of its files and tokenizer, which show whether these have changed."""
         files = [self.folder / "config.json", *written_in(self.folder, [WEIGHTS])]
         return {file.name: sha256_of_file(file) for file in sorted(files)} | tokenizer_facts(self.tokenizer)
 
     def load(self) -> ClozeBertForMaskedLM:
-        """The model in float32, in our form."""
+        """Load the model in float32 and convert it to ClozeBERT."""
         model = load_clozebert_masked_lm(self.folder).float()
         if self.layers < model.config.num_hidden_layers:
             model = take_layers(model, evenly_spaced(model.config.num_hidden_layers, self.layers))
-        model.set_attn_implementation("sdpa")  # conversion loads with the plain formula, which is several times slower
+        model.set_attn_implementation("sdpa")  # it was loaded with eager attention, which is several times slower
         set_token_ids(model.config, self.tokenizer)
         return model
 
 
 def open_source_model(name_or_path: str) -> SourceModel:
-    """Look at a model without loading its weights.
+    """Check a model without loading its weights.
 
     Raises:
-        UserError: an architecture that does not convert, another head, or no tokenizer that fits.
+        UserError: the architecture cannot be converted, the model has another head, or no tokenizer fits.
     """
     folder = find_folder(name_or_path)
     values = read_config(folder)
@@ -101,16 +101,16 @@ def _configuration(folder: Path, model_type: str) -> ClozeBertConfig:
 def _tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:
     if (folder / "tokenizer.json").is_file() or not any((folder / name).is_file() for name in TOKENIZER_FILE_NAMES):
         return load_tokenizer(str(folder))
-    with tempfile.TemporaryDirectory() as place:  # an older folder, with the vocabulary alone
+    with tempfile.TemporaryDirectory() as place:  # an older folder that has only the vocabulary
         save_tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False), place)
         return load_tokenizer(place)
 
 
 def check_vocabulary_flags(arguments: AdaptationArguments, source: SourceModel) -> PreTrainedTokenizerFast:
-    """The tokenizer that the text will be read with, before it is extended or trimmed.
+    """The tokenizer for the text, before it is extended or trimmed.
 
     Raises:
-        UserError: a tokenizer that cannot be what the flags ask for.
+        UserError: the tokenizer does not allow what the flags ask for.
     """
     tokenizer = source.tokenizer if arguments.tokenizer_name is None else load_tokenizer(arguments.tokenizer_name)
     if arguments.extend_vocabulary:
@@ -121,10 +121,10 @@ def check_vocabulary_flags(arguments: AdaptationArguments, source: SourceModel) 
 
 
 def check_known_tokens(reader: Reader, tokenizer: PreTrainedTokenizerFast, *, flag: str) -> None:
-    """Look at the first documents.
+    """Check that the tokenizer knows the text of the first documents.
 
     Raises:
-        UserError: the tokenizer knows too little of them.
+        UserError: too many of their tokens are unknown.
     """
     texts, size = [], 0
     for text in islice(reader.texts(), _SAMPLED_DOCUMENTS):
@@ -144,7 +144,7 @@ def check_known_tokens(reader: Reader, tokenizer: PreTrainedTokenizerFast, *, fl
 
 @dataclass
 class Start:
-    """The model and the tokenizer that training begins with, and what became of the vocabulary on the way."""
+    """The model and the tokenizer that training starts with, and how the vocabulary was changed."""
 
     model: ClozeBertForMaskedLM
     tokenizer: PreTrainedTokenizerFast
@@ -154,10 +154,10 @@ class Start:
 def make_start(
     arguments: AdaptationArguments, source: SourceModel, *, texts: Iterable[str], kept_texts: Iterable[str]
 ) -> Start:
-    """Swap, extend and trim, in this order, as far as the flags say.
+    """Swap, extend and trim the vocabulary, in this order, as the flags say.
 
     Args:
-        texts: the new text. kept_texts: all whose entries stay when the vocabulary is trimmed, the new text included.
+        texts: the new text. kept_texts: the texts whose entries are kept in trimming, including the new text.
     """
     start = Start(source.load(), source.tokenizer)
     if arguments.tokenizer_name is not None:
@@ -167,7 +167,7 @@ def make_start(
     if arguments.extend_vocabulary:
         new = extend(start.tokenizer, texts, arguments.extend_vocabulary)
         start.facts["new entries"] = len(new.merges)
-        # A model may have more rows than its tokenizer has tokens; those are used up first.
+        # A model may have more rows than its tokenizer has tokens; these spare rows are used first.
         _apply(start, new, spare=start.model.config.vocab_size)
     if arguments.trim_vocabulary:
         used = used_ids(start.tokenizer, kept_texts)
@@ -178,7 +178,7 @@ def make_start(
 
 
 def open_student(student: str | None, source: SourceModel) -> SourceModel:
-    """The model that is trained: a named student, or else the source, with all of its layers or some of them.
+    """The model to train: a named student, or the source with all or some of its layers.
 
     Raises:
         UserError: the student has more layers than the source, or another tokenizer.
@@ -199,16 +199,16 @@ def open_student(student: str | None, source: SourceModel) -> SourceModel:
 
 
 def _apply(start: Start, new: NewVocabulary, *, spare: int) -> None:
-    """Take the rows over; up to `spare` rows in all stay beyond those of the tokenizer."""
+    """Give the model the rows of a new vocabulary; rows beyond the tokenizer's stay, up to `spare` rows in all."""
     sources = new.sources + [[row] for row in range(len(new.sources), spare)]
-    with quiet():  # until the next line, special tokens may stand beyond the vocabulary
+    with quiet():  # until the next line, ids of special tokens may be outside the vocabulary
         start.model = take_rows(start.model, sources, pad_token_id=new.tokenizer.pad_token_id)
     set_token_ids(start.model.config, new.tokenizer)
     start.tokenizer = new.tokenizer
 
 
 def used_ids(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> set[int]:
-    """All ids that these texts are cut into."""
+    """All token ids that occur in these texts."""
     encoder = Encoder(tokenizer.backend_tokenizer.to_str())
     used: set[int] = set()
     waiting = iter(texts)

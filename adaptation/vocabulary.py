@@ -1,18 +1,18 @@
 """Extends a tokenizer by entries learned from text, or trims it to the entries that are used.
 
-What is certain, whatever the text:
+Guarantees for any text:
 
-    extended BPE        the new tokens of a text are its old tokens, some neighbours of a word joined. New merges come
-                        after all old ones, and no old merge takes a new token.
-    extended Unigram    the same, but where two old cuts of a word score the same to 1e-6 for each of its tokens. A new
-                        entry scores what its old pieces score together, and a millionth for each boundary it saves.
-    extended WordPiece  a word that holds no new entry is cut as before. The longest entry is taken first, so a new one
-                        may move the boundaries behind it.
-    trimmed, all three  a text whose old tokens are all kept is cut as before.
+    extended BPE        the new tokens of a text are its old tokens, with some neighbours within words joined. New
+                        merges come after all old ones, and no old merge uses a new token.
+    extended Unigram    the same, unless two old segmentations of a word score the same to 1e-6 per token. The score of
+                        a new entry is the sum of its old pieces' scores plus 1e-6 for each boundary that it saves.
+    extended WordPiece  a word that holds no new entry is split as before. The longest entry is matched first, so a new
+                        one may move the boundaries after it.
+    trimmed, all three  a text whose old tokens are all kept is split as before.
 
-Old ids stay in an extended vocabulary, and their order in a trimmed one. But added tokens that the model's vocabulary
-without them does not hold stay outside, behind it: within, they would be found inside other words. An extended BPE,
-which finds only what its merges make, takes them in under their ids.
+An extended vocabulary keeps the old ids, a trimmed one keeps their order. Added tokens outside the model's vocabulary
+are an exception: they stay outside, after it, since inside it they would be found within other words. An extended BPE
+finds only what its merges make, so it takes them in under their ids.
 """
 
 import copy
@@ -30,20 +30,20 @@ from .merges import LearnedMerge, best_merges, count_words, learn_merges
 
 EXTENDED = ("BPE", "WordPiece", "Unigram")
 TRIMMED = (*EXTENDED, "WordLevel")
-# What a boundary that is saved adds to the log-probability of a Unigram entry.
+# Added to the log-probability of a Unigram entry for each boundary that it saves.
 UNIGRAM_BONUS = 1e-6
-# Where one that is not needed by a longer entry is dropped again, more are learned than are wanted.
+# Unless merges are needed for longer entries (BPE), this many times the wanted entries are learned; the best are kept.
 _SURPLUS = 1.5
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True)
 class NewVocabulary:
-    """A tokenizer made from another, and where the rows of its ids come from.
+    """A tokenizer made from another, and the old rows from which its embedding rows are initialised.
 
     Attributes:
-        sources: for each new id, the old ids whose mean its row begins as.
-        merges: what an extension learned.
+        sources: for each new id, the old ids; its row is initialised as the mean of their rows.
+        merges: the merges that an extension learned.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -55,7 +55,7 @@ def check_algorithm(tokenizer: PreTrainedTokenizerFast, known: Collection[str], 
     """The tokenizer's algorithm.
 
     Raises:
-        UserError: it is not one that `flag` can be used with.
+        UserError: `flag` cannot be used with this algorithm.
     """
     algorithm = read_spec(tokenizer)["model"]["type"]
     if algorithm not in known:
@@ -64,7 +64,7 @@ def check_algorithm(tokenizer: PreTrainedTokenizerFast, known: Collection[str], 
 
 
 def read_spec(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """The tokenizer.json of a tokenizer."""
+    """The content of a tokenizer's tokenizer.json."""
     return json.loads(tokenizer.backend_tokenizer.to_str())
 
 
@@ -75,7 +75,7 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
     """Add at most `count` entries that shorten these texts; see the module for what stays the same.
 
     Raises:
-        UserError: a tokenizer of another algorithm, or no pair of neighbours occurs twice.
+        UserError: the tokenizer has another algorithm, or no pair of neighbours occurs twice.
     """
     if count < 1:
         raise UserError(f"extend_vocabulary={count} must be at least 1")
@@ -124,7 +124,7 @@ def _add_unigrams(model: dict[str, Any], merges: Iterable[LearnedMerge]) -> None
 def _add_merges(model: dict[str, Any], merges: Iterable[LearnedMerge], entries: dict[int, str]) -> None:
     entries = {**entries, **{merge.merged: merge.text for merge in merges}}
     pairs = [[entries[merge.left], entries[merge.right]] for merge in merges]
-    # Older tokenizer files write a merge as one string.
+    # Older tokenizer files store a merge as one string.
     as_strings = bool(model["merges"]) and isinstance(model["merges"][0], str)
     model["merges"] += [" ".join(pair) for pair in pairs] if as_strings else pairs
 
@@ -136,7 +136,7 @@ def _entries(model: dict[str, Any]) -> dict[int, str]:
 
 
 def _not_text(spec: dict[str, Any], entries: dict[int, str]) -> set[int]:
-    """Ids that are no part of a word: added tokens, the unknown token, bytes that stand for a character's parts."""
+    """Ids that are not parts of words: added tokens, the unknown token, and the bytes of byte fallback."""
     model = spec["model"]
     ids = {token["id"] for token in spec["added_tokens"]}
     unknown = model.get("unk_id") if model["type"] == "Unigram" else model["vocab"].get(model.get("unk_token"))
@@ -148,7 +148,7 @@ def _not_text(spec: dict[str, Any], entries: dict[int, str]) -> set[int]:
 
 
 def _ids_behind(spec: dict[str, Any], entries: Mapping[int, str]) -> list[int]:
-    """The ids of added tokens outside of the model's vocabulary. Loading numbers these from its size on, in order."""
+    """The ids of added tokens outside the model's vocabulary. Loading numbers them in order, from its size on."""
     return sorted(token["id"] for token in spec["added_tokens"] if token["id"] not in entries)
 
 
@@ -160,13 +160,13 @@ def _numbered(old_ids: Iterable[int], *, first: int = 0) -> dict[int, int]:
 
 
 def trim(tokenizer: PreTrainedTokenizerFast, used: Collection[int]) -> NewVocabulary:
-    """Drop the entries that are neither `used`, nor special, nor needed to make up others; ids close up.
+    """Drop the entries that are neither `used`, nor special, nor needed to build others; ids are renumbered.
 
     Args:
-        used: the ids that stay.
+        used: the ids to keep.
 
     Raises:
-        UserError: a tokenizer of another algorithm.
+        UserError: the tokenizer has another algorithm.
     """
     check_algorithm(tokenizer, TRIMMED, flag="trim_vocabulary")
     spec = read_spec(tokenizer)
@@ -187,20 +187,20 @@ def trim(tokenizer: PreTrainedTokenizerFast, used: Collection[int]) -> NewVocabu
 
 
 def _with_needed(model: dict[str, Any], entries: dict[int, str], kept: set[int]) -> set[int]:
-    """`kept`, and what the algorithm needs to make these and to write any text."""
+    """`kept`, and the entries that the algorithm needs to build these and to encode any text."""
     if model["type"] == "BPE":
         return _with_parts(model, entries, kept)
     if model["type"] == "WordPiece":
         prefix = model["continuing_subword_prefix"]
         return kept | {n for n, entry in entries.items() if len(entry.removeprefix(prefix)) == 1 and entry.isascii()}
     if model["type"] == "Unigram":
-        # What an unknown character scores depends on the lowest score.
+        # The score of an unknown character depends on the lowest score.
         return kept | {min(entries, key=lambda number: model["vocab"][number][1])}
     return kept
 
 
 def _drop_merges(model: dict[str, Any]) -> None:
-    """Drop the merges of which a part, or the result, is no entry any more."""
+    """Drop the merges with a part or a result that is no longer an entry."""
     joined, vocabulary = _join_of(model), model["vocab"]
     model["merges"] = [
         merge for merge in model["merges"] if vocabulary.keys() >= {*_pair(merge), joined(*_pair(merge))}
@@ -218,7 +218,7 @@ def _join_of(model: dict[str, Any]) -> Any:
 
 
 def _with_parts(model: dict[str, Any], entries: dict[int, str], kept: set[int]) -> set[int]:
-    """`kept`, the letters or bytes, and every entry that merging goes through on the way to one of these."""
+    """`kept`, the letters or bytes, and every intermediate entry in the merging of `kept`."""
     numbers, joined = model["vocab"], _join_of(model)
     pairs = [_pair(merge) for merge in model["merges"]]
     rank = {pair: place for place, pair in reversed(list(enumerate(pairs)))}
@@ -230,7 +230,7 @@ def _with_parts(model: dict[str, Any], entries: dict[int, str], kept: set[int]) 
 
 
 def _letters_of(model: dict[str, Any]) -> Callable[[str], list[str]]:
-    """How the algorithm writes the letters of an entry: inside words with a prefix, at their ends with a suffix."""
+    """A function that splits an entry into letters as the algorithm writes them: with its prefix or suffix."""
     prefix, suffix = (model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix"))
 
     def letters(entry: str) -> list[str]:
@@ -248,13 +248,13 @@ def _letters_of(model: dict[str, Any]) -> Callable[[str], list[str]]:
 
 
 def _alphabet(entries: dict[int, str], letters: Callable[[str], list[str]], *, made: set[str]) -> set[int]:
-    """Single letters and bytes that no merge makes: with them, any text can be written. Of many, the ASCII ones."""
+    """The single letters or bytes that no merge makes, to encode any text; only the ASCII ones if over 256."""
     single = {number for number, entry in entries.items() if len(letters(entry)) == 1 and entry not in made}
     return single if len(single) <= 256 else {number for number in single if entries[number].isascii()}
 
 
 def _steps_to(pieces: list[str], rank: dict[tuple[str, str], int], joined: Any) -> set[str]:
-    """All entries that merging these letters meets."""
+    """All entries that occur while these letters are merged."""
     met = set(pieces)
     while True:
         ranked = [(rank[pair], place) for place, pair in enumerate(pairwise(pieces))
@@ -267,7 +267,7 @@ def _steps_to(pieces: list[str], rank: dict[tuple[str, str], int], joined: Any) 
 
 
 def _renumber(spec: dict[str, Any], number_of: Mapping[int, int]) -> None:
-    """The new ids of added tokens, and of those that are put around a text."""
+    """Set the new ids of added tokens, and of the special tokens around a text."""
     for token in spec["added_tokens"]:
         token["id"] = number_of[token["id"]]
     _renumber_around(spec["post_processor"], number_of)
@@ -291,10 +291,10 @@ def _renumber_around(processor: dict[str, Any] | None, number_of: Mapping[int, i
 def rebuild(
     tokenizer: PreTrainedTokenizerFast, spec: dict[str, Any], *, like: PreTrainedTokenizerFast | None = None
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of this specification with the special tokens of `tokenizer`.
+    """A tokenizer with this specification and the special tokens of `tokenizer`.
 
     Args:
-        like: has its length, inputs and sides (default: `tokenizer`).
+        like: the tokenizer from which the maximum length, inputs and sides are taken (default: `tokenizer`).
     """
     like = like or tokenizer
     spec = {**copy.deepcopy(spec), "padding": None, "truncation": None}

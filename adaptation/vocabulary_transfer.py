@@ -1,8 +1,8 @@
-"""Gives a trained model another tokenizer: which old embedding rows each new entry takes over.
+"""Gives a trained model another tokenizer: maps each new entry to old embedding rows.
 
-A form is what an entry stands for, whatever the algorithm writes: its bytes, and whether a space or a word begins with
-it. `##ing` and `ing` (of bytes) are one form, `the`, `Ġthe`, `▁the` and `the</w>` another: what ends a word is taken
-for a word, as most such entries are.
+The form of an entry is its meaning, whatever the algorithm's notation: its bytes, and whether it begins with a space or
+a word. `##ing` and byte-level `ing` have one form; `the`, `Ġthe`, `▁the` and `the</w>` have another. An entry that ends
+a word is taken for a whole word, as most such entries are.
 """
 
 import json
@@ -16,21 +16,21 @@ from .vocabulary import NewVocabulary, read_spec, rebuild
 
 Form = tuple[bool, bytes]
 
-# Which byte each letter of a byte-level vocabulary stands for.
+# The byte of each letter of a byte-level vocabulary.
 _BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}
 _ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
 
 def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[NewVocabulary, dict[str, int]]:
-    """Where the rows of another tokenizer come from.
+    """The sources of another tokenizer's embedding rows.
 
-    Special tokens take the row of the old token of the same role. Other entries take the row of the old entry of the
-    same form. Without one, they begin as the mean of the pieces into which the old tokenizer cuts them, and without
-    those, as the mean of all.
+    Special tokens take the row of the old token with the same role. Other entries take the row of the old entry with
+    the same form. Without one, they are initialised as the mean of the pieces into which the old tokenizer splits them;
+    without pieces, as the mean of all rows.
 
     Returns:
-        the vocabulary, whose tokenizer has the old one's length and inputs, as the model does; and how many entries
-        came which way: `same_form`, `pieces`, `mean`.
+        the vocabulary, whose tokenizer keeps the old one's maximum length and inputs, to fit the model; and the number
+        of entries by source: `same_form`, `pieces`, `mean`.
 
     Raises:
         UserError: the new tokenizer has no token for a role that masked-language modelling needs.
@@ -55,7 +55,7 @@ def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[Ne
         same = rows.get(form, rows.get((not begins, content)))
         written_alike = old_numbers.get(str(new.convert_ids_to_tokens(number)))
         if written_alike is not None and old_forms[written_alike] == form:
-            same = written_alike  # a byte and the letter that it is are one form
+            same = written_alike  # an entry for a byte and one for the same character have the same form
         if same is not None:
             way, rows_taken = "same_form", [same]
         elif pieces := _pieces(old, form, never):
@@ -68,7 +68,7 @@ def swap(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> tuple[Ne
 
 
 def _same_roles(old: PreTrainedTokenizerFast, new: PreTrainedTokenizerFast) -> dict[int, int]:
-    """The old special token of each new one. A new one with several roles takes the first of `_ROLES`."""
+    """New special token -> old one. A new token with several roles uses the first of `_ROLES`."""
     found = {}
     for role in reversed(_ROLES):
         ours, theirs = (getattr(tokenizer, f"{role}_token_id") for tokenizer in (new, old))
@@ -91,7 +91,7 @@ def forms(tokenizer: PreTrainedTokenizerFast) -> dict[int, Form]:
     spec = read_spec(tokenizer)
     model = spec["model"]
     steps = [spec[name] for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
-    # Not all that mark words do it by Metaspace: Llama and Gemma replace spaces while normalizing.
+    # Not all tokenizers that mark words use Metaspace: Llama and Gemma replace spaces in the normalizer.
     written = json.dumps(steps, ensure_ascii=False)
     of_bytes = '"type": "ByteLevel"' in written
     marked = WORD_MARK in written or '"type": "Metaspace"' in written

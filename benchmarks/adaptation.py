@@ -1,13 +1,13 @@
-"""`adapt` beside continuing by the loop of transformers' run_mlm, for small native models, on one thread of a CPU.
+"""`adapt` compared with continued training by the loop of transformers' run_mlm: small native models, one CPU thread.
 
     python benchmarks/adaptation.py continue --model bert --data DATA --output_dir OUT      about four minutes
     python benchmarks/adaptation.py vocabulary --algorithm bpe --data DATA --output_dir OUT     some seconds
     python benchmarks/adaptation.py trim --data DATA --output_dir OUT                           half a minute
 
 DATA holds `mlm_standardebooks/text`, `mlm_openstax/text` and `multi_ud_finnish_tdt`. Budgets are process time of one
-thread. The model is made by transformers' own class and pretrained on novels; both loops then continue on textbooks,
-with the same weights, text, held-out text and masks. The loop of run_mlm gets the process time that all of `adapt` took
-after preparing the text, its last evaluation included. Its rate is transformers' default, and then the one of `adapt`.
+thread. A model of transformers' own class is pretrained on novels. Both loops then continue on textbooks, with the same
+weights, text, held-out text and masks. The loop of run_mlm gets the process time that `adapt` took after preparing the
+text, including its last evaluation. Its learning rate is transformers' default, and then that of `adapt`.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def books(data: Path, name: str, count: int) -> list[str]:
 def make_native(
     model_type: str, folder: Path, data: Path, *, texts: list[str] | None = None, vocabulary: int | None = None
 ) -> None:
-    """A model of transformers' own class with random weights, and a tokenizer trained on novels or on `texts`."""
+    """Save a randomly initialised model of transformers' own class, and a tokenizer trained on novels or `texts`."""
     texts = texts or [
         Path(path).read_text(encoding="utf-8")[:400_000] for path in books(data, "mlm_standardebooks", NOVELS)
     ]
@@ -98,9 +98,9 @@ def pretrain_native(model_type: str, folder: Path, random: Path, data: Path, min
 
 
 def run_mlm(folder: Path, corpus: Corpus, *, seconds: float, learning_rate: float, bf16: bool) -> dict[str, Any]:
-    """Continue by the loop of transformers' run_mlm: rows cut from all text, 8 a step, AdamW, a rate that falls to 0.
+    """Continue with the loop of transformers' run_mlm: rows cut from the joined text, 8 per step, AdamW, decay to 0.
 
-    The number of steps is what fits into `seconds` of process time, timed on 6 steps that are then forgotten.
+    As many steps as fit into `seconds` of process time, estimated from 6 steps that are then discarded.
     """
     from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, get_scheduler
 
@@ -200,7 +200,7 @@ def anatomy(data: Path) -> list[str]:
 
 
 def vocabulary(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokens for each word of other text, before and after 2,000 new entries learned from four fifths of it."""
+    """Tokens per word of other text, before and after learning 2,000 new entries from four fifths of it."""
     data = Path(arguments.data)
     novels = [Path(path).read_text(encoding="utf-8")[:150_000] for path in books(data, "mlm_standardebooks", NOVELS)]
     old = train_tokenizer(novels, algorithm=arguments.algorithm, vocab_size=VOCABULARY)
@@ -221,7 +221,7 @@ def vocabulary(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def trim(arguments: argparse.Namespace) -> dict[str, Any]:
-    """A vocabulary of 64,000 from all text at hand, trimmed to Finnish."""
+    """A vocabulary of 64,000 entries, learned from all texts, trimmed to Finnish."""
     data, finnish = Path(arguments.data), finnish_sentences(Path(arguments.data))
     novels = [Path(path).read_text(encoding="utf-8")[:300_000] for path in books(data, "mlm_standardebooks", NOVELS)]
     torch.set_num_threads(1)
@@ -229,7 +229,7 @@ def trim(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def trim_to_finnish(out: Path, everything: list[str], finnish: list[str]) -> dict[str, Any]:
-    """Parameters before and after, and whether the logits of kept tokens are the same bits."""
+    """Parameters before and after trimming, and whether the logits of kept tokens are bitwise equal."""
     folder = out / "many"
     if not (folder / "config.json").is_file():
         tokenizer = train_tokenizer(everything, algorithm="bpe", vocab_size=64_000, model_max_length=256)

@@ -1,18 +1,19 @@
-"""What adapted encoders are worth once fine-tuned, three seeds each, on one thread of a CPU.
+"""Scores of adapted encoders after fine-tuning, three seeds each, on one CPU thread.
 
     python benchmarks/adaptation_scores.py student --data DATA --work WORK      about an hour and a half of a core
     python benchmarks/adaptation_scores.py extended --data DATA --work WORK     half an hour
     python benchmarks/adaptation_scores.py trimmed --data DATA --work WORK      half an hour
 
-DATA holds the folders that finetuning_table.py and adaptation.py read. What WORK holds is not made again, and several
-processes may work in one. The figures go into WORK/NAME.json, with the process time of each adaptation.
+DATA holds the folders that finetuning_table.py and adaptation.py read. Results that are in WORK already are kept, and
+several processes may share one WORK. The figures are written to WORK/NAME.json, with the process time of each
+adaptation.
 
-`student`: two of the four layers of release/clozebert-books, distilled on the books; and the same two layers trained
-on them without a teacher for the same process time. `extended`, `trimmed`: a BERT of transformers' own class,
-pretrained by us for `--minutes`, adapted to the development set of the Finnish treebank, with the vocabulary as it
-was and with another. 1,164 of these 1,364 sentences are then the training data of a tagger, 200 its validation data,
-and the treebank's test set is its test. `trimmed` keeps the entries of the text that is adapted to, and, a second
-time, those of the test sentences too. `plain` and `plain-trimmed` are the model before and after that trimming,
+`student`: two of the four layers of release/clozebert-books, distilled on the books, and the same two layers trained on
+the books without a teacher for the same process time. `extended`, `trimmed`: a BERT of transformers' own class,
+pretrained by us for `--minutes`, adapted to the development set of the Finnish treebank, with its original vocabulary
+and with a changed one. Of these 1,364 sentences, 1,164 are then the training data of a tagger and 200 its validation
+data; its test data is the treebank's test set. `trimmed` keeps the entries of the adaptation text and, in a second
+variant, also those of the test sentences. `plain` and `plain-trimmed` are the model before and after that trimming,
 without any adaptation.
 """
 
@@ -42,7 +43,7 @@ VALIDATION_SENTENCES = 200
 
 
 def write_finnish(source: Path, folder: Path) -> None:
-    """The development set as training and validation data; the test set."""
+    """Write the treebank's development set as training and validation data, and its test set."""
     treebank = source / "multi_ud_finnish_tdt"
     sentences = (treebank / "fi_tdt-ud-dev.conllu").read_text(encoding="utf-8").strip().split("\n\n")
     for split, kept in (
@@ -57,7 +58,7 @@ FINNISH = {"finnish_pos": Dataset("Finnish TDT: parts of speech", "token", "accu
 
 
 def finnish_text(work: Path, split: str = "train") -> Path:
-    """The sentences of the tagger's training or test data, one a line."""
+    """Write the sentences of the tagger's training or test data to a file, one per line."""
     path = work / f"finnish-{split}.txt"
     text = (work / "data" / "finnish_pos" / f"{split}.conllu").read_text(encoding="utf-8")
     lines = (line.removeprefix("# text = ") for line in text.splitlines() if line.startswith("# text = "))
@@ -66,7 +67,7 @@ def finnish_text(work: Path, split: str = "train") -> Path:
 
 
 def command(work: Path, name: str, *words: str | Path) -> float:
-    """Run `clozebert` unless it is done; its process time in seconds, imports and evaluation included."""
+    """Run a `clozebert` command unless it was run before; returns its process time in seconds, all included."""
     measured = work / f"{name}.seconds"
     if not measured.is_file():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -78,14 +79,14 @@ def command(work: Path, name: str, *words: str | Path) -> float:
 
 
 def steps_for(work: Path, name: str, seconds: float, make: Any) -> int:
-    """How many steps take `seconds` of process time, from two short runs of `make(name, output folder, steps)`."""
+    """The number of steps that take `seconds` of process time, estimated from two short runs of 10 and 40 steps."""
     short, longer = (command(work, f"{name}-{steps}", *make(work / f"{name}-{steps}", steps)) for steps in (10, 40))
     of_step = (longer - short) / 30
     return 10 + round((seconds - short) / of_step)
 
 
 def make_student(work: Path, data: Path, steps: int) -> dict[str, Any]:
-    """The teacher, its student, and the same layers without a teacher."""
+    """Train the student with its teacher, and the same layers without a teacher."""
     parts = [line.split("\t")[:2] for line in (ROOT / "release" / "books.tsv").read_text().splitlines()[1:]]
     train, held_out = ([data / name for split, name in parts if split == wanted] for wanted in ("train", "validation"))
     if not (work / "teacher").exists():
@@ -119,7 +120,7 @@ def make_student(work: Path, data: Path, steps: int) -> dict[str, Any]:
 
 
 def pretrained_bert(work: Path, data: Path, minutes: float, *, vocabulary: int | None = None) -> Path:
-    """A native BERT of four layers of 192: with the vocabulary of novels, or one of all text at hand."""
+    """A native BERT of four layers of width 192; its vocabulary comes from novels or, given its size, all texts."""
     folder = work / ("bert" if vocabulary is None else "many")
     if not (folder / "native" / "config.json").is_file():
         texts = None
@@ -134,7 +135,7 @@ def pretrained_bert(work: Path, data: Path, minutes: float, *, vocabulary: int |
 
 
 def make_finnish(work: Path, model: Path, steps: int, changes: dict[str, str | None]) -> dict[str, Any]:
-    """One adaptation to Finnish for each name, with more flags or without."""
+    """Adapt to Finnish once for each entry of `changes`."""
     found = {}
     for name, words in changes.items():
         seconds = command(
@@ -151,7 +152,7 @@ def make_finnish(work: Path, model: Path, steps: int, changes: dict[str, str | N
 def scores(
     work: Path, names: list[str], models: list[str], seeds: list[int], datasets: dict[str, Dataset]
 ) -> dict[str, Any]:
-    """The test scores of every model and data, and each seed's mean over the data."""
+    """The test scores of every model on every data set, and the mean over data sets for each seed."""
     found: dict[str, Any] = {}
     for model in models:
         of_data = {

@@ -1,28 +1,28 @@
-"""One side of a comparison, in a process of its own: `speed.py` starts it and says when to work.
+"""One side of a comparison, in a separate process that `speed.py` starts and controls.
 
-It builds what its specification (JSON, the only argument) names, then does one unit of work for each line it reads, and
-answers with a line of JSON: the seconds, and what else it can say. Between its turns it sleeps, so that sides that take
-turns do not disturb one another. On CUDA the clock starts and stops when the device has nothing left to do. There a
-turn begins with a step, or the whole encoding, that does not count, and ends by giving back memory kept for reuse.
+It builds what its specification (JSON, the only argument) names. Then it does one unit of work for each line that it
+reads, and answers with a line of JSON: the seconds and other figures. Between turns it sleeps, so that the sides do not
+disturb one another. On CUDA the clock starts and stops when the device is idle. There a turn begins with a warm-up step
+(or a whole warm-up encoding) that does not count, and ends by freeing cached memory.
 
 Specification:
     side: "ours" or "transformers".
     work: "train" (for each batch a step of masked-LM training, to the updated weights) or "encode"; or "matmul", which
-        needs no more than device, precision and keep_memory, and answers with the FLOP/s of a product of two matrices.
+        needs only device, precision and keep_memory, and answers with the FLOP/s of a matmul.
     shape: "bert" or "modernbert", of base size; or a dictionary of ClozeBertConfig's fields.
-    options: fields of transformers' configuration that differ from that.
+    options: fields of transformers' configuration that differ from the shape.
     batches: an .npz file with `ids` [N] and `lengths` [S]; rows_per_batch: sequences in one batch.
     precision: "bf16" or "no" (float32).
-    keep_memory: whether freed memory is kept by the process, as clozebert's programs have it.
+    keep_memory: whether the process keeps freed memory, as clozebert's programs do.
     device: "cpu" or "cuda".
 transformers' side:
     attention: "eager", "sdpa" or "flash_attention_2"; compile: whether torch.compile runs the model.
     dropout: the probability in training; sparse: ModernBERT's `sparse_prediction`.
-    sorted: whether it encodes sequences of like length together, as ours always does.
+    sorted: whether it encodes sequences of similar length together, as ours always does.
 
-Where the host waits for the device in a training step: ours twice, for the norm of the gradient and for the loss, as
-`clozebert pretrain` does; theirs never, as run_mlm_no_trainer.py without a tracker. Theirs finds its padded batches on
-the device; ours makes and copies them beside the steps.
+Host-device synchronisation in a training step: our side waits twice, for the gradient norm and for the loss, as
+`clozebert pretrain` does; theirs never waits, as run_mlm_no_trainer.py without a tracker. Their padded batches are on
+the device from the start; ours are made and copied in parallel with the steps.
 """
 
 import ctypes
@@ -37,15 +37,15 @@ from pathlib import Path
 from typing import Any
 
 MASKED_SHARE = 0.15
-MASK_TOKEN_ID = 103  # BERT's; for ModernBERT's vocabulary it is a token as good as any
+MASK_TOKEN_ID = 103  # BERT's; in ModernBERT's vocabulary any token will do
 PARAMETERS_SEED = 1
 
 
 def main() -> None:
     specification = json.loads(sys.argv[1])
-    # What a library prints must not come between the answers.
+    # Output of libraries must not get between the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
-    # Threads wait as PyTorch has it; in our pretraining, which is a program, as that one has it.
+    # Threads wait as PyTorch sets it by default; in our training, as clozebert's programs set it.
     if (specification.get("side"), specification["work"]) == ("ours", "train"):
         import clozebert.scripts._program  # noqa: F401
     if specification["keep_memory"]:
@@ -60,7 +60,7 @@ def main() -> None:
     make = {"train": make_trainer, "encode": make_encoder, "matmul": make_matmul}[specification["work"]]
     work, facts = make(specification, read_batches(specification) if "batches" in specification else [])
     is_cuda = specification["device"] == "cuda"
-    # The peak counts from here: building the model is not the work, nor is what the C library keeps of it.
+    # The peak is reset here: building the model does not count, nor does memory that the C library kept from it.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def held_memory(kind: str) -> int:
-    """Bytes that this process holds (`VmRSS`), or has held at most (`VmHWM`); Linux only."""
+    """Resident bytes of this process: current (`VmRSS`) or peak (`VmHWM`); Linux only."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))
 
@@ -99,7 +99,7 @@ def read_batches(specification: dict[str, Any]) -> list[list[list[int]]]:
 
 
 def make_matmul(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable, dict[str, Any]]:
-    """The machine's peak."""
+    """A matmul, which measures the machine's peak FLOP/s."""
     import torch
 
     from clozebert.utils.device import measure_matmul_flops
@@ -127,7 +127,7 @@ def make_native(specification: dict[str, Any], *, head: str) -> Any:
 
 
 def make_ours(specification: dict[str, Any], *, head: str) -> Any:
-    """The same weights as the other side's; or, of a shape that it has not, random ones."""
+    """Our model with the same weights as the other side's, or random ones if that has no such shape."""
     import torch
 
     from clozebert import ClozeBertConfig, ClozeBertModel
@@ -144,13 +144,13 @@ def make_ours(specification: dict[str, Any], *, head: str) -> Any:
 
 
 def make_trainer(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable, dict[str, Any]]:
-    """A step over each batch, or the first `count`; the result is the first loss: both sides do the same work."""
+    """A step over each batch, or over the first `count`. The result is the first loss, to compare both sides' work."""
     work, model = (our_steps if specification["side"] == "ours" else their_steps)(specification, batches)
     return work, describe(model, batches)
 
 
 def describe(model: Any, batches: list[list[list[int]]]) -> dict[str, Any]:
-    """What the other process ought to know: the model's parameters, and the real tokens of a unit of work."""
+    """Facts for the controlling process: the model's parameters, and the real tokens in a unit of work."""
     tokens = sum(len(sequence) for batch in batches for sequence in batch)
     return {"parameters": sum(p.numel() for p in model.parameters()), "tokens": tokens}
 
@@ -171,14 +171,14 @@ def masked(batches: list[list[list[int]]]) -> list[tuple[Any, Any, Any]]:
 
 
 def padded(rows: Any, lengths: list[int], *, value: int) -> Any:
-    """[N] -> [S, T], filled up on the right."""
+    """[N] -> [S, T], padded on the right with `value`."""
     import torch
 
     return torch.nn.utils.rnn.pad_sequence(rows.split(lengths), batch_first=True, padding_value=value)
 
 
 def packed_batch(ids: Any, labels: Any, lengths: list[int]) -> Any:
-    """As `clozebert.corpus` makes them."""
+    """A packed batch, as `clozebert.corpus` makes it."""
     import numpy as np
 
     from clozebert.corpus.batches import Batch
@@ -196,7 +196,7 @@ def packed_batch(ids: Any, labels: Any, lengths: list[int]) -> Any:
 
 
 def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable[..., float], Any]:
-    """Steps as the loop of `clozebert pretrain` makes them by default, by its own functions over packed batches."""
+    """Training steps as in `clozebert pretrain` by default, with its own functions over packed batches."""
     from clozebert.training import PretrainingArguments
     from clozebert.training.machine import choose_compilation, compile_model, make_accelerator
     from clozebert.training.optimizers import make_optimizer
@@ -233,7 +233,7 @@ def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> 
 
 
 def their_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable[..., float], Any]:
-    """Steps as transformers' run_mlm_no_trainer.py makes them, on padded batches; bf16, if so, by Accelerate's."""
+    """Training steps as in transformers' run_mlm_no_trainer.py, on padded batches; bf16 with Accelerate."""
     import torch
     from accelerate import Accelerator
     from transformers import get_scheduler
@@ -275,7 +275,7 @@ def their_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -
 
 
 def make_encoder(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable, dict[str, Any]]:
-    """Mean vectors of all sequences, weights in the precision; the result is a few channels of the first."""
+    """Mean-pooled vectors of all sequences, with weights in `precision`; the result is a few channels of the first."""
     import torch
 
     is_ours = specification["side"] == "ours"

@@ -6,9 +6,9 @@
         ...                          # tensors made here with device="cuda" are fake
     calls                            # every operator, with its arguments and results
 
-No number is computed. PyTorch's FakeTensorMode follows CUDA tensors through the real operators, autograd and autocast.
-A PyTorch that was built without CUDA lacks the device itself (its index, its streams); `fake_cuda.cpp`, compiled once,
-stands in for it. It must be loaded before torch, so this is for processes of their own.
+Nothing is computed. PyTorch's FakeTensorMode traces CUDA tensors through the real operators, autograd and autocast. A
+PyTorch built without CUDA lacks the device itself (its index, its streams); `fake_cuda.cpp`, compiled once, replaces
+it. It must be loaded before torch, so it needs a separate process.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 
 
 def find_obstacle() -> str | None:
-    """Why there can be no fake CUDA device here; None: there can be."""
+    """Why no fake CUDA device is possible here; None if it is."""
     if not sys.platform.startswith("linux"):
         return "needs Linux"
     if not shutil.which("g++"):
@@ -50,10 +50,10 @@ def _is_built_with_cuda() -> bool:
 
 
 def install() -> None:
-    """Load the device. Compiled anew for each version of the source and each torch, in about three seconds."""
+    """Load the device. It is compiled once for each version of the source and of torch, in about three seconds."""
     assert "torch" not in sys.modules, "fake_cuda.install() comes before the first import of torch"
     torch_folder = _torch_folder()
-    # The folder, too: there the library looks for torch's own.
+    # The folder counts, too: the library is linked against torch's libraries there.
     made_of = (SOURCE.read_bytes(), (torch_folder / "version.py").read_bytes(), bytes(torch_folder))
     key = hashlib.sha256(b"".join(made_of)).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"clozebert_fake_cuda_{key}.so"
@@ -72,7 +72,7 @@ def install() -> None:
 
 
 class Call:
-    """An operator that was called: its name, its tensors' types and shapes, and the rest of its arguments."""
+    """A call of an operator: its name, its tensors' types and shapes, and its other arguments."""
 
     def __init__(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.operator, self.args, self.kwargs, self.result = operator, args, kwargs, None
@@ -83,7 +83,7 @@ class Call:
         return f"{self.operator.namespace}::{self.operator._schema.name.split('::')[1]}"
 
     def tensors(self) -> list[Any]:
-        """The arguments that are tensors, lists of them laid open."""
+        """The tensor arguments, with lists flattened."""
         return _tensors_in([*self.args, *self.kwargs.values()])
 
     def results(self) -> list[Any]:
@@ -104,9 +104,9 @@ def _tensors_in(values: list[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def device(capability: tuple[int, int] = (8, 0), *, records: bool = True) -> Iterator[list[Call]]:
-    """Within, tensors are fake, and a CUDA device has this compute capability; the calls of operators are noted.
+    """A context in which tensors are fake, and CUDA has this compute capability; the calls of operators are recorded.
 
-    `records=False`: nothing is noted, and `torch.compile` compiles, which it does not under a mode that notes.
+    With `records=False` nothing is recorded, and `torch.compile` works, which it does not while calls are recorded.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -130,7 +130,7 @@ def device(capability: tuple[int, int] = (8, 0), *, records: bool = True) -> Ite
         "is_bf16_supported": lambda including_emulation=True: capability >= (8, 0) or including_emulation,
     }
     with contextlib.ExitStack() as stack:
-        # Autocast asks, and so does whoever enters it again to compute again.
+        # Autocast checks this, also when activation checkpointing re-enters it.
         stack.enter_context(
             mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False)
         )
@@ -143,13 +143,13 @@ def device(capability: tuple[int, int] = (8, 0), *, records: bool = True) -> Ite
 
 
 def autocast(dtype: Any) -> Any:
-    """CUDA's autocast; None: none."""
+    """CUDA autocast to `dtype`; None: disabled."""
     import torch
 
     return torch.autocast("cuda", dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
 
-# What makes a host wait for its device: values or shapes that only the device knows.
+# Operators that make the host wait for the device: their values or shapes are known only there.
 WAITS = frozenset(
     f"aten::{name}"
     for name in (
@@ -160,7 +160,7 @@ WAITS = frozenset(
 
 
 def waits(calls: list[Call]) -> list[str]:
-    """The operators for which a host would have waited: those above, and copies from the device."""
+    """The operators for which the host would have waited: those above, and copies from the device."""
     return [call.name for call in calls if _waits(call)]
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Packed beside padded fine-tuning steps: the same model, windows and batches, in turn, on this machine's CPU.
+"""Packed compared with padded fine-tuning steps: the same model, windows and batches, in turn, on this CPU.
 
     python benchmarks/finetuning_packed.py --model_name_or_path ENCODER --task_type token --train_file wnut17train.conll
     python benchmarks/finetuning_packed.py --model_name_or_path ENCODER --task_type sequence --train_file train.csv
 
-A step is what the program does for each batch: collate, forward, loss, backward, clip, AdamW. Of each batch the packed
-and the padded step come one after the other, so both meet the same disturbances; the figure is the median over batches
-of padded seconds / packed seconds, of the whole step and of forward and backward alone, by the clock and by the
-processor's time (which leaves out waiting for other programs).
+A step is what the program does for each batch: collate, forward, loss, backward, clip, AdamW. For each batch, the
+packed and the padded step run one after the other, so both meet the same disturbances. The figure is the median over
+batches of padded seconds / packed seconds, for the whole step and for forward and backward alone, in wall-clock time
+and in CPU time (which leaves out waiting for other programs).
 """
 
 import argparse
@@ -34,7 +34,7 @@ def measure(
     from clozebert.finetuning.windows import PackedCollator, PaddedCollator, WindowMaker
     from clozebert.utils.memory import keep_freed_memory
 
-    keep_freed_memory()  # as the programs do, for both sides
+    keep_freed_memory()  # for both sides, as the programs do
     given = {"model_name_or_path": model_name_or_path, "output_dir": "", "train_file": train_file}
     arguments_class = {"token": TokenArguments, "sequence": SequenceArguments}[task_type]
     splits, task, _ = read_data(arguments_class(**given), None)
@@ -76,7 +76,7 @@ def measure(
         model.train()
     taken: dict[str, list[dict[str, float]]] = {"packed": [], "padded": []}
     filled = []
-    for number in range(batches + 3):  # the first ones allocate
+    for number in range(batches + 3):  # the first steps allocate memory
         first = number * batch_size % (len(windows) - batch_size)
         batch = windows[first : first + batch_size]
         order = ("packed", "padded") if number % 2 else ("padded", "packed")

@@ -1,15 +1,15 @@
 #!/usr/bin/env python
-"""The table of docs/finetuning.md: our encoder beside a BERT and a ModernBERT of its size, three seeds each.
+"""The table of docs/finetuning.md: our encoder compared with a BERT and a ModernBERT of its size, three seeds each.
 
     python benchmarks/finetuning_table.py data --source ../shared/data   # files, in the splits of their README
     python benchmarks/finetuning_table.py encoders --corpus CORPUS --tokenizer_name TOKENIZER --seconds 1200
     python benchmarks/finetuning_table.py cells                          # what is missing; several may run at once
     python benchmarks/finetuning_table.py render                         # results/finetuning.json and the table
 
-The encoders are those of learning.py, each trained for the same processor time by its side's seconds of a step in
-`--times`, a results file of learning.py. A cell is one run of a fine-tuning program with a model, data, an output
-folder and a seed, and no other flag. Everything lies in `--work` (default runs/finetuning_table): what is done is not
-done again, so each step can be interrupted.
+The encoders are those of learning.py, each trained for the same processor time; the steps follow from the seconds per
+step in `--times`, a results file of learning.py. A cell is one run of a fine-tuning program with a model, data, an
+output folder and a seed, and no other flags. Everything is kept in `--work` (default runs/finetuning_table): what is
+done is not repeated, so each step can be interrupted.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-# The names that learning.py gives them: each baseline at its best rate and batch size in runs of 300 seconds.
+# The names in learning.py: each baseline with its best learning rate and batch size in runs of 300 seconds.
 MODELS = {"ours": "nano", "modernbert": "modernbert, 0.002, 16 rows", "bert": "bert, 0.001, 16 rows"}
 TITLES = {"ours": "ours", "modernbert": "ModernBERT", "bert": "BERT"}
 SEEDS = (1, 2, 3)
@@ -41,7 +41,7 @@ BEGIN, END = "<!-- finetuning-table -->", "<!-- /finetuning-table -->"
 
 @dataclass(frozen=True)
 class Dataset:
-    """One row of the table: which program, the score shown, and what makes its files."""
+    """One row of the table: the program, the score shown, and the function that writes its files."""
 
     title: str
     kind: str
@@ -54,19 +54,19 @@ class Dataset:
 
 
 def copy_splits(source: Path, folder: Path, names: dict[str, str], suffix: str) -> None:
-    """Copy files that are split already."""
+    """Copy files that are already split."""
     for split, name in names.items():
         shutil.copy(source / name, folder / f"{split}.{suffix}")
 
 
 def write_csv(path: Path, rows: Iterable[tuple[str, str]]) -> None:
-    """`text,label`."""
+    """Write a CSV with the columns `text,label`."""
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *rows])
 
 
 def write_two_classes(source: Path, folder: Path, names: dict[str, str]) -> None:
-    """A file of sentences for each class, split as its README suggests: line number mod 10: 9 test, 8 validation."""
+    """Data with a file of sentences for each class, split as its README suggests: line mod 10, 9 test, 8 validation."""
     split_of = ["train"] * 8 + ["validation", "test"]
     rows: dict[str, list[tuple[str, str]]] = {"train": [], "validation": [], "test": []}
     for label, name in names.items():
@@ -78,7 +78,7 @@ def write_two_classes(source: Path, folder: Path, names: dict[str, str]) -> None
 
 
 def write_movie_reviews(source: Path, folder: Path) -> None:
-    """Fold 9 is for the test, fold 8 for validation."""
+    """Fold 9 is the test data, fold 8 the validation data."""
     split_of = ["train"] * 8 + ["validation", "test"]
     lines = (source / "cls_movie_reviews/movie_reviews.jsonl").read_text(encoding="utf-8").split("\n")
     for split in ("train", "validation", "test"):
@@ -87,7 +87,7 @@ def write_movie_reviews(source: Path, folder: Path) -> None:
 
 
 def write_snips(source: Path, folder: Path) -> None:
-    """The official validation set is the test, as in the literature; every 20th sentence of training validates."""
+    """The official validation set is the test data, as in the literature; every 20th training sentence validates."""
     lines = (source / "tok_slots_snips/train.jsonl").read_text(encoding="utf-8").split("\n")
     lines = [line for line in lines if line.strip()]
     for split, kept in (
@@ -99,23 +99,23 @@ def write_snips(source: Path, folder: Path) -> None:
 
 
 def crossner(domain: str) -> Callable[[Path, Path], None]:
-    """One domain of CrossNER as it is."""
+    """One domain of CrossNER, unchanged."""
     names = {"train": "train.txt", "validation": "dev.txt", "test": "test.txt"}
     return lambda source, folder: copy_splits(source / "tok_ner_crossner" / domain, folder, names, "conll")
 
 
 def files(names: dict[str, str], suffix: str) -> Callable[[Path, Path], None]:
-    """Files that are split already."""
+    """A function that copies files that are already split."""
     return lambda source, folder: copy_splits(source, folder, names, suffix)
 
 
 def two_classes(folder_name: str, names: dict[str, str]) -> Callable[[Path, Path], None]:
-    """One file of sentences for each class."""
+    """A function that writes data with one file of sentences for each class."""
     return lambda source, folder: write_two_classes(source / folder_name, folder, names)
 
 
 def of_prefix(prefix: str, **names: str) -> dict[str, str]:
-    """Names of the splits' files."""
+    """The file names of the splits."""
     return {split: prefix + name for split, name in names.items()}
 
 
@@ -191,7 +191,7 @@ DATASETS: dict[str, Dataset] = {
 
 
 def make_data(work: Path, source: Path, datasets: dict[str, Dataset] = DATASETS) -> None:
-    """The splits of every dataset, as files that the programs read."""
+    """Write the splits of every dataset as files that the programs read."""
     for name, dataset in datasets.items():
         folder = work / "data" / name
         if not folder.is_dir():
@@ -204,7 +204,7 @@ def make_data(work: Path, source: Path, datasets: dict[str, Dataset] = DATASETS)
 
 
 def make_encoders(work: Path, models: list[str], *, times: Path, corpus: str, tokenizer: str, seconds: float) -> None:
-    """Train what is missing, one seed of each."""
+    """Train the missing encoders, one seed of each."""
     results, encoders = work / "learning.json", work / "encoders"
     if not results.is_file():
         known = read_json(times)
@@ -221,7 +221,7 @@ def make_encoders(work: Path, models: list[str], *, times: Path, corpus: str, to
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file."""
+    """The content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -236,7 +236,7 @@ def cells(names: Iterable[str], models: Iterable[str], seeds: Iterable[int]) -> 
 def run_cells(
     work: Path, names: list[str], models: list[str], seeds: list[int], datasets: dict[str, Dataset] = DATASETS
 ) -> None:
-    """Run the cells that no other process has done or is doing. A model is a folder in `work`."""
+    """Run the cells that no process has done or is doing. A model is a folder in `work`."""
     for name, model, seed in cells(names, models, seeds):
         result = work / "cells" / f"{name}-{model}-{seed}.json"
         if result.is_file() or not (work / model).is_dir():
@@ -248,7 +248,7 @@ def run_cells(
 
 @contextlib.contextmanager
 def claimed(lock: Path) -> Iterator[bool]:
-    """Whether a cell is ours to run: the lock holds the process, and that of a dead one counts for nothing."""
+    """Whether this process got the lock of a cell; the lock holds a process id, and that of a dead process is void."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError, ValueError):
         if not Path(f"/proc/{int(lock.read_text())}").exists():
@@ -266,7 +266,7 @@ def claimed(lock: Path) -> Iterator[bool]:
 
 
 def run_cell(work: Path, name: str, dataset: Dataset, model: str, seed: int, result: Path) -> None:
-    """Fine-tune, and keep the scores with what was printed and the time it took."""
+    """Fine-tune, and save the scores with the output and the time."""
     from clozebert.scripts import finetune_sequence_classification, finetune_token_classification
 
     program = {"sequence": finetune_sequence_classification, "token": finetune_token_classification}
@@ -312,7 +312,7 @@ def run_cell(work: Path, name: str, dataset: Dataset, model: str, seed: int, res
 
 
 def collect(work: Path) -> dict[str, Any]:
-    """Everything the table rests on, in one object."""
+    """All data of the table, in one object."""
     import torch
     import transformers
 
@@ -374,7 +374,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def gain(row: dict[str, Any]) -> str:
-    """Ours less the better baseline, with the standard error of the difference; bold where it is more than two."""
+    """Our score minus the better baseline's, with the standard error of the difference; bold if more than two of it."""
     others = [row[model] for model in MODELS if model != "ours" and row[model]]
     if not row["ours"] or not others:
         return ""
@@ -388,7 +388,7 @@ def gain(row: dict[str, Any]) -> str:
 
 
 def shown(score: dict[str, Any] | None) -> str:
-    """`71.2 ± 0.4`, with the number of seeds where it is not three."""
+    """A score as `71.2 ± 0.4`, with the number of seeds if it is not three."""
     if score is None:
         return ""
     text = f"{100 * score['mean']:.1f}" + ("" if score["sd"] is None else f" ± {100 * score['sd']:.1f}")

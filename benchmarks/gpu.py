@@ -5,10 +5,10 @@
     python benchmarks/gpu.py --blocks kernels loop      # some of them
     python benchmarks/gpu.py --list
 
-Needs torch 2.11, transformers 5.10 and a CUDA device, and no network: the corpus is the text of the installed packages.
-Each block is a process of its own, so none can spoil the next. What was measured goes into
+Needs torch 2.11, transformers 5.10 and a CUDA device, but no network: the corpus is the text of the installed packages.
+Each block runs in separate processes, so it cannot affect the next one. Results are written to
 benchmarks/results/gpu.json and into the tables of docs/gpu.md, with a list of what failed. Without a CUDA device
-nothing runs and nothing is written.
+nothing is run or written.
 """
 
 import argparse
@@ -46,7 +46,7 @@ FLAGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of a block: its name, the words after `python`, whether CUDA is hidden from it."""
+    """A command of a block: its name, the arguments of `python`, and whether CUDA is hidden from it."""
 
     name: str
     words: list[str]
@@ -58,7 +58,7 @@ def words(text: str) -> list[str]:
 
 
 def blocks(folder: Path) -> dict[str, list[Command]]:
-    """All blocks in their order; `folder` is for what they write."""
+    """All blocks, in order; `folder` is for their output."""
     corpus, tokenizer = str(folder / "corpus"), str(folder / "tokenizer")
     model = ["--config", "modernbert-base", "--corpus", corpus, "--tokenizer_name", tokenizer, "--disable_tqdm"]
     pretrain = ["-m", "clozebert", "pretrain", *model]
@@ -103,7 +103,7 @@ def blocks(folder: Path) -> dict[str, list[Command]]:
 
 
 def run_block(name: str, commands: list[Command], environment: dict[str, str]) -> dict[str, Any]:
-    """Status, seconds and the end of what each command said; a block that takes too long is cut off."""
+    """Run a block; returns its status, seconds and the end of each command's output. Kills it after the time limit."""
     begun, found = time.monotonic(), {}
     for command in commands:
         left = LIMIT - (time.monotonic() - begun)
@@ -127,12 +127,12 @@ def run_block(name: str, commands: list[Command], environment: dict[str, str]) -
 
 
 def figures_in(said: str) -> dict[str, float]:
-    """The last loss that a program printed, and its tokens a second: the median of the intervals of a training loop, of
-    which the first holds compilation, or what a plan says."""
+    """The last loss that a program printed, and its tokens/s: for a training loop the median over log intervals (the
+    first includes compilation), for a plan its figure."""
     found = {}
     if losses := re.findall(r"^step \d+, loss ([^\s,]+)", said, re.MULTILINE):
         found["loss"] = float(losses[-1])
-    # As the loop writes a number, with four digits: 3195 or 3.462e+05.
+    # The loop prints four digits: 3195 or 3.462e+05.
     speeds = re.findall(r"^step \d+, loss .*tokens_per_second ([^\s,]+)", said, re.MULTILINE)
     if speeds := speeds or re.findall(r"^tokens/s\s+([\d,]+)", said, re.MULTILINE):
         found["tokens_per_second"] = statistics.median(float(speed.replace(",", "")) for speed in speeds)
@@ -149,7 +149,7 @@ def json_in(said: str) -> dict[str, Any]:
 
 
 def profile() -> None:
-    """Milliseconds of a training step by kind of kernel, compiled and eager, with the peak of memory; as JSON."""
+    """Print the milliseconds of a training step by kind of kernel, compiled and eager, and the peak memory, as JSON."""
     import torch
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
@@ -204,12 +204,12 @@ def profile() -> None:
         }  # fmt: skip
         del model, batch
         torch.cuda.empty_cache()
-    # After what libraries write to stderr, which is the same stream to the program that reads this.
+    # On a new line: the program that reads this gets what libraries write to stderr in the same stream.
     print(f"\n{json.dumps(found)}", flush=True)
 
 
 def kind_of(kernel: str) -> str:
-    """What a kernel's name says of it."""
+    """The kind of a kernel, from its name."""
     name = kernel.lower()
     kinds = {
         "attention": ("flash", "fmha", "attn"), "matmuls": ("gemm", "cutlass", "cublas", "nvjet", "xmma"),
@@ -219,7 +219,7 @@ def kind_of(kernel: str) -> str:
 
 
 def tables(results: dict[str, Any]) -> list[str]:
-    """What was measured, as Markdown, and what failed."""
+    """The measurements and the failures, as Markdown."""
     machine = results["machine"]
     lines = [f"Measured on {machine['gpu']}, torch {machine['torch']}, transformers {machine['transformers']}.", ""]
     lines += ["| block | command | status | seconds | tokens/s | loss |", "| --- | --- | --- | --- | --- | --- |"]
@@ -280,7 +280,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing was run, and nothing is written")
         return
-    # The checkout is the package, installed or not.
+    # This checkout is used as the package, whether it is installed or not.
     packages = folder / "packages"
     packages.mkdir(parents=True, exist_ok=True)
     if not (packages / "clozebert").exists():

@@ -1,10 +1,11 @@
-"""Gradient norms by depth at initialisation, post-norm against pre-norm: the plot of docs/architecture.md.
+"""Gradient norms by depth at initialisation, post-norm and pre-norm: the plot of docs/architecture.md.
 
     python benchmarks/gradient_by_depth.py docs/images/gradient_by_depth.png
 
-Twelve layers of 128, weights of variance 1/d, masked-LM loss on random tokens, the mean of ten draws. Xiong et al. 2020
-show that the last feed-forward's gradient is of order sqrt(d ln d) under post-norm, whatever the depth, and smaller by
-sqrt(L) under pre-norm: a full learning rate in the first steps is too much for the one and fits the other.
+Twelve layers of width 128, weights of variance 1/d, masked-LM loss on random tokens, the mean of ten draws. Xiong et
+al. 2020 show that the gradient of the last feed-forward layer is of order sqrt(d ln d) with post-norm, whatever the
+depth, and smaller by sqrt(L) with pre-norm. So a full learning rate in the first steps is too high for post-norm, but
+fine for pre-norm.
 """
 
 import sys

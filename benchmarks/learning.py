@@ -1,24 +1,24 @@
 #!/usr/bin/env python
-"""What is learned in equal processor time: our recipes beside transformers' own models under their own loop.
+"""Loss after equal processor time: our recipes compared with transformers' own models in their own training loop.
 
     python benchmarks/learning.py time   --corpus CORPUS --tokenizer_name TOKENIZER   # seconds of a step, all sides
     python benchmarks/learning.py floors --corpus CORPUS --tokenizer_name TOKENIZER   # unigram entropy, trigram model
     python benchmarks/learning.py run    --corpus CORPUS --tokenizer_name TOKENIZER [--only 'nano*'] [--seeds 1 2]
     python benchmarks/learning.py render --seconds 300 900 --into docs/recipes.md [--claim nano@300 modernbert]
 
-`--results FILE` keeps those of another kind of machine; its table stands in the document under the file's name.
+`--results FILE` keeps the results of another kind of machine; the document shows its table under the file's name.
 
-Every run has one thread and `--seconds` of processor time (default 180): its steps are that budget divided by the
-side's seconds of a step, which `time` takes in turns; what ours take to count the text first goes off. So neighbours on
-the machine do not matter, and all runs of a side have the same number of steps. What is in the results file is not run
-again: a list of runs may take hours, and be stopped between them.
+Every run has one thread and `--seconds` of processor time (default 180). Its steps are that budget (for ours minus the
+time to count the text) divided by the side's seconds per step, which `time` measures in turns. So other load on the
+machine does not matter, and all runs of a side have the same number of steps. Runs in the results file are not
+repeated: a list of runs may take hours, and can be stopped between runs.
 
 The baselines have the layers, width and heads of `nano`, and as many weights in them: transformers' BertForMaskedLM and
-ModernBertForMaskedLM, trained as `run_mlm_no_trainer.py` does: documents joined and cut into rows of 128, masks of 15 %
-drawn for each batch, AdamW, linear decay; a 20th of the steps is warm-up. Several rates and two batch sizes; the best
-one counts. All are scored on the same tokens of books that none has seen, under the same frozen masks.
+ModernBertForMaskedLM, trained as in `run_mlm_no_trainer.py`: documents joined and cut into rows of 128, masks of 15 %
+drawn for each batch, AdamW, linear decay, 1/20 of the steps as warm-up. They run with several learning rates and two
+batch sizes; the best counts. All are scored on the same tokens of unseen books, with the same fixed masks.
 
-`render` refuses a claim unless the gain is more than twice the standard error of the difference of the means.
+`render` rejects a claim unless the gain is more than twice the standard error of the difference of the means.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "learning.json"
 ROW = 128
-# 32 batches of 32 rows: 131,000 tokens of held-out books, of which 15 % are predicted.
+# 32 batches of 32 rows: 131,000 tokens of held-out books, 15 % of them predicted.
 EVALUATION = {"max_seq_length": ROW, "batch_size": 32, "max_batches": 32, "seed": 42}
 
 Job = dict[str, Any]
@@ -52,7 +52,7 @@ _WIDE = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     },
 }
-# Ours: a recipe (`nano`, unless it says another one), and what differs from it (None: left out).
+# Ours: a recipe (`nano` unless another is named) and the changes to it (None: the key is removed).
 OURS: dict[str, dict[str, Any]] = {
     "nano": {},
     "nano, random embeddings": {"embedding_init": "random"},
@@ -74,7 +74,7 @@ FLOORS = {"unigram": "frequencies of the tokens", "trigram": "trigram model, whi
 
 
 def all_jobs(seeds: list[int]) -> list[Job]:
-    """Every run, in the order of what is wanted first."""
+    """All runs, the most wanted first."""
     ours = [{"name": name, "side": "ours", "seed": seed} for seed in seeds for name in OURS]
     theirs = [
         {"name": f"{side}, {rate:g}, {rows} rows", "side": side, "rows": rows, "learning_rate": rate, "seed": seed}
@@ -94,7 +94,7 @@ def make_baseline(side: str, tokenizer: Any) -> Any:
     import transformers
 
     shape = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "max_position_embeddings": 512}
-    # Of whole multiples of 64 entries, as ours.
+    # A multiple of 64 entries, as for ours.
     entries = {"vocab_size": -(-len(tokenizer) // 64) * 64, "pad_token_id": tokenizer.pad_token_id}
     if side == "bert":  # its feed-forward has two matrices, not three
         return transformers.BertForMaskedLM(transformers.BertConfig(**shape, **entries, intermediate_size=384))
@@ -109,7 +109,7 @@ def make_baseline(side: str, tokenizer: Any) -> Any:
 
 
 def baseline_steps(job: Job, corpus: str, tokenizer: Any, *, steps: int) -> Iterator[Any]:
-    """Train as `run_mlm_no_trainer.py` does, in float32, yielding the model after each step."""
+    """Train as in `run_mlm_no_trainer.py`, in float32, yielding the model after each step."""
     import torch
     from training_steps import script_steps
 
@@ -137,7 +137,7 @@ def recipe_file(job: Job, folder: str) -> str:
 
 
 def train_ours(job: Job, corpus: str, tokenizer_name: str, *, steps: int, folder: str) -> Any:
-    """The program itself, `clozebert pretrain`; the model that it saved."""
+    """Run the program itself, `clozebert pretrain`; returns the model that it saved."""
     import torch
 
     from clozebert.scripts import pretrain_mlm
@@ -166,7 +166,7 @@ def train_ours(job: Job, corpus: str, tokenizer_name: str, *, steps: int, folder
 
 
 def kind_of(job: Job) -> str:
-    """Runs of one kind have steps of one cost."""
+    """The kind of a run; steps of runs of the same kind take equally long."""
     return job["name"] if job["side"] == "ours" else f"{job['side']}, {job['rows']} rows"
 
 
@@ -177,7 +177,7 @@ def is_wanted(name: str, patterns: list[str]) -> bool:
 def measure_time(
     corpus: str, tokenizer_name: str, only: list[str], *, rounds: int = 12, block: int = 4
 ) -> dict[str, float]:
-    """Processor seconds of a step of every kind: medians over blocks of steps, taken in turns."""
+    """Processor seconds per step for every kind: medians over blocks of steps, in turns."""
     from training_steps import our_steps
 
     from clozebert.corpus.tokenizer import load_tokenizer
@@ -193,7 +193,7 @@ def measure_time(
             else baseline_steps(job, corpus, tokenizer, steps=10_000)
             for kind, job in kinds.items()
         }
-        for steps in sides.values():  # what is allocated and chosen once
+        for steps in sides.values():  # warm-up: memory is allocated and kernels are chosen once
             next(steps), next(steps)
         taken: dict[str, list[float]] = {kind: [] for kind in sides}
         for _ in range(rounds):
@@ -206,7 +206,7 @@ def measure_time(
 
 
 def measure_beginning(corpus: str, tokenizer_name: str, architecture: str) -> float:
-    """Processor seconds of counting the text, for embeddings that begin from it and for samples of the vocabulary."""
+    """Processor seconds for counting the text, which text-based initial embeddings and vocabulary samples need."""
     from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
     from clozebert.corpus import Mixture, RowIndex
     from clozebert.corpus.text_sample import count_tokens
@@ -231,7 +231,7 @@ def begins_from_text(job: Job) -> bool:
 
 
 def run_job(job: Job, corpus: str, tokenizer_name: str, *, steps: int, save_to: Path | None) -> dict[str, Any]:
-    """Train and score, in this process, and maybe save: in a folder of the job's name and seed."""
+    """Train and score in this process; with `save_to`, save the model in a folder named after the job and its seed."""
     from clozebert.corpus import Corpus
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.scoring import score_frozen_masks
@@ -261,7 +261,7 @@ def run_job(job: Job, corpus: str, tokenizer_name: str, *, steps: int, save_to: 
 
 
 def run_all(arguments: argparse.Namespace) -> None:
-    """What is missing in the results, each run in a process of its own with one thread."""
+    """Run the jobs that are missing in the results, each in a separate process with one thread."""
     results, budget = read_results(arguments.results), arguments.seconds[0]
     if "seconds_of_a_step" not in results:
         sys.exit("take the time of a step first: learning.py time")
@@ -306,10 +306,10 @@ def write_results(results: dict[str, Any], path: Path) -> None:
 
 
 def floors(corpus: str) -> dict[str, float]:
-    """Nats for a token of the validation split: by its frequency, and by the two tokens before it.
+    """Nats per token of the validation split under a unigram and a trigram model.
 
-    The trigram model mixes frequencies after two, one and no tokens before, and a uniform one; the weights of the
-    mixture are those that suit the last 200,000 tokens of the training split best, which it does not count.
+    The trigram model mixes the frequencies given two, one and no previous tokens with a uniform distribution. The
+    mixture weights are fitted to the last 200,000 tokens of the training split, which are not counted.
     """
     import numpy as np
 
@@ -324,7 +324,7 @@ def floors(corpus: str) -> dict[str, float]:
     keys = {order: np.unique(_grams(counted, order, size), return_counts=True) for order in (1, 2, 3)}
 
     def probabilities(ids: Any) -> Any:
-        """[4, tokens]: uniform, then after 0, 1 and 2 tokens."""
+        """[4, tokens]: uniform, then given 0, 1 and 2 previous tokens."""
         rows = [np.full(len(ids) - 2, 1 / size)]
         for order in (1, 2, 3):
             grams = _grams(ids, order, size)[3 - order :]
@@ -335,7 +335,7 @@ def floors(corpus: str) -> dict[str, float]:
 
     p = probabilities(tuning)
     weights = np.full(4, 0.25)
-    for _ in range(30):  # expectation and maximisation
+    for _ in range(30):  # expectation maximisation
         shares = weights[:, None] * p
         weights = (shares / shares.sum(0)).mean(1)
     p = probabilities(read("validation")[0])
@@ -347,7 +347,7 @@ def floors(corpus: str) -> dict[str, float]:
 
 
 def _grams(ids: Any, order: int, size: int) -> Any:
-    """A number for each run of `order` tokens."""
+    """A unique number for each n-gram of `order` tokens."""
     found = ids[: len(ids) - order + 1].copy()
     for place in range(1, order):
         found = found * size + ids[place : len(ids) - order + 1 + place]
@@ -380,10 +380,10 @@ def summaries(runs: list[dict[str, Any]], seconds: float) -> dict[str, dict[str,
 
 
 def check_claim(better: dict[str, Any], worse: dict[str, Any]) -> tuple[float, float]:
-    """The gain of the one over the other, and the standard error of the difference of the means.
+    """The gain of `better` over `worse`, and the standard error of the difference of the means.
 
     Raises:
-        ValueError: fewer than two runs on a side, or a gain of no more than twice that error.
+        ValueError: a side has fewer than two runs, or the gain is at most twice that error.
     """
     if better["n"] < 2 or worse["n"] < 2:
         raise ValueError(f"a claim needs two runs or more on both sides, and has {better['n']} and {worse['n']}")
@@ -395,7 +395,7 @@ def check_claim(better: dict[str, Any], worse: dict[str, Any]) -> tuple[float, f
 
 
 def best_of(found: dict[str, dict[str, Any]], name: str) -> tuple[str, dict[str, Any]]:
-    """The entry of that name, or the best one of that baseline."""
+    """The entry called `name`, or the best entry of the baseline `name`."""
     if name in found:
         return name, found[name]
     return min(
@@ -404,11 +404,11 @@ def best_of(found: dict[str, dict[str, Any]], name: str) -> tuple[str, dict[str,
 
 
 def table(results: dict[str, Any], budgets: list[float], claims: list[list[str]], only: list[str]) -> str:
-    """Markdown: for every budget the names with their losses, the floors, the claims.
+    """Markdown: the losses of all names for every budget, the floors, the claims.
 
     Args:
-        claims: pairs of names, the better one first, each of the last budget or of another one: `nano@300`.
-        only: patterns of the names that are shown.
+        claims: pairs of names, the better one first; a name means the last budget, or another one: `nano@300`.
+        only: patterns of the names to show.
     """
     of_budget = {seconds: summaries(results["runs"], seconds) for seconds in budgets}
     lines = ["| processor seconds | side | steps | n | held-out loss | sd |", "| --- | --- | --- | --- | --- | --- |"]
@@ -470,7 +470,7 @@ def main() -> None:
     from clozebert.utils.memory import keep_freed_memory
 
     torch.set_num_threads(1)
-    keep_freed_memory()  # as our programs do, on all sides
+    keep_freed_memory()  # for all sides, as our programs do
     if arguments.what == "one":
         found = run_job(
             arguments.job, arguments.corpus, arguments.tokenizer_name, steps=arguments.steps, save_to=arguments.save_to

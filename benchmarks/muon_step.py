@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""What a training step with Muon costs beside the same step with AdamW.
+"""The cost of a training step with Muon compared with the same step with AdamW.
 
     python benchmarks/muon_step.py                       # recipes nano and tiny, as this machine computes
     python benchmarks/muon_step.py --float32             # as CPUs without bf16 hardware compute
 
-Both sides train the same model on the same random rows, 30 % of the tokens masked, and take turns step by step. Given
-are the medians of both and of the ratio of each pair. Times are CPU seconds of the process: what runs beside it on a
-shared machine changes them little.
+Both sides train the same model on the same random rows, with 30 % of the tokens masked, and take turns step by step.
+The results are the medians of both sides and of the ratio of each pair. Times are CPU seconds of the process: other
+load on a shared machine changes them little.
 """
 
 import argparse

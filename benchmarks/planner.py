@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""How well a plan foretells a run: predicted and measured time and memory of three runs of different shapes.
+"""How well a plan predicts a run: predicted and measured time and memory of three runs of different shapes.
 
     python benchmarks/planner.py --output results.json
 
-Each shape is planned, by formulas alone and calibrated (before and after the run), and then trained for some steps, in
-processes of their own, over one corpus of random tokens whose documents are as long as a web page's (log-normal, median
-300). Time is that of a step, without evaluations and checkpoints. Memory is the peak of the process that trains
-(resident set), less that of one that trains a model of almost nothing: Python, torch and the corpus. It is
-compared in a process whose C library gives back what is freed, so that it is the tensors' memory; that of the program
-as it is, which keeps freed memory for its next tensors, is given beside it. A ratio is predicted / measured.
+Each shape is planned, with formulas only and calibrated (before and after the run), and trained for some steps, all in
+separate processes, over one corpus of random tokens whose documents are as long as web pages (log-normal, median 300).
+Time is that of a step, without evaluations and checkpoints. Memory is the peak resident size of the training process,
+minus that of a process that trains a tiny model: Python, torch and the corpus. For the comparison, the C library
+returns freed memory at once, so that only tensors count; the peak of the unchanged program, which keeps freed memory
+for its next tensors, is reported, too. A ratio is predicted / measured.
 """
 
 import argparse
@@ -27,8 +27,9 @@ import numpy as np
 
 VOCAB_SIZE = 16_384
 COMMON = {"vocab_size": VOCAB_SIZE, "eval_steps": 0, "save_steps": 0, "logging_steps": 1}
-# A gated pre-norm encoder with Muon; a BERT that accumulates; wide and shallow in bf16, long rows, recomputing. The
-# first two are in float32: in bf16 on a CPU, oneDNN keeps a kernel for each shape it meets, which grows with the steps.
+# A gated pre-norm encoder with Muon; a BERT with gradient accumulation; a wide and shallow model in bf16 with long rows
+# and activation checkpointing. The first two are in float32: in bf16 on a CPU, oneDNN caches a kernel for each shape,
+# so memory grows with the steps.
 SHAPES: dict[str, dict[str, Any]] = {
     "modern, Muon": {
         "architecture": "tiny", "max_seq_length": 128, "global_batch_size": 32, "per_device_train_batch_size": 32,
@@ -54,7 +55,7 @@ ALMOST_NOTHING = {
 
 
 def write_corpus(folder: Path, *, tokens: int) -> None:
-    """Documents of random tokens, in FOLDER/corpus, with a tokenizer of as many in FOLDER/tokenizer."""
+    """Write documents of random tokens to FOLDER/corpus, and a tokenizer for them to FOLDER/tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -77,10 +78,10 @@ def write_corpus(folder: Path, *, tokens: int) -> None:
 
 
 def call(verb: str, values: dict[str, Any], *, gives_back: bool = False) -> float:
-    """Run one command of `clozebert`; the peak of its memory in bytes.
+    """Run one command of `clozebert`; returns its peak memory in bytes.
 
     Args:
-        gives_back: let the C library return what is freed at once, instead of keeping it as the programs have it.
+        gives_back: make the C library return freed memory at once; the programs keep it otherwise.
     """
     flags = [part for key, value in values.items() for part in (f"--{key}", str(value))]
     with tempfile.TemporaryFile() as output:
@@ -100,7 +101,7 @@ def call(verb: str, values: dict[str, Any], *, gives_back: bool = False) -> floa
 
 
 def train(folder: Path, values: dict[str, Any], *, steps: int, gives_back: bool = False) -> dict[str, float]:
-    """A real run: seconds of a step (the median but for the first ones), and its peak memory."""
+    """A real run: seconds per step (the median without the first steps), and its peak memory."""
     output_dir = folder / f"run-{time.monotonic_ns()}"
     paths = {"corpus": folder / "corpus", "tokenizer_name": folder / "tokenizer", "output_dir": output_dir}
     peak = call("pretrain", {**COMMON, **paths, **values, "max_steps": steps}, gives_back=gives_back)
@@ -120,7 +121,7 @@ def plan(folder: Path, values: dict[str, Any], *, steps: int, calibrate: bool) -
 
 
 def compare(name: str, folder: Path, nothing: float, *, steps: int) -> dict[str, Any]:
-    """One shape: its figures, predicted and measured."""
+    """The predicted and measured figures of one shape."""
     values = SHAPES[name]
     formulas = plan(folder, values, steps=steps, calibrate=False)
     before = plan(folder, values, steps=steps, calibrate=True)

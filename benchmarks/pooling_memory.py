@@ -2,11 +2,10 @@
 
 python benchmarks/pooling_memory.py        # each model in a process of its own; no output file
 
-For each depth and pooling, of one forward and backward pass with D = 64, above what there was before: the most that was
-held in tensors at once, and the largest resident size, each with its ratio to `cls`. The resident size counts the code
-that is loaded, and what the allocator of the C library keeps of what was freed. By the plain formulas, the last layer
-works for all tokens under `cls` too; otherwise it works for the first token of each document alone, which no other
-pooling allows.
+For each depth and pooling: the peak memory in tensors, and the peak resident size, of one forward and backward pass
+with D = 64, above the memory before it; each with its ratio to `cls`. The resident size includes loaded code and freed
+memory that the C library keeps. With the plain formulas, the last layer computes all tokens even for `cls`; otherwise,
+for `cls` only, it computes just the first token of each document.
 """
 
 import os
@@ -23,7 +22,7 @@ POOLINGS = ("cls", "mean", "max", "attention")
 
 
 def make_step(pooling: str, layers: int) -> Any:
-    """A function that does the forward and the backward pass."""
+    """A function that runs the forward and the backward pass."""
     config = clozebert.ClozeBertConfig(
         vocab_size=60, hidden_size=64, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=40,
         classifier_pooling=pooling,
@@ -35,7 +34,7 @@ def make_step(pooling: str, layers: int) -> Any:
 
 
 def peak_of_live_tensors(pooling: str, layers: int) -> float:
-    """MB in tensors, at most, as PyTorch's allocator counts."""
+    """Peak MB in tensors, as counted by PyTorch's allocator."""
     step = make_step(pooling, layers)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
@@ -48,7 +47,7 @@ def peak_of_live_tensors(pooling: str, layers: int) -> float:
 
 
 def peak_of_process(pooling: str, layers: int) -> float:
-    """MB of resident size above the start, of this process."""
+    """Peak MB of this process's resident size above the start."""
     step = make_step(pooling, layers)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step()

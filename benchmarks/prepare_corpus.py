@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""How fast text becomes training rows: `prepare_corpus` beside `datasets.map` with the reference script's grouping.
+"""How fast text becomes training rows: `prepare_corpus` and `datasets.map` with the reference script's grouping.
 
     python benchmarks/prepare_corpus.py --input TEXT_FOLDER --output results.json
 
 Both sides have the same text files and the same WordPiece tokenizer, and end with rows on disk. Ours is timed from the
-files to shards, manifest and row index. The other is timed for its two `map` calls only, its table of texts being read
-before: tokenize in batches of 1,000 lines, then join and cut into rows, dropping each batch's remainder, as the example
-of transformers does. Each run is a fresh process bound to `--cores` processors with as many worker processes; runs are
-interleaved, and medians compared. Tokens are those of the texts, without special tokens, the same for both.
+files to shards, manifest and row index. The other is timed only for its two `map` calls, after its texts are loaded:
+tokenize in batches of 1,000 lines, then join and cut into rows, dropping each batch's remainder, as in transformers'
+example. Each run is a fresh process bound to `--cores` processors with as many worker processes; runs alternate, and
+medians are compared. Tokens are those of the texts, without special tokens, the same for both.
 """
 
 import argparse
@@ -68,14 +68,14 @@ def reference(files: list[str], tokenizer_name: str, cores: int, folder: Path) -
 
 
 def join_and_cut(batch: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-    """Join a batch's texts and cut them into rows of `ROW` tokens; what is left over is dropped."""
+    """Join a batch's texts and cut them into rows of `ROW` tokens; the remainder is dropped."""
     joined = {name: [value for values in lists for value in values] for name, lists in batch.items()}
     whole = len(joined["input_ids"]) // ROW * ROW
     return {name: [values[first : first + ROW] for first in range(0, whole, ROW)] for name, values in joined.items()}
 
 
 def one_run(side: str, files: list[str], tokenizer_name: str, cores: int) -> dict[str, float]:
-    """Run one side in a process of its own."""
+    """Run one side in a separate process."""
     command = [sys.executable, __file__, "--side", side, "--tokenizer_name", tokenizer_name, "--cores", str(cores)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(
@@ -85,7 +85,7 @@ def one_run(side: str, files: list[str], tokenizer_name: str, cores: int) -> dic
 
 
 def compare(files: list[str], *, cores: int, repeats: int, vocab_size: int) -> dict[str, Any]:
-    """Train a tokenizer, run both sides in turn, and sum up."""
+    """Train a tokenizer, run both sides in turn, and summarise."""
     from clozebert.corpus.readers import Reader
     from clozebert.corpus.tokenizer import train_tokenizer
 
@@ -111,7 +111,7 @@ def compare(files: list[str], *, cores: int, repeats: int, vocab_size: int) -> d
 
 
 def main() -> None:
-    """Compare, or be one of the compared processes."""
+    """Compare the sides, or run as one of the compared processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", nargs="+", required=True, help="text files or folders of them")
     parser.add_argument("--cores", type=int, default=1)

@@ -1,26 +1,26 @@
 #!/usr/bin/env python
-"""What a training step takes on an H100, computed and not measured: the table of docs/gpu.md.
+"""Estimated time of a training step on an H100, computed and not measured: the table of docs/gpu.md.
 
     python benchmarks/roofline.py --output benchmarks/results/roofline.json --into docs/gpu.md     # two minutes, no GPU
 
-The operators come from real forward and backward passes of the full-size model over fake CUDA tensors (fake_cuda.py);
-each is priced by its shapes, on a machine of three figures:
+The operators come from real forward and backward passes of the full-size model over fake CUDA tensors (fake_cuda.py).
+The cost of each follows from its shapes and the figures of the machine:
 
     matmul       max(FLOPs / products, bytes / bandwidth)
     attention    FLOPs of the blocks that the kernel visits / its own FLOP/s, forward and backward
     anything     bytes read and written / bandwidth; a view is free
-    launch       on every kernel
+    launch       added for every kernel
 
-Eager: every operator that PyTorch dispatched is a kernel; it reads its arguments and writes its results. The few that
-are several kernels inside are counted as such (PASSES).
+Eager: every operator that PyTorch dispatches is a kernel, which reads its arguments and writes its results. The few
+that consist of several kernels are counted as such (PASSES).
 
 Compiled: the graphs are those of torch.compile itself, forward and backward, cut by Inductor's own partitioner, which
-decides what is kept and what is computed again. What Inductor would fuse is a rule here. A pointwise
-result is written where a matmul, an attention or a scatter takes it, or another graph; anywhere else it is computed
-again. A kernel reads each tensor from outside once and writes its results once. Two results are one kernel where one
-depends on the other or both read one large tensor, and no matmul has to run between them (sums over tokens too, by
-Inductor's `mix_order_reduction`). What is left out: the optimizer, waits of the host, and how far real kernels stay
-below the bandwidth.
+decides what is kept and what is recomputed. Fusion follows a rule that models Inductor. A pointwise result is written
+if a matmul, an attention, a scatter or another graph uses it; otherwise it is recomputed. A kernel reads each tensor
+from outside once and writes its results once. Two results share a kernel if one depends on the other or both read the
+same large tensor, and no matmul has to run between them (this includes sums over tokens, as with Inductor's
+`mix_order_reduction`). Not included: the optimizer, waits of the host, and that real kernels do not reach the full
+bandwidth.
 """
 
 import argparse
@@ -52,12 +52,12 @@ from roofline_prices import (
 )
 
 FREE = VIEWS | {"empty", "empty_like", "new_empty_strided", "empty_strided", "lift_fresh"}
-# Operators that are several kernels: how often the first argument is read or written, of these kernels.
+# Operators that consist of several kernels: (reads and writes of the first argument, launches).
 PASSES = {"logsumexp": (6, 4)}  # amax; subtract; exp; sum
 
 
 def price_call(call: fake_cuda.Call, shapes: Shapes, *, is_backward: bool) -> Kernel | None:
-    """An operator of an eager step; None where nothing runs."""
+    """The kernel of an operator in an eager step; None if nothing runs."""
     name = call.name.split("::")[1]
     if name in FREE:
         return None
@@ -71,7 +71,7 @@ def price_call(call: fake_cuda.Call, shapes: Shapes, *, is_backward: bool) -> Ke
     if name in PASSES:
         passes, launches = PASSES[name]
         return Kernel(part, passes * bytes_of(inputs[0]), launches=launches, is_backward=is_backward)
-    if name in ("embedding", "index", "index_select", "gather"):  # the rows that are taken, not all
+    if name in ("embedding", "index", "index_select", "gather"):  # only the selected rows
         return Kernel(part, 2 * sum(map(bytes_of, outputs)))
     if name == "embedding_dense_backward":
         return Kernel(part, bytes_of(inputs[0]) + 2 * sum(map(bytes_of, outputs)))
@@ -81,13 +81,13 @@ def price_call(call: fake_cuda.Call, shapes: Shapes, *, is_backward: bool) -> Ke
     if name in ("zeros", "new_zeros", "ones_like", "copy_", "zeros_like", "fill_"):
         read.pop(id(inputs[0]), None) if inputs else None
     total = sum(read.values()) + sum(map(bytes_of, outputs))
-    if name == "native_layer_norm_backward":  # a second kernel, for the weight's gradient, reads both again
+    if name == "native_layer_norm_backward":  # a second kernel, for the gradient of the weight, reads both again
         return Kernel(part, total + bytes_of(inputs[0]) + bytes_of(inputs[1]), launches=2)
     return Kernel(part, total, is_backward=is_backward)
 
 
 def make_step() -> tuple[Any, Callable[..., Any], Shapes]:
-    """ModernBERT-base on the fake device, a step of it, and its sizes."""
+    """ModernBERT-base on the fake device, a function that runs a step of it, and its sizes."""
     import torch
 
     from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
@@ -110,7 +110,7 @@ def make_step() -> tuple[Any, Callable[..., Any], Shapes]:
         with fake_cuda.autocast(torch.bfloat16):
             outputs = model(**batch, loss_only=loss_only)
         if outputs.logits is not None:
-            outputs.logits.float()  # as Accelerate does with whatever is returned
+            outputs.logits.float()  # as Accelerate does with all outputs
         return outputs.loss
 
     heads = config.num_attention_heads
@@ -122,7 +122,7 @@ def make_step() -> tuple[Any, Callable[..., Any], Shapes]:
 
 
 def eager_kernels(*, loss_only: bool) -> list[Kernel]:
-    """A step as PyTorch dispatches it."""
+    """The kernels of a step as PyTorch dispatches it."""
     with fake_cuda.device((9, 0)) as calls:
         _, step, shapes = make_step()
         calls.clear()
@@ -134,7 +134,7 @@ def eager_kernels(*, loss_only: bool) -> list[Kernel]:
 
 
 def compiled_kernels(*, joins: bool, has_triton: bool, loss_only: bool) -> list[Kernel]:
-    """A step as torch.compile cuts it, and the rule fuses it; what stays outside of the graphs is priced as eager."""
+    """The kernels of a step: torch.compile's graphs fused by the rule, and the eager kernels outside of the graphs."""
     import torch
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
@@ -164,7 +164,7 @@ def compiled_kernels(*, joins: bool, has_triton: bool, loss_only: bool) -> list[
     )
     torch._dynamo.reset()
     can_join = joined.can_join if joins else never_join
-    # The kernels themselves are never run here, so anything may stand for them.
+    # The kernels themselves are never run here, so any object will do.
     kernels = object() if has_triton else None
     with (
         mock.patch.object(joined, "can_join", can_join),
@@ -183,7 +183,7 @@ def never_join(layers: Any, x: Any) -> bool:
 
 
 def outside_kernels() -> list[Kernel]:
-    """Between the graphs, eager: tables of RoPE for two kinds of layers, the final norm, the choice of tokens."""
+    """Eager kernels between the graphs: RoPE tables for two kinds of layers, the final norm, selecting the tokens."""
     tables = [Kernel("RoPE", TOKENS * 64 * 4 * 12)] * 2
     of_tokens, of_predicted = TOKENS * 768 * 4, PREDICTED * 768 * 4
     norm = [
@@ -211,7 +211,7 @@ VARIANTS: dict[str, tuple[Callable[..., list[Kernel]], dict[str, bool], Machine]
 
 
 def summarise(kernels: list[Kernel], machine: Machine) -> dict[str, Any]:
-    """Milliseconds of a micro-batch, by part, the longest first."""
+    """Milliseconds per micro-batch, by part, the longest first."""
     parts: dict[str, float] = defaultdict(float)
     for kernel in kernels:
         parts[kernel.part] += 1e3 * kernel.seconds(machine)
@@ -226,7 +226,7 @@ def summarise(kernels: list[Kernel], machine: Machine) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Markdown."""
+    """The results as Markdown."""
     names: list[str] = []
     for result in results.values():
         names += [name for name in result["parts"] if name not in names]

@@ -1,4 +1,4 @@
-"""The graphs of torch.compile as kernels, by the rule of fusion that roofline.py states."""
+"""Turns the graphs of torch.compile into kernels, by the fusion rule that roofline.py states."""
 
 import itertools
 import math
@@ -31,11 +31,11 @@ SCATTERS = frozenset({"index_put", "_unsafe_masked_index_put_accumulate", "embed
 
 
 class Graph:
-    """A graph of torch.compile, with how often it ran."""
+    """A graph of torch.compile, with the number of its runs."""
 
     def __init__(self, module: Any, *, is_backward: bool):
         self.nodes, self.is_backward, self.runs = list(module.graph.nodes), is_backward, 0
-        self.waits_for: dict[Any, set[Any]] = {}  # matmuls and the like that come before a node
+        self.waits_for: dict[Any, set[Any]] = {}  # matmuls and other opaque kernels that a node depends on
         self.users: dict[Any, list[Any]] = defaultdict(list)
         for node in self.nodes:
             for source in node.all_input_nodes:
@@ -60,7 +60,7 @@ class Graph:
         return node
 
     def _kind(self, node: Any) -> str:
-        """extern, scatter, sum (over tokens), reduction (of a row), pointwise, or nothing (inputs, views, sizes)."""
+        """The kind of a node: extern, scatter, sum (over tokens), reduction (of a row), result, pointwise, nothing."""
         if node.op != "call_function" or self._is_view(node) or not tensors_of(node):
             return "nothing"
         name = self._name(node)
@@ -76,7 +76,7 @@ class Graph:
         return "reduction" if sizes & {TOKENS, PREDICTED} else "sum"
 
     def kernels(self, shapes: Shapes) -> list[Kernel]:
-        """What runs once, by the rule of fusion."""
+        """The kernels of one run of the graph, by the fusion rule."""
         kinds = {node: self._kind(node) for node in self.nodes}
         bases = {node: {self._base(source) for source in node.all_input_nodes} for node in self.nodes}
         outside = {node for node in self.nodes if kinds[node] in ("extern", "scatter")}
@@ -86,7 +86,7 @@ class Graph:
         computed = {node: self._computed_in(node, kinds, written) for node in written}
         found = [self._price_extern(node, shapes) for node in self.nodes if kinds[node] == "extern"]
         found += [self._price_scatter(node, shapes) for node in self.nodes if kinds[node] == "scatter"]
-        # Kernels that look at the same large tensor are one; so is a row's sum with what is done with it.
+        # Kernels that read the same large tensor are merged, and a row's reduction with the kernels that use it.
         leader = {node: node for node in written}
         members = {node: {node} for node in written}
         reads = {node: {s for one in computed[node] for s in bases[one]} - computed[node] for node in written}
@@ -105,12 +105,12 @@ class Graph:
             inside |= {s for one in inside for s in bases[one] if kinds[s] == "result" and s.args[0] in group}
             out = sum(sum(map(bytes_of, tensors_of(node))) for node in group if set(self.users[node]) - inside)
             total = self._read(inside) + out
-            if total > 1 << 16:  # smaller ones are numbers about numbers
+            if total > 1 << 16:  # smaller ones handle only scalars and the like
                 found.append(Kernel(self._part(inside, shapes), total))
         return found
 
     def _between(self, left: set[Any], right: set[Any], outside: set[Any]) -> bool:
-        """Whether something outside has to run after one of two kernels and before the other."""
+        """Whether a kernel of `outside` has to run after one of two kernels and before the other."""
         return any(self._leads(one, other, outside) for one, other in ((left, right), (right, left)))
 
     def _leads(self, before: set[Any], after: set[Any], outside: set[Any]) -> bool:
@@ -127,12 +127,12 @@ class Graph:
         return False
 
     def _is_kept(self, node: Any, kinds: dict[Any, str]) -> bool:
-        """Whether a pointwise result has to be written: for a matmul, an attention, a scatter, or after the graph."""
+        """Whether a pointwise result has to be written, for a matmul, an attention, a scatter or another graph."""
         after = ("extern", "scatter", "nothing")
         return kinds[node] == "pointwise" and any(kinds[user] in after for user in self.users[node])
 
     def _computed_in(self, node: Any, kinds: dict[Any, str], written: set[Any]) -> set[Any]:
-        """The node and all pointwise nodes before it, up to tensors that lie in memory: computed anew where needed."""
+        """The node and the pointwise nodes before it, back to tensors in memory; all of these are recomputed."""
         found: set[Any] = set()
         waiting = [node]
         while waiting:
@@ -144,7 +144,7 @@ class Graph:
         return found
 
     def _read(self, group: set[Any]) -> float:
-        """Bytes that a kernel reads from outside: of each tensor the parts that it looks at."""
+        """Bytes that a kernel reads from outside: of each tensor only the parts that it uses."""
         parts: dict[Any, dict[Any, float]] = defaultdict(dict)
         for node in group:
             for source in node.all_input_nodes:
@@ -187,7 +187,7 @@ def root(leader: dict[Any, Any], node: Any) -> Any:
 
 
 def tensors_of(node: Any) -> list[Any]:
-    """The tensors that a node gives."""
+    """The output tensors of a node."""
     import torch
 
     value = node.meta.get("val") if hasattr(node, "meta") else None

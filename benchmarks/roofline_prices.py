@@ -1,4 +1,4 @@
-"""What a kernel costs, and what it belongs to: for roofline.py."""
+"""The cost of a kernel, and the part of the model that it belongs to; used by roofline.py."""
 
 import dataclasses
 import math
@@ -8,15 +8,15 @@ from typing import Any
 ROWS, LENGTH, MASKED = 48, 1024, 0.3
 TOKENS = ROWS * LENGTH
 PREDICTED = round(TOKENS * MASKED)
-BLOCK = 128  # queries and keys that FlashAttention takes at a time, for heads of 64
-WINDOW_BLOCK = 64  # and that the kernels of modeling/triton_kernels.py take
+BLOCK = 128  # queries and keys in a block of FlashAttention, for heads of 64
+WINDOW_BLOCK = 64  # the same for the kernels of modeling/triton_kernels.py
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """FLOP/s of matmuls and of attention (forward, backward), bytes/s of memory, seconds of a launch.
+    """FLOP/s of matmuls and of attention (forward, backward), bytes/s of memory, seconds per launch.
 
-    `window`: of our own kernels, from what they took on an H100 (0.161, and 0.183 and 0.229 ms a layer).
+    `window`: FLOP/s of our own kernels, from their times on an H100 (0.161, and 0.183 and 0.229 ms per layer).
     """
 
     products: float = 650e12
@@ -57,7 +57,7 @@ class Shapes:
     vocabulary: int
 
     def part_of(self, shapes: Iterable[tuple[int, ...]]) -> str:
-        """Which part of the model works on tensors of these shapes, where it is neither matmul nor attention."""
+        """The part of the model that works on tensors of these shapes, for kernels other than matmul and attention."""
         found = [shape for shape in shapes if shape]
         if any(shape[-1] == self.vocabulary and shape[0] != self.hidden for shape in found):
             return "loss"
@@ -73,7 +73,7 @@ class Shapes:
 
 
 def bytes_of(x: Any) -> float:
-    """Of the numbers that there are: a broadcast one counts once."""
+    """The bytes of a tensor; broadcast elements count once."""
     sizes = [size for size, stride in zip(x.shape, x.stride(), strict=True) if stride != 0]
     return math.prod(sizes) * x.element_size()
 
@@ -85,7 +85,7 @@ def matmul(left: Any, right: Any, size: int, shapes: Shapes) -> Kernel:
 
 
 def attention(tensors: list[Any], window: list[Any], *, is_backward: bool) -> Kernel:
-    """Blocks of keys that a block of queries visits: all, or those that a window touches."""
+    """FlashAttention; a block of queries visits all blocks of keys, or those that the window touches."""
     tokens, heads, head_size = tensors[0].shape
     side = window[0]
     keys = LENGTH if side < 0 else min(LENGTH, BLOCK * (2 * math.ceil(side / BLOCK) + 1))
@@ -94,7 +94,9 @@ def attention(tensors: list[Any], window: list[Any], *, is_backward: bool) -> Ke
 
 
 def window_attention(tensors: list[Any], window: int, *, is_backward: bool) -> Kernel:
-    """Our own kernels: the blocks that a window reaches. Backward, scores are computed twice: 7 matmuls, not 5."""
+    """Our own kernels, which visit the blocks that a window touches. The backward pass computes the scores twice, so it
+    has 7 matmuls, not 5.
+    """
     tokens, heads, head_size = tensors[0].shape
     keys = WINDOW_BLOCK * (2 * math.ceil(window / WINDOW_BLOCK) + 1)
     flops = 4 * tokens * keys * heads * head_size * (3.5 if is_backward else 1)
@@ -103,5 +105,5 @@ def window_attention(tensors: list[Any], window: int, *, is_backward: bool) -> K
 
 
 def list_in(arguments: Any) -> list[Any]:
-    """The window among an attention's arguments."""
+    """The window among the arguments of an attention operator."""
     return next(value for value in arguments if isinstance(value, (list, tuple)) and len(value) == 2)

@@ -1,4 +1,4 @@
-"""The sides of a comparison: processes of contender.py that take turns (speed.py)."""
+"""The sides of a comparison: processes of contender.py that take turns; used by speed.py."""
 
 import contextlib
 import dataclasses
@@ -16,13 +16,13 @@ CONTENDER = Path(__file__).with_name("contender.py")
 WARM_UP = 1
 NEEDED = ("ours", "matmul")  # the other sides are peers
 LAST_WORDS = 3000  # characters
-# A CPU with wider instructions works as one that has no more than AVX2.
+# Restricts a CPU with wider instructions to AVX2.
 AVX2_ONLY = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What all rows of a run share."""
+    """The settings that all rows of a run share."""
 
     threads: int
     repeats: int
@@ -35,11 +35,11 @@ class Setting:
 
 
 class SideFailedError(RuntimeError):
-    """A contender's process ended; with the end of what it said."""
+    """A contender's process ended; the message holds the end of its output."""
 
 
 class Side:
-    """A contender's process. `facts` come when it is built."""
+    """A contender's process. `facts` are set when it is built."""
 
     def __init__(self, specification: dict[str, Any], setting: Setting) -> None:
         environment = {
@@ -105,15 +105,15 @@ class Side:
 def take_turns(
     specifications: dict[str, Any], setting: Setting, failed: dict[str, str] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """What each side says of its turns. A peer that ends goes into `failed`, if that is given, with its last line.
+    """Run all sides in turns; returns each side's summary. A peer that ends is put into `failed` with its last line.
 
     Raises:
-        SideFailedError: ours ended, or all peers, or any side where no `failed` is given.
+        SideFailedError: our side ended, or all peers, or, without `failed`, any side.
     """
     sides = {name: Side(specification, setting) for name, specification in specifications.items()}
     try:
         attempt(sides, Side.build, failed=failed)
-        # Compiling takes a minute, and most of it one core: together. On the GPU there is room for two.
+        # Sides compile at the same time: it takes a minute, mostly on one core. The GPU has room for two.
         together = {name: side for name, side in sides.items() if side.compiles}
         for side in together.values():
             side.begin()
@@ -134,7 +134,7 @@ def attempt(
     names: list[str] | None = None,
     failed: dict[str, str] | None,
 ) -> None:
-    """An action of some or all sides, one after the other; see `take_turns` for those that fail."""
+    """Run an action on some or all sides, one after another; see `take_turns` for those that fail."""
     for name in list(sides) if names is None else names:
         try:
             action(sides[name])

@@ -1,23 +1,23 @@
 #!/usr/bin/env python
-"""Speed and memory beside transformers' BERT and ModernBERT, side by side on this machine: the table of docs/speed.md.
+"""Speed and memory compared with transformers' BERT and ModernBERT on this machine: the table of docs/speed.md.
 
     python benchmarks/speed.py --output benchmarks/results/speed-cpu.json        # all rows, about half an hour
     python benchmarks/speed.py --rows train-bert encode-full --repeats 3         # some of them
     python benchmarks/speed.py --float32 --output benchmarks/results/speed-cpu-avx2.json    # as CPUs without bf16 work
     python benchmarks/speed.py --render benchmarks/results/speed-cpu.json --into docs/speed.md    # table and plot
 
-Every side is a process of its own (contender.py). They take turns, `repeats` times round, after a turn that does not
-count; the figures are medians. transformers' models are measured under eager attention, sdpa, and sdpa compiled, and
-the best stands in the table; it is measured again in a process that keeps its freed memory, as clozebert's
-programs do, since that alone is worth much. A product of two matrices takes turns with them: the machine's peak at
-these moments, of which our share is counted. Sentences: those of English EWT (`--sentences`, a CoNLL-U file), shuffled.
+Every side is a separate process (contender.py). After a warm-up turn, they take turns for `repeats` rounds; the figures
+are medians. transformers' models are measured with eager attention, sdpa, and sdpa compiled, and the table shows the
+best. It is measured again in a process that keeps freed memory, as clozebert's programs do, since that alone makes a
+large difference. A matmul takes turns with them to measure the machine's peak at the same time; our share of it is
+reported. Sentences are those of English EWT (`--sentences`, a CoNLL-U file), shuffled.
 
-Where there is a GPU, its rows run too: three turns of ten steps; the sides that compile warm up at the same time. There
-`flash_attention_2` is a peer where the package flash_attn is installed. A peer that fails is left out, and the row
-says what it said at last.
+On a machine with a GPU, its rows run, too: three turns of ten steps; the sides that compile warm up at the same time.
+There `flash_attention_2` is a peer if the package flash_attn is installed. A peer that fails is left out, and the row
+shows the last line of its output.
 
-`--float32` is the second table: float32, and freed memory kept on both sides. A CPU that has bf16 in hardware is told
-to take AVX2 instructions alone (AVX2_ONLY in sides.py). That shows the order of magnitude, and the table says so.
+`--float32` gives the second table: float32, with freed memory kept on both sides. A CPU with bf16 in hardware is
+restricted to AVX2 instructions (AVX2_ONLY in sides.py). That shows the order of magnitude, and the table says so.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from speed_table import draw, put, render
 
 HERE = Path(__file__).parent
 EWT = HERE.parent.parent / "shared" / "data" / "tok_ud_english_ewt" / "en_ewt-ud-train.conllu"
-# The ratios wanted in float32, of both sides with freed memory kept.
+# The target ratios in float32, with freed memory kept on both sides.
 WANTED_IN_FLOAT32 = {
     "train-bert": 1.3, "train-bert-no-dropout": 1.3, "train-modernbert": 1.1, "train-sentences-bert": 3.5,
     "train-sentences-modernbert": 2.5, "encode-sentences": 2.5, "encode-full": 1.0, "encode-8192": 3.0,
@@ -50,7 +50,7 @@ WANTED_IN_FLOAT32 = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table: what both sides do, and the ratio that is wanted (theirs / ours)."""
+    """One row of the table: what both sides do, and the target ratio (theirs / ours)."""
 
     name: str
     text: str
@@ -104,7 +104,7 @@ ROWS = [
 
 
 def measure(row: Row, batches: Path, setting: Setting) -> dict[str, Any]:
-    """All sides of a row, in turns."""
+    """Measure all sides of a row, in turns."""
     common = {
         "work": row.work, "shape": row.shape, "batches": str(batches), "rows_per_batch": row.rows, "sparse": row.sparse,
         "device": row.device, "precision": setting.precision,
@@ -112,12 +112,12 @@ def measure(row: Row, batches: Path, setting: Setting) -> dict[str, Any]:
     }  # fmt: skip
     # Ours compiles where `clozebert pretrain` does.
     ours = {"side": "ours", "compile": row.work == "train"}
-    keeps = row.figure != "memory"  # what was needed to build the model would stay
+    keeps = row.figure != "memory"  # memory from building the model would be kept
     ours["keep_memory"] = keeps
     specifications = {"ours": {**common, **ours}}
     attentions = tuple(name for name in row.attentions if "flash" not in name or find_spec("flash_attn"))
     if setting.float32 and row.work == "train" and row.batches == "sentences":
-        # All sides keep their memory: padded, 12 GB each. In bf16 sdpa was the faster one.
+        # One attention only: all sides keep their memory, 12 GB each with padding. In bf16 sdpa was the fastest.
         attentions = ("sdpa",)
     for attention in attentions:
         specifications[attention] = {
@@ -133,7 +133,7 @@ def measure(row: Row, batches: Path, setting: Setting) -> dict[str, Any]:
     failed: dict[str, str] = {}
     summaries = take_turns(specifications, setting, failed)
     best = min((name for name in attentions if name in summaries), key=lambda name: summaries[name][row.figure])
-    # Where batches are padded it is the padding that counts, and the peak of memory does not depend on this.
+    # Only for full batches and for speed: with padded batches the padding matters most, and peak memory is unaffected.
     if has_peak and row.device == "cpu" and not setting.float32:
         kept = {f"{best}, memory kept": {**specifications[best], "keep_memory": True}}
         again = take_turns({"ours": specifications["ours"], **kept}, setting)
@@ -151,14 +151,14 @@ def measure(row: Row, batches: Path, setting: Setting) -> dict[str, Any]:
 
 
 def peer(name: str) -> dict[str, Any]:
-    """A side of transformers' by its name: an attention, or "compile" for sdpa compiled, and maybe "sorted"."""
+    """The specification of a transformers side: an attention, or "compile" for sdpa compiled, then maybe "sorted"."""
     attention, *more = name.split()
     compiles = attention == "compile"
     return {"attention": "sdpa" if compiles else attention, "compile": compiles, "sorted": "sorted" in more}
 
 
 def windowed_time_per_token(folder: Path, setting: Setting) -> dict[str, Any]:
-    """Seconds a token at 1,024 and 16,384 tokens, of layers that all have windows."""
+    """Seconds per token at 1,024 and 16,384 tokens, for a model with only windowed layers."""
     shape = {
         "vocab_size": 50_368, "hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12,
         "intermediate_size": 1152, "max_position_embeddings": 16_384, "layer_types": ["sliding_attention"] * 6,
@@ -179,7 +179,7 @@ def windowed_time_per_token(folder: Path, setting: Setting) -> dict[str, Any]:
 
 
 def import_and_load(folder: Path, *, repeats: int) -> dict[str, Any]:
-    """Seconds of importing a model class, and of `from_pretrained` of a base model, in fresh processes."""
+    """Seconds for importing a model class, and for `from_pretrained` of a base model, in fresh processes."""
     save = (
         "import sys, torch; from transformers import BertConfig, BertForMaskedLM;"
         "from clozebert.hub import from_native; model = BertForMaskedLM(BertConfig());"
@@ -209,7 +209,7 @@ def import_and_load(folder: Path, *, repeats: int) -> dict[str, Any]:
 
 
 def write_batches(file: Path, lengths: list[int], ids: np.ndarray | None = None) -> Path:
-    """Sequences of given lengths; random tokens where none are given."""
+    """Write sequences of given lengths, with random tokens if no ids are given."""
     if ids is None:
         ids = np.random.default_rng(0).integers(1000, 29_000, sum(lengths))
     np.savez(file, ids=ids, lengths=np.array(lengths))
@@ -217,16 +217,16 @@ def write_batches(file: Path, lengths: list[int], ids: np.ndarray | None = None)
 
 
 def mixed_lengths(row: Row) -> list[int]:
-    """Lengths of documents: log-normal, half below 300, cut to 16 and `row.length`; the longest of a batch is cut."""
+    """Document lengths: log-normal with median 300, clipped to [16, `row.length`]."""
     drawn = np.exp(np.random.default_rng(0).normal(np.log(300), 1.0, size=(row.times, row.rows)))
     lengths = drawn.clip(16, row.length).astype(int)
-    # Then all of their batches have one shape, which they compile once.
+    # The longest of each batch gets the full length, so all their batches have one shape, which is compiled once.
     lengths[np.arange(row.times), lengths.argmax(axis=1)] = row.length
     return lengths.ravel().tolist()
 
 
 def sentence_batches(file: Path, source: Path, *, sentences: int) -> Path:
-    """The first sentences of a CoNLL-U file, shuffled, as a WordPiece tokenizer of theirs cuts them."""
+    """The first sentences of a CoNLL-U file, shuffled and encoded with a WordPiece tokenizer trained on them."""
     from clozebert.corpus.tokenizer import train_tokenizer
 
     lines = source.read_text(encoding="utf-8").splitlines()
@@ -238,7 +238,7 @@ def sentence_batches(file: Path, source: Path, *, sentences: int) -> Path:
 
 
 def machine(setting: Setting) -> dict[str, Any]:
-    """What the figures were measured on, and how."""
+    """The machine and the settings of the measurement."""
     import torch
 
     names = ("torch", "transformers", "accelerate", "numpy")
@@ -253,7 +253,7 @@ def machine(setting: Setting) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, with how many of it there are."""
+    """The name and the number of the processors."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
@@ -263,7 +263,7 @@ def processor() -> str:
 
 
 def flops_per_second(row: Row, result: dict[str, Any]) -> float:
-    """Model FLOP/s of our side, by clozebert's own count."""
+    """Model FLOP/s of our side, by clozebert's own FLOP count."""
     from clozebert import ClozeBertConfig
     from clozebert.training.planning import forward_flops
 
@@ -300,7 +300,7 @@ def main() -> None:
         return
     from clozebert.utils.device import has_fast_bf16
 
-    # Asked of this process, whose environment holds no such limit.
+    # Checked in this process, whose environment does not limit instructions to AVX2.
     emulated = arguments.float32 and has_fast_bf16(torch.device("cpu"))
     setting = Setting(arguments.threads, arguments.repeats, float32=arguments.float32, emulated=emulated)
     command = "python benchmarks/speed.py" + (" --float32" if arguments.float32 else "")

@@ -1,4 +1,4 @@
-"""The table and the plot of what speed.py measured."""
+"""The table and the plot of the results of speed.py."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def render(results: dict[str, Any]) -> str:
 
 
 def put(text: str, document: Path, *, marker: str) -> None:
-    """Replace what stands between `<!-- marker -->` and `<!-- /marker -->`."""
+    """Replace the text between `<!-- marker -->` and `<!-- /marker -->`."""
     before, opening, rest = document.read_text().partition(f"<!-- {marker} -->\n")
     _, closing, after = rest.partition(f"<!-- /{marker} -->")
     if not closing:
@@ -52,7 +52,7 @@ def shown(side: Any, figure: str) -> str:
 
 
 def draw(results: dict[str, Any], file: Path) -> None:
-    """Our speed over that of the fastest of theirs, as bars."""
+    """Plot the ratio of our speed to their fastest, as bars."""
     from matplotlib.figure import Figure
 
     rows = [row for row in results["rows"].values() if "best" in row]

@@ -8,7 +8,7 @@ ROW = 128
 
 
 def grouped_rows(corpus_folder: str) -> Any:
-    """[rows, 128] token ids: all documents between their special tokens, joined and cut; the remainder is dropped."""
+    """[rows, 128] token ids: all documents with special tokens, joined and cut into rows; the remainder is dropped."""
     import numpy as np
 
     from clozebert.corpus import Corpus
@@ -30,11 +30,11 @@ def script_steps(
     learning_rate: float,
     rows: int,
 ) -> Iterator[None]:
-    """Train any masked-LM model of transformers in float32 as `run_mlm_no_trainer.py` does.
+    """Train any masked-LM model of transformers in float32 as in `run_mlm_no_trainer.py`.
 
-    Documents joined with their special tokens and cut into rows of 128, masks of 15 % drawn for each batch, AdamW with
-    linear decay to zero; the first 20th of the steps is warm-up. The last batch of an epoch, which has fewer rows, is
-    left out.
+    Documents are joined with their special tokens and cut into rows of 128; masks of 15 % are drawn for each batch.
+    AdamW has linear decay to zero, and warm-up for the first 1/20 of the steps. The last batch of an epoch is left out
+    if it has fewer rows.
     """
     import torch
     from transformers import DataCollatorForLanguageModeling, get_scheduler

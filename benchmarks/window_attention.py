@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Attention of one layer on a GPU, packed documents: our windowed kernels beside PyTorch's, forward and backward.
+"""Attention of one layer on a GPU over packed documents: our windowed kernels and PyTorch's, forward and backward.
 
     python benchmarks/window_attention.py            # 48 documents of 1,024 tokens, 12 heads of 64, bf16, window 64
 
-Milliseconds by CUDA events, the mean of 20 runs after 3, whole attention and windowed: the variable-length kernel
-(FlashAttention 2), FlexAttention, and for whole attention over equal rows cuDNN's.
+Milliseconds by CUDA events, the mean of 20 runs after 3 warm-up runs, for full and windowed attention: the
+variable-length kernel (FlashAttention 2), FlexAttention and, for full attention over equal rows, cuDNN's.
 """
 
 from collections.abc import Callable

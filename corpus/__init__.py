@@ -1,6 +1,6 @@
 """Text to batches: tokenizers, shards, packing, masking. Needs numpy only; no torch.
 
-Which file does what, in the order in which text goes through them:
+What each file does, in the order in which text passes through them:
 
     inputs       readers: files, folders, globs, datasets, installed packages (input_files, installed_python)
     one file     formats: the documents of a file (compression, binary_files, xml_texts)
@@ -9,7 +9,7 @@ Which file does what, in the order in which text goes through them:
     preparing    preparation: the flags; prepare: the work (duplicates, parallel, parts)
     on disk      shards: writes and reads a corpus (manifest, integrity, remote)
     batches      batches: the rows of a step (batch_size, packing, masking, mixtures, vocabulary_sample,
-                 randomness); text_sample: what is counted before training
+                 randomness); text_sample: the rows that are counted before training
 
 demo_tasks makes labelled data for the demonstration.
 """

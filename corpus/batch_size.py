@@ -9,14 +9,14 @@ from ..utils.errors import UserError
 
 @dataclass(frozen=True)
 class BatchSize:
-    """`rows` in each step; with a warm-up, `initial_rows` at first, and evenly more of them up to `warmup_steps`:
+    """`rows` in each step. With a warm-up, the size grows evenly from `initial_rows` to `rows` over `warmup_steps`:
 
         rows of step s = initial_rows (1 + floor((rows / initial_rows - 1) s / warmup_steps))
 
-    So a batch is always whole multiples of the first one, which splits evenly over processes and micro-batches.
+    So every batch is a whole multiple of the first one, which splits evenly over processes and micro-batches.
 
     Raises:
-        ValueError: a value out of its range, or `rows` that are no multiple of `initial_rows`.
+        ValueError: a value is out of range, or `rows` is not a multiple of `initial_rows`.
     """
 
     rows: int
@@ -50,7 +50,7 @@ class BatchSize:
     def before(self, step: int) -> int:
         """The rows of all steps before `step`."""
         rising = min(step, self.warmup_steps)
-        # The j-th rise, by `smallest` rows, comes at step ceil(j warmup_steps / rises).
+        # The j-th increase, by `smallest` rows, comes at step ceil(j warmup_steps / rises).
         since = -(-np.arange(1, self._rises + 1) * self.warmup_steps // max(self._rises, 1))
         risen = int(np.maximum(0, rising - since).sum())
         return self.smallest * (rising + risen) + self.rows * (step - rising)

@@ -1,8 +1,8 @@
 """Training batches as a pure function of (corpora, seed, step), and validation batches with fixed masks.
 
-An epoch is a permutation of the packed rows, keyed by (seed, epoch): the row at any place of the stream is found in
-O(1), so a resume is a step number. A step's global batch is a run of rows of that stream, cut into chunks for
-micro-batches and ranks; nothing in a chunk depends on the cut.
+An epoch is a permutation of the packed rows, keyed by (seed, epoch). The row at any position of the stream is found in
+O(1), so resuming needs only the step number. The global batch of a step is a range of consecutive rows of that stream,
+cut into chunks for micro-batches and ranks. How it is cut does not change the content of any row.
 """
 
 from collections.abc import Sequence
@@ -19,25 +19,25 @@ from .randomness import below, derive, fold, permute, ragged_arange, uniform
 from .shards import Corpus
 from .vocabulary_sample import VocabularySample, VocabularySampler
 
-# What a hash is for: shuffling, masking, frozen validation masks, mixing corpora.
+# The purpose of a hash: shuffling, masking, fixed validation masks, mixing corpora.
 _SHUFFLE, _MASK, _VALIDATION, _MIX = 1, 2, 3, 4
-# A mixture keeps its shares exactly in every so many rows.
+# Every block of this many rows holds the exact shares of a mixture.
 MIX_BLOCK = 1024
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed rows: N tokens in D segments, each `[CLS] tokens [SEP]`; M of the tokens are to be predicted.
+    """Packed rows: N tokens in D segments, each `[CLS] tokens [SEP]`. M of the tokens are predicted.
 
     Attributes:
         input_ids: int64 [1, N], corrupted.
         position_ids: int64 [1, N], restarting at 0 with each segment.
-        cu_seq_lens: int32 [D + 1], where segments begin, and N.
-        max_length: the longest segment.
-        masked_positions: int64 [M], rising places in the run of N tokens.
+        cu_seq_lens: int32 [D + 1], the start of each segment, then N.
+        max_length: the length of the longest segment.
+        masked_positions: int64 [M], positions among the N tokens, ascending.
         labels: int64 [M], the original ids there.
-        sample_ids: int64 [rows], which rows these are.
-        vocabulary: the tokens that predictions are compared with; None: all.
+        sample_ids: int64 [rows], the numbers of the rows.
+        vocabulary: the tokens that predictions are compared with; None: all of them.
     """
 
     input_ids: np.ndarray
@@ -51,18 +51,18 @@ class Batch:
 
 
 class BatchStream:
-    """Training batches: `batch(step)` is a pure function.
+    """Training batches; `batch(step)` is a pure function of the step.
 
     Args:
         corpora: one corpus, or several to mix, all prepared with the same tokenizer.
         max_seq_length: tokens in a row, special tokens included.
-        global_batch_size: rows in one optimizer step, or how they grow from step to step.
-        masking: how tokens are selected.
+        global_batch_size: rows in one optimizer step, or a schedule of them.
+        masking: how tokens are selected and corrupted.
         seed: of the shuffling and the masks.
-        weights: the share of rows of each of several corpora; each is repeated as often as its share asks for. They are
-            kept exactly within each 1,024 rows, so they are rounded to multiples of 1/1,024, and none is less.
+        weights: the share of the rows that each corpus gets; a corpus is repeated as often as its share requires.
+            Shares hold exactly in every 1,024 rows, so they are rounded to multiples of 1/1,024, with none at 0.
         total_steps: the length of the run, needed where `masking.final_rate` is set.
-        vocabulary: draws the tokens that a step's predictions are compared with; None: all of them.
+        vocabulary: draws the tokens that a step's predictions are compared with; None: the whole vocabulary.
 
     Raises:
         ValueError: a value out of range, or corpora of different tokenizers.
@@ -98,8 +98,8 @@ class BatchStream:
     ) -> Batch:
         """One chunk of the global batch of a step.
 
-        The rows are cut into `world_size * micro_batches` chunks whose sizes differ by at most one row; chunk number
-        `micro_batch * world_size + rank` is this one. In that order, the chunks hold the global batch's rows in order.
+        The rows are cut, in order, into `world_size * micro_batches` chunks whose sizes differ by at most one row. This
+        is chunk number `micro_batch * world_size + rank`.
         """
         chunks = world_size * micro_batches
         if not (0 <= rank < world_size and 0 <= micro_batch < micro_batches):
@@ -122,7 +122,7 @@ class BatchStream:
         return self.masking.rate_at(step / max(1, (self.total_steps or 1) - 1))
 
     def epochs(self, step: int) -> float:
-        """How often the rows of all corpora have been seen before `step`, on average."""
+        """How often the rows of all corpora were seen before `step`, on average."""
         return self.batch_size.before(step) / self.rows_per_epoch
 
     def num_predicted(self, step: int) -> int:
@@ -131,7 +131,7 @@ class BatchStream:
         return int(_selection(self.corpora, segments, self.masking, rate=self.rate(step))[-1].sum())
 
     def rows(self, first: int, count: int, *, step: int) -> Batch:
-        """The `count` rows from place `first` of the endless stream of rows on, masked as in `step`."""
+        """`count` rows of the endless stream, starting at position `first`, masked as in `step`."""
         batch = _assemble(self.corpora, self._locate(first, count), self.masking, rate=self.rate(step))
         return batch if self.vocabulary is None else replace(batch, vocabulary=self.vocabulary.draw(step))
 
@@ -154,9 +154,9 @@ class BatchStream:
         return segments
 
     def _mix(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which corpus each place of the stream takes a row from, and which place of that corpus's own stream it is.
+        """The corpus of each position of the stream, and the position within that corpus's own stream.
 
-        Every block of 1,024 places holds each corpus exactly as often as its quota says, in an order of its own.
+        Every block of 1,024 positions holds each corpus exactly as often as its quota says, shuffled per block.
         """
         if len(self.quotas) == 1:
             return np.zeros(len(places), dtype=np.int64), places
@@ -172,10 +172,10 @@ class BatchStream:
 
 
 class ValidationBatches(Sequence["Batch"]):
-    """Every document once, `batch_size` rows at a time, with masks that never change; each batch made when asked for.
+    """Every document once, `batch_size` rows at a time, with fixed masks; each batch is built when it is asked for.
 
-    They are a function of (seed, document, position) only, at `masking.rate`. The rows come shuffled, so that the first
-    few batches are a fair sample. An empty corpus gives no batch.
+    Masks depend only on (seed, document, position), at `masking.rate`. Rows are shuffled, so the first few batches are
+    a fair sample. An empty corpus gives no batches.
     """
 
     def __init__(self, corpus: Corpus, *, max_seq_length: int, batch_size: int, masking: Masking, seed: int):
@@ -205,12 +205,12 @@ class _Segments:
     """The segments of some rows, in order: S segments in R rows.
 
     Attributes:
-        sources: int64 [S], which corpus each is from.
+        sources: int64 [S], the corpus of each segment.
         documents: int64 [S].
         firsts: int64 [S], the position of the first token within the document.
         lengths: int64 [S], without special tokens.
         keys: uint64 [S], hashes of (seed, epoch, document).
-        places: int64 [S], which of the R rows each is in.
+        places: int64 [S], which of the R rows each segment is in.
         sample_ids: int64 [R], the rows' numbers.
     """
 
@@ -226,7 +226,7 @@ class _Segments:
     def of_rows(
         cls, index: RowIndex, rows: np.ndarray, *, row_places: np.ndarray, source: int, keys: np.ndarray
     ) -> "_Segments":
-        """The segments of `rows`, which stand at `row_places` of the batch and hash under `keys`, uint64 [rows]."""
+        """The segments of `rows`, at positions `row_places` of the batch, with the rows' hash keys, uint64 [rows]."""
         documents, firsts, lengths, counts = index.read(rows)
         return cls(
             sources=np.full(len(documents), source),
@@ -240,7 +240,7 @@ class _Segments:
 
     @classmethod
     def merged(cls, parts: "list[_Segments]") -> "_Segments":
-        """The parts of several corpora, interleaved into the order of their rows."""
+        """The segments of several corpora, put in the order of their rows."""
         if len(parts) == 1:
             return parts[0]
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in cls.__annotations__}
@@ -253,7 +253,7 @@ class _Segments:
 def _selection(
     corpora: Sequence[Corpus], segments: _Segments, masking: Masking, *, rate: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of the segments, int64 [tokens], and which of them are to be predicted, bool [tokens]."""
+    """The tokens of the segments, int64 [tokens], and which of them are predicted, bool [tokens]."""
     total = int(segments.lengths.sum())
     ids, starts = np.empty(total, dtype=np.int64), np.empty(total, dtype=bool)
     for source, corpus in enumerate(corpora):
@@ -274,14 +274,14 @@ def _selection(
 
 
 def _assemble(corpora: Sequence[Corpus], segments: _Segments, masking: Masking, *, rate: float) -> Batch:
-    """Put the segments' tokens between special tokens, corrupt them, and say where and what the originals were."""
+    """The batch of some segments: special tokens added, selected tokens corrupted, their originals as labels."""
     corpus, lengths = corpora[0], segments.lengths
     ids, selected = _selection(corpora, segments, masking, rate=rate)
     labels = ids[selected]
     ids[selected] = _corrupted(corpus, segments, masking, selected, labels)
     sizes = lengths + NUM_SPECIAL_TOKENS
     ends = np.cumsum(sizes)
-    # A token of segment s stands after the tokens before it, s pairs of special tokens, and its own [CLS].
+    # A token of segment s comes after the tokens before it, s pairs of special tokens, and its own [CLS].
     places = np.arange(len(ids)) + NUM_SPECIAL_TOKENS * np.repeat(np.arange(len(lengths)), lengths) + 1
     input_ids = np.empty(int(sizes.sum()), dtype=np.int64)
     input_ids[ends - sizes] = corpus.cls_token_id
@@ -301,7 +301,7 @@ def _assemble(corpora: Sequence[Corpus], segments: _Segments, masking: Masking, 
 def _corrupted(
     corpus: Corpus, segments: _Segments, masking: Masking, selected: np.ndarray, originals: np.ndarray
 ) -> np.ndarray:
-    """What stands in place of the selected tokens; int64 [selected]."""
+    """What replaces the selected tokens; int64 [selected]."""
     positions = ragged_arange(segments.firsts, segments.lengths)
     token_keys = fold(np.repeat(segments.keys, segments.lengths), positions)
     decided_at = runs(selected, segments.lengths) if masking.unit == "span" else np.flatnonzero(selected)
@@ -338,7 +338,7 @@ def _quotas(corpora: int, weights: Sequence[float] | None) -> list[int]:
 
 
 def _round_shares(weights: np.ndarray, rows: int) -> np.ndarray:
-    """`rows` cut by weight into whole numbers, by largest remainders; none is 0, at the cost of the larger ones."""
+    """Whole numbers in proportion to the weights that sum to `rows`, by largest remainders; each is at least 1."""
     exact = weights / weights.sum() * rows
     counts = np.floor(exact).astype(np.int64)
     counts[np.argsort(counts - exact, kind="stable")[: rows - int(counts.sum())]] += 1

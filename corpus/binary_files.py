@@ -28,10 +28,10 @@ _HTML = re.compile(rb"\s*(<!--.*?-->\s*)*(<!doctype html|<html)", re.IGNORECASE 
 
 
 def what_it_is(first: bytes) -> tuple[str, str] | None:
-    """What a file is that holds no plain text, and the way out; None for text.
+    """The kind of a binary file and what to do about it; None for plain text.
 
     Args:
-        first: its first bytes, decompressed.
+        first: the first bytes of the file, decompressed.
     """
     for beginning, name, way_out in _KINDS:
         if first.startswith(beginning):
@@ -40,7 +40,7 @@ def what_it_is(first: bytes) -> tuple[str, str] | None:
         return "a tar archive", "unpack it first"
     if _HTML.match(first.removeprefix(b"\xef\xbb\xbf")[:4096]):
         return "an HTML page", "take the text out first, for example with trafilatura or pandoc"
-    # A NUL here and there in a long text is a fault of the text.
+    # A few NULs in a long text are a fault of the text: the file is not binary.
     if first.count(0) > len(first) / 1000:
         return "a binary file", "leave it out, or export its text"
     return None

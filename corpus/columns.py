@@ -1,4 +1,4 @@
-"""Finds the text column of a table by usual column names and by content; one rule for all programs."""
+"""Finds the text column of a table by common column names and by content; all programs share this rule."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,12 +8,12 @@ from ..utils.errors import UserError, did_you_mean
 if TYPE_CHECKING:
     from .tables import TableFile
 
-# Names under which columns are found, best first, in any case of letters.
+# Names of columns, best first, case-insensitive.
 TEXT_COLUMNS = (
     "text", "content", "document", "body", "sentence", "article", "passage", "raw_content", "review", "utterance",
     "comment", "tweet", "message",
 )  # fmt: skip
-# These often stand beside a longer text.
+# Columns with these names often accompany a longer text.
 PARTIAL_TEXT_COLUMNS = ("question", "query", "abstract", "description", "title")
 PAIR_COLUMNS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
@@ -28,10 +28,10 @@ USUAL_COLUMNS = frozenset((*TEXT_COLUMNS, *PARTIAL_TEXT_COLUMNS, *LABEL_COLUMNS,
 
 
 def find_text_column(table: "TableFile", wanted: str | None, *, flag: str = "--text_column") -> str:
-    """The column of the text: the wanted one, which `flag` named, else the one that `text_column_of` finds.
+    """The text column: `wanted`, which the user gave with `flag`, else the one that `text_column_of` finds.
 
     Raises:
-        UserError: there is none, or it cannot be told (the message lists the columns).
+        UserError: there is none, or it is not clear which one it is (the message lists the columns).
     """
     if wanted is not None:
         columns = table.columns if wanted in table.columns else table.all_columns
@@ -53,11 +53,11 @@ def find_text_column(table: "TableFile", wanted: str | None, *, flag: str = "--t
 
 
 def text_column_of(columns: Sequence[str], values_of: Callable[[str], Sequence[Any]]) -> str | None:
-    """The first of `TEXT_COLUMNS` that there is; else the first of `PARTIAL_TEXT_COLUMNS`, if no column beside these
-    looks like text; else the only one that does. None where this leaves none.
+    """The first of `TEXT_COLUMNS` that the table has; else the first of `PARTIAL_TEXT_COLUMNS`, if no other column
+    looks like text; else the only column that looks like text. None if there is no such column.
 
     Args:
-        values_of: cells of a column, the first some thousand or all.
+        values_of: gives the cells of a column, all or the first few thousand.
     """
     found = usual_column(columns, TEXT_COLUMNS)
     if found is not None:
@@ -71,7 +71,7 @@ def text_column_of(columns: Sequence[str], values_of: Callable[[str], Sequence[A
 
 
 def check_column(columns: Sequence[str], name: str, source: str, flag: str) -> str:
-    """`name`, if the table has it; else an error that names the flag and the nearest column."""
+    """`name`, if the table has that column; else an error that names the flag and the most similar column."""
     if name not in columns:
         hint = did_you_mean(name, columns, otherwise=f"it has {', '.join(columns)}")
         raise UserError(f"{flag} {name}: {source} has no such column; {hint}")
@@ -79,14 +79,14 @@ def check_column(columns: Sequence[str], name: str, source: str, flag: str) -> s
 
 
 def usual_column(columns: Sequence[str], names: Sequence[str], *, taken: Sequence[str | None] = ()) -> str | None:
-    """The column with the first of some names, in any case of letters; None where there is none of them."""
+    """The first of `names` that is a column, case-insensitive; None if there is none."""
     free = [column for column in columns if column not in taken]
     by_lower_case = {column.lower(): column for column in reversed(free)} | {column: column for column in free}
     return next((by_lower_case[name] for name in names if name in by_lower_case), None)
 
 
 def looks_like_text(values: Sequence[Any]) -> bool:
-    """Strings of two words or more on average, mostly different from one another."""
+    """Whether these are strings of at least two words on average, most of them different."""
     if not values or not all(isinstance(value, str) for value in values):
         return False
     words = sum(len(value.split()) for value in values) / len(values)
@@ -94,12 +94,12 @@ def looks_like_text(values: Sequence[Any]) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a cell is a finite number, written as one or as text. Booleans are not numbers."""
+    """Whether a cell is a finite number or the text of one. Booleans are not numbers."""
     if isinstance(value, bool) or value is None:
         return False
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return False
-    # float() also takes "nan", "infinity" and "1_000", which no data file means as a number
+    # float() also accepts "nan", "infinity" and "1_000", which are not meant as numbers in data files
     return number == number and abs(number) != float("inf") and "_" not in str(value)

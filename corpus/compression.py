@@ -1,7 +1,7 @@
-"""Opens files, also compressed ones (.gz, .bz2, .xz, .zst), as bytes with `\n` or `\r\n` at the ends of lines.
+"""Opens plain and compressed files (.gz, .bz2, .xz, .zst) as bytes whose lines end in `\n` or `\r\n`.
 
-A file that is cut short, damaged, in UTF-16, or no text at all (PDF, images, archives) is refused: none of it is read
-as if it were whole.
+A file that is truncated, damaged, in UTF-16, or not text (PDF, images, archives) raises an error and is not read in
+part.
 """
 
 import bz2
@@ -23,7 +23,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def bare_suffix(path: str | Path) -> str:
-    """The suffix before that of a compression, in lower case: `.csv` of `a.CSV.gz`."""
+    """The suffix without that of a compression, in lower case: `.csv` for `a.CSV.gz`."""
     suffixes = [suffix.lower() for suffix in Path(path).suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
@@ -32,14 +32,14 @@ def bare_suffix(path: str | Path) -> str:
 
 @contextmanager
 def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
-    """The content of a file, and a function that says how many bytes of the file itself have been read.
+    """The content of a file, and a function that returns how many bytes of the file on disk have been read.
 
-    Where no line ends in `\\n`, as old Macs wrote them, each `\\r` is one.
+    If no line ends in `\\n`, each `\\r` becomes `\\n` (files of old Macs).
 
     Raises:
         MissingFileError: there is no such file.
-        MissingPackageError: what reads this compression is not installed.
-        UserError: it is a folder or a pipe, or damaged, or in UTF-16, or holds no plain text, such as a PDF.
+        MissingPackageError: the package that reads this compression is not installed.
+        UserError: it is a folder or a pipe, is damaged or in UTF-16, or is not plain text, such as a PDF.
     """
     path = Path(path)
     if path.is_dir():
@@ -65,7 +65,7 @@ def read_text(path: str | Path) -> str:
     """The whole text of a file in UTF-8; a byte-order mark is dropped.
 
     Raises:
-        UserError: as `open_decompressed`, and bytes that are not UTF-8, with their line.
+        UserError: as `open_decompressed`; or bytes that are not UTF-8 (the message names the line).
     """
     with open_decompressed(path) as (file, _):
         data = file.read()
@@ -77,7 +77,7 @@ def read_text(path: str | Path) -> str:
 
 
 class _Content(io.RawIOBase):
-    """What was read first, and what `read` gives after it; with `\n` for every `\r`, if so wanted."""
+    """A stream of the bytes that were read first and of what `read` gives after them; optionally `\n` for each `\r`."""
 
     def __init__(self, first: bytes, read: Callable[[int], bytes], replaces_returns: bool) -> None:
         self._first, self._read, self._replaces_returns = first, read, replaces_returns
@@ -93,7 +93,7 @@ class _Content(io.RawIOBase):
 
 
 def _fill(read: Callable[[int], bytes]) -> bytes:
-    """The first `_BLOCK` bytes, or all where there are fewer."""
+    """The first `_BLOCK` bytes, or all if there are fewer."""
     blocks, size = [], 0
     while size < _BLOCK and (block := read(_BLOCK - size)):
         blocks.append(block)
@@ -102,14 +102,14 @@ def _fill(read: Callable[[int], bytes]) -> bytes:
 
 
 def _reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
-    """Reads the content of a file; where it is damaged or cut short, that is a `UserError` that names it."""
+    """A function that reads the content of a file; it raises a `UserError` that names a damaged or truncated file."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
         read: Callable[[int], bytes] = gzip.GzipFile(fileobj=raw).read
     elif suffix == ".bz2":
         read = bz2.BZ2File(raw).read
     elif suffix == ".xz":
-        read = lzma.LZMAFile(raw).read  # noqa: SIM115 - of a file that is closed by whoever opened it
+        read = lzma.LZMAFile(raw).read  # noqa: SIM115 - the caller closes the file
     elif suffix in COMPRESSIONS:
         read = _zstd_reader(path, raw)
     else:
@@ -125,7 +125,7 @@ def _reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
 
 
 def _zstd_reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
-    """By Arrow, which reads frame after frame and, unlike `zstandard`, refuses a file that is cut short."""
+    """Read by Arrow, which reads all frames and, unlike `zstandard`, raises an error for a truncated file."""
     try:
         import pyarrow as pa
     except ImportError:

@@ -1,16 +1,17 @@
 """Reads CSV and TSV: the cells of each record, and the line on which it begins.
 
-CSV follows RFC 4180: a quoted cell may hold separators, line breaks and doubled quotes. Semicolons separate where the
-first line holds some and no comma.
+CSV follows RFC 4180: a quoted cell may hold separators, line breaks and doubled quotes. The separator is a semicolon if
+the first line holds semicolons and no comma.
 
-In TSV a record is a line, and a quotation mark is a character. Programs that write CSV quote cells in TSV too, so
+In TSV each line is a record, and a quotation mark is an ordinary character. But some programs quote cells in TSV as in
+CSV. So:
 
-- a cell that is quoted as a whole loses its quotes, unless some cell of the file begins with a quotation mark and is
-  not quoted as a whole: then quotation marks are characters everywhere;
-- where lines have unequal numbers of cells, and reading the file as CSV makes them equal, it is read so: quoted cells
-  hold tabs and line breaks.
+- A fully quoted cell loses its quotes, unless some cell of the file begins with a quotation mark without being fully
+  quoted: then quotation marks are ordinary characters everywhere.
+- If lines have unequal numbers of cells, and reading the file as CSV makes the numbers equal, it is read as CSV:
+  quoted cells hold tabs and line breaks.
 
-In a TSV of one column there are no numbers of cells to tell by: one that could be read in both ways is refused.
+In a TSV of one column the numbers of cells tell nothing: a file that could be read in both ways raises an error.
 """
 
 import csv
@@ -21,23 +22,23 @@ from typing import NamedTuple, TextIO
 
 from ..utils.errors import UserError
 
-LARGEST_CELL = 1 << 24  # characters; beyond, a quotation mark was likely left open
+LARGEST_CELL = 1 << 24  # characters; in a longer one, a quotation mark was probably left open
 
 
 class Dialect(NamedTuple):
-    """How cells are separated, whether quoted cells may hold anything, and whether quotes are taken off otherwise."""
+    """The separator, whether cells are quoted as in CSV, and if not, whether the quotes of a cell are taken off."""
 
     delimiter: str
     is_quoted: bool
     takes_off_quotes: bool = False
 
 
-# Opens a file's text again from its beginning, its lines ended by "\n" alone.
+# Opens the text of a file from its beginning; only "\n" ends a line.
 Opens = Callable[[], AbstractContextManager[TextIO]]
 
 
 def find_dialect(opens: Opens, *, tab: bool, source: str) -> Dialect:
-    """The dialect of a file; to find that of a TSV, all of it is read.
+    """The dialect of a file; a TSV is read completely to find it.
 
     Raises:
         UserError: a TSV of one column that can be read in two ways.
@@ -50,7 +51,7 @@ def find_dialect(opens: Opens, *, tab: bool, source: str) -> Dialect:
 
 
 def read_records(file: TextIO, dialect: Dialect, source: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) of every record; an empty line is none.
+    """(line, cells) of every record; empty lines are skipped.
 
     Raises:
         UserError: a broken quote, a carriage return within a row, or a line that is too long.
@@ -106,10 +107,10 @@ def _explain(said: str) -> str:
 
 
 def _tab_dialect(opens: Opens, source: str) -> Dialect:
-    """By the numbers of cells in its lines and the cells that begin with a quotation mark; see above."""
+    """The dialect of a TSV, from the number of cells in each line and the cells that begin with a quotation mark."""
     by_lines = Dialect("\t", is_quoted=False)
     widths: set[int] = set()
-    kinds: set[bool] = set()  # whether cells that begin with a quotation mark are quoted as a whole
+    kinds: set[bool] = set()  # whether cells that begin with a quotation mark are fully quoted
     with opens() as file:
         for line in map(without_end, lines_of(file, source)):
             if not _is_blank(line):
@@ -130,7 +131,7 @@ def _is_blank(line: str) -> bool:
 
 
 def _is_quoted(cell: str) -> bool:
-    """Whether all of a cell stands between quotation marks, those within doubled."""
+    """Whether a cell is fully quoted: within quotation marks, with those inside doubled."""
     return len(cell) >= 2 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
 
 
@@ -154,7 +155,7 @@ def _counts(cells: list[str]) -> bool:
 
 
 def _refuse_two_readings(opens: Opens, source: str) -> None:
-    """Raise where a TSV of one column is a CSV too, in which some cell goes over several lines."""
+    """Raise if a TSV of one column is also valid CSV with a cell that spans several lines."""
     first_line = last_line = 0
     with opens() as file:
         try:

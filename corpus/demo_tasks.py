@@ -1,6 +1,6 @@
 """Two labelled data sets for the demonstration's fine-tuning, made from the Python packages of this machine.
 
-Sequences: which package does this docstring document? The package's own name is taken out of the text.
+Sequences: which package does this docstring document? The name of the package is removed from the text.
 Tokens: what kind is each token of Python source? Labels from the standard library's `tokenize`.
 """
 
@@ -36,7 +36,7 @@ def write_package_task(folder: Path, *, examples: int) -> None:
     """Write train.csv, validation.csv and test.csv (`text,label`) of the packages with the most docstrings.
 
     Args:
-        examples: training examples, at most; all packages get the same number.
+        examples: the largest number of training examples; all packages get the same number.
     """
     texts: dict[str, list[str]] = defaultdict(list)
     for record in read_installed_python():
@@ -87,7 +87,7 @@ def _lines_of_source(path: Path) -> Iterator[tuple[list[str], list[str]]]:
                 tokens.append(token.string)
                 tags.append(_kind(token))
     except (tokenize.TokenError, SyntaxError, UnicodeDecodeError):
-        return  # some files of the standard library are wrong on purpose, for its own tests
+        return  # some files of the standard library are invalid on purpose, for its own tests
 
 
 def _kind(token: tokenize.TokenInfo) -> str:
@@ -95,7 +95,7 @@ def _kind(token: tokenize.TokenInfo) -> str:
         if keyword.iskeyword(token.string):
             return "keyword"
         return "builtin" if token.string in _BUILTINS else "name"
-    return _KINDS.get(token.type, "string")  # what is left are the parts of an f-string
+    return _KINDS.get(token.type, "string")  # the remaining types are the parts of an f-string
 
 
 def _cut(items: list, rng: random.Random) -> dict[str, list]:

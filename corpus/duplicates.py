@@ -1,10 +1,10 @@
 """Near-duplicate documents by MinHash (Broder, 1997).
 
-A document is the set of its runs of five words, lower-cased. 64 hash functions' minima over that set are its signature;
-two documents share each of them with probability J, the share of runs they have in common (Jaccard). Signatures that
-agree in all four numbers of any of 16 bands are compared: a document that agrees with an earlier one in at least 0.8 of
-the 64 is a near duplicate. It takes about 2 KB of memory for each document kept: for tens of millions, use a dedicated
-tool.
+A document is treated as the set of its lower-cased five-word shingles. Its signature is the minima of 64 hash functions
+over that set. Two documents agree in each minimum with probability J, the Jaccard similarity of their sets. Signatures
+that agree in all four numbers of any of 16 bands are compared: a document that agrees with an earlier one in at least
+0.8 of the 64 is a near duplicate. Each document kept takes about 2 KB of memory; for tens of millions of documents, use
+a dedicated tool.
 """
 
 import zlib
@@ -37,13 +37,13 @@ def signature(text: str) -> bytes:
 
 
 class NearDuplicates:
-    """Remembers the documents that are kept, and recognises what nearly repeats one of them."""
+    """Remembers the documents that are kept, and recognises near duplicates of them."""
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[int, bytes], bytes] = {}
 
     def seen(self, signature: bytes) -> bool:
-        """Whether an earlier document is nearly the same; if not, this one is kept and remembered."""
+        """Whether an earlier document is nearly the same; if not, this one is remembered."""
         width = len(signature) // _BANDS
         bands = [(band, signature[band * width : (band + 1) * width]) for band in range(_BANDS)]
         mine = np.frombuffer(signature, dtype="<u4")

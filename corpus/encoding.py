@@ -1,15 +1,15 @@
 """Encodes texts with a tokenizer: token ids and word starts, as fast as the tokenizer allows.
 
-Each token is one number, `id << 1 | starts_a_word`, so that a document is one run of 32-bit integers.
+Each token is one number, `id << 1 | starts_a_word`, so a document is one array of 32-bit integers.
 
-A word is what the tokenizer's pre-tokenizer says (`word_ids`), which holds for WordPiece, BPE and Unigram alike. Two
-cases need more: where the pre-tokenizer does not split at spaces, words do begin at spaces; and in scripts written
-without spaces (Chinese, Japanese, Thai, …) a "word" would be a whole clause, so each of their tokens is a word.
+A word is what the pre-tokenizer says it is (`word_ids`), for WordPiece, BPE and Unigram alike. Two cases differ. If the
+pre-tokenizer does not split at spaces, words begin at spaces all the same. In scripts written without spaces (Chinese,
+Japanese, Thai, …) a "word" would be a whole clause, so each token is a word.
 
-A long text is encoded in parts, cut before spaces, since an encoding takes a hundred bytes and more for each character.
+A long text is encoded in parts, cut before spaces, since an encoding takes over a hundred bytes per character.
 
-Most text is words seen before. Where the tokenizer provably treats the pieces between spaces apart, each different
-piece is encoded once and looked up from then on, which takes a fraction of the time.
+Most words of a text were seen before. If the tokenizer provably encodes the pieces between spaces independently, each
+distinct piece is encoded once and then looked up, which takes a fraction of the time.
 """
 
 import json
@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-# The pre-tokenization of GPT-2: contractions; runs of letters, of digits or of others, each with one space before it.
+# GPT-2's pre-tokenization: contractions; sequences of letters, digits or other characters, each with a leading space.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 _CACHED_PIECES, _CACHED_CHARACTERS = 1 << 19, 1 << 25
 LONGEST_PART = 1 << 18  # characters
-_CUT = re.compile(r"(?<=\w)[ \n\t]")  # after a word character and before a space: there every tokenizer may cut
-# Normalizers that change characters only next to their neighbours, never across a space.
+_CUT = re.compile(r"(?<=\w)[ \n\t]")  # after a word character and before a space, where any tokenizer can be cut
+# Normalizers that never combine characters across a space.
 _LOCAL_NORMALIZERS = {"BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
 _SPACE_DROPPING = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 _PIECES_WITH_THEIR_SPACES = re.compile(r"\s*\S+|\s+")
-# Python and the tokenizers disagree on whether these are spaces; documents that hold one are encoded whole.
+# Python and the tokenizers disagree on whether these are spaces; a document that holds one is not cut into pieces.
 _RARE_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
@@ -43,7 +43,7 @@ UNSPACED_SCRIPTS = re.compile(
 
 
 class Encoder:
-    """Encodes documents without special tokens; special tokens that are written out in a text are plain text.
+    """Encodes documents without special tokens; a special token written in a text is treated as plain text.
 
     Args:
         tokenizer_json: a serialized `tokenizers.Tokenizer`.
@@ -92,7 +92,7 @@ class Encoder:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """A text in parts of at most `LONGEST_PART` characters, cut before spaces where there are any."""
+    """A text in parts of at most `LONGEST_PART` characters, cut before spaces where possible."""
     begin = 0
     while len(text) - begin > LONGEST_PART:
         part = text[begin : begin + LONGEST_PART]
@@ -111,19 +111,19 @@ def _after_spaces(text: str, encoding: Encoding) -> Iterator[bool]:
 
 
 def _in_unspaced_script(text: str, encoding: Encoding) -> Iterator[bool]:
-    """Whether each token begins with another character of a script without spaces than the one before it."""
+    """Whether each token begins a new character of a script without spaces."""
     before = -1
     for begin, end in encoding.offsets:
-        if begin == end:  # a space by itself, which byte-level tokenizers trim to nothing, before whatever follows
+        if begin == end:  # a space by itself, which byte-level tokenizers trim to an empty range
             yield False
             continue
-        # One character may be several tokens of bytes.
+        # One character may become several byte tokens.
         yield begin != before and bool(UNSPACED_SCRIPTS.match(text, begin))
         before = begin
 
 
 def split_encoded(document: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """What `Encoder.encode` gave for a text: its ids, uint32 [tokens], and whether a word starts at each, bool."""
+    """Split the result of `Encoder.encode`: ids, uint32 [tokens], and whether a word starts at each, bool [tokens]."""
     numbers = np.frombuffer(document, dtype=np.uint32)
     return numbers >> 1, (numbers & 1).astype(bool)
 
@@ -133,10 +133,10 @@ def _has_rare_space(text: str) -> bool:
 
 
 def _piece_splitter(spec: dict[str, Any]) -> Callable[[str], list[str]] | None:
-    """How to cut a text into pieces that the tokenizer treats apart; None where that is not certain.
+    """A function that cuts a text into pieces that the tokenizer encodes independently; None if that is not certain.
 
-    Between a character that is no space and one that is, these pre-tokenizers always cut, and none of their
-    normalizers looks across such a place.
+    The pre-tokenizers accepted here always cut between a non-space and a space, and the normalizers never look across
+    such a cut.
     """
     if any(not token["special"] for token in spec["added_tokens"]):
         return None
@@ -156,7 +156,7 @@ def _piece_splitter(spec: dict[str, Any]) -> Callable[[str], list[str]] | None:
 
 
 def _has(component: dict[str, Any], **settings: Any) -> bool:
-    """Whether a part of a tokenizer has these settings."""
+    """Whether a component of a tokenizer has these settings."""
     return all(component[name] == value for name, value in settings.items())
 
 

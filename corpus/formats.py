@@ -1,4 +1,4 @@
-"""Reads the documents of one file: plain text, XML, or a column of a table; also compressed."""
+"""Reads the documents of one file, plain or compressed: text, XML, or a column of a table."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +10,10 @@ from .compression import bare_suffix, open_decompressed
 from .tables import TABLE_SUFFIXES, BadText, TableFile, lone_surrogate, open_table
 from .xml_texts import XML_SUFFIXES, texts_of_xml
 
-# A cell, its line and what lines are called there -> a text, or what is wrong with it.
+# (cell, line, "line" or "row") -> a text, or what is wrong with the cell.
 ReadCell = Callable[[Any, int, str], str | BadText]
 SEPARATORS = ("blank_line", "line", "file")
-# What one document of a text file may hold; a longer run is cut at a line's end, or at a space, into several.
+# Bytes of one document of a text file; a longer document is cut into several at the end of a line, or at a space.
 LARGEST_DOCUMENT = 1 << 22
 
 
@@ -22,13 +22,13 @@ def texts_of_file(
 ) -> Iterator[tuple[str | BadText, int]]:
     """Each document, and how many bytes of the file have been read by then.
 
-    A record without text gives the empty text. A byte order mark is dropped, and CR LF is a line end.
+    A record without text gives an empty string. A byte order mark is dropped, and CR LF ends a line.
 
     Args:
-        read_cell: what makes a text of a table's cell; None: `checked_text`.
+        read_cell: turns a table's cell into text; None: `checked_text`.
 
     Raises:
-        UserError: with `read_cell`, a file that is no table.
+        UserError: `read_cell` is given and the file is not a table.
     """
     if bare_suffix(path) in TABLE_SUFFIXES:
         table = open_table(path, wanted=[] if text_column is None else [text_column])
@@ -47,7 +47,7 @@ def texts_of_table(
     table: TableFile, text_column: str | None, *, read_cell: ReadCell | None = None
 ) -> Iterator[str | BadText]:
     """The text of each row."""
-    if not table.columns:  # no row, or none that holds anything
+    if not table.columns:  # no rows, or only empty ones
         for row in table.rows():
             yield row if isinstance(row, BadText) else BadText(row.line, "the record is empty", table.unit)
         return
@@ -62,7 +62,7 @@ def texts_of_table(
 
 
 def checked_text(text: Any, line: int, unit: str) -> str | BadText:
-    """`text` if it is valid text; the empty text where a record has none."""
+    """`text` if it is valid; an empty string if the record has none; else what is wrong with it."""
     if text is None:
         return ""
     if not isinstance(text, str):
@@ -73,7 +73,7 @@ def checked_text(text: Any, line: int, unit: str) -> str | BadText:
 
 
 def id_reader(vocab_size: int) -> ReadCell:
-    """Reads a cell of token ids below `vocab_size`, a list of numbers or a text of them, as `5 17 3`."""
+    """A function that reads a cell of token ids below `vocab_size`: a list of numbers, or text such as `5 17 3`."""
 
     def read(cell: Any, line: int, unit: str) -> str | BadText:
         items = [] if cell is None else cell.split() if isinstance(cell, str) else cell
@@ -122,13 +122,13 @@ def _runs(file: BinaryIO, separator: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_blank(line: bytes) -> bool:
-    """Whether a person sees nothing: Chinese and Japanese texts have wide spaces in such lines."""
+    """Whether a line holds only spaces of any kind; in Chinese and Japanese texts these may be wide spaces."""
     rest = line.lstrip()
     return not rest or (rest[0] > 0x7F and not rest.decode("utf-8", "replace").strip())
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """(number, line); a line longer than `LARGEST_DOCUMENT` comes in pieces, cut at spaces."""
+    """(number, line) of each line; one longer than `LARGEST_DOCUMENT` comes in pieces, cut at spaces."""
     number, rest = 1, b""
     while line := rest + file.readline(LARGEST_DOCUMENT - len(rest)):
         rest = b""
@@ -142,7 +142,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _whole_characters(line: bytes) -> int:
-    """The length of `line` without a last character that UTF-8 may go on with."""
+    """The length of `line` without an incomplete UTF-8 character at its end."""
     end = len(line) - 1
     while end > len(line) - 4 and line[end] & 0xC0 == 0x80:
         end -= 1

@@ -1,4 +1,4 @@
-"""Lists the files that a folder or a glob pattern names: each once, sorted by name."""
+"""Lists the files in a folder or that match a glob pattern: each once, sorted by name."""
 
 import fnmatch
 import glob
@@ -13,10 +13,10 @@ from ..utils.untrusted import is_within
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files in a folder and its sub-folders but hidden ones.
+    """All files in a folder and its sub-folders except hidden ones.
 
     Raises:
-        UserError: a sub-folder cannot be read, or a link leads nowhere or out of the folder.
+        UserError: a sub-folder cannot be read, or a link is broken or leads out of the folder.
     """
     found: list[Path] = []
     for here, folders, names in os.walk(folder, onerror=_refuse):
@@ -33,7 +33,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def files_matching(pattern: str) -> list[Path]:
-    """The files that match a glob pattern; `**` stands for folders at any depth, links to folders followed once each.
+    """The files that match a glob pattern; `**` matches folders at any depth and follows each link to a folder once.
 
     Raises:
         UserError: a folder below `**` cannot be read.
@@ -55,7 +55,7 @@ def files_matching(pattern: str) -> list[Path]:
 
 
 def _walk(base: Path) -> Iterator[str]:
-    """The names of all files below a folder, with `/`; each folder is entered once, links last."""
+    """The relative paths of all files below a folder, with `/`; each folder is entered once, links last."""
     entered: set[str] = set()
     real, links = deque([""]), deque[str]()
     while real or links:
@@ -79,7 +79,7 @@ def _walk(base: Path) -> Iterator[str]:
 
 
 def _expression(parts: Iterable[str]) -> str:
-    """A regular expression of relative paths from the parts of a pattern; hidden names match only where named so."""
+    """A regular expression for relative paths from the parts of a pattern; hidden names need a dot in the pattern."""
     expression = ""
     parts = list(parts)
     for number, part in enumerate(parts):
@@ -88,14 +88,14 @@ def _expression(parts: Iterable[str]) -> str:
             expression += r"(?:[^./][^/]*/)*" + (r"[^./][^/]*" if is_last else "")
         else:
             hidden = "" if part.startswith(".") else r"(?!\.)"
-            # fnmatch's own "." and classes may match a slash, which a name has not.
+            # In fnmatch "." and character classes may match a slash, which no file name contains.
             expression += hidden + fnmatch.translate(part).replace(".*", "[^/]*").removesuffix(r"\Z")
             expression += "" if is_last else "/"
     return expression
 
 
 def _once(paths: Iterable[Path]) -> list[Path]:
-    """Sorted, and each file under its first name alone, or under its own where that is among them."""
+    """Sorted paths with each file once: under a name that is not a symbolic link if there is one, else its first."""
     names: dict[str, Path] = {}
     for path in sorted(paths, key=lambda path: (path.is_symlink(), path)):
         names.setdefault(os.path.realpath(path), path)

@@ -1,7 +1,7 @@
 """The demonstration's corpus: docstrings of the standard library and of the installed Python packages.
 
-Each docstring loses the name of its own package, so that neither a classifier nor a held-out package is given away by
-it.
+The name of its own package is removed from each docstring: otherwise it would give the label of the classification
+task away, and tell which package a held-out text is from.
 """
 
 import ast
@@ -24,12 +24,12 @@ from pathlib import Path
 from ..utils.files import cache_folder, whole_file
 from .parallel import available_cpus, ordered_map
 
-# What stands in a docstring for the name of its own package.
+# Replaces the name of its own package in a docstring.
 NEUTRAL_NAME = "package"
 _SHORTEST_WORDS = 4
 _FILES_PER_TASK = 100
 _INLINE_FILES = 2 * _FILES_PER_TASK
-# Tests repeat themselves, vendored folders repeat other packages, and our own text changes with our code.
+# Tests are repetitive, vendored folders repeat other packages, and our own text changes with our code.
 _SKIPPED_FOLDERS = {"test", "tests", "testing", "_vendor", "vendor", "vendored", "site-packages", "dist-packages"}
 _SKIPPED_FOLDERS |= {"__pycache__", "lib2to3"}
 _SKIPPED_PACKAGES = {"clozebert", "pip", "setuptools", "pkg_resources"}
@@ -53,7 +53,7 @@ class Docstring:
 
 
 def read_installed_python() -> list[Docstring]:
-    """All docstrings of at least four words, each text once, in the order of packages and files.
+    """All docstrings of at least four words, without repeated texts, in the order of packages and files.
 
     The result is cached until a source file changes.
     """
@@ -70,7 +70,7 @@ def read_installed_python() -> list[Docstring]:
         tasks,
         num_processes=processes,
         initializer=_prepare_process,
-        initargs=(dict(importlib.metadata.packages_distributions()),),  # sklearn is of scikit-learn
+        initargs=(dict(importlib.metadata.packages_distributions()),),  # sklearn belongs to scikit-learn
     ):
         for docstring in docstrings:
             found.setdefault(docstring.text, docstring)
@@ -81,7 +81,7 @@ def read_installed_python() -> list[Docstring]:
 
 
 def _state(files: list[tuple[str, str, Path]]) -> str:
-    """A hash of this code and of which files there are, how large and how old."""
+    """A hash of this code and of the files' names, sizes and times."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for _, _, path in files:
         status = path.stat()
@@ -92,7 +92,7 @@ def _state(files: list[tuple[str, str, Path]]) -> str:
 def held_out_packages(docstrings: Iterable[Docstring], *, fraction: float) -> set[str]:
     """Whole packages that hold about `fraction` of the text, chosen by a hash of their names.
 
-    A package that would take the share beyond one and a half times what was asked for is passed over.
+    A package that would raise the share above 1.5 times `fraction` is skipped.
     """
     sizes: dict[str, int] = defaultdict(int)
     for docstring in docstrings:
@@ -121,7 +121,7 @@ def _source_files() -> Iterator[tuple[str, str, Path]]:
                 yield parts[0], ".".join(parts).removesuffix(".__init__"), path
 
 
-_names: dict[str, list[str]] = {}  # of this process: the distributions of each package
+_names: dict[str, list[str]] = {}  # the distributions of each package, in this process
 
 
 def _prepare_process(names: dict[str, list[str]]) -> None:
@@ -129,12 +129,12 @@ def _prepare_process(names: dict[str, list[str]]) -> None:
 
 
 def _docstrings_of_files(files: list[tuple[str, str, Path]]) -> list[Docstring]:
-    """The docstrings of some files; those that do not parse are templates, or sources of other versions of Python."""
+    """The docstrings of some files; those that do not parse (templates, other versions of Python) are skipped."""
     collects = gc.isenabled()
-    gc.disable()  # a syntax tree holds no cycles, and looking for them takes a third of the time
+    gc.disable()  # a syntax tree has no cycles, and searching for them takes a third of the time
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of invalid escapes in other people's sources
+            warnings.simplefilter("ignore")  # invalid escapes in other people's sources
             return [docstring for file in files for docstring in _docstrings_of_file(*file)]
     finally:
         if collects:
@@ -159,7 +159,7 @@ def _docstrings(
     """(qualified name, docstring) of a module, class or function, and of what a module or class defines."""
     text = ast.get_docstring(node, clean=False)
     if text is not None:
-        # Lone surrogates, which a literal may spell, are no text.
+        # A literal may contain lone surrogates, which are not valid text.
         text = inspect.cleandoc(text).encode("utf-8", "ignore").decode("utf-8").strip()
         if len(text.split()) >= _SHORTEST_WORDS:
             yield name, text

@@ -9,15 +9,15 @@ from .shards import check_hash, check_sizes, read_manifest
 
 
 def holds_corpus(directory: Path) -> bool:
-    """Whether a folder is a prepared corpus, whole or not."""
+    """Whether a folder is a prepared corpus, complete or not."""
     return any((directory / split / "manifest.json").exists() for split in CORPUS_SPLITS)
 
 
 def find_damaged_files(directory: Path) -> tuple[list[str], int]:
-    """Read all of a corpus and of the row indices beside it.
+    """Read all of a corpus and its row indices, and find the damaged files.
 
     Returns:
-        what is wrong, one sentence for each damaged file, and how many files were compared.
+        one sentence for each damaged file, and how many files were compared.
     """
     problems: list[str] = []
     count = 0

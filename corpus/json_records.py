@@ -1,4 +1,4 @@
-"""Reads JSON lines and JSON arrays, object by object with line numbers, in bounded memory."""
+"""Reads JSON Lines and JSON arrays, one value at a time with its line number, in bounded memory."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any, BinaryIO, TextIO
 
 from ..utils.errors import UserError
 
-LARGEST_OBJECT = 1 << 24  # bytes or characters; as Python objects one takes up to some thirty times that
+LARGEST_OBJECT = 1 << 24  # bytes or characters; as Python objects it takes up to thirty times as much
 _CHUNK = 1 << 18
 _BLANK = re.compile(r"[ \t\n\r]*")
 
@@ -21,7 +21,7 @@ def _reason(error: ValueError | RecursionError) -> str:
 
 
 class RecordError(Exception):
-    """What is wrong with a record; reading can go on after it."""
+    """What is wrong with a record; the records after it can still be read."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def begins_array(file: BinaryIO) -> bool:
-    """Whether the first character of a file that is not blank is a bracket; the file is read up to there."""
+    """Whether the first non-blank character of a file is `[`; this reads the lines up to it."""
     while line := file.readline(_CHUNK):
         if start := line.removeprefix(b"\xef\xbb\xbf").lstrip():
             return start.startswith(b"[")
@@ -72,7 +72,7 @@ def read_array(file: TextIO, source: str) -> Iterator[tuple[int, Any]]:
     """(line, value) of each item of one array.
 
     Raises:
-        UserError: it is no array of whole values, or a value is too long.
+        UserError: the array or a value in it is incomplete or invalid, or a value is too long.
     """
     text = _Text(file, source)
     text.expect("[")
@@ -125,7 +125,7 @@ class _Text:
                 self.fail(str(error))
             except (ValueError, RecursionError) as error:
                 self.fail(_reason(error))
-            # A number at the end of what has been read may go on.
+            # A number at the end of the buffer may continue in the next chunk.
             if end < len(self._buffer) or not self._read_on():
                 self._go_to(end)
                 return value
@@ -138,7 +138,7 @@ class _Text:
         self._place = place
 
     def _read_on(self) -> bool:
-        """Read about as much again as waits; False at the end of the file."""
+        """Read about as much again as the buffer holds; False at the end of the file."""
         waiting = len(self._buffer) - self._place
         if waiting > LARGEST_OBJECT:
             self.fail(f"a value of more than {LARGEST_OBJECT >> 20} Mi characters begins here, or is not closed")

@@ -1,7 +1,7 @@
 """The manifest of one split of a corpus: its fields, and the size and hash of each file.
 
-The names of a corpus' files follow from the number of its shards. A manifest that names others is refused, so nothing
-that it says can lead out of its folder. From version 2 on it holds a hash of all else in it.
+The number of shards determines the names of a split's files. A manifest that names other files raises an error, so it
+can never point outside its folder. From version 2 on, a manifest holds a hash of its other fields.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ FORMAT_VERSION = 2
 _READ = (1, 2)
 _OWN_HASH = "manifest_sha256"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_LARGEST = 1 << 48  # tokens or documents; beyond, a number is damage
+_LARGEST = 1 << 48  # tokens or documents; a larger number means damage
 _TOKENIZER_IDS = ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id")
 
 
@@ -31,17 +31,17 @@ class FileFacts(NamedTuple):
 
 
 def token_dtype(vocab_size: int) -> str:
-    """The smallest type that holds every token id."""
+    """The smallest dtype that holds every token id."""
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
 def shard_names(number: int) -> tuple[str, str]:
-    """The files of a shard: its tokens and its word starts."""
+    """The names of a shard's two files: tokens and word starts."""
     return f"tokens-{number:05d}.bin", f"word_starts-{number:05d}.bin"
 
 
 def parse_manifest(content: bytes, *, where: object) -> dict[str, Any]:
-    """A manifest, checked.
+    """Parse and check a manifest.
 
     Args:
         where: the file, for messages.
@@ -83,20 +83,20 @@ def parse_manifest(content: bytes, *, where: object) -> dict[str, Any]:
 
 
 def format_manifest(facts: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """A manifest of these facts, with its own hash, and the bytes to write."""
+    """The manifest of these facts with its own hash, and the bytes to write."""
     manifest = {"format_version": FORMAT_VERSION, **facts}
     manifest[_OWN_HASH] = hash_of(manifest)
     return manifest, (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode("utf-8")
 
 
 def hash_of(manifest: dict[str, Any]) -> str:
-    """The hash of all that a manifest holds beside it."""
+    """The hash of all fields of a manifest except the hash itself."""
     values = {key: value for key, value in manifest.items() if key != _OWN_HASH}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode("ascii")).hexdigest()
 
 
 def files_of(manifest: dict[str, Any]) -> dict[str, FileFacts]:
-    """Every file of a split beside its manifest, by name."""
+    """Every file of a split except its manifest, by name."""
     width = np.dtype(manifest["dtype"]).itemsize
     found = {"documents.bin": FileFacts(8 * (manifest["documents"] + 1), manifest["files"]["documents.bin"])}
     for number, shard in enumerate(manifest["shards"]):
@@ -130,14 +130,14 @@ class _Check:
             )
 
     def number(self, key: str, value: object, largest: int) -> None:
-        self.that(key, value, type(value) is int and 0 <= value <= largest)  # a boolean is none
+        self.that(key, value, type(value) is int and 0 <= value <= largest)  # a boolean is not a number
 
     def mapping(self, key: str, value: Any) -> dict[str, Any]:
         self.that(key, value, isinstance(value, dict))
         return value
 
     def names(self, key: str, files: dict[str, Any], wanted: tuple[str, ...]) -> None:
-        """The files that must be there, each with its hash."""
+        """Check that `files` names exactly the wanted files, each with its hash."""
         for name in files:
             if not is_plain_name(name):
                 raise UserError(f"{self.where}: {key} names the file {shown(name)}, which is not a file of its folder")

@@ -1,8 +1,8 @@
 """Chooses the tokens to mask (by token, whole word or span), and what replaces them (80 / 10 / 10).
 
-Every decision is a hash of (seed, epoch, document, position within the document): it depends on neither packing,
-processes nor the order in which batches are asked for. Each predictable token, that is each token that is not special,
-is selected with probability `rate`, by one of three units:
+Every decision is a hash of (seed, epoch, document, position within the document), so it does not depend on packing, on
+the number of processes or on the order of batches. Each predictable (non-special) token is selected with probability
+`rate`, by one of three units:
 
     token   each token by itself                                   (Devlin et al., 2019)
     word    whole words: all tokens from one word start to the next (whole-word masking)
@@ -11,10 +11,10 @@ is selected with probability `rate`, by one of three units:
             mean of 3.8). Spans may overlap. A word is selected when a span covers it; q solves
             1 - prod_k (1 - q P(length >= k)) = rate.
 
-Of the selected tokens, a share `mask_share` is replaced by the mask token, `random_share` by a random token that is not
-special, and the rest is kept. Which of the three is drawn per token; in a span, once for each run of selected tokens,
-as SpanBERT does. No minimum per document is forced: it would raise the rate of short documents, whose words have the
-least context.
+Of the selected tokens, a share `mask_share` is replaced by the mask token, a share `random_share` by a random
+non-special token, and the rest is kept. This is drawn for each token; with spans, once for each run of adjacent
+selected tokens, as in SpanBERT. There is no minimum per document: it would raise the rate of short documents, whose
+words have the least context.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from ..utils.errors import UserError, reject_unknown_keys
 from .randomness import fold, ragged_arange, uniform
 
 UNITS = ("token", "word", "span")
-# One stream of draws for each kind of decision.
+# A separate random stream for each kind of decision.
 _SELECT, _SPAN_LENGTH, _BEFORE = 0, 1, 2
 SPLIT, REPLACE = 3, 4
 
@@ -37,9 +37,9 @@ class Masking:
 
     Attributes:
         rate: the probability that a predictable token is selected, in (0, 1].
-        final_rate: where the rate ends when it falls or rises linearly over the run; None: it is constant.
+        final_rate: the rate at the end of the run, reached linearly; None: the rate is constant.
         mask_share: the share of selected tokens that become the mask token.
-        random_share: the share that become a random token. What is left is kept as it is.
+        random_share: the share that become a random token. The rest is kept unchanged.
         unit: `token`, `word` or `span`.
         span_probability: p of the geometric span lengths.
         max_span: the longest span, in words.
@@ -72,7 +72,7 @@ class Masking:
             raise UserError(f"max_span={self.max_span} must be at least 1")
 
     def rate_at(self, fraction: float) -> float:
-        """The rate after a share `fraction` of the run."""
+        """The rate when a share `fraction` of the run is done."""
         if self.final_rate is None:
             return self.rate
         return self.rate + (self.final_rate - self.rate) * min(max(fraction, 0.0), 1.0)
@@ -88,9 +88,9 @@ def select(
     starts: np.ndarray,
     predictable: np.ndarray,
 ) -> np.ndarray:
-    """Which tokens of some segments are to be predicted; N tokens in S segments, one after another.
+    """Which tokens of some segments are predicted; N tokens in S segments, concatenated.
 
-    A word or a span that a segment's edge cuts is two: segments are seen apart.
+    Segments are treated separately: a word or span that is cut between two segments counts as two.
 
     Args:
         rate: the rate at this step.
@@ -120,7 +120,7 @@ def select(
 
 
 def runs(selected: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """For each selected token, the place of the first token of its run within the segment; int64 [selected]."""
+    """For each selected token, where its run of adjacent selected tokens begins in the segment; int64 [selected]."""
     places = np.flatnonzero(selected)
     follows = np.zeros(len(selected), dtype=bool)
     follows[1:] = selected[:-1]
@@ -136,9 +136,9 @@ def _covered_by_spans(
     word_keys: np.ndarray,
     segment_of_word: np.ndarray,
 ) -> np.ndarray:
-    """Which words a span covers; bool [words].
+    """Which words are covered by a span; bool [words].
 
-    Each segment is preceded by `max_span - 1` virtual words, so that its first words are covered as often as others.
+    Each segment is preceded by `max_span - 1` virtual words, so its first words are covered as often as the others.
     """
     before = masking.max_span - 1
     counts = np.bincount(segment_of_word, minlength=len(keys)) + before
@@ -161,7 +161,7 @@ def _covered_by_spans(
 
 @lru_cache(maxsize=64)
 def _span_distribution(rate: float, probability: float, longest: int) -> tuple[np.ndarray, float]:
-    """Cumulative probabilities of span lengths, the last left out, and the probability that a word begins a span."""
+    """Cumulative probabilities of span lengths, without the last one, and the probability that a word begins a span."""
     weights = probability * (1 - probability) ** np.arange(longest)
     weights /= weights.sum()
     at_least = np.cumsum(weights[::-1])[::-1]

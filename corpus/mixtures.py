@@ -1,4 +1,4 @@
-"""A mixture of corpora, with the share of the rows that each contributes; a single corpus is one, too."""
+"""A mixture of one or more corpora, with the share of the rows that each contributes."""
 
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -14,18 +14,18 @@ class Mixture:
 
     Args:
         places: folders or URLs that hold what `prepare_corpus` wrote.
-        weights: the share of the rows of each, in any unit; none: the share of the tokens that it has, but at least
-            one row in 1,024.
+        weights: the share of rows of each corpus, in any unit; none: its share of the tokens, but at least one row in
+            1,024.
 
     Attributes:
         corpora: the train splits.
-        validation: those validation splits that hold something, by the corpora's names.
-        names: of the corpora: the last part of their places; where two have the same, numbered.
-        shares: of the corpora, with the sum 1.
+        validation: the validation splits that are not empty, by the name of the corpus.
+        names: of the corpora: the last component of each place, numbered if two are the same.
+        shares: of the corpora; their sum is 1.
 
     Raises:
-        FileNotFoundError: a place without a corpus.
-        ValueError: an empty corpus, or weights that are not one positive number for each.
+        FileNotFoundError: a place holds no corpus.
+        ValueError: a corpus is empty, or the weights are not one positive number per corpus.
     """
 
     def __init__(self, places: Sequence[str], weights: Sequence[float] = ()) -> None:
@@ -55,7 +55,7 @@ class Mixture:
 
     @property
     def fingerprint(self) -> str:
-        """Tells which corpora these are, in their order."""
+        """A string that identifies these corpora and their order."""
         return "+".join(corpus.fingerprint for corpus in self.corpora)
 
     @property
@@ -71,7 +71,7 @@ class Mixture:
         return self.shares[self.names.index(name)]
 
     def facts(self) -> dict[str, Any]:
-        """What a model card says about the data."""
+        """The facts about the data for a model card."""
         if len(self.corpora) == 1:
             return self.corpora[0].facts()
         each = zip(self.names, self.shares, self.corpora, strict=True)

@@ -1,11 +1,11 @@
 """Packs documents into rows of at most `max_seq_length` tokens (best-fit decreasing).
 
 A document of n tokens becomes ceil(n / capacity) segments `[CLS] tokens [SEP]`, capacity = max_seq_length - 2: all but
-the last are full, nothing is dropped. Best-fit decreasing (Johnson, 1974) puts the segments into rows: by falling
-length, each goes to the row with the least room that still holds it. Segments of equal length are interchangeable, so
-whole groups are placed at once (Krell et al., 2021, pack histograms in the same spirit): the time is that of sorting.
-The result, an index of a few bytes per segment, is cached beside the corpus, with its hashes. One that is damaged is
-built anew.
+the last are full, nothing is dropped. Best-fit decreasing (Johnson, 1974) puts the segments into rows: in decreasing
+order of length, each goes to the row with the least free space that still fits it. Segments of equal length are
+interchangeable, so whole groups are placed at once (as Krell et al., 2021, pack histograms): packing takes about as
+long as sorting. The result, an index of a few bytes per segment, is cached beside the corpus, with its hashes. A
+damaged index is rebuilt.
 """
 
 import bisect
@@ -37,16 +37,16 @@ def pack_lengths(lengths: np.ndarray, *, row_length: int) -> tuple[np.ndarray, n
 
     Args:
         lengths: int64 [S], each in 1…row_length.
-        row_length: the room of a row.
+        row_length: the capacity of a row.
 
     Returns:
-        the items in row order, int64 [S], and where each row ends in that list, int64 [rows].
+        the indices of the items in row order, int64 [S], and where each row ends in that list, int64 [rows].
     """
     order = np.argsort(-lengths, kind="stable")
     counts = np.bincount(lengths, minlength=row_length + 1)
     row_of_item = np.empty(len(lengths), dtype=np.int64)
-    open_rows: dict[int, list[np.ndarray]] = {}  # room -> rows with that much left
-    rooms: list[int] = []  # the keys of open_rows, rising
+    open_rows: dict[int, list[np.ndarray]] = {}  # free space -> rows with that much left
+    rooms: list[int] = []  # the keys of open_rows, ascending
     num_rows = 0
 
     def leave_open(rows: np.ndarray, room: int) -> None:
@@ -62,7 +62,7 @@ def pack_lengths(lengths: np.ndarray, *, row_length: int) -> tuple[np.ndarray, n
         while done < end:
             place = bisect.bisect_left(rooms, length)
             room = rooms[place] if place < len(rooms) else row_length
-            fitting = room // length  # best fit fills a row with this length before it touches the next row
+            fitting = room // length  # best fit fills one row with items of this length before it turns to the next
             needed = -(-(end - done) // fitting)
             if place < len(rooms):
                 rows = np.concatenate(open_rows.pop(rooms.pop(place)))
@@ -82,7 +82,7 @@ def pack_lengths(lengths: np.ndarray, *, row_length: int) -> tuple[np.ndarray, n
 
 
 class RowIndex:
-    """Which segments each row of a packed corpus holds; memory-mapped, built on first use.
+    """The segments of each row of a packed corpus; memory-mapped, built on first use.
 
     Attributes:
         num_rows: rows in one epoch.
@@ -121,7 +121,7 @@ class RowIndex:
 
 
 def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
-    """The folder of the index; built beside the corpus or, where that cannot be written, in the user's cache."""
+    """The folder of the index, built if needed: beside the corpus or, if that is not writable, in the user's cache."""
     name = f"rows-{max_seq_length}-v{_VERSION}-{corpus.fingerprint[:16]}"
     cache = cache_folder()
     for parent in (corpus.folder, cache):
@@ -139,7 +139,7 @@ def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether an index is there and as it was written; damage is logged."""
+    """Whether an index exists and is undamaged; damage is logged."""
     if not folder.is_dir():
         return False
     try:
@@ -151,10 +151,10 @@ def _is_whole(folder: Path) -> bool:
 
 
 def check_index(folder: Path, *, all_hashes: bool = False) -> dict[str, FileFacts]:
-    """The files of a row index, compared with the sizes that were written; hashed too where they are small.
+    """Check the files of a row index against their recorded sizes, and small ones against their hashes; return them.
 
     Args:
-        all_hashes: hash them whatever their size, and again.
+        all_hashes: check every hash, also of large files and of files that this process has checked before.
 
     Raises:
         UserError: names the file that is damaged.
@@ -179,7 +179,7 @@ def _write_hashes(folder: Path) -> None:
 
 
 def _build(corpus: Corpus, folder: Path, *, max_seq_length: int) -> None:
-    """Pack block after block of documents, so that memory stays bounded whatever the corpus."""
+    """Pack the documents block by block, so that memory stays bounded however large the corpus is."""
     if corpus.num_documents > 1 << 32:
         raise UserError(f"the corpus has {corpus.num_documents} documents; a row index holds at most 2^32")
     capacity = max_seq_length - NUM_SPECIAL_TOKENS
@@ -194,7 +194,7 @@ def _build(corpus: Corpus, folder: Path, *, max_seq_length: int) -> None:
             documents = np.repeat(np.arange(first, last), pieces)
             begins = ragged_arange(np.zeros(len(pieces), dtype=np.int64), pieces) * capacity
             sizes = np.minimum(np.repeat(lengths, pieces) - begins, capacity) + NUM_SPECIAL_TOKENS
-            # Shuffled, so that rows do not gather neighbours of equal length.
+            # Shuffled, so that neighbouring documents of equal length do not end up in the same row.
             shuffled = np.argsort(fold(first, np.arange(len(sizes))), kind="stable")
             items, ends = pack_lengths(sizes[shuffled], row_length=max_seq_length)
             items = shuffled[items]
@@ -205,7 +205,7 @@ def _build(corpus: Corpus, folder: Path, *, max_seq_length: int) -> None:
 
 
 def _end_of_block(offsets: np.ndarray, first: int, capacity: int) -> int:
-    """The end of the longest run of documents from `first` on that has at most about `_BLOCK_SEGMENTS` segments."""
+    """The end of the block of documents that starts at `first` and has at most about `_BLOCK_SEGMENTS` segments."""
 
     def segments_before(document: int) -> int:
         return document + int(offsets[document]) // capacity

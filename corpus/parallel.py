@@ -28,9 +28,9 @@ def ordered_map(
     initializer: Callable[..., Any],
     initargs: tuple[Any, ...] = (),
 ) -> Iterator[_Result]:
-    """`map(function, tasks)` in `num_processes` processes; in this one if that is 1.
+    """`map(function, tasks)` in `num_processes` processes, or in this process if that is 1.
 
-    Tasks are taken from their iterator as results are consumed, so memory stays bounded.
+    Tasks are taken from the iterator as results are consumed, so memory stays bounded.
     """
     if num_processes == 1:
         initializer(*initargs)

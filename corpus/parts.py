@@ -1,11 +1,11 @@
 """A corpus prepared in parts on several machines: the files of one tokenized part, before parts are merged.
 
     OUTPUT_DIR.parts/00003-of-00016/documents.bin    one record for each document, see RECORD
-    OUTPUT_DIR.parts/00003-of-00016/tokens.bin       uint32, `id << 1 | starts_a_word`, one document after another
-    OUTPUT_DIR.parts/00003-of-00016/signatures.bin   256 bytes for each document, where near duplicates are looked for
-    OUTPUT_DIR.parts/00003-of-00016/part.json        what it was made from
+    OUTPUT_DIR.parts/00003-of-00016/tokens.bin       uint32, `id << 1 | starts_a_word`, all documents concatenated
+    OUTPUT_DIR.parts/00003-of-00016/signatures.bin   256 bytes per document, if near duplicates are searched for
+    OUTPUT_DIR.parts/00003-of-00016/part.json        what the part was made from
 
-A part is a run of whole files. It appears under its name when it is whole.
+A part covers whole input files, consecutive in order. Its folder gets its name only when it is complete.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from ..utils.errors import UserError
 from ..utils.files import sha256_of_file, whole_folder
 from .readers import Reader
 
-# reader and source: where it was read; held_out: 1, 0, or -1 where the source does not say; sizes; BLAKE2b of the text.
+# reader, source: where it was read; held_out: 1, 0, or -1 if the source does not say; sizes; BLAKE2b of the text.
 RECORD = np.dtype([
     ("reader", "u1"), ("source", "<u4"), ("held_out", "i1"), ("bytes", "<u8"), ("tokens", "<u8"), ("digest", "V16"),
 ])  # fmt: skip
@@ -31,7 +31,7 @@ _SIGNATURE_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A document, tokenized: uint32 [tokens] in bytes, and its MinHash signature where one is wanted."""
+    """A tokenized document: uint32 [tokens] in bytes, and its MinHash signature if near duplicates are searched for."""
 
     source: tuple[int, int]  # which reader, and which of its sources
     held_out: bool | None
@@ -42,15 +42,15 @@ class Encoded:
 
 
 def part_folder(output_dir: Path, part: int, num_parts: int) -> Path:
-    """Where a part lies."""
+    """The folder of a part."""
     return output_dir.with_name(f"{output_dir.name}.parts") / f"{part:05d}-of-{num_parts:05d}"
 
 
 def cut(readers: Sequence[Reader], *, part: int, num_parts: int) -> list[Reader]:
-    """Readers of one part of the files: runs of whole files, of about the same size, the same on every machine.
+    """Readers of one part of the files. Parts are whole files, about equal in size, and the same on every machine.
 
     Raises:
-        ValueError: a part that there is not, or inputs that are not files.
+        ValueError: the part does not exist, or an input is not made of files.
     """
     if not 0 <= part < num_parts:
         raise UserError(f"part={part} must lie between 0 and num_parts - 1 = {num_parts - 1}")
@@ -70,14 +70,14 @@ def cut(readers: Sequence[Reader], *, part: int, num_parts: int) -> list[Reader]
 
 
 def job(readers: Sequence[Reader], facts: dict[str, Any], *, num_parts: int) -> str:
-    """Tells preparations apart: a hash of the files, how they are read, and `facts`."""
+    """An identifier of a preparation: a hash of the files, how they are read, and `facts`."""
     inputs = [reader.facts() for reader in readers]
     text = json.dumps([_VERSION, num_parts, inputs, facts], sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def write_part(folder: Path, documents: Iterator[Encoded], *, about: Callable[[], dict[str, Any]]) -> None:
-    """Write one part: whole, or not at all. `about` is asked when all documents are written."""
+    """Write one part, completely or not at all. `about` is called when all documents are written."""
     with whole_folder(folder, replace=True) as building:
         with (
             open(building / "documents.bin", "wb") as records,
@@ -94,13 +94,13 @@ def write_part(folder: Path, documents: Iterator[Encoded], *, about: Callable[[]
 
 
 def read_about(folder: Path, readers: Sequence[Reader], *, job: str) -> dict[str, Any] | None:
-    """What `write_part` was told about a part, or None where it is not there.
+    """What `write_part` recorded about a part; None if the part does not exist.
 
     Args:
-        readers: of this part's files; `cut` gives them.
+        readers: the readers of this part's files, from `cut`.
 
     Raises:
-        UserError: the part belongs to another preparation, or one of its files holds something else now.
+        UserError: the part belongs to another preparation, or one of its files has changed since.
     """
     path = folder / "part.json"
     if not path.is_file():
@@ -122,10 +122,10 @@ def read_about(folder: Path, readers: Sequence[Reader], *, job: str) -> dict[str
 
 
 def read_part(folder: Path, *, first_sources: Sequence[int]) -> Iterator[Encoded]:
-    """The documents of a part, in their order.
+    """The documents of a part, in order.
 
     Args:
-        first_sources: for each reader, how many sources the parts before this one have.
+        first_sources: for each reader, the number of its sources in the parts before this one.
     """
     records = np.fromfile(folder / "documents.bin", dtype=RECORD)
     with open(folder / "tokens.bin", "rb") as tokens, open(folder / "signatures.bin", "rb") as signatures:

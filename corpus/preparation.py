@@ -1,13 +1,13 @@
 """`Preparation`: a corpus preparation as an object, run here or as steps of an engine such as datatrove.
 
     preparation = Preparation(input=["text"], tokenizer_name="tokenizer", output_dir="corpus")
-    preparation.run()                                # here, or with the same bytes as a result:
+    preparation.run()                                # here; or in parts, which gives the same bytes:
     for part in range(16):
         preparation.run_part(part, 16)               # anywhere, in any order
     preparation.merge(16)
 
-An engine that calls its steps as `step(documents, rank, world_size)`, as datatrove does, takes `preparation` itself as
-the step of 16 tasks, and `Merge(preparation, 16)` as the step of one task that depends on them.
+In an engine that calls its steps as `step(documents, rank, world_size)`, such as datatrove, `preparation` itself is the
+step with 16 tasks, and `Merge(preparation, 16)` is the step with one task that depends on them.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Preparation:
     vocab_size: int | None = None
 
     def check(self) -> None:
-        """Raise what can be known to be wrong before anything is read; of ids, all are looked at."""
+        """Raise the errors that can be found before the texts are read; token ids are all read and checked here."""
         inputs = [("input", place) for place in [*self.input, *(self.validation_input or [])]]
         check_output_dir(self.output_dir, overwrite=self.overwrite_output_dir, written=CORPUS_FILES, inputs=inputs)
         readers = [self._common["reader"], self._common["validation_reader"]]
@@ -59,20 +59,20 @@ class Preparation:
                     pass
 
     def run(self, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
-        """Read, tokenize and write everything; the manifests by split. See `prepare`."""
+        """Read, tokenize and write everything; returns the manifests by split. See `prepare`."""
         self.check()
         return self.write(report)
 
     def run_part(self, part: int, num_parts: int, report: ReportProgress | None = None) -> Path:
-        """Read and tokenize one of `num_parts` parts of the files, on any machine; `merge` makes the corpus of all.
+        """Read and tokenize one of `num_parts` parts of the files, on any machine; `merge` joins them into the corpus.
 
-        A part is whole files. One that is there already is left as it is, unless `overwrite_output_dir`.
+        A part covers whole files. A part that exists already is kept, unless `overwrite_output_dir` is set.
 
         Returns:
             the part's folder, in `output_dir`.parts.
 
         Raises:
-            UserError: as `prepare`, and inputs that are not files.
+            UserError: as `prepare`; or an input is not made of files.
         """
         reader, validation_reader = self._common["reader"], self._common["validation_reader"]
         readers = readers_in_order(reader, validation_reader, self.deduplicate)
@@ -91,11 +91,11 @@ class Preparation:
         return folder
 
     def has_part(self, part: int, num_parts: int) -> bool:
-        """Whether a part is there, of whatever inputs; `run_part` raises where it is of others."""
+        """Whether a part exists; its inputs are not compared (`run_part` does that)."""
         return part_folder(Path(self.output_dir), part, num_parts).is_dir()
 
     def merge(self, num_parts: int, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:
-        """Write the corpus of all parts; the manifests by split. See `prepare`."""
+        """Write the corpus from all parts; returns the manifests by split. See `prepare`."""
         return self.write(report, num_parts=num_parts)
 
     def write(self, report: ReportProgress | None = None, *, num_parts: int | None = None) -> dict[str, dict[str, Any]]:
@@ -113,7 +113,7 @@ class Preparation:
         return manifests
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """As a step of an engine: task `rank` of `world_size` prepares that part."""
+        """Run as a step of an engine: task `rank` of `world_size` prepares part `rank`."""
         self.run_part(rank, world_size)
 
     @cached_property
@@ -135,7 +135,7 @@ class Preparation:
 
     @property
     def tokenizer_folder(self) -> str:
-        """Where the tokenizer lies; of ids, it is made here."""
+        """The folder of the tokenizer; for token ids, the tokenizer is made here."""
         return self.tokenizer_name or str(Path(self.output_dir) / "tokenizer")
 
     def _tokenizer(self) -> "PreTrainedTokenizerFast":
@@ -172,12 +172,12 @@ class Preparation:
 
 @dataclass
 class Merge:
-    """The last step of an engine: the corpus of all parts of a preparation."""
+    """The last step of an engine: merges all parts of a preparation into the corpus."""
 
     preparation: Preparation
     num_parts: int
 
     def __call__(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """Merge, in the first task."""
+        """Merge the parts, in the first task only."""
         if rank == 0:
             self.preparation.merge(self.num_parts)

@@ -1,7 +1,7 @@
 """Prepares a corpus: reads texts, holds out validation, deduplicates, tokenizes on all cores, writes shards.
 
-One process reads and writes, the others tokenize. What is written depends on neither their number nor their speed. For
-several machines the reading and tokenizing is cut into parts; merging them writes the same bytes.
+One process reads and writes, the others tokenize. The output does not depend on their number or speed. For several
+machines, reading and tokenizing is split into parts; merging the parts writes the same bytes.
 """
 
 import hashlib
@@ -53,28 +53,29 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     report: ReportProgress | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Write `output_dir`/train and `output_dir`/validation: whole, or not at all.
+    """Write `output_dir`/train and `output_dir`/validation, completely or not at all.
 
-    Validation documents are those of `validation_reader`; else those that their source holds out and, where it says
-    nothing, each document with probability `validation_fraction`, by a hash of its text. Where that picks none of
-    several documents, or all, the one of the smallest hash is held out; a single one never is. Repeated texts share a
-    hash, so they never stand on both sides.
+    Validation documents are those of `validation_reader`. Without one, they are the documents that their source holds
+    out; if the source does not say, each document is held out with probability `validation_fraction`, by a hash of its
+    text. If that selects none or all of several documents, the one with the smallest hash is held out instead; a single
+    document never is. Repeated texts have the same hash, so they are never in both splits.
 
     Args:
-        deduplicate: `none`, `exact` (each text once) or `near` (see `duplicates`). The first one read is kept;
-            those of `validation_reader` are read first, so that none of them is trained on.
+        deduplicate: `none`, `exact` (each text once) or `near` (see `duplicates`). The first of several is kept.
+            Documents of `validation_reader` are read first, so that no copy of them is trained on.
         num_processes: None: one for each processor.
-        num_parts: merge so many parts, made by `Preparation.run_part`, to the same bytes; they stay where they are.
-        overwrite: the folder may hold something; a corpus there is replaced.
-        shard_tokens: a shard is full from this many tokens on.
-        report: called with (tokens written, bytes read, bytes to read if that is known) now and then.
+        num_parts: merge this many parts, made by `Preparation.run_part`, with the same bytes as a result; the parts are
+            not deleted.
+        overwrite: the folder need not be empty; a corpus in it is replaced.
+        shard_tokens: a shard with at least this many tokens is full.
+        report: called now and then with (tokens written, bytes read, bytes to read if known).
 
     Returns:
         the manifests by split.
 
     Raises:
-        UserError: a value out of range, bad text, or no text at all; `output_dir` is not empty; or a part that is not
-            there, or was made of other inputs, another tokenizer or other flags.
+        UserError: a value is out of range; the text is bad, or there is none; `output_dir` is not empty; or a part is
+            missing, or was made from other inputs, with another tokenizer or other flags.
     """
     readers = readers_in_order(reader, validation_reader, deduplicate)
     fraction = validation_fraction if validation_reader is None else 0.0
@@ -90,7 +91,7 @@ def prepare(
         run = _Merge(readers, folders=[part_folder(folder, part, num_parts) for part in range(num_parts)], **options)
     check_output_dir(folder, overwrite=overwrite, written=CORPUS_FILES)
     with whole_files(folder, replacing=CORPUS_FILES) as building:
-        # Those are held out whose digest is below this string: a share `fraction` of all that there can be.
+        # Documents are held out if their digest is below this string: a share `fraction` of all possible digests.
         manifests = run.write(building, int(fraction * 2**64).to_bytes(8, "big") if fraction else b"")
         train, held_out = (manifests[split]["documents"] for split in CORPUS_SPLITS)
         if fraction and (train == 0 or (held_out == 0 and train > 1)):
@@ -105,7 +106,7 @@ def readers_in_order(reader: Reader, validation_reader: Reader | None, deduplica
     """The readers in the order in which they are read.
 
     Raises:
-        UserError: a file is in both, and its texts would be in both splits.
+        UserError: a file is in both readers, so its texts would be in both splits.
     """
     if validation_reader is None:
         return [reader]
@@ -119,12 +120,12 @@ def readers_in_order(reader: Reader, validation_reader: Reader | None, deduplica
     return [validation_reader, reader]
 
 
-# What became of the documents of each source.
+# How many documents of each source were written, empty or duplicate, ….
 Outcomes = defaultdict[tuple[int, int], Counter[str]]
 
 
 class Run:
-    """One preparation, of a corpus or a part; `write` can be called again with another limit."""
+    """One preparation of a corpus or a part; `write` can be called again with another limit."""
 
     def __init__(
         self,
@@ -152,16 +153,16 @@ class Run:
         self.smallest_digest = b""
 
     def job_facts(self) -> dict[str, Any]:
-        """What the tokens of a document depend on, beside its text."""
+        """What a document's tokens depend on besides its text."""
         tokenizer = hashlib.sha256(self.tokenizer_json.encode("utf-8")).hexdigest()
         return {"tokenizer": tokenizer, "signatures": self.deduplicate == "near"}
 
     def sources(self) -> list[list[Source]]:
-        """What was read, by reader."""
+        """The sources that were read, by reader."""
         return [reader.sources for reader in self.readers]
 
     def accounts(self, outcomes: Outcomes, kinds: Sequence[str]) -> list[list[dict[str, Any]]]:
-        """What was read, by reader and source, and how many documents of each came to each of these ends."""
+        """The facts of each source, by reader, with the number of its documents for each of the outcomes `kinds`."""
         return [
             [
                 {**asdict(source), **{kind: outcomes[number, index][kind] for kind in kinds}}
@@ -180,7 +181,7 @@ class Run:
         sizes = {split: Counter(text_bytes=0, unknown_tokens=0) for split in CORPUS_SPLITS}
         near = NearDuplicates()
         self.smallest_digest = b"\xff" * 17
-        held_out: set[bytes] = set()  # the texts of the validation reader, which is read first
+        held_out: set[bytes] = set()  # digests of the validation reader's texts; that reader comes first
         num_shared = 0
         for document in self.encoded(outcomes):
             outcome = "validation" if self._is_held_out(document, limit) else "train"
@@ -217,7 +218,7 @@ class Run:
         return {split: writers[split].close({"split": split, **sizes[split], **facts}) for split in CORPUS_SPLITS}
 
     def tokenize_part(self, folder: Path, job: str) -> None:
-        """Write all documents as one part of a corpus; what is repeated is found when all parts are merged."""
+        """Write all documents as one part of a corpus; repeated texts are found when the parts are merged."""
         outcomes: Outcomes = defaultdict(Counter)
         write_part(
             folder,
@@ -231,8 +232,8 @@ class Run:
         return document.digest < limit if document.held_out is None else document.held_out
 
     def encoded(self, outcomes: Outcomes, *, drop_repeated: bool = True) -> Iterator[Encoded]:
-        """Every document that has text, in order, tokenized; exact duplicates are left out unless they are to stay."""
-        waiting: deque[list[Encoded]] = deque()  # without their tokens
+        """Every non-empty document, in order, tokenized; `drop_repeated` leaves out exact duplicates."""
+        waiting: deque[list[Encoded]] = deque()  # not tokenized yet
         written = 0
 
         def texts_of_chunks() -> Iterator[list[str]]:
@@ -255,7 +256,7 @@ class Run:
                 self.report(written, sum(reader.bytes_read for reader in self.readers), self.total_bytes)
 
     def _items(self, outcomes: Outcomes, *, drop_repeated: bool) -> Iterator[tuple[str, Encoded]]:
-        """The text of every document that is to be tokenized, and what is known of it."""
+        """The text and the facts of every document to tokenize."""
         seen: set[bytes] = set()
         for number, reader in enumerate(self.readers):
             for document in reader:
@@ -269,7 +270,7 @@ class Run:
                     yield document.text, Encoded(source, document.held_out, digest, len(content))
 
     def _is_repeated(self, digest: bytes, seen: set[bytes], counts: Counter[str]) -> bool:
-        """Whether a text came before and is not to come again; then it is counted."""
+        """Whether a text is a duplicate to drop; if so, it is counted as one."""
         if self.deduplicate == "none":
             return False
         if digest in seen:
@@ -280,7 +281,7 @@ class Run:
 
 
 class _Merge(Run):
-    """A preparation whose documents have been read and tokenized before, in parts."""
+    """A preparation whose documents were read and tokenized before, in parts."""
 
     def __init__(self, readers: list[Reader], *, folders: list[Path], **options: Any) -> None:
         super().__init__(readers, **options)
@@ -312,7 +313,7 @@ class _Merge(Run):
         firsts = [0] * len(self.readers)
         seen: set[bytes] = set()
         written = read = 0
-        # The validation reader's files come first, in the parts as in the whole.
+        # The validation reader's files come first, as they do without parts.
         for folder, part in zip(self.folders, self.parts, strict=True):
             for number, sources in enumerate(part):
                 for index, facts in enumerate(sources):
@@ -328,7 +329,7 @@ class _Merge(Run):
 
 
 def _chunks(items: Iterator[tuple[str, Encoded]]) -> Iterator[list[tuple[str, Encoded]]]:
-    """Runs of documents of about the same size, to tokenize at once."""
+    """The documents in chunks of about equal size; a process tokenizes one chunk at a time."""
     chunk: list[tuple[str, Encoded]] = []
     size = 0
     for item in items:
@@ -341,7 +342,7 @@ def _chunks(items: Iterator[tuple[str, Encoded]]) -> Iterator[list[tuple[str, En
         yield chunk
 
 
-_worker: tuple[Encoder, bool]  # of this process: the encoder, and whether signatures are wanted
+_worker: tuple[Encoder, bool]  # this process's encoder, and whether to compute signatures
 
 
 def _start_worker(tokenizer_json: str, wants_signatures: bool) -> None:

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: each is a hash of what it is for, so there is no generator state to save.
+"""Counter-based random numbers: each is a hash of its purpose and counter, so there is no generator state to save.
 
 The hash is the finaliser of splitmix64 (Steele, Lea and Flood, 2014), vectorised over numpy arrays.
 """
@@ -27,7 +27,7 @@ def fold(key: int | np.ndarray, value: int | np.ndarray) -> np.ndarray:
 
 
 def derive(*values: int) -> int:
-    """A 64-bit key from several integers, their order included."""
+    """A 64-bit key from several integers; it depends on their order."""
     key = 0
     for value in values:
         key = int(fold(key, value % 2**64))
@@ -35,7 +35,7 @@ def derive(*values: int) -> int:
 
 
 def uniform(hashed: np.ndarray) -> np.ndarray:
-    """Hashes as float64 in [0, 1): their 53 upper bits."""
+    """Hashes as float64 in [0, 1), from their 53 upper bits."""
     return (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -1,6 +1,6 @@
 """Reads documents from inputs: files, folders, globs, the installed Python packages, datasets of the Hub.
 
-What can be known to be wrong before reading is an error before reading.
+Errors that can be detected before reading are raised before reading.
 """
 
 import copy
@@ -26,7 +26,7 @@ _FILE_SUFFIX = re.compile(r"\.[A-Za-z]\w*$")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text, the index of its source, and whether its source holds it out for validation (None: it does not say)."""
+    """A text, the index of its source, and whether the source holds it out for validation (None: it does not say)."""
 
     text: str
     source: int
@@ -35,13 +35,13 @@ class Document:
 
 @dataclass
 class Source:
-    """One file, one installed package or one dataset, and what reading it met.
+    """One file, one installed package or one dataset, and what was read from it.
 
     Attributes:
         path: relative to the input that named it, so that the manifest is the same on every machine.
-        bytes: of the file; for what is not a file, of the texts.
-        sha256: of the same.
-        documents: how many were read, the bad ones included.
+        bytes: the size of the file or, for other inputs, of the texts.
+        sha256: the hash of the same bytes.
+        documents: how many were read, bad ones included.
         bad_text: how many were left out because they are not valid text.
     """
 
@@ -53,27 +53,26 @@ class Source:
 
 
 class Reader:
-    """All documents of some inputs, in an order that depends on nothing but their names. Can be iterated again.
+    """All documents of some inputs, in an order that depends only on the inputs' names. Can be iterated repeatedly.
 
     Args:
-        inputs: files, folders (all their files, sorted, hidden ones excepted), glob patterns, `installed-python`, or
+        inputs: files, folders (all their files except hidden ones, sorted), glob patterns, `installed-python`, or
             `owner/name` of a dataset on the Hub (its train split).
-        text_column: the column of JSON lines, CSV, TSV, Parquet and datasets that holds the text; None: the first of
-            `TEXT_COLUMNS` that there is.
+        text_column: the text column of JSON Lines, CSV, TSV, Parquet and datasets; None: see `columns.text_column_of`.
         document_separator: what ends a document in text files: `blank_line`, `line` or `file`.
-        on_bad_text: `error`, or `skip` documents that are not valid text and count them.
-        dataset_config_name: which configuration of a dataset of the Hub.
+        on_bad_text: `error`, or `skip` to leave out documents that are not valid text and count them.
+        dataset_config_name: the configuration of a dataset of the Hub.
         held_out_fraction: the share of `installed-python` to mark as held out, in whole packages.
-        read_cell: what makes a text of a table's cell, where it holds none; see `formats.id_reader`.
+        read_cell: turns a table's cell into text if cells hold something else; see `formats.id_reader`.
 
     Attributes:
         sources: what has been read so far.
-        total_bytes: the size of all files; None where an input is not made of files.
-        bytes_read: how much of that has been read so far.
+        total_bytes: the size of all files; None if an input is not made of files.
+        bytes_read: how many of these bytes have been read so far.
 
     Raises:
-        FileNotFoundError: an input that is not there.
-        UserError: no input, a file that two inputs name, empty files only, no text column, or an unknown choice.
+        FileNotFoundError: an input does not exist.
+        UserError: no input, a file named by two inputs, only empty files, no text column, or an unknown choice.
     """
 
     def __init__(
@@ -99,12 +98,12 @@ class Reader:
         self.bytes_read = 0
         self._inputs: list[str | list[tuple[str, Path]] | TableFile] = []
         for entry in inputs:
-            with as_user_errors(OSError, about=f"{entry} cannot be read"):  # a folder above it may be closed
+            with as_user_errors(OSError, about=f"{entry} cannot be read"):  # e.g. no permission for a parent folder
                 self._inputs.append(_resolve(str(entry), dataset_config_name))
         self._named = [entry for files in self._inputs if isinstance(files, list) for entry in files]
         self.files = [path for _, path in self._named]
         _refuse_twice(self.files)
-        for path in self.files:  # a file that is not what its suffix says, or has no column of text, is told now
+        for path in self.files:  # raises now if a file is not what its suffix says, or has no text column
             next(texts_of_file(path, separator="line", text_column=text_column, read_cell=read_cell), None)
         only_files = all(isinstance(entry, list) for entry in self._inputs)
         self.total_bytes = sum(path.stat().st_size for path in self.files) if only_files else None
@@ -123,7 +122,7 @@ class Reader:
                 yield from self._installed_python()
 
     def of_files(self, numbers: Sequence[int]) -> "Reader":
-        """A reader of some of the files only, by their places in `files`; the inputs have to be files."""
+        """A reader of only some of the files, by their indices in `files`; all inputs must be made of files."""
         part = copy.copy(self)
         part.sources, part.bytes_read = [], 0
         part._named = [self._named[number] for number in numbers]
@@ -171,7 +170,7 @@ class Reader:
     def _of_source(
         self, source: Source, texts: Iterable[tuple[str | BadText, int]], where: object
     ) -> Iterator[tuple[Document, int]]:
-        """Count the documents of a source; stop at bad text, or leave it out."""
+        """The documents of a source, counted; bad text raises an error or is left out."""
         self.sources.append(source)
         number = len(self.sources) - 1
         for text, position in texts:
@@ -209,7 +208,7 @@ def _hash_text(source: Source, digest: Any, text: str) -> None:
 
 
 def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[str, Path]] | TableFile:
-    """What an input names: files as (name in the manifest, path), a dataset, or the installed packages."""
+    """What an input names: files as (name in the manifest, path), a dataset, or `installed-python`."""
     if entry == INSTALLED_PYTHON:
         return entry
     path = Path(entry)
@@ -234,7 +233,7 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
 
 
 def _refuse_twice(files: Iterable[Path]) -> None:
-    """Refuse a file that is named twice, under whatever names."""
+    """Raise if a file is named twice, also under two names."""
     names: dict[str, Path] = {}
     for path in files:
         known = names.setdefault(os.path.realpath(path), path)
@@ -244,5 +243,5 @@ def _refuse_twice(files: Iterable[Path]) -> None:
 
 
 def _printable(name: str) -> str:
-    """A file's name for the manifest: bytes in it that are not UTF-8 are written out."""
+    """A file's name for the manifest: bytes that are not UTF-8 are escaped."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")

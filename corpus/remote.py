@@ -1,9 +1,9 @@
 """Downloads corpora from URLs (`s3://…`, `gs://…`, `hf://…`, `https://…`) into a local cache, once.
 
-A corpus is copied into the user's cache, under the hash of its manifests. Each file is checked against the manifest's
-size and SHA-256 while it comes and gets its name when it is whole; the manifest comes last. So an interrupted fetch
-goes on where it stopped, and what lies in the cache is right. A manifest decides neither what files are called nor
-where they go: see `manifest`.
+A corpus is copied into the user's cache, under the hash of its manifests. Each file is checked against the size and
+SHA-256 of the manifest during the download and gets its name when it is complete; the manifest comes last. So an
+interrupted download resumes with the first missing file, and files in the cache are always correct. A manifest cannot
+choose the names or the place of files: see `manifest`.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ _BLOCK = 1 << 23
 
 
 def local_folder(place: str | Path) -> Path:
-    """Where a corpus lies on this machine; one at a URL is fetched into the cache unless it is there.
+    """The local folder of a corpus; a corpus at a URL is downloaded into the cache if it is not there yet.
 
     Raises:
-        FileNotFoundError: no prepared corpus lies there.
+        FileNotFoundError: there is no prepared corpus at this place.
         ImportError: the package that reads such URLs is not installed.
         OSError: the URL cannot be read.
-        ValueError: an unknown kind of URL, or a file that is not the one in the manifest.
+        ValueError: the kind of URL is unknown, or a file does not match the manifest.
     """
     if "://" not in str(place):
         return Path(place)
@@ -40,7 +40,7 @@ def local_folder(place: str | Path) -> Path:
     }
     if not manifests:
         raise MissingFileError(f"{place} holds no prepared corpus; write one with clozebert prepare-corpus")
-    # Before anything is written: what a manifest says is a stranger's.
+    # Checked before anything is written: the manifest is not trusted.
     files = {
         split: files_of(parse_manifest(content, where=f"{place}/{split}/manifest.json"))
         for split, content in manifests.items()
@@ -50,7 +50,7 @@ def local_folder(place: str | Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     from filelock import FileLock
 
-    # One process of a machine fetches, the others wait for it.
+    # One process of a machine downloads, the others wait for it.
     with FileLock(folder.with_suffix(".lock")):
         for split, content in manifests.items():
             if not (folder / split / "manifest.json").is_file():
@@ -62,7 +62,7 @@ def local_folder(place: str | Path) -> Path:
 
 
 def _open_url(place: str | Path) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it."""
+    """The file system of a URL, and the path within it."""
     try:
         import fsspec
     except ImportError:
@@ -81,7 +81,7 @@ def _read(system: Any, root: str, split: str, place: str | Path) -> bytes | None
             content = file.read(LARGEST_JSON + 1)
     except FileNotFoundError:
         return None
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # each file system has its own errors
         raise UserFileError(f"the corpus {place} cannot be read: {str(error) or type(error).__name__}") from None
     if len(content) > LARGEST_JSON:
         raise UserError(f"{place}/{split}/manifest.json has more than {LARGEST_JSON >> 20} MiB: it is none of ours")
@@ -89,7 +89,7 @@ def _read(system: Any, root: str, split: str, place: str | Path) -> bytes | None
 
 
 def _fetch(system: Any, source: str, target: Path, facts: FileFacts) -> None:
-    """Copy a file that is not there yet."""
+    """Download a file unless it exists, and check its size and hash."""
     if target.is_file():
         return
     digest, size = hashlib.sha256(), 0

@@ -3,11 +3,11 @@
 A corpus folder holds one sub-folder per split. A split is
 
     manifest.json            counts, sources, the tokenizer's hash and special ids, the shards; hashes of all files
-    documents.bin            int64 [documents + 1]: where each document begins in the run of all tokens, and the end
+    documents.bin            int64 [documents + 1]: where each document begins among all tokens, then the end
     tokens-00000.bin …       uint16 (uint32 from a vocabulary of 65,537 on): the tokens, without special tokens
     word_starts-00000.bin …  one bit per token, lowest bit first: whether a word begins there
 
-A document lies in one shard, whole. All numbers are little-endian.
+A document is never split over two shards. All numbers are little-endian.
 """
 
 import hashlib
@@ -26,18 +26,18 @@ from .manifest import FileFacts, files_of, format_manifest, parse_manifest, shar
 from .randomness import ragged_arange
 from .remote import local_folder
 
-# What a corpus folder holds, the row indices that `packing` puts beside the shards included; see `files.written_in`.
+# The files of a corpus folder, including the row indices that `packing` puts beside the shards; see `files.written_in`.
 CORPUS_FILES = tuple(
     rf"(train|validation)/{name}"
     for name in (r"manifest\.json", r"documents\.bin", r"(tokens|word_starts)-\d+\.bin", r"rows-\d+-v\d+-[0-9a-f]+")
 )
 SHARD_TOKENS = 1 << 28
-# Written at so many tokens, or documents: as arrays these take some 400 bytes each, however short they are.
+# The buffer is written at this many tokens or documents: an array takes some 400 bytes per document, however short.
 _FLUSH_TOKENS, _FLUSH_DOCUMENTS = 1 << 22, 1 << 16
-# A split of at most so many bytes is hashed when it is opened, which takes about a tenth of a second.
+# A split of at most this many bytes is hashed when it is opened, which takes about a tenth of a second.
 HASHED_AT_ONCE = 1 << 26
 _WAY_OUT = "the corpus is damaged; prepare it again"
-_hashed: set[tuple[str, str, int, int]] = set()  # files that this process has hashed, and found right
+_hashed: set[tuple[str, str, int, int]] = set()  # files that this process has hashed and found correct
 
 
 class ShardWriter:
@@ -80,7 +80,7 @@ class ShardWriter:
             self._flush()
 
     def close(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Finish the files, and write and return the manifest: what the writer counted, and `facts`."""
+        """Finish the files; write and return the manifest, made of the writer's counts and `facts`."""
         self._flush()
         self._close_shard()
         self._offsets.close()
@@ -111,7 +111,7 @@ class ShardWriter:
 
 
 class _ShardFiles:
-    """The two files of one shard, hashed while they are written."""
+    """The two files of one shard; they are hashed as they are written."""
 
     def __init__(self, directory: Path, number: int) -> None:
         self.names = list(shard_names(number))
@@ -127,7 +127,7 @@ class _ShardFiles:
         self.tokens += len(tokens)
 
     def write(self, *, last: bool = False) -> None:
-        """Write what was appended; up to seven bits wait for their byte to fill, unless this is the `last` write."""
+        """Write what was appended; up to seven bits wait until their byte is full, unless this is the `last` write."""
         if self._pieces:
             self._write(0, np.concatenate(self._pieces).tobytes())
         self._pieces = []
@@ -153,19 +153,19 @@ class _ShardFiles:
 class Corpus:
     """One split of a prepared corpus, memory-mapped.
 
-    Opening it reads the manifest and compares the sizes of all files. A split of at most 64 MiB is hashed, too, once in
-    a process; `integrity.find_damaged_files` hashes any.
+    Opening it reads the manifest and checks the sizes of all files. A split of at most 64 MiB is also hashed, once per
+    process; `integrity.find_damaged_files` hashes splits of any size.
 
     Args:
-        directory: what `prepare_corpus --output_dir` wrote; or a URL, see `remote`.
+        directory: the folder that `prepare_corpus --output_dir` wrote, or a URL, see `remote`.
         split: `train` or `validation`.
 
     Attributes:
-        files: size and SHA-256 of each file beside the manifest, by name.
+        files: size and SHA-256 of each file except the manifest, by name.
 
     Raises:
-        FileNotFoundError: no prepared corpus lies there.
-        ValueError: the split does not exist, or a file is not as the manifest says.
+        FileNotFoundError: there is no prepared corpus there.
+        ValueError: the split does not exist, or a file does not match the manifest.
     """
 
     def __init__(self, directory: str | Path, split: str = "train") -> None:
@@ -200,19 +200,19 @@ class Corpus:
         self._mapped: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def __reduce__(self) -> tuple[type["Corpus"], tuple[Path, str]]:
-        # A worker process maps the files again: pickling a memory map would copy all of it.
+        # A worker process maps the files again: pickling a memory map would copy its whole content.
         return Corpus, (self.directory, self.split)
 
     def __len__(self) -> int:
         return self.num_documents
 
     def facts(self) -> dict[str, Any]:
-        """What a model card says about it."""
+        """The facts about it for a model card."""
         return {"documents": self.num_documents, "tokens": self.num_tokens, "fingerprint": self.fingerprint}
 
     @cached_property
     def ordinary_token_ids(self) -> np.ndarray:
-        """Every token id of the vocabulary that is not special; int64, rising."""
+        """Every non-special token id of the vocabulary; int64, ascending."""
         return np.setdiff1d(np.arange(self.vocab_size), self.special_token_ids)
 
     def document(self, index: int) -> np.ndarray:
@@ -223,14 +223,14 @@ class Corpus:
         return self.gather(np.array([begin]), np.array([end - begin]))[0]
 
     def gather(self, begins: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Read runs of tokens, none of which crosses a document.
+        """Read S ranges of tokens, each within one document.
 
         Args:
-            begins: int64 [S], positions in the run of all tokens.
+            begins: int64 [S], positions among all tokens of the split.
             lengths: int64 [S].
 
         Returns:
-            one after another, ids int64 [sum(lengths)] and word starts bool [sum(lengths)].
+            ids int64 [sum(lengths)] and word starts bool [sum(lengths)], the ranges concatenated.
         """
         positions = ragged_arange(begins, lengths)
         ids, starts = np.empty(len(positions), dtype=np.int64), np.empty(len(positions), dtype=bool)
@@ -258,23 +258,23 @@ class Corpus:
 
 
 def open_split(directory: str | Path, split: str) -> Corpus | None:
-    """A split of a prepared corpus, or None where the corpus has no such split."""
+    """A split of a prepared corpus, or None if the corpus has no such split."""
     folder = local_folder(directory)
     return Corpus(folder, split) if (folder / split / "manifest.json").is_file() else None
 
 
 def check_sizes(folder: Path, files: dict[str, FileFacts]) -> None:
-    """Raise a `UserError` that names the first file which is missing, of another size, or a link out of its folder."""
+    """Raise a `UserError` for the first file that is missing, has another size, or is a link out of its folder."""
     for name, facts in files.items():
         path = file_beside(folder, name, where=folder / "manifest.json")
         _check_size(path, facts.size)
 
 
 def check_hash(path: Path, facts: FileFacts, *, anew: bool = False) -> None:
-    """Raise a `UserError` where a file's content is not what the manifest says.
+    """Raise a `UserError` if a file's hash is not the one in the manifest.
 
     Args:
-        anew: read it even where this process has found it right before.
+        anew: hash it even if this process has checked it before.
     """
     try:
         state = os.stat(path)
@@ -293,7 +293,7 @@ def map_array(path: Path, dtype: str, shape: Sequence[int]) -> np.ndarray:
     """Memory-map a file of raw numbers.
 
     Raises:
-        ValueError: its size is not that of `shape`.
+        ValueError: its size does not match `shape`.
     """
     expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
     _check_size(path, expected)
@@ -310,7 +310,7 @@ def _check_size(path: Path, expected: int) -> None:
 
 
 def read_manifest(path: Path) -> tuple[dict[str, Any], str]:
-    """A split's manifest, checked, and the SHA-256 of the file, by which corpora are told apart.
+    """A split's manifest, checked, and the SHA-256 of the file, which identifies the corpus.
 
     Raises:
         UserError: it cannot be read, is damaged, or is a link out of its folder.

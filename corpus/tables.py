@@ -1,8 +1,8 @@
 """Reads rows of tables: CSV, TSV, JSON lines and arrays, Parquet, datasets of the Hub. All programs use it.
 
-Every row of a table comes out once, with the line on which it begins, or as a `BadText` that says what is wrong there.
-What leaves in doubt where rows end, such as a broken quote, is an error that names file and line. Files are read as a
-stream, also compressed.
+Every row of a table is given once, with the line on which it begins, or as a `BadText` that says what is wrong with it.
+If it is unclear where rows end, for example after a broken quote, an error names the file and line. Plain and
+compressed files are read as a stream.
 """
 
 import io
@@ -25,11 +25,11 @@ from .compression import bare_suffix, open_decompressed
 from .delimited import Dialect, find_dialect, read_records
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
-_HEAD_ROWS, _HEAD_CELLS = 10_000, 1 << 22  # what is looked at to tell columns apart: rows, characters
+_HEAD_ROWS, _HEAD_CELLS = 10_000, 1 << 22  # rows and characters that are read to find out what the columns hold
 
 
 class Row(NamedTuple):
-    """One row: the line on which it begins (or its number, where a table has no lines), and its cells by column."""
+    """One row: the line on which it begins (or its number, if the table has no lines), and its cells by column."""
 
     line: int
     values: dict[str, Any]
@@ -45,12 +45,12 @@ class BadText:
 
 
 class TableFile:
-    """A table that is read as a stream, again and again.
+    """A table that is read as a stream and can be read repeatedly.
 
     Attributes:
-        source: its name, for messages; of a file, its path.
+        source: its name for messages; for a file, its path.
         unit: what `Row.line` counts: `line` or `row`.
-        bytes_read: how much of the file the last reading has come to.
+        bytes_read: how many bytes of the file the current reading has read.
     """
 
     unit = "line"
@@ -61,12 +61,12 @@ class TableFile:
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns; of JSON, those of the first object that has any."""
+        """The names of the columns; for JSON, those of the first object that has any."""
         raise NotImplementedError
 
     @property
     def all_columns(self) -> list[str]:
-        """The names of the columns; of JSON, those of many objects."""
+        """The names of the columns; for JSON, those of many objects."""
         return self.columns
 
     @property
@@ -76,16 +76,16 @@ class TableFile:
 
     @property
     def is_sure_of_columns(self) -> bool:
-        """Whether the names of the columns are certain; the first row of a CSV or TSV may be data."""
+        """Whether the column names are certain: the first row of a CSV or TSV may be data."""
         return True
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
-        """All rows, or what is wrong with one; `columns`: which cells are wanted (None: all)."""
+        """All rows, with a `BadText` for each invalid one; `columns`: which cells to return (None: all)."""
         raise NotImplementedError
 
     @cached_property
     def head(self) -> list[Row]:
-        """The first good rows, to tell columns apart by."""
+        """The first valid rows, which show what the columns hold."""
         found, size = [], 0
         for row in self.rows():
             if isinstance(row, Row):
@@ -101,12 +101,12 @@ class TableFile:
 
 
 def open_table(path: str | Path, *, has_header: bool | None = None, wanted: Sequence[str] = ()) -> TableFile:
-    """A table file, by its suffix before that of a compression.
+    """Open a table file; its suffix (without that of a compression) tells the format.
 
     Args:
         has_header: whether the first row of a CSV or TSV names the columns; None to find out.
-        wanted: columns that are going to be asked for; a number that the first row does not hold stands for a column of
-            a CSV or TSV without header.
+        wanted: the columns that will be read. A number that is not in the first row means a column of a CSV or TSV
+            without header.
 
     Raises:
         UserError: the suffix is not one of `TABLE_SUFFIXES`.
@@ -127,7 +127,7 @@ def open_table(path: str | Path, *, has_header: bool | None = None, wanted: Sequ
 
 
 class _Header(NamedTuple):
-    """The names of the columns; the first row and its line; whether that is a header, and whether that is certain."""
+    """The column names; the first row and its line; whether that row is a header, and whether this is certain."""
 
     names: list[str]
     cells: list[str]
@@ -160,7 +160,7 @@ class _Delimited(TableFile):
     def _opened(self) -> Iterator[TextIO]:
         with open_decompressed(self.source) as (file, position):
             self._position = position
-            # Bytes that are not UTF-8 become lone surrogates, which are found in their own row.
+            # Bytes that are not UTF-8 become lone surrogates, which are detected in their row.
             yield io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
 
     @cached_property
@@ -168,7 +168,7 @@ class _Delimited(TableFile):
         return find_dialect(self._opened, tab=self._tab, source=self.source)
 
     def _records(self) -> Generator[tuple[int, list[str]], None, None]:
-        """(line, cells) of all records; blank lines are none, but in a file of one column."""
+        """(line, cells) of all records; blank lines are skipped, unless the file has one column."""
         dialect = self._dialect
         with self._opened() as file:
             width = 0
@@ -196,8 +196,8 @@ class _Delimited(TableFile):
     def _find_header(self, first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[bool, bool]:
         """Whether the first row is a header, and whether that is certain.
 
-        One with a wanted or a usual name is. Where numbers are wanted, it is data. Else it is data if a cell is a
-        number, or comes again further down in its column.
+        It is a header if it holds a wanted or a common column name. If columns are wanted by number, it is data.
+        Otherwise it is data if a cell is a number or occurs again further down in its column.
         """
         if not set(self._wanted).isdisjoint(map(str.strip, first)):
             return True, True
@@ -228,7 +228,7 @@ class _Delimited(TableFile):
 
 
 def _comes_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> bool:
-    """Whether a cell of the first row stands again in its column, in the first thousands of rows."""
+    """Whether a cell of the first row occurs again in its column within the first thousands of rows."""
     size = 0
     for count, (_, cells) in enumerate(records):
         if len(cells) == len(first) and any(map(operator.eq, cells, first)):
@@ -250,13 +250,13 @@ def _numbers(width: int) -> list[str]:
 
 
 def not_utf8(cell: str) -> int | None:
-    """The first byte of a text that was not UTF-8, where such bytes were read as lone surrogates."""
+    """The first byte of a text that was not UTF-8, if such bytes were read as lone surrogates; None: all of it was."""
     character = lone_surrogate(cell)
     return None if character is None else ord(character) - 0xDC00
 
 
 def lone_surrogate(text: str) -> str | None:
-    """The first half of a pair that stands alone, as JSON holds where a text was cut within an emoji."""
+    """The first lone surrogate of a text; JSON holds one if a text was cut within an emoji."""
     if not text.isascii():
         try:
             text.encode("utf-8")
@@ -303,7 +303,7 @@ class _Json(TableFile):
 
 
 class _Parquet(TableFile):
-    """A Parquet file; its rows have numbers."""
+    """A Parquet file; `Row.line` is the number of the row."""
 
     unit = "row"
 
@@ -324,7 +324,7 @@ class _Parquet(TableFile):
                 try:
                     batch = next(batches, None)
                     rows = [] if batch is None else batch.to_pylist()
-                except Exception as error:  # Arrow's own kinds, OSError, and text that is not UTF-8
+                except Exception as error:  # Arrow's own errors, OSError, and text that is not UTF-8
                     raise UserError(
                         f"{self.source} is damaged in or after row {number + 1}: {first_line(error)}"
                     ) from None
@@ -345,7 +345,7 @@ class _Parquet(TableFile):
             from pyarrow import parquet
         except ImportError:
             raise MissingPackageError(f"reading {self.source} needs pyarrow: pip install pyarrow") from None
-        with open_decompressed(self.source):  # for its errors, which are a person's
+        with open_decompressed(self.source):  # for its readable error messages
             pass
         try:
             file = parquet.ParquetFile(self.source, page_checksum_verification=True)
@@ -356,7 +356,7 @@ class _Parquet(TableFile):
 
 
 def _features_in(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """What `datasets` wrote into a Parquet file about its columns, as JSON; empty where it did not."""
+    """What `datasets` recorded about the columns of a Parquet file, parsed from JSON; empty if it recorded nothing."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
@@ -392,8 +392,8 @@ def _classes_of_features(features: Any) -> dict[str, list[str]]:
 
 
 def _classes_of(feature: Any) -> list[str] | None:
-    """Of one column; `feature` is one of `datasets`, or what it is as JSON."""
-    if isinstance(feature, list):  # an older way to write a list
+    """The class names of one column; `feature` comes from `datasets`, as an object or parsed from JSON."""
+    if isinstance(feature, list):  # the older notation for a list
         return _classes_of(feature[0]) if feature else None
     kind, names, inner = (
         feature.get(name) if isinstance(feature, dict) else getattr(feature, name, None)
@@ -418,11 +418,11 @@ def _named(value: Any, classes: list[str] | None) -> Any:
 
 
 def open_dataset(name: str, configuration: str | None, *, split: str | None = None) -> dict[str, TableFile]:
-    """The splits of a dataset on the Hub, or one of them, which is streamed where there is a connection.
+    """The splits of a dataset on the Hub, or one of them, which is streamed if the machine is online.
 
     Raises:
         MissingPackageError: `datasets` is not installed.
-        MissingFileError: there is no such dataset, or it cannot be loaded.
+        MissingFileError: the dataset does not exist or cannot be loaded.
     """
     try:
         import datasets
@@ -433,8 +433,8 @@ def open_dataset(name: str, configuration: str | None, *, split: str | None = No
     is_local = Path(name).exists()
     try:
         if not constants.HF_HUB_OFFLINE and not is_local:
-            HfApi().dataset_info(name, timeout=10)  # without this, a name that is not there is tried for half a minute
-        # Offline there is nothing to stream from, but the cache may hold the dataset.
+            HfApi().dataset_info(name, timeout=10)  # without this, an unknown name is retried for half a minute
+        # Offline nothing can be streamed, but the cache may hold the dataset.
         is_streamed = split is not None and not constants.HF_HUB_OFFLINE
         loaded = datasets.load_dataset(name, configuration, split=split, streaming=is_streamed)
         if split is not None:

@@ -1,4 +1,4 @@
-"""Rows spread evenly over a corpus: enough of a large text for what is counted once, before training.
+"""Rows spread evenly over a corpus: a sample large enough for the counts that are made once, before training.
 
 Shapes: N tokens, V vocabulary.
 """
@@ -14,11 +14,11 @@ _BLOCK = 1 << 20  # tokens that are read at a time
 
 
 def sample_text(indices: Sequence[RowIndex], shares: Sequence[float]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Tokens, int32 [N], without special ones, and the length of each piece of a document; some rows at a time.
+    """Non-special tokens, int32 [N], and the length of each segment, for some rows at a time.
 
     Args:
         indices: the rows of each corpus.
-        shares: of the corpora, with the sum 1.
+        shares: of the corpora; their sum is 1.
     """
     for index, share in zip(indices, shares, strict=True):
         corpus, length = index.corpus, index.max_seq_length
@@ -31,7 +31,7 @@ def sample_text(indices: Sequence[RowIndex], shares: Sequence[float]) -> Iterato
 
 
 def count_tokens(indices: Sequence[RowIndex], shares: Sequence[float], *, vocab_size: int) -> np.ndarray:
-    """How often each token stands in that text, int64 [V]."""
+    """How often each token occurs in the sample, int64 [V]."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     for ids, _ in sample_text(indices, shares):
         counts += np.bincount(ids, minlength=vocab_size)

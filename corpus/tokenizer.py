@@ -1,6 +1,6 @@
-"""Trains tokenizers (WordPiece, BPE, Unigram), loads them, and records what a corpus must know of one.
+"""Trains tokenizers (WordPiece, BPE, Unigram), loads them, and records what a corpus must know about its tokenizer.
 
-Corpora of token ids instead of text (DNA, events, logs) have a minimal tokenizer, which reads numbers.
+A corpus of token ids instead of text (DNA, events, logs) has a minimal tokenizer that reads numbers.
 """
 
 import hashlib
@@ -49,16 +49,15 @@ def train_tokenizer(
     """Train a tokenizer with ids 0 to 4 for `[PAD] [UNK] [CLS] [SEP] [MASK]`; a pair becomes `[CLS] a [SEP] b [SEP]`.
 
     `wordpiece` splits as BERT does, at spaces, punctuation and Chinese characters. `bpe` (on bytes) and `unigram` (with
-    bytes to fall back on) split as GPT-2 does; they have no unknown token in practice, and decoding gives the text
-    back. The same texts give the same tokenizer. The vocabulary is smaller than `vocab_size` where the texts do not
-    hold enough.
+    byte fallback) split as GPT-2 does; in practice they give no unknown tokens, and decoding restores the text. The
+    same texts give the same tokenizer. The vocabulary is smaller than `vocab_size` if the texts are too small.
 
     Args:
         texts: documents.
         algorithm: `wordpiece`, `bpe` or `unigram`.
         vocab_size: entries, the special tokens included.
-        lowercase: lower-case the text; `wordpiece` strips accents too, as BERT does.
-        model_max_length: the longest input, in tokens, that the tokenizer announces.
+        lowercase: lower-case the text; `wordpiece` also strips accents, as BERT does.
+        model_max_length: the longest input in tokens, recorded in the tokenizer.
         progress: show the trainer's progress bars.
 
     Raises:
@@ -67,15 +66,15 @@ def train_tokenizer(
     check_choices(algorithm, vocab_size, model_max_length)
     train = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[algorithm]
     trained = train(_not_empty(texts), vocab_size, lowercase, progress)
-    # A fresh one: what the trainer was given as special tokens is set there for good.
+    # A new tokenizer, since the special tokens that the trainer added cannot be changed.
     tokenizer = Tokenizer(trained.model)
     tokenizer.pre_tokenizer, tokenizer.decoder = trained.pre_tokenizer, trained.decoder
     if trained.normalizer is not None:
         tokenizer.normalizer = trained.normalizer
-    # Offsets into the text leave out the space that a token of bytes begins with.
+    # The offsets of a byte-level token leave out its leading space.
     trims = [processors.ByteLevel(trim_offsets=True)] if algorithm == "bpe" else []
     tokenizer.post_processor = processors.Sequence([*trims, _template(tokenizer)])
-    # Where a space belongs to the token after it, the mask takes the space before it: "a [MASK] b" hides " word".
+    # If a space belongs to the token after it, the mask token absorbs the space before it: "a [MASK] b" hides " word".
     mask = AddedToken(SPECIAL_TOKENS["mask_token"], lstrip=algorithm != "wordpiece", special=True, normalized=False)
     return _pretrained(tokenizer, mask_token=mask, model_max_length=model_max_length)
 
@@ -83,10 +82,10 @@ def train_tokenizer(
 def make_id_tokenizer(vocab_size: int) -> "PreTrainedTokenizerFast":
     """A tokenizer of the numbers 0 to `vocab_size` - 1, which reads `5 17 3` as these ids.
 
-    The special tokens get the five ids behind them.
+    The special tokens get the five ids after these.
 
     Raises:
-        UserError: no number.
+        UserError: `vocab_size` is below 1.
     """
     if vocab_size < 1:
         raise UserError(f"vocab_size={vocab_size} must be at least 1: how many ids there are, special tokens left out")
@@ -101,7 +100,7 @@ def make_id_tokenizer(vocab_size: int) -> "PreTrainedTokenizerFast":
 def _template(
     core: Tokenizer, cls: str = SPECIAL_TOKENS["cls_token"], sep: str = SPECIAL_TOKENS["sep_token"]
 ) -> processors.TemplateProcessing:
-    """`[CLS] a [SEP]`, and of a pair `[CLS] a [SEP] b [SEP]`."""
+    """The template `[CLS] a [SEP]`, and `[CLS] a [SEP] b [SEP]` for a pair."""
     return processors.TemplateProcessing(
         single=[cls, "$A", sep],
         pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
@@ -122,7 +121,7 @@ def _pretrained(tokenizer: Tokenizer, **options: Any) -> "PreTrainedTokenizerFas
 
 
 def check_choices(algorithm: str, vocab_size: int, model_max_length: int) -> None:
-    """Raise a `ValueError` where `train_tokenizer` would, before any text is read."""
+    """Raise the `ValueError` that `train_tokenizer` would raise for these values, before any text is read."""
     reject_unknown_keys([algorithm], ALGORITHMS, where="the tokenizer algorithms (algorithm)")
     if vocab_size < _SMALLEST[algorithm]:
         raise UserError(f"vocab_size={vocab_size} must be at least {_SMALLEST[algorithm]} for algorithm={algorithm!r}")
@@ -141,7 +140,7 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool, progress:
     special = list(SPECIAL_TOKENS.values())
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        # Left to itself, the trainer numbers the ##letters in the order of a random hash, and breaks ties by number.
+        # Otherwise the trainer numbers the ##letters in a random hash order, and breaks ties by number.
         special_tokens=special + [f"##{letter}" for letter in following],
         initial_alphabet=letters,
         limit_alphabet=len(letters),
@@ -154,8 +153,9 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool, progress:
 def _alphabet(tokenizer: Tokenizer, pieces: Counter[str], vocab_size: int) -> tuple[list[str], list[str]]:
     """The most frequent letters of words, and those of them that follow another letter; both sorted.
 
-    Each letter may enter twice, as itself and as ##itself, so rare ones must not fill the vocabulary. A thousand are
-    taken, at most a quarter of it; more, at most a third of it, where 99.95 % of a text need them, as in Chinese.
+    Each letter may enter twice, as x and as ##x, so rare letters must not fill the vocabulary. It takes up to 1,000
+    letters, at most a quarter of the vocabulary. If covering 99.95 % of the text needs more, as in Chinese, it takes
+    more, at most a third.
     """
     counts: Counter[str] = Counter()
     follow: set[str] = set()
@@ -172,7 +172,7 @@ def _alphabet(tokenizer: Tokenizer, pieces: Counter[str], vocab_size: int) -> tu
 
 
 def _repeated(pieces: Counter[str]) -> Iterator[str]:
-    """Text in which each piece occurs as often as it was counted."""
+    """Text that repeats each piece as often as it was counted."""
     for piece, count in sorted(pieces.items()):
         for first in range(0, count, _REPEATED):
             yield " ".join([piece] * min(_REPEATED, count - first))
@@ -213,7 +213,7 @@ def _unigram(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: b
     tokenizer.train_from_iterator(texts, trainer)
     vocab = [(token, score) for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
     special, learned = vocab[: len(SPECIAL_TOKENS)], _settled(vocab[len(SPECIAL_TOKENS) :])
-    # It knows no bytes; with them behind everything that it learned, no character is unknown.
+    # The trainer adds no bytes. With all bytes after the learned pieces, no character is unknown.
     lowest = learned[-1][1] - 10.0
     all_bytes = [(f"<0x{byte:02X}>", lowest) for byte in range(_BYTES)]
     unknown = list(SPECIAL_TOKENS).index("unk_token")
@@ -225,10 +225,10 @@ def _unigram(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: b
 
 
 def _settled(learned: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """The trainer's pieces and scores without what differs from run to run.
+    """The trainer's pieces and scores, made the same from run to run.
 
-    It adds numbers in a random order, which shows in their last digits; and it gives the letters that no piece covers
-    the lowest score, in a random order, each 0.0001 more than the one before. Here they all get the lowest.
+    The trainer sums in a random order, which changes the last digits of the scores, so they are rounded. It also gives
+    the letters that no piece covers low scores in a random order, 0.0001 apart; here they all get the lowest score.
     """
     pieces = sorted(((piece, round(score, 6)) for piece, score in learned), key=lambda entry: (-entry[1], entry[0]))
     first = len(pieces)
@@ -252,7 +252,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     """Load a fast tokenizer that has the special tokens of masked-language modelling.
 
     Raises:
-        ValueError: it cannot be loaded, is not a fast one, or lacks a special token.
+        ValueError: it cannot be loaded, is not a fast tokenizer, or lacks a special token.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -262,7 +262,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     check_model_folder(name_or_path, allow_pickle=True)  # no weights are read
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
-    except Exception as error:  # whatever a library meets in files that others made
+    except Exception as error:  # a library may raise anything for files that others made
         here = "" if path.exists() else "is no folder here, and "
         raise UserError(f"tokenizer_name={name_or_path!r} {here}cannot be loaded: {first_line(error)}") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -279,7 +279,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
 
 
 def _frame_texts(tokenizer: "PreTrainedTokenizerFast", name_or_path: str) -> None:
-    """Let a tokenizer that adds no special tokens put [CLS] before a text and [SEP] behind it, as pretraining does."""
+    """Make a tokenizer that adds no special tokens put [CLS] before a text and [SEP] after it, as in pretraining."""
     if tokenizer.num_special_tokens_to_add():
         return
     core, cls, sep = tokenizer.backend_tokenizer, tokenizer.cls_token, tokenizer.sep_token
@@ -293,12 +293,12 @@ def _frame_texts(tokenizer: "PreTrainedTokenizerFast", name_or_path: str) -> Non
 
 
 def tokenizer_differences(tokenizer: "PreTrainedTokenizerFast", facts: Mapping[str, Any]) -> list[str]:
-    """In which of its `tokenizer_facts` a tokenizer is another one than `facts` are of."""
+    """The names of the `tokenizer_facts` in which a tokenizer differs from `facts`."""
     return [name for name, value in tokenizer_facts(tokenizer).items() if facts.get(name) != value]
 
 
 def tokenizer_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
-    """What the manifest records: a hash of the vocabulary, its size, and the special ids."""
+    """What the manifest records about a tokenizer: a hash of the vocabulary, its size, and the special ids."""
     vocab = json.dumps(sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1]), ensure_ascii=True)
     return {
         "vocab_sha256": hashlib.sha256(vocab.encode()).hexdigest(),

@@ -1,11 +1,11 @@
 """Reads texts from XML: PubMed citations, JATS articles (PubMed Central, bioRxiv), and plain XML.
 
-A document is a `PubmedArticle`, a JATS `article` or, elsewhere, a child of the root; a root whose children are
-paragraphs is one document. Of PubMed the title and the abstract are read; of JATS the title, the abstract and the
-body, without tables, formulas and references; of other XML the text of all elements. Each block element gives a line.
+A document is a `PubmedArticle`, a JATS `article` or, in other XML, a child of the root; a root whose children are
+paragraphs is one document. The text is, for PubMed, the title and the abstract; for JATS, the title, the abstract and
+the body without tables, formulas and references; for other XML, the text of all elements. Each block element is a line.
 
-The file is read piece by piece by expat, Python's own parser. A file that declares entities is refused: a few lines of
-them can stand for gigabytes.
+The file is read piece by piece with expat, Python's own parser. A file that declares entities raises an error: a few
+lines of them can expand to gigabytes.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from .tables import BadText
 XML_SUFFIXES = (".xml", ".nxml")
 
 _DOCUMENTS = ("PubmedArticle", "PubmedBookArticle", "article")
-# What is read of such a document, and what is left out of that.
+# The elements of a PubMed or JATS document that are read, and those that are left out, also within the former.
 _READ = ("ArticleTitle", "BookTitle", "AbstractText", "article-title", "subtitle", "abstract", "body")
 _LEFT_OUT = ("ref-list", "back", "table", "tex-math", "math", "object-id", "inline-formula", "disp-formula", "fn-group",
              "counts", "journal-meta")  # fmt: skip
 _PARAGRAPHS = ("p", "para", "paragraph", "title", "head", "s", "l", "line", "lg", "sentence", "h1", "h2", "h3", "h4")
-# These stand within a line; at the beginning and the end of any other element a new line begins.
+# Inline elements; any other element begins a new line at its start and its end.
 _INLINE = ("a", "abbr", "abbrev", "b", "bold", "chemical", "code", "em", "email", "emphasis", "ext-link", "foreign",
            "g", "hi", "i", "italic", "link", "monospace", "name", "named-content", "q", "quote", "ref", "roman", "sc",
            "span", "strong", "styled-content", "sub", "sup", "term", "u", "underline", "uri", "w", "xref")  # fmt: skip
@@ -32,7 +32,7 @@ _BLOCK = 1 << 16
 
 
 def texts_of_xml(file: BinaryIO, path: Path) -> Iterator[str | BadText]:
-    """Each document; where the file is not well formed, a `BadText` is the last.
+    """Each document; the last item is a `BadText` if the file is not well formed or uses an undefined entity.
 
     Raises:
         UserError: the file declares entities.
@@ -71,9 +71,9 @@ class _Documents:
         self.path = path
         self.skipped_entity: tuple[int, str] | None = None
         self._open: list[str] = []
-        self._depth = 0  # of the document's element; 0: none is open
+        self._depth = 0  # the depth of the current document's element; 0: no document is open
         self._first_child: str | None = None
-        self._read = self._left_out = 0  # how many such elements are open
+        self._read = self._left_out = 0  # how many elements of _READ and _LEFT_OUT are open
         self._pieces: list[str] = []  # of the current line
         self._line_is_read = False
         self._lines: list[tuple[bool, str]] = []
@@ -136,7 +136,7 @@ class _Documents:
         self._pieces = []
 
     def _close(self) -> None:
-        """End the document: what is to be read of it or, where there is none of that, all of it."""
+        """End the document: keep the lines to read or, if there are none, all lines."""
         self._end_line()
         is_known = self._depth > 0 and self._open[self._depth - 1] in _DOCUMENTS
         chosen = [line for is_read, line in self._lines if is_read] if is_known else []

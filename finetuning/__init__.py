@@ -1,11 +1,11 @@
 """Fine-tuning of classifiers and taggers, from labelled files to scores.
 
-Which file does what, in the order of a run:
+What each file does, in the order of a run:
 
     flags        arguments
     data         data: the splits and their task; tables (classification); tagged_files, tags (tagging)
     tasks        tasks: the interface; sequence_task, token_task: labels, losses, scores, predictions
-    inputs       windows: sub-words, windows over long documents, batches
+    inputs       windows: subwords, windows over long documents, batches
     training     run: one fine-tuning; models, trainer, search, resume
     results      metrics, reports, card
     afterwards   predict

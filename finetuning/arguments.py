@@ -13,7 +13,7 @@ from ..utils.files import check_output_dir, remove_written
 from ..utils.locks import owned_folder
 from .tags import SCHEMES
 
-# What --overwrite_output_dir deletes, in a folder of each seed too; see `files.written_in`.
+# What --overwrite_output_dir deletes, also in the folder of each seed; see `files.written_in`.
 FINETUNING_FILES = tuple(
     rf"(seed-\d+/)?{name}"
     for name in (
@@ -24,9 +24,9 @@ FINETUNING_FILES = tuple(
 )  # fmt: skip
 
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
-# The flags that take one of a few words.
+# The flags that take one of a few values.
 _CHOICES = {
-    # Transformers' names, but for those that need settings beside the steps of warm-up.
+    # Transformers' schedules, except those that need more settings than the warm-up steps.
     "lr_scheduler_type": (
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
         "reduce_lr_on_plateau", "greedy",
@@ -209,7 +209,7 @@ class PredictionArguments:
             raise UserError(f"--batch_size {self.batch_size}: must be at least 1")
 
 
-# Flags that may differ between a run and its continuation; of the data, its content is compared.
+# Flags that may change when a run is resumed; for the data, the content is compared instead.
 _FREE_ON_RESUME = {
     "model_name_or_path", "output_dir", "train_file", "validation_file", "test_file", "overwrite_output_dir",
     "resume_from_checkpoint", "report_to", "trust_remote_code", "per_device_eval_batch_size", "seeds",
@@ -223,9 +223,9 @@ def comparable(arguments: FinetuningArguments) -> dict[str, Any]:
 
 @contextmanager
 def own_output_dir(arguments: FinetuningArguments) -> Iterator[None]:
-    """Make the output folder and keep other programs out of it.
+    """Create the output folder and lock it against other programs.
 
-    One with files in it is refused, unless told to resume, or to delete the run in it.
+    A folder with files in it raises an error, unless the flags say to resume or to delete the run in it.
     """
     resume = arguments.resume_from_checkpoint
     if resume not in (None, "latest") and not os.path.isdir(str(resume)):
@@ -250,7 +250,7 @@ def own_output_dir(arguments: FinetuningArguments) -> Iterator[None]:
 
 
 def default_epochs(num_examples: int, num_tokens: int) -> int:
-    """Passes over the data: more where examples are few; at most 3 M tokens in all, but no less than two passes."""
+    """Passes over the data: more for fewer examples; at most 3 M tokens in all, but at least two passes."""
     by_examples = next(
         (epochs for limit, epochs in ((500, 30), (2_000, 12), (5_000, 6), (20_000, 4)) if num_examples < limit), 3
     )
@@ -258,7 +258,7 @@ def default_epochs(num_examples: int, num_tokens: int) -> int:
 
 
 def default_batch_size(num_examples: int) -> int:
-    """Windows per step: small data gets small batches, so that there are enough steps."""
+    """Windows per step: small data sets get small batches, so that there are enough steps."""
     return 8 if num_examples < 500 else 16 if num_examples < 2_000 else 32
 
 

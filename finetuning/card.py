@@ -1,4 +1,4 @@
-"""The facts of a fine-tuning run for the model card, and its scores in the form that the Hub reads."""
+"""The facts of a fine-tuning run for the model card, and its scores in the Hub's format."""
 
 import math
 import os
@@ -9,7 +9,7 @@ import transformers
 
 from .arguments import FinetuningArguments
 
-# Our names of scores -> the Hub's metric and how it is called there.
+# Our names of scores -> the Hub's metric and its displayed name.
 _METRICS = {
     "accuracy": ("accuracy", "Accuracy"),
     "f1": ("f1", "F1 of whole entities"),
@@ -24,7 +24,7 @@ _METRICS = {
 
 
 def card_facts(arguments: FinetuningArguments, results: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """What the model card says about a run; `results` and `settings` are those that it wrote."""
+    """The facts about a run for the model card, from the `results` and `settings` that the run wrote."""
     hyperparameters = {
         key: settings[key]
         for key in ("learning_rate", "num_train_epochs", "per_device_train_batch_size", "max_seq_length")
@@ -48,7 +48,7 @@ def card_facts(arguments: FinetuningArguments, results: dict[str, Any], settings
 
 
 def _data(arguments: FinetuningArguments, results: dict[str, Any]) -> dict[str, str]:
-    """Where the examples of each split came from, and how many they are; of a file its name alone."""
+    """The source and the number of examples of each split; of a file only the name."""
     training = _file_name(arguments.train_file)
     origins = {
         "train": training,
@@ -77,7 +77,7 @@ def _shown_dataset(dataset_name: str) -> str:
 
 
 def _eval_results(arguments: FinetuningArguments, results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The scores as fields of the Hub's `EvalResult`; local files are named by their file name alone."""
+    """The scores as fields of the Hub's `EvalResult`; of a local file only the name is given."""
     found = []
     for prefix, split, path in (
         ("eval", "validation", arguments.validation_file or arguments.train_file),
@@ -86,7 +86,7 @@ def _eval_results(arguments: FinetuningArguments, results: dict[str, Any]) -> li
         dataset = _dataset_fields(arguments, path)
         for score, (metric, title) in _METRICS.items():
             if f"{prefix}_{score}" in results:
-                value = float(f"{results[f'{prefix}_{score}']:.6g}")  # squares of small numbers are smaller still
+                value = float(f"{results[f'{prefix}_{score}']:.6g}")  # not fixed decimals: errors may be tiny
                 found.append(
                     {**dataset, "dataset_split": split, "metric_type": metric, "metric_name": title}
                     | {"metric_value": value}
@@ -95,7 +95,7 @@ def _eval_results(arguments: FinetuningArguments, results: dict[str, Any]) -> li
 
 
 def _dataset_fields(arguments: FinetuningArguments, path: str | None) -> dict[str, Any]:
-    """What `EvalResult` says of the data: a dataset's name, or a local file's name and kind."""
+    """The fields of `EvalResult` about the data: a dataset's name, or a local file's name and kind."""
     if arguments.dataset_name is None:
         suffix = os.path.splitext(path or "")[1].lstrip(".").lower()
         return {"dataset_type": suffix or "text", "dataset_name": os.path.basename(path or "")}

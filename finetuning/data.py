@@ -27,7 +27,7 @@ from .tasks import Task
 from .token_task import TokenTask, make_token_task
 
 TASKS: dict[str, type[Task]] = {task.task_type: task for task in (SequenceTask, TokenTask)}
-Splits = dict[str, list[Any]]  # "train", "validation" and, where given, "test"
+Splits = dict[str, list[Any]]  # "train", "validation" and, if given, "test"
 
 
 class LabelledData(NamedTuple):
@@ -38,12 +38,12 @@ class LabelledData(NamedTuple):
     facts: dict[str, Any]
 
 
-# What makes the task of examples.
+# Makes the task from the examples.
 MakeTask = Callable[..., Task]
 
 
 def read_data(arguments: FinetuningArguments, known: list[str] | None) -> LabelledData:
-    """The data that the flags name; `known` are the model's own label names, if any."""
+    """Read the data that the flags name; `known`: the model's own label names, if any."""
     if isinstance(arguments, SequenceArguments):
         splits, facts, make_task = _read_sequences(arguments)
     else:
@@ -57,7 +57,7 @@ def read_data(arguments: FinetuningArguments, known: list[str] | None) -> Labell
 
 
 def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any], MakeTask]:
-    """Examples of tables: labels become names, sets of names or numbers."""
+    """Examples from tables: labels become names, sets of names or numbers."""
     if arguments.dataset_name is not None:
         tables = {split: collect(file) for split, file in _dataset_splits(arguments).items()}
     else:
@@ -88,7 +88,7 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
 
 
 def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], MakeTask]:
-    """Tagged sentences, their tags in IOB2 or plain."""
+    """Tagged sentences, with IOB2 or plain tags."""
     if arguments.dataset_name is not None:
         splits: Splits = {
             split: sentences_of_table(table, tag_column=arguments.tag_column)
@@ -114,7 +114,7 @@ def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], 
 
 
 def _read_tables(arguments: SequenceArguments) -> dict[str, Table]:
-    """The files of all splits; all have a header or none has. Rows that are left out are counted and printed."""
+    """The tables of all splits; all have a header or none has. The number of rows left out is printed."""
     assert arguments.train_file is not None
     wanted = (arguments.text_column, arguments.text_pair_column, arguments.label_column)
     tables = {"train": read_table(arguments.train_file, wanted=wanted)}
@@ -142,7 +142,7 @@ def _dataset_splits(arguments: FinetuningArguments) -> dict[str, TableFile]:
 
 
 def _are_hidden(table: Table, label: str) -> bool:
-    """Whether no example has a label: none there, or -1, as in the test splits of GLUE."""
+    """Whether no example has a label: all are missing, or all are -1, as in the test splits of GLUE."""
     values = table.columns.get(label, [None])
     return all(value is None for value in values) or all(str(value) in ("-1", "-1.0") for value in values)
 

@@ -1,6 +1,6 @@
-"""Metrics of fine-tuning (accuracy, F1, correlations …), each beside its majority baseline.
+"""Metrics of fine-tuning (accuracy, F1, correlations …), each with its majority baseline.
 
-scikit-learn and seqeval are behind the functions here and imported only when one is called.
+The functions use scikit-learn and seqeval, and import them only when called.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ def check_metric_libraries() -> None:
 
 
 def single_label_metrics(targets: np.ndarray, predicted: np.ndarray, *, num_labels: int) -> dict[str, float]:
-    """Accuracy, macro and micro F1 over the classes that occur, and the same of the majority class."""
+    """Accuracy, macro and micro F1 over the classes that occur, and the same for the majority class."""
     from sklearn.metrics import f1_score
 
     commonest = np.bincount(targets, minlength=num_labels).argmax()
@@ -36,7 +36,7 @@ def single_label_metrics(targets: np.ndarray, predicted: np.ndarray, *, num_labe
 
 
 def multi_label_metrics(targets: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Micro and macro F1 and exact matches of [examples, labels] zeros and ones, and the same of the commonest set."""
+    """Micro F1, macro F1 and exact matches of [examples, labels] zeros and ones; the same for the commonest set."""
     from sklearn.metrics import f1_score
 
     sets, counts = np.unique(targets, axis=0, return_counts=True)
@@ -57,7 +57,7 @@ def multi_label_metrics(targets: np.ndarray, predicted: np.ndarray) -> dict[str,
 
 
 def regression_metrics(targets: np.ndarray, predicted: np.ndarray, *, training_mean: float) -> dict[str, float]:
-    """Pearson and Spearman correlation (0 where undefined), mean squared error, also of the training mean."""
+    """Pearson and Spearman correlation (0 if undefined), and the mean squared error, also of the training mean."""
     return {
         "pearson": correlation(targets, predicted),
         "spearman": correlation(_ranks(targets), _ranks(predicted)),
@@ -68,7 +68,7 @@ def regression_metrics(targets: np.ndarray, predicted: np.ndarray, *, training_m
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Pearson's r = cov(a, b) / (sd(a) sd(b)); 0 if either is constant."""
-    if (a == a[0]).all() or (b == b[0]).all():  # less its mean, which is rounded, a constant may not be 0
+    if (a == a[0]).all() or (b == b[0]).all():  # a constant minus its rounded mean may not be 0
         return 0.0
     a, b = a - a.mean(), b - b.mean()
     scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
@@ -85,7 +85,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 def tag_metrics(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, entities: bool
 ) -> dict[str, float]:
-    """Token accuracy; for entities precision, recall and F1 of whole spans, for plain tags macro F1; with baseline."""
+    """Token accuracy; for entities precision, recall and F1 of whole spans; for plain tags macro F1; with baselines."""
     flat_gold = np.asarray([tag for tags in gold for tag in tags])
     flat_predicted = np.asarray([tag for tags in predicted for tag in tags])
     names, counts = np.unique(flat_gold, return_counts=True)

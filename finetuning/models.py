@@ -1,4 +1,4 @@
-"""Loads an encoder with a new head; freezes layers, adds LoRA, sets learning rates by layer."""
+"""Loads an encoder with a new head; freezes layers, adds LoRA, sets the learning rate of each layer."""
 
 import copy
 import os
@@ -17,31 +17,31 @@ from ..utils.untrusted import check_model_folder
 from .tasks import Task
 
 DEFAULT_DROPOUT = 0.1
-# What encoders call the dropout of their sub-layers and heads.
+# The names of dropout settings in the configurations of encoders.
 DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "classifier_dropout_prob", "dropout",
     "attention_dropout", "seq_classif_dropout", "mlp_dropout", "hidden_dropout",
 )  # fmt: skip
-LONGEST_BY_DEFAULT = 512  # attention over more tokens rarely pays; --max_seq_length overrides
+LONGEST_BY_DEFAULT = 512  # longer input rarely helps; --max_seq_length overrides
 
 
 def be_quiet() -> None:
-    """Silence transformers' warnings and progress bars. What they warn of is checked in this file."""
+    """Silence transformers' warnings and progress bars. This file makes the checks that they warn of."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
 
 def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model, by AutoTokenizer.
+    """Load the tokenizer of a model with AutoTokenizer.
 
     Raises:
-        ValueError: it has none that can be loaded.
+        ValueError: the model has no tokenizer that can be loaded.
     """
     return _load_auto(transformers.AutoTokenizer, name_or_path, trust_remote_code, about="no tokenizer: ")
 
 
 def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
-    """The configuration of a model.
+    """Load the configuration of a model.
 
     Raises:
         ValueError: it cannot be loaded.
@@ -56,12 +56,12 @@ def _load_auto(auto_class: Any, name_or_path: str, trust_remote_code: bool, *, a
     check_model_folder(name_or_path)
     try:
         return auto_class.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever a library meets in files that others made
+    except Exception as error:  # a library may raise anything for files that others made
         raise UserError(f"--model_name_or_path {name_or_path}: {about}{first_line(error)}") from error
 
 
 def known_label_names(config: Any, task: type[Task]) -> list[str] | None:
-    """The label names of a model that was fine-tuned for this type of task; None where it has no names of its own."""
+    """The label names of a model that was fine-tuned for this type of task; None if it has no names of its own."""
     if not task.has_head(config):
         return None
     names = [name for _, name in sorted(config.id2label.items())]
@@ -71,9 +71,9 @@ def known_label_names(config: Any, task: type[Task]) -> list[str] | None:
 def load_classifier(
     name_or_path: str, *, task: Task, dropout: float | None = None, trust_remote_code: bool = False
 ) -> nn.Module:
-    """The encoder with a head for the task's labels, in float32. A head trained for other labels is initialised anew.
+    """Load the encoder with a head for the task's labels, in float32. A head for other labels is reinitialised.
 
-    `dropout` is for training only: `model.dropout_before` keeps what the configuration said.
+    `dropout` is for training only: `model.dropout_before` keeps the configuration's own values.
 
     Raises:
         ValueError: the checkpoint cannot be loaded, has no such head, or lacks weights of the encoder itself.
@@ -101,10 +101,10 @@ def load_classifier(
 def load_fine_tuned(
     name_or_path: str, tasks: Iterable[type[Task]], *, trust_remote_code: bool = False
 ) -> tuple[Any, Task]:
-    """A model that has been fine-tuned for one of these types of task, and the task.
+    """Load a model that was fine-tuned for one of these types of task, and its task.
 
     Raises:
-        ValueError: it cannot be loaded, has no such head, or weights are missing.
+        ValueError: it cannot be loaded, has no such head, or lacks weights.
     """
     config = load_config(name_or_path, trust_remote_code=trust_remote_code)
     task = next((task for task in tasks if task.has_head(config)), None)
@@ -130,16 +130,17 @@ def _load_with_head(name_or_path: str, task: type[Task], **kwargs: Any) -> tuple
 
 
 def set_dropout(config: Any, dropout: float | None, *, in_attention: bool = True) -> dict[str, Any]:
-    """Set the dropout of a configuration, and return what it said before.
+    """Set the dropout of a configuration, and return its previous values.
 
-    None keeps the encoder's own. An encoder that was pretrained without dropout gets `DEFAULT_DROPOUT`: pretraining
-    sees its text once, fine-tuning sees its few examples many times. Without `in_attention`, None means none there.
+    None keeps the encoder's own dropout. An encoder that was pretrained without dropout gets `DEFAULT_DROPOUT`:
+    pretraining sees its text once, fine-tuning sees a few examples many times. If `in_attention` is False, None also
+    turns attention dropout off.
     """
     before = {name: getattr(config, name) for name in DROPOUTS if hasattr(config, name)}
     if dropout is not None:
         config.update(dict.fromkeys(before, dropout))
     elif not any(before.values()):
-        # Not inside the feed-forward where its output has dropout: that takes as many random numbers as all the rest.
+        # Not inside the feed-forward if its output has dropout: that takes as many random numbers as all the rest.
         skipped = {"mlp_dropout"} if "hidden_dropout_prob" in before else set()
         config.update({name: DEFAULT_DROPOUT for name in before if name not in skipped})
     if dropout is None and not in_attention and "attention_probs_dropout_prob" in before:
@@ -148,18 +149,18 @@ def set_dropout(config: Any, dropout: float | None, *, in_attention: bool = True
 
 
 def _has_kernel_without_dropout(config: Any) -> bool:
-    """Whether attention dropout would keep the model from its fastest kernel: ClozeBERT's on CUDA knows none."""
+    """Whether the model's fastest attention kernel has no dropout: true for ClozeBERT on CUDA."""
     return config.model_type == "clozebert" and find_device().type == "cuda"
 
 
 def _initialise_output_layer(model: Any, task: Task) -> None:
-    """Give the output layer random weights: the checkpoint has none, or has them for other labels.
+    """Initialise the output layer at random: the checkpoint has no weights for it, or those of other labels.
 
-    A regression's outputs begin around the mean of its values and spread by their deviation. Together with a learning
-    rate of this layer times the deviation (see `parameter_groups`), it trains as on standardised values, and the saved
-    model answers in the unit of the data.
+    For regression, the bias starts at the mean of the values, and the weights are scaled by their standard deviation.
+    With this layer's learning rate scaled by the deviation too (see `parameter_groups`), training proceeds as on
+    standardised values, and the saved model predicts in the unit of the data.
 
-    The model's own `_init_weights` cannot do it: it leaves loaded weights as they are.
+    The model's own `_init_weights` cannot be used: it leaves loaded weights as they are.
     """
     output = output_layer(model)
     if output is None:
@@ -172,9 +173,9 @@ def _initialise_output_layer(model: Any, task: Task) -> None:
 
 
 def _answers_in_range(model: Any, task: Task) -> bool:
-    """Whether a trained regression's outputs lie around the values of this task: by their bias, its mean once.
+    """Whether a trained regression predicts values near those of this task, judged by its bias.
 
-    From far away they would not come back: the output layer learns in steps of the size of these values.
+    From far away it could not get there: the steps of the output layer are of the size of the task's values.
     """
     output = output_layer(model)
     if output is None or output.bias is None or output.bias.numel() > 1:
@@ -183,7 +184,7 @@ def _answers_in_range(model: Any, task: Task) -> bool:
 
 
 def _refuse_random_encoder(model: Any, missing: Collection[str], name_or_path: str) -> None:
-    """Refuse a checkpoint that lacks weights of the encoder; only the head may be new."""
+    """Raise if a checkpoint lacks weights of the encoder; only the head may be new."""
     prefix = model.base_model_prefix + "."
     random = sorted(name for name in missing if name.startswith(prefix) and "pool" not in name)
     if random:
@@ -210,10 +211,10 @@ def prefer_plain_attention(model: Any) -> None:
 
 
 def check_max_seq_length(wanted: int | None, model: nn.Module, tokenizer: Any) -> int:
-    """How many tokens to read at once: what is wanted, else what the model takes, at most `LONGEST_BY_DEFAULT`.
+    """The number of tokens in a window: `wanted`, else the model's maximum, but at most `LONGEST_BY_DEFAULT`.
 
     Raises:
-        ValueError: the model takes fewer than that.
+        ValueError: the model takes fewer than `wanted`.
     """
     limit = longest_input(model, tokenizer)
     if wanted is None:
@@ -224,14 +225,14 @@ def check_max_seq_length(wanted: int | None, model: nn.Module, tokenizer: Any) -
 
 
 def check_tokenizer_fits(model: nn.Module, tokenizer: Any) -> None:
-    """Raise a `ValueError` where the tokenizer has more tokens than the model has embeddings."""
+    """Raise a `ValueError` if the tokenizer has more tokens than the model has embeddings."""
     rows = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     if len(tokenizer) > rows:
         raise UserError(f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary only {rows}")
 
 
 def encoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The list of the encoder's blocks: the longest module list of the base model."""
+    """The encoder's layers: the longest module list of the base model."""
     base = model.base_model
     lists = [module for module in base.modules() if isinstance(module, nn.ModuleList)]  # type: ignore[union-attr]
     if not lists:
@@ -240,7 +241,7 @@ def encoder_layers(model: nn.Module) -> nn.ModuleList:
 
 
 def depth_of_parameters(model: nn.Module) -> dict[str, int]:
-    """The depth of each parameter: 0 in the embeddings, 1 to n in the layers, n + 1 in the head."""
+    """The depth of each parameter: 0 for the embeddings, 1 to n for the layers, n + 1 for the head."""
     layers = encoder_layers(model)
     of_layer = {id(p): number for number, layer in enumerate(layers, start=1) for p in layer.parameters()}
     embeddings = {id(p) for p in model.get_input_embeddings().parameters()}  # type: ignore[operator]
@@ -254,7 +255,7 @@ def depth_of_parameters(model: nn.Module) -> dict[str, int]:
 
 
 def freeze_layers(model: nn.Module, count: int) -> None:
-    """Do not train the embeddings and the first `count` layers."""
+    """Freeze the embeddings and the first `count` layers."""
     layers = len(encoder_layers(model))
     if not 0 <= count <= layers:
         raise UserError(f"--freeze_layers {count}: the model has {layers} layers")
@@ -266,7 +267,7 @@ def freeze_layers(model: nn.Module, count: int) -> None:
 
 
 def add_lora(model: Any, *, rank: int) -> Any:
-    """Train low-rank updates of the encoder's linear layers (Hu et al. 2022) and the whole head, nothing else."""
+    """Add LoRA to the encoder's linear layers (Hu et al. 2022); only these updates and the whole head are trained."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
@@ -279,7 +280,7 @@ def add_lora(model: Any, *, rank: int) -> Any:
 
 
 def _head_modules(model: Any) -> list[str]:
-    """The names of the modules with weights that lie outside of the encoder."""
+    """The names of the modules with weights outside the encoder."""
     children = [(name, module) for name, module in model.named_children() if name != model.base_model_prefix]
     return [name for name, module in children if next(module.parameters(), None) is not None]
 
@@ -292,11 +293,11 @@ def parameter_groups(
     layer_decay: float = 1.0,
     output_scale: float = 1.0,
 ) -> list[dict[str, Any]]:
-    """Groups for the optimizer: no decay of vectors (norms, biases), rates that fall by `layer_decay` with each layer.
+    """The optimizer's parameter groups: no weight decay for vectors (norms, biases), and layer-wise learning rates.
 
     Args:
-        layer_decay: layer k of n learns at learning_rate × layer_decay ** (n + 1 - k) (Howard & Ruder 2018).
-        output_scale: the output layer learns at learning_rate × output_scale; its decay per step is that of the others.
+        layer_decay: layer k of n has the rate learning_rate × layer_decay ** (n + 1 - k) (Howard & Ruder 2018).
+        output_scale: the output layer has the rate learning_rate × output_scale; its decay per step is not scaled.
     """
     depths = depth_of_parameters(model) if layer_decay != 1.0 else {}
     top = max(depths.values(), default=0)

@@ -1,4 +1,4 @@
-"""Predicts with a fine-tuned model: files or standard input in, one JSON object for each text out."""
+"""Predicts with a fine-tuned model: reads files or standard input, writes one JSON object for each text."""
 
 import codecs
 import io
@@ -30,7 +30,7 @@ CHUNK = 1024  # examples read, predicted and written at a time
 
 
 def predict(arguments: PredictionArguments, standard_input: IO[str] | None = None) -> int:
-    """Write a prediction for every text; the number of them.
+    """Write a prediction for every text; returns the number of texts.
 
     Raises:
         ValueError: the model has no head for classification, or an input cannot be read (with file and line).
@@ -38,7 +38,7 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
     predictor = Predictor(arguments)
     lines = sys.stdin if standard_input is None else standard_input
     if isinstance(lines, io.TextIOWrapper):
-        # As files are read; bytes that are no text are found in their own line.
+        # As for files; bytes that are not UTF-8 are reported with their line.
         lines.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline=None)
     with _output(arguments.output_file) as output:
         return _write_predictions(predictor, arguments.input, lines, output)
@@ -46,21 +46,21 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
 
 @contextmanager
 def _output(name: str) -> Iterator[IO[str]]:
-    """Where the predictions go. A file takes the place of an older one when it is whole, so that no mistake empties it.
+    """Open the output. A file replaces an older one only when it is complete, so an error never leaves an empty file.
 
-    Pipes and devices are written to as they are.
+    Pipes and devices are written directly.
     """
     if name == "-":
         yield sys.stdout
         return
-    path = Path(name).resolve()  # a link stays one: the file that it points to is replaced
+    path = Path(name).resolve()  # a link is kept: the file that it points to is replaced
     file: Any
     with ExitStack() as opened:
         with as_user_errors(OSError, about="--output_file"):
             if path.exists() and not path.is_file():
                 file = opened.enter_context(open(path, "w", encoding="utf-8"))
             else:
-                # A writer of codecs, unlike a TextIOWrapper, leaves closing to `whole_file`.
+                # Unlike a TextIOWrapper, a codecs writer leaves closing to `whole_file`.
                 file = codecs.getwriter("utf-8")(opened.enter_context(whole_file(path)))
         yield file
 
@@ -69,7 +69,7 @@ def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str]
     count = 0
     for path in inputs:
         found = predictor.examples(path, lines)
-        # Lines of standard input are answered as they come; of a file, it is known how many there are.
+        # Lines of standard input are predicted as they come; a file is read first, so its number of texts is known.
         texts = found if path == "-" else list(found)
         total = len(texts) if isinstance(texts, list) else None
         bar = progress_bar(description="predicting", unit=" texts", total=total, leave=False)
@@ -104,7 +104,7 @@ class Predictor:
         self.collator = make_collator(self.model, tokenizer, per_token=self.task.per_token, packing=True)
 
     def examples(self, path: str, lines: Iterable[str]) -> Iterator[Any]:
-        """The texts of one input, checked; `lines` are those of standard input."""
+        """The checked texts of one input; `lines`: the lines of standard input."""
         if path == "-":
             return self._of_lines(lines, "standard input")
         of_task = self.task.read_file(path)
@@ -118,7 +118,7 @@ class Predictor:
         return self._of_lines(texts, path)
 
     def _of_lines(self, lines: Iterable[str], source: str) -> Iterator[Any]:
-        """Each line that is not blank is a text; of a model for pairs, two texts with a tab between."""
+        """One text per non-blank line; for a model of pairs, two texts separated by a tab."""
         pairs = self.settings.get("text_pair_column") is not None
         num_blank = 0
         for number, line in enumerate(lines, start=1):
@@ -140,7 +140,7 @@ class Predictor:
         opened = open_table(path)
         in_doubt = bool(opened.columns) and not wanted and not opened.is_sure_of_columns
         in_doubt = in_doubt and as_trained[0] not in opened.columns
-        # A first row that may be data is taken as it was in training: columns of a file without header are numbers.
+        # If the first row may be data, it is treated as in training: numbered columns mean a file without header.
         without_header = in_doubt and str(as_trained[0]).isdigit()
         if in_doubt and not without_header:
             raise UserError(
@@ -170,7 +170,7 @@ class Predictor:
             yield self.task.example(example.text, example.pair, source=table.source, line=table.lines[row])
 
     def _check_pairs(self, columns: SequenceColumns, path: str) -> None:
-        """Refuse pairs where the model was trained on single texts, and the other way round."""
+        """Raise for pairs if the model was trained on single texts, and the other way round."""
         takes_pairs = self.settings.get("text_pair_column") is not None
         if takes_pairs and columns.pair is None:
             raise UserError(f"{path}: the model takes pairs; give --text_column and --text_pair_column")

@@ -1,4 +1,4 @@
-"""Writes what fine-tuning leaves beside the model: scores, predictions, mistakes, reports by class, pictures."""
+"""Writes the results that fine-tuning saves beside the model: scores, predictions, mistakes, class reports, plots."""
 
 import json
 import math
@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 WORST_SHOWN = 50
-CLASSES_SHOWN = 40  # a picture of more cannot be read
+CLASSES_SHOWN = 40  # a plot of more is unreadable
 
 
 def figure(value: float) -> str:
-    """A score for a person: four decimals, or four digits where these would be zeros."""
+    """A score for display: four decimals, or four significant digits if these would be zeros."""
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.4g}"
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Write JSON that a person can read; a NaN is an error here, not in the reader."""
+    """Write indented JSON; a NaN raises an error here, rather than in whatever reads the file."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
         file.write("\n")
@@ -33,11 +33,11 @@ def write_json_lines(path: str, records: Sequence[dict[str, Any]]) -> None:
 
 @dataclass(frozen=True)
 class ClassReport:
-    """Precision, recall and F1 by class, and what a confusion matrix is made of.
+    """Precision, recall and F1 by class, and the data of a confusion matrix.
 
     Attributes:
         names: the classes, in the order of the matrix.
-        gold, predicted: a class for each case.
+        gold, predicted: the class of each case.
         scores: {class or average: {"precision", "recall", "f1-score", "support"}}.
     """
 
@@ -53,8 +53,8 @@ class Report:
 
     Attributes:
         predictions: a record for each example, with its gold label.
-        mistakes: a paragraph for each example that is wrong, the worst first.
-        classes: None where labels are no classes.
+        mistakes: a paragraph for each wrong example, the worst first.
+        classes: None if the labels are not classes.
     """
 
     predictions: Sequence[dict[str, Any]]
@@ -63,7 +63,7 @@ class Report:
 
 
 def write_report(folder: str, split: str, report: Report) -> None:
-    """`SPLIT_predictions.jsonl`, `SPLIT_mistakes.txt`, and for classes `SPLIT_report.json` and pictures."""
+    """Write `SPLIT_predictions.jsonl`, `SPLIT_mistakes.txt`, and for classes `SPLIT_report.json` and plots."""
     write_json_lines(os.path.join(folder, f"{split}_predictions.jsonl"), report.predictions)
     worst = report.mistakes[:WORST_SHOWN]
     head = f"{len(report.mistakes)} of {len(report.predictions)} examples have a mistake"
@@ -76,7 +76,7 @@ def write_report(folder: str, split: str, report: Report) -> None:
 
 
 def _draw(folder: str, split: str, classes: ClassReport) -> None:
-    """Confusion matrix and F1 by class as PNG, where matplotlib is installed."""
+    """Plot the confusion matrix and the F1 of each class as PNG, if matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -99,7 +99,7 @@ def _draw(folder: str, split: str, classes: ClassReport) -> None:
 
 
 def draw_confusion(figure: Any, classes: ClassReport) -> None:
-    """The confusion matrix, each row as shares of its gold class; of many classes the most confused."""
+    """Draw the confusion matrix, each row as shares of its gold class; of many classes only the most confused."""
     from sklearn.metrics import confusion_matrix
 
     names, matrix = classes.names, confusion_matrix(classes.gold, classes.predicted, labels=classes.names)
@@ -125,12 +125,12 @@ def draw_confusion(figure: Any, classes: ClassReport) -> None:
 
 
 def _plain(name: str) -> str:
-    """A class's name as text: between two dollar signs, matplotlib would read a formula."""
+    """The name of a class, escaped: matplotlib would read text between two dollar signs as a formula."""
     return name.replace("$", r"\$")
 
 
 def mean_and_deviation(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of each number that all results share: its mean, and its standard deviation (n - 1) under `KEY_sd`."""
+    """The mean of each number that all results share, and its standard deviation (n - 1) as `KEY_sd`."""
     combined: dict[str, Any] = {}
     for key, value in results[0].items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and all(key in result for result in results):
@@ -143,7 +143,7 @@ def mean_and_deviation(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table_of_results(results: dict[str, Any], *, splits: Sequence[str]) -> str:
-    """The scores as columns of text, one column for each split, with ± where there are several seeds."""
+    """The scores as a text table, one column for each split, with ± if there are several seeds."""
     names: list[str] = []
     for split in splits:
         names += [name for name in _scores_of(results, split) if name not in names]
@@ -157,7 +157,7 @@ def table_of_results(results: dict[str, Any], *, splits: Sequence[str]) -> str:
 
 
 def _scores_of(results: dict[str, Any], split: str) -> list[str]:
-    """The names of a split's scores that a table shows."""
+    """The names of the scores of a split that the table shows."""
     names = [key.removeprefix(f"{split}_") for key in results if key.startswith(f"{split}_")]
     hidden = ("runtime", "samples_per_second", "epoch")
     return [name for name in names if name not in hidden and not name.endswith("_sd")]

@@ -1,4 +1,4 @@
-"""Resumes a fine-tuning run: from which checkpoint, and what may not have changed."""
+"""Resumes a fine-tuning run: finds the checkpoint, and checks that the data and settings are the same."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ SETTINGS_FILE = "finetuning_settings.json"
 
 
 def settings_of(run: "FinetuningRun") -> dict[str, Any]:
-    """What prediction needs to treat new text as training did, and what a continued run must agree with."""
+    """The settings that prediction needs to treat text as training did, and that a resumed run must match."""
     return {
         "task": run.task.task_type,
         **run.facts,
@@ -41,18 +41,18 @@ def settings_of(run: "FinetuningRun") -> dict[str, Any]:
 
 
 def read_settings(name_or_path: str) -> dict[str, Any]:
-    """The settings beside a fine-tuned model, in a folder or on the Hub; of one that has none, nothing."""
+    """The settings saved beside a fine-tuned model, in a folder or on the Hub; empty if there are none."""
     path = Path(name_or_path, SETTINGS_FILE)
     if not os.path.isdir(name_or_path):
         try:
             path = Path(hf_hub_download(name_or_path, SETTINGS_FILE))
-        except (OSError, ValueError, HfHubHTTPError):  # not there, or no network
+        except (OSError, ValueError, HfHubHTTPError):  # no such file, or no network
             return {}
     return read_json_object(path) if path.exists() else {}
 
 
 def fingerprint(windows: Sequence[Window]) -> str:
-    """A short hash of what the model is given, by which a continued run knows that the data is the same."""
+    """A short hash of the model's inputs; a resumed run uses it to check that the data is the same."""
     digest = hashlib.sha256()
     for window in windows:
         digest.update(repr((window.input_ids, window.token_type_ids, window.example, window.target)).encode())
@@ -60,13 +60,13 @@ def fingerprint(windows: Sequence[Window]) -> str:
 
 
 def embeddings_fingerprint(model: Any) -> str:
-    """A short hash of a model's token embeddings, which tells encoders apart wherever they lie."""
+    """A short hash of a model's token embeddings, which identifies an encoder whatever its path."""
     table_VE = model.get_input_embeddings().weight.detach().float().cpu().contiguous()
     return hashlib.sha256(table_VE.numpy()).hexdigest()[:16]
 
 
 def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, Any]) -> str | None:
-    """The checkpoint to go on from: the `wanted` one, or the newest whole one for "latest"; None to begin."""
+    """The checkpoint to resume from: `wanted`, or for "latest" the newest complete one; None: start a new run."""
     if wanted is None:
         return None
     checkpoint = newest_checkpoint(folder) if wanted == "latest" else wanted
@@ -98,7 +98,7 @@ def _refuse_other_settings(folder: str, before: dict[str, Any], now: dict[str, A
 
 
 def _check_best(checkpoint: str, folder: str) -> None:
-    """Refuse a checkpoint whose run had a better one before it that is gone: its weights may be the result."""
+    """Raise if the run's best checkpoint so far is gone: the result of the run may be its weights."""
     state = read_json_object(Path(checkpoint, "trainer_state.json"))
     best, step = state.get("best_model_checkpoint"), state.get("best_global_step")
     here = os.path.join(folder, f"checkpoint-{step}")
@@ -109,28 +109,28 @@ def _check_best(checkpoint: str, folder: str) -> None:
 
 
 def remove_checkpoints(folder: str, *, keep: str | None) -> None:
-    """Delete the checkpoints of a run that is done, but for the best one."""
+    """Delete the checkpoints of a finished run, except the one to `keep`."""
     for path in _checkpoints(folder):
         if keep is None or os.path.basename(path) != os.path.basename(keep):
             shutil.rmtree(path)
 
 
 def _checkpoints(folder: str) -> list[str]:
-    """The folders of the checkpoints in a run's folder, by their steps."""
+    """The folders of a run's checkpoints, sorted by step."""
     names = [name for name in os.listdir(folder) if re.fullmatch(r"checkpoint-\d+", name)]
     return [os.path.join(folder, name) for name in sorted(names, key=lambda name: int(name.split("-")[1]))]
 
 
 def newest_checkpoint(folder: str) -> str | None:
-    """The whole checkpoint with the most steps; one that was being written when the run died is passed over."""
+    """The complete checkpoint with the most steps; one that was half written when the run died is skipped."""
     whole = [path for path in _checkpoints(folder) if _is_whole(path)]
     return whole[-1] if whole else None
 
 
 def _is_whole(checkpoint: str) -> bool:
-    """Trainer writes trainer_state.json last."""
+    """Whether a checkpoint is complete: Trainer writes trainer_state.json last."""
     try:
         state = read_json_object(Path(checkpoint, "trainer_state.json"))
-    except UserError:  # not there, or no object of JSON
+    except UserError:  # no such file, or not a JSON object
         return False
     return isinstance(state.get("global_step"), int)

@@ -1,4 +1,4 @@
-"""Runs one fine-tuning, from checked flags to a folder that pipelines load; or one for each seed."""
+"""Fine-tunes once, or once for each seed: from checked flags to a folder that pipelines can load."""
 
 import math
 import os
@@ -46,11 +46,14 @@ from .windows import PackedCollator, WindowMaker
 
 
 def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = None) -> dict[str, Any]:
-    """Fine-tune, evaluate, save and print, once or once for each seed; the results are also in DIR/all_results.json.
+    """Fine-tune, evaluate, save and print, once or once for each seed.
 
     Args:
-        arguments: checked flags; their class names the type of task.
-        write_card: called with the folder and what is known about the model, to write its README.md.
+        arguments: checked flags; their class determines the type of task.
+        write_card: called with the folder and the facts about the model, to write its README.md.
+
+    Returns:
+        the results, which are also written to DIR/all_results.json.
     """
     check_metric_libraries()
     check_tracker(arguments.report_to)
@@ -60,7 +63,7 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
 
 
 def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> dict[str, Any]:
-    """See `finetune`; the folder is this run's."""
+    """`finetune`, called when this run holds the output folder."""
     config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     tokenizer = load_auto_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     data = read_data(arguments, known_label_names(config, TASKS[arguments.task_type]))
@@ -91,10 +94,10 @@ class FinetuningRun:
 
     Args:
         arguments: checked flags.
-        folder: where its files go.
-        seed: of the head, the order of the data and the dropout.
+        folder: where the run writes its files.
+        seed: of the head's weights, the order of the data and the dropout.
         data: examples, the task they define, and facts about them.
-        tokenizer: the model's.
+        tokenizer: the tokenizer of the model.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class FinetuningRun:
             raise UserError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
 
     def _training_arguments(self, num_tokens: int) -> TrainingArguments:
-        """Trainer's arguments: the flags, and defaults by the size of data and model."""
+        """Trainer's arguments: the flags, and defaults that depend on the size of data and model."""
         arguments, num_examples = self.arguments, len(self.splits["train"])
         strategy = "epoch" if arguments.eval_steps is None else "steps"
         return TrainingArguments(
@@ -152,7 +155,7 @@ class FinetuningRun:
             save_steps=arguments.eval_steps or 500,
             logging_steps=arguments.eval_steps or 500,
             save_total_limit=2,  # the best one and the last: with 1, Trainer deletes the last before the model is saved
-            restore_callback_states_from_checkpoint=True,  # how long early stopping has waited
+            restore_callback_states_from_checkpoint=True,  # including the patience counter of early stopping
             load_best_model_at_end=True,
             metric_for_best_model=SELECTION,
             greater_is_better=True,
@@ -167,7 +170,7 @@ class FinetuningRun:
         )
 
     def load_model(self) -> Any:
-        """The encoder and its head, before training."""
+        """Load the encoder and its head, as they are before training."""
         arguments, task = self.arguments, self.task
         model: Any = load_classifier(
             arguments.model_name_or_path,
@@ -191,14 +194,14 @@ class FinetuningRun:
         )
 
     def make_trainer(self, **kwargs: Any) -> FinetuningTrainer:
-        """A trainer of this run's model; or, given `model_init`, of what that makes."""
+        """A trainer of this run's model or, given `model_init`, of the models that it makes."""
         trainer = FinetuningTrainer(
             task=self.task,
             best_metric=self.best_metric,
             evaluation=(self.splits["validation"], self.windows["validation"]),
             collator=self.collator,
             groups=self.parameter_groups,
-            # `--packing off` keeps the batches of packing, so that the two can be compared.
+            # `--packing off` pads the same batches as packing uses, so that the two can be compared.
             group_by_length=self.arguments.packing == "auto" and not isinstance(self.collator, PackedCollator),
             train_dataset=self.windows["train"],
             processing_class=self.tokenizer,
@@ -210,7 +213,7 @@ class FinetuningRun:
         return trainer
 
     def train(self, write_card: WriteCard | None = None) -> dict[str, Any]:
-        """Train, score the best evaluation's model on every split, and save everything into the folder."""
+        """Train, score the best model on every split, and save everything into the folder."""
         settings = settings_of(self)
         checkpoint = checkpoint_to_resume(self.arguments.resume_from_checkpoint, self.folder, settings)
         self.say_plan(checkpoint)
@@ -222,7 +225,7 @@ class FinetuningRun:
             write_json(os.path.join(self.folder, SETTINGS_FILE), settings)
         metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
         trainer.leave_mixed_precision()
-        # Of a run that was continued, these would be of its last part alone.
+        # Left out for a resumed run, as they would cover only its last part.
         results = {} if checkpoint else {key: metrics[key] for key in ("train_runtime", "train_loss")}
         results |= {"train_samples": len(self.splits["train"]), "train_windows": len(self.windows["train"])}
         results["epoch"] = float(trainer.state.epoch or 0)
@@ -252,7 +255,7 @@ class FinetuningRun:
         return results
 
     def say_plan(self, checkpoint: str | None = None) -> None:
-        """Print the task with the numbers of examples, and how it will be trained."""
+        """Print the task, the numbers of examples, and how the model will be trained."""
         training, task = self.training, self.task
         if training.process_index != 0:
             return
@@ -282,14 +285,14 @@ class FinetuningRun:
 
 
 def check_tracker(name: str) -> None:
-    """Refuse a tracker that transformers does not know, or whose package is not installed."""
+    """Raise if transformers does not know a tracker, or its package is not installed."""
     with as_user_errors(ValueError, RuntimeError, ImportError, about=f"--report_to {name}"):
         for callback in get_reporting_integration_callbacks(name):
             callback()
 
 
 def _best_metric(arguments: FinetuningArguments, task: Task) -> tuple[str, bool]:
-    """The score that chooses the best evaluation, and whether more of it is better."""
+    """The score that selects the best evaluation, and whether higher is better."""
     if arguments.metric_for_best_model is None:
         return task.best_metric
     name = arguments.metric_for_best_model.removeprefix("eval_")
@@ -297,7 +300,7 @@ def _best_metric(arguments: FinetuningArguments, task: Task) -> tuple[str, bool]
 
 
 def _save(model: Any, tokenizer: Any, folder: str) -> None:
-    """The model as an ordinary one (adapters merged) with its tokenizer."""
+    """Save the model as an ordinary one (adapters merged), with its tokenizer."""
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
     model.config.update(model.dropout_before)  # dropout was for training only
@@ -306,7 +309,7 @@ def _save(model: Any, tokenizer: Any, folder: str) -> None:
 
 
 def _write_results(folder: str, results: dict[str, Any]) -> None:
-    """all_results.json, and the part of each split in a file of its own."""
+    """Write all_results.json, and the results of each split in a separate file."""
     write_json(os.path.join(folder, "all_results.json"), results)
     for split in ("train", "eval", "test"):
         part = {key: value for key, value in results.items() if key.startswith(f"{split}_") or key == "epoch"}

@@ -1,4 +1,4 @@
-"""Hyper-parameter search by transformers' Trainer (`Trainer.hyperparameter_search`) with optuna."""
+"""Hyperparameter search with transformers' Trainer (`Trainer.hyperparameter_search`) and optuna."""
 
 import copy
 import importlib.util
@@ -23,11 +23,11 @@ SEARCHED = ("learning_rate", "per_device_train_batch_size", "num_train_epochs")
 
 
 def check_search(arguments: Any) -> list[str]:
-    """The hyper-parameters to search: those that no flag gives.
+    """The hyperparameters to search: those that no flag sets.
 
     Raises:
         ImportError: optuna is missing.
-        ValueError: all of them are given.
+        ValueError: flags set all of them.
     """
     free = [name for name in SEARCHED if getattr(arguments, name) is None]
     if arguments.max_steps > 0:
@@ -40,10 +40,10 @@ def check_search(arguments: Any) -> list[str]:
 
 
 def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
-    """Train with one setting after the other; the best one's flags. All are in DIR/hyperparameter_search.json.
+    """Train with one setting after another; returns the flags of the best. DIR/hyperparameter_search.json lists all.
 
-    The first trial has the defaults, and ends as a run without a search does; what a trial is judged by is its last
-    evaluation. A run that is continued does not search again.
+    The first trial uses the defaults and trains exactly as a run without a search. A trial is judged by its last
+    evaluation. A resumed run does not search again.
     """
     arguments = run.arguments
     path = Path(run.folder, SEARCH_FILE)
@@ -72,13 +72,13 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
         return values
 
     run.say_plan()
-    arguments_of_trials = copy.copy(run.training)  # each trial writes its values there
+    arguments_of_trials = copy.copy(run.training)  # each trial changes their values
     arguments_of_trials.save_strategy = IntervalStrategy.NO
     arguments_of_trials.load_best_model_at_end = False
 
     def load_model() -> Any:
         model = run.load_model()
-        set_seed(run.seed)  # dropout draws as in a run without a search, whose Trainer is made after its model
+        set_seed(run.seed)  # the same dropout as in a run without a search, whose Trainer is made after its model
         return model
 
     trainer = run.make_trainer(model_init=load_model, args=arguments_of_trials)
@@ -96,7 +96,7 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
         sampler=sampler,
         load_if_exists=True,
     )
-    best = broadcast_object_list([best and best.hyperparameters])[0]  # only the first process has a study
+    best = broadcast_object_list([best and best.hyperparameters])[0]  # only the first process has the study
     name, greater_is_better = run.best_metric
     if run.training.process_index == 0:
         trials = [{"state": trial.state.name.lower(), "value": trial.value, **trial.params} for trial in study.trials]

@@ -22,12 +22,12 @@ from .tasks import Task, balanced_weights
 from .windows import Window, WindowMaker
 
 SINGLE_LABEL, MULTI_LABEL, REGRESSION = PROBLEM_TYPES
-TEXT_SHOWN = 500  # characters of a text in a list of mistakes
+TEXT_SHOWN = 500  # characters of each text in the list of mistakes
 
 
 @dataclass(frozen=True)
 class SequenceExample:
-    """One text (or pair) and its label: a name, a set of names or a number; None where it is to be predicted."""
+    """One text (or pair) and its label: a name, a set of names or a number; None if it is to be predicted."""
 
     text: str
     pair: str | None
@@ -36,7 +36,7 @@ class SequenceExample:
 
     @property
     def labels(self) -> frozenset[str]:
-        """The names of its classes; none where the label is a number."""
+        """The names of its classes; empty if the label is a number."""
         if isinstance(self.label, frozenset):
             return self.label
         return frozenset([self.label] if isinstance(self.label, str) else [])
@@ -53,14 +53,14 @@ def read_examples(
     multi_hot: int | None = None,
     numbers_are_texts: bool = False,
 ) -> list[SequenceExample]:
-    """Checked examples of a table; labels become names, sets of names or numbers as `problem_type` says.
+    """Checked examples of a table; labels become names, sets of names or numbers, depending on `problem_type`.
 
     Args:
         multi_hot: the length of labels that are vectors of zeros and ones; None: lists are names. See `multi_hot_size`.
-        numbers_are_texts: a column of numbers is taken as text, since a person or the training named it.
+        numbers_are_texts: accept a column of numbers as text, since a flag or the training settings name it.
 
     Raises:
-        ValueError: a text is empty or no text, or a label is missing or of the wrong kind (with file and line).
+        ValueError: a text is empty or not a text, or a label is missing or of the wrong kind (with file and line).
     """
     texts = _texts(table, columns.text, flag="--text_column", numbers_are_texts=numbers_are_texts)
     pairs: list[Any] = [None] * len(table)
@@ -127,10 +127,10 @@ def _label_list(value: Any, where: str, column: str) -> list[Any]:
 
 
 def multi_hot_size(table: Table, column: str) -> int | None:
-    """The length of the labels where all of them are vectors of zeros and ones of one length, 2 or more; else None.
+    """The length of the labels if all are vectors of zeros and ones of the same length, at least 2; else None.
 
-    So `[0.0, 1.0, 1.0]`, the form that transformers' own classifier takes, means the classes 1 and 2. The training data
-    decides it for all splits.
+    So `[0.0, 1.0, 1.0]`, the form that transformers' own classifier takes, means classes 1 and 2. The training data
+    decides for all splits.
     """
     lists = [_label_list(value, table.where(row), column) for row, value in enumerate(table.columns[column])]
     sizes = {len(one) for one in lists}
@@ -154,14 +154,14 @@ def _label_name(value: Any, where: str, column: str) -> str:
     if missing or str(value).strip().lower() in ("", "nan"):
         raise UserError(f"{where}: the label (column {column!r}) is missing ({value!r}); fill it or remove the row")
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # a column of class numbers with gaps comes out of Parquet as 1.0
+        value = int(value)  # Parquet gives a column of class numbers with missing values as 1.0
     return str(value).strip()
 
 
 def problem_type_of_values(values: Sequence[Any]) -> str:
-    """Lists are multi-label, fractions are regression, everything else is one class of several.
+    """The problem type of labels: lists are multi-label, fractions are regression, everything else is single-label.
 
-    A few values that are not numbers among fractions are taken for mistakes; `read_examples` then names their lines.
+    A few values that are not numbers among fractions count as mistakes; `read_examples` then names their lines.
     """
     if any(isinstance(value, (list, tuple)) or (isinstance(value, str) and value.startswith("[")) for value in values):
         return MULTI_LABEL
@@ -189,7 +189,7 @@ class SequenceTask(Task):
     Args:
         problem_type: one of `PROBLEM_TYPES`.
         label_names: names by class number; for regression one name, that of the value.
-        target_mean, target_scale: a regression is trained on (value - mean) / scale, whatever the unit of the value.
+        target_mean, target_scale: a regression is trained on (value - mean) / scale.
         class_weights: [C] weights of the loss, 1 on average over the training examples, or None.
     """
 
@@ -200,7 +200,7 @@ class SequenceTask(Task):
 
     @classmethod
     def of_config(cls, config: Any) -> "SequenceTask":
-        """The task of a fine-tuned model. Without a problem type, one output is a regression."""
+        """The task of a fine-tuned model. If its configuration has no problem type, one output means regression."""
         names = [name for _, name in sorted(config.id2label.items())]
         by_outputs = REGRESSION if len(names) == 1 else SINGLE_LABEL
         problem_type = config.problem_type if config.problem_type in PROBLEM_TYPES else by_outputs
@@ -222,7 +222,7 @@ class SequenceTask(Task):
         return SequenceExample(text, pair, None, f"{source}, line {line}")
 
     def target(self, example: SequenceExample) -> Any:
-        """The label as the loss wants it: a class number, a row of zeros and ones, or a standardised number."""
+        """The label in the form of the loss: a class number, a row of zeros and ones, or a standardised number."""
         if self.problem_type == SINGLE_LABEL:
             return self.label_ids[str(example.label)]
         if self.problem_type == MULTI_LABEL:
@@ -257,7 +257,7 @@ class SequenceTask(Task):
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Sum of the losses of all labels, divided by their number in the whole global batch."""
-        # fp32: under autocast the sum over a large batch would lose its last digits
+        # fp32: under autocast the sum over a large batch would lose precision
         logits_BC = widen(outputs["logits"])
         if self.problem_type == REGRESSION:
             logits_BC = (logits_BC - self.target_mean) / self.target_scale
@@ -271,7 +271,7 @@ class SequenceTask(Task):
 
     @property
     def best_metric(self) -> tuple[str, bool]:
-        """Accuracy, F1 over all labels, or the squared error."""
+        """Accuracy, F1 over all labels, or the mean squared error, with whether higher is better."""
         return {SINGLE_LABEL: ("accuracy", True), MULTI_LABEL: ("f1_micro", True), REGRESSION: ("mse", False)}[
             self.problem_type
         ]
@@ -289,7 +289,7 @@ class SequenceTask(Task):
         return {"loss": float(loss), **scores}
 
     def predictions(self, logits: np.ndarray, examples: Sequence[SequenceExample]) -> list[dict[str, Any]]:
-        """The text, and `{"label", "score", "scores"}`, `{"labels", "scores"}` or `{"value"}`."""
+        """For each example its text, and `{"label", "score", "scores"}`, `{"labels", "scores"}` or `{"value"}`."""
         return [{**_text(e), **answer} for e, answer in zip(examples, self._answers(logits), strict=True)]
 
     def _answers(self, logits: np.ndarray) -> list[dict[str, Any]]:
@@ -307,7 +307,7 @@ class SequenceTask(Task):
         return {"label": self.label_names[best], "score": scores[self.label_names[best]], "scores": scores}
 
     def report(self, logits: np.ndarray, examples: Sequence[SequenceExample]) -> Report:
-        """The most certain mistakes, or the most distant numbers; scores by class of single labels."""
+        """Predictions and mistakes, the most confident or most distant first; for single labels, scores by class."""
         answers = self._answers(logits)
         errors = [_error(example, answer) for example, answer in zip(examples, answers, strict=True)]
         worst = sorted((index for index, error in enumerate(errors) if error > 0), key=lambda index: -errors[index])
@@ -330,7 +330,7 @@ def _text(example: SequenceExample) -> dict[str, str]:
 
 
 def _error(example: SequenceExample, answer: dict[str, Any]) -> float:
-    """0 if right; else the probability that wrong labels got, or right ones did not get; of numbers the distance."""
+    """How wrong an answer is: 0 if right, else the misplaced probability (summed over labels), or the distance."""
     if "value" in answer:
         return abs(answer["value"] - float(example.label))  # type: ignore[arg-type]
     scores = answer["scores"]
@@ -341,7 +341,7 @@ def _error(example: SequenceExample, answer: dict[str, Any]) -> float:
 
 
 def _mistake(example: SequenceExample, answer: dict[str, Any]) -> str:
-    """Where it is, the gold and the predicted label, and the text."""
+    """A paragraph with the place of an example, its gold and predicted labels, and its text."""
     if "value" in answer:
         verdict = f"gold {example.label:g}, predicted {answer['value']:.4g}"
     elif isinstance(example.label, frozenset):
@@ -372,7 +372,7 @@ def make_sequence_task(
     """The task that training examples define; `known_names` (the model's) keep their order if they cover the labels."""
     if problem_type == REGRESSION:
         values = np.asarray([example.label for example in examples], dtype=float)
-        if (values == values[0]).all():  # their standard deviation may be a rounding error above 0
+        if (values == values[0]).all():  # the standard deviation may exceed 0 by a rounding error
             raise UserError(f"every label of the training data is {values[0]:g}; nothing to learn")
         return SequenceTask(
             problem_type=problem_type,

@@ -1,7 +1,7 @@
 """Labelled tables in memory: their columns, which of them is text or label, and the line on which each row begins.
 
-They are read by `corpus.tables`, as pretraining's are. A row that cannot be read is an error that names its line: a row
-silently lost is a score silently wrong.
+`corpus.tables` reads them, as for pretraining. A row that cannot be read raises an error that names its line: silently
+dropped rows would make the scores silently wrong.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ class Table:
     """Columns of equal length. `lines[i]` is the line of the file on which row i begins (or its row number).
 
     Attributes:
-        num_blank: how many rows of a CSV or TSV were left out because every cell of them is blank.
+        num_blank: how many rows of a CSV or TSV were left out because all their cells are blank.
     """
 
     source: str
@@ -51,15 +51,15 @@ class Table:
 
 
 def read_table(path: str, *, has_header: bool | None = None, wanted: Sequence[str | None] = ()) -> Table:
-    """Read one file by its suffix.
+    """Read one file; its suffix tells the format.
 
     Args:
-        path: a .csv, .tsv, .jsonl, .ndjson, .json or .parquet file, also compressed.
+        path: a .csv, .tsv, .jsonl, .ndjson, .json or .parquet file, plain or compressed.
         has_header: whether the first row of a CSV or TSV names the columns; None to find out.
         wanted: the columns that flags name.
 
     Raises:
-        UserError: the suffix is unknown, the content is broken (the message names the line), or there is no row.
+        UserError: the suffix is unknown, the content is broken (the message names the line), or there are no rows.
     """
     file = open_table(path, has_header=has_header, wanted=[name for name in wanted if name is not None])
     table = collect(file)
@@ -69,7 +69,7 @@ def read_table(path: str, *, has_header: bool | None = None, wanted: Sequence[st
 
 
 def collect(file: TableFile) -> Table:
-    """All rows of a table but blank ones; a key that an object of JSON lacks is None there."""
+    """All rows of a table except blank ones; a key that a JSON object lacks becomes None."""
     found = list(good_rows(file))
     rows = [row for row in found if not all(isinstance(x, str) and not x.strip() for x in row.values.values())]
     names = dict.fromkeys(chain(file.columns, chain.from_iterable(row.values for row in rows)))
@@ -78,7 +78,7 @@ def collect(file: TableFile) -> Table:
 
 
 def good_rows(file: TableFile) -> Iterator[Row]:
-    """All rows of a table; one that cannot be read is an error with its line."""
+    """All rows of a table; one that cannot be read raises an error that names its line."""
     for row in file.rows():
         if isinstance(row, BadText):
             raise UserError(f"{file.source}, {row.unit} {row.line}: {row.reason}")
@@ -88,7 +88,7 @@ def good_rows(file: TableFile) -> Iterator[Row]:
 
 
 def _half_character(value: Any) -> str | None:
-    """`lone_surrogate` of the texts in a value."""
+    """The first `lone_surrogate` of the texts in a value."""
     if isinstance(value, str):
         return lone_surrogate(value)
     if isinstance(value, (list, tuple, dict)):
@@ -102,7 +102,7 @@ def _half_character(value: Any) -> str | None:
 
 @dataclass(frozen=True)
 class SequenceColumns:
-    """Which columns hold the text, its partner (if any) and the label (None when only predicting)."""
+    """The columns of the text, of the second text of a pair (if any) and of the label (None for prediction)."""
 
     text: str
     pair: str | None
@@ -117,10 +117,10 @@ def find_columns(
     label_column: str | None = None,
     with_label: bool = True,
 ) -> SequenceColumns:
-    """The columns to use: those given; else those with a usual name; else those whose content leaves no doubt.
+    """The columns to use: those given, else those with a common name, else those that are clear from their content.
 
     Raises:
-        UserError: a given column is missing, or nothing tells the columns apart (the message lists them).
+        UserError: a given column is missing, or it is not clear which columns to use (the message lists them).
     """
     flags: dict[str, str] = {}
     for name, flag in (
@@ -180,5 +180,5 @@ def _label_by_content(table: Table, *, taken: Sequence[str | None]) -> str:
 
 
 def are_fractions(values: Sequence[Any]) -> bool:
-    """Whether all values are numbers, and some of them not whole."""
+    """Whether all values are numbers and some are not integers."""
     return all(is_number(value) for value in values) and any(float(value) != int(float(value)) for value in values)

@@ -18,23 +18,24 @@ CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "depre
 WORD_FIELDS = ("words", "tokens")
 TAG_FIELDS = ("tags", "ner_tags", "labels", "pos_tags", "upos", "slots")
 SPAN_FIELDS = ("spans", "entities")
-_JOINER = "\u200d"  # of emoji that are several
+_JOINER = "\u200d"  # joins several emoji into one
 _SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 _BLANKS = re.compile(r"[ \t]+")
 _HANGUL = re.compile("[\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3\uffa0-\uffdc]")
 
 
 def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: bool = True) -> list[TaggedSentence]:
-    """Sentences of a file: CoNLL-U, JSON lines, Parquet, and everything else as CoNLL columns.
+    """Read the sentences of a file: CoNLL-U, JSON lines, Parquet, and everything else as CoNLL columns.
 
     Args:
-        path: the file; .conllu, .jsonl / .ndjson / .json and .parquet are told by their suffix.
+        path: the file; .conllu, .jsonl / .ndjson / .json and .parquet are recognised by their suffix.
         tag_column: a name (`xpos`, a JSON field) or a number from 1, from the end if negative. Default: UPOS of
-            CoNLL-U, the last column of CoNLL, the usual field of JSON.
+            CoNLL-U, the last column of CoNLL, the field with a common name in JSON.
         with_tags: False to read words only.
 
     Raises:
-        UserError: unequal columns, words and tags of unequal number, a span outside its text … (with file and line).
+        UserError: rows of unequal width, unequal numbers of words and tags, a span outside its text … (with file and
+            line).
     """
     suffix = bare_suffix(path)
     if suffix in (".jsonl", ".ndjson", ".json", ".parquet"):
@@ -64,7 +65,7 @@ def sentences_of_table(table: TableFile, *, tag_column: str | None, with_tags: b
 
 
 def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
-    """Runs of lines that are not blank, each line with its number."""
+    """The blocks of lines between blank lines, each line with its number."""
     block: list[tuple[int, str]] = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -83,7 +84,7 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
         raise UserError(f"{path}: expected columns (word and tag), found lines of {width}; which format is it?")
     column = _column_number(tag_column, width, path) if with_tags else 0
     blocks = list(_blocks(lines))
-    # A hash and a blank: hashtags may begin most tweets.
+    # A hash and a space, since most tweets may begin with a hashtag.
     has_comments = len(blocks) > 1 and 2 * sum(block[0][1].startswith("# ") for block in blocks) > len(blocks)
     for block in blocks:
         rows = _conll_rows(block, separator, width, has_comments=has_comments)
@@ -98,7 +99,7 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
 
 
 def _refuse_numbers_as_words(sentences: list[TaggedSentence], path: str) -> None:
-    """Refuse a file whose first column counts the words of each sentence, as in CoNLL-U and GermEval."""
+    """Raise if the first column numbers the words of each sentence, as in CoNLL-U and GermEval."""
     starts = {tuple(sentence.words[:2]) for sentence in sentences if len(sentence.words) > 1}
     if starts and starts <= {("0", "1"), ("1", "2"), ("1-2", "1")}:
         raise UserError(
@@ -121,18 +122,18 @@ def _conll_rows(
     """The rows of a sentence with their line numbers, without comments and document marks.
 
     Args:
-        has_comments: most sentences begin with such a line, so the first one is a comment even if it looks like a row.
+        has_comments: most sentences begin with a comment, so a first line that could be a row or a comment is one.
     """
     if has_comments and block[0][1].startswith("# "):
         block = block[1:]
-    # a comment stands before a sentence and need not look like a row; "# O" inside one is a word and its tag
+    # a comment comes before a sentence and does not look like a row; "# O" inside a sentence is a word and its tag
     while block and block[0][1].startswith("#") and len(_cells(block[0][1], separator)) != width:
         block = block[1:]
     return [(number, _cells(line, separator)) for number, line in block if not line.startswith("-DOCSTART-")]
 
 
 def _check_conll_row(cells: list[str], width: int, column: int, *, where: str) -> None:
-    """Refuse a row of another width, or without a word, or without what stands in `column`."""
+    """Raise if a row has another width, or its word or its cell in `column` is empty."""
     if len(cells) != width:
         raise UserError(f"{where}: {len(cells)} columns, where other lines have {width}")
     for name, cell in (("word", cells[0]), ("tag", cells[column])):
@@ -141,15 +142,15 @@ def _check_conll_row(cells: list[str], width: int, column: int, *, where: str) -
 
 
 def _cells(line: str, separator: str | None) -> list[str]:
-    """Cells of a line; the separator None stands for any run of blanks. Words may hold blanks in files with tabs.
+    """The cells of a line; the separator None means any whitespace. In files with tabs, words may hold spaces.
 
-    No-break spaces and their kind are characters of a word, as in "10\N{NO-BREAK SPACE}000".
+    No-break spaces and the like belong to the word, as in "10\N{NO-BREAK SPACE}000".
     """
     return _BLANKS.split(line.strip(" \t\r\n")) if separator is None else line.rstrip("\r\n").split(separator)
 
 
 def _column_number(name: str | None, width: int, path: str) -> int:
-    """The index of the tag column: `name` counts from 1, or from the end if negative; default the last."""
+    """The index of the tag column; `name` is a number from 1, or from the end if negative; None: the last column."""
     if name is None:
         return width - 1
     try:
@@ -195,12 +196,12 @@ def _conllu_column(name: str | None, path: str) -> int:
 
 
 def _conllu_spaces(rows: list[list[str]]) -> list[bool]:
-    """Whether a space stands before each word, from SpaceAfter=No of the words and of the ranges they are part of.
+    """Whether a space precedes each word, from SpaceAfter=No of the words and of the ranges they are part of.
 
-    Within a range ("don't" = "do" + "n't") there is none where the parts spell the whole.
+    Within a range ("don't" = "do" + "n't") there is no space if the parts spell the whole.
     """
     forms = {int(cells[0]): cells[1] for cells in rows if cells[0].isdigit()}
-    inside: set[int] = set()  # words after the first of a range that they spell
+    inside: set[int] = set()  # the words after the first of a range, if the words spell the range
     glued_after: set[int] = set()
     for cells in rows:
         words = _conllu_word_ids(cells[0])
@@ -213,7 +214,7 @@ def _conllu_spaces(rows: list[list[str]]) -> list[bool]:
 
 
 def _conllu_word_ids(cell: str) -> range:
-    """The words of a row: of `3` one, of the range `3-4` all, of the empty node `3.1` none."""
+    """The word numbers of a row: one for `3`, all of the range for `3-4`, none for the empty node `3.1`."""
     first, dash, last = cell.partition("-")
     if not dash and not first.isdigit():
         return range(0)
@@ -223,7 +224,7 @@ def _conllu_word_ids(cell: str) -> range:
 def _sentence_of_record(
     record: dict[str, Any], tag_column: str | None, with_tags: bool, *, source: str, line: int
 ) -> TaggedSentence:
-    """A JSON object: words and tags; or text and spans; or chunks of text, `{"data": [{"text", "entity"}]}`."""
+    """The sentence of a JSON object: words and tags; text and spans; or chunks, `{"data": [{"text", "entity"}]}`."""
     where = f"{source}, line {line}"
     word_field = next((name for name in WORD_FIELDS if isinstance(record.get(name), (list, tuple))), None)
     if word_field is not None:
@@ -291,13 +292,13 @@ def _checked_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
 def sentence_of_text(
     text: str, spans: Sequence[tuple[int, int, str]] | None, *, source: str, line: int
 ) -> TaggedSentence:
-    """Split running text into words, and give the words of a span its label, in IOB2.
+    """Split running text into words, and give the words of each span its label, in IOB2.
 
-    The words do not depend on the spans, so a model is scored on the words that it will be asked for. A span that ends
-    inside a word takes the whole word, and of two in one word the first one does; `inexact_spans` counts them.
+    The words do not depend on the spans, so a model is scored on the same words as in prediction. A span that ends
+    inside a word takes the whole word; if two spans share a word, the first one gets it. `inexact_spans` counts them.
 
     Raises:
-        UserError: the text has no word, a span covers none, or two spans overlap (with file and line).
+        UserError: the text has no words, a span covers none, or two spans overlap (with file and line).
     """
     bounds = word_bounds(text)
     if not bounds:
@@ -338,15 +339,15 @@ def _tags_of_spans(
 
 
 def word_bounds(text: str) -> list[tuple[int, int]]:
-    """(start, end) of the words of a text: runs of letters, marks and digits.
+    """(start, end) of the words of a text: sequences of letters, marks and digits.
 
-    Letters of scripts without spaces, and other signs, are words one by one, each with the marks behind it.
+    Each letter of a script without spaces, and each other sign, is a word by itself, with the marks that follow it.
     """
     bounds: list[tuple[int, int]] = []
     previous, joined = " ", False
     for position, character in enumerate(text):
         kind = _kind_of(character)
-        if kind == "mark":  # it belongs to what stands before it
+        if kind == "mark":  # it belongs to the character before it
             kind = "word" if previous == " " else previous
             goes_on = previous != " "
         else:
@@ -371,14 +372,14 @@ def _kind_of(character: str) -> str:
 
 
 def _is_unspaced(character: str) -> bool:
-    """Whether a letter, mark or stop is of a script that puts no spaces between words."""
+    """Whether a letter, mark or full stop is of a script without spaces between words."""
     if UNSPACED_SCRIPTS.match(character):
         return True
     return unicodedata.east_asian_width(character) in "WFH" and not _HANGUL.match(character)
 
 
 def _spaces_between(words: Sequence[str]) -> list[bool]:
-    """Whether a space stands before each word where a file does not tell: not between words of unspaced scripts."""
+    """Whether a space precedes each word, for files that do not say: not between words of unspaced scripts."""
 
     def is_unspaced(character: str) -> bool:
         return unicodedata.category(character)[0] in "LMP" and _is_unspaced(character)

@@ -1,12 +1,12 @@
-"""Tag schemes (IOB1, IOB2, BIOES): detects which one a file has, and converts to IOB2.
+"""Tag schemes (IOB1, IOB2, BIOES): detects the scheme of a file, and converts to IOB2.
 
-Two entities of one type that touch, the first of two words, the second of one:
+Two adjacent entities of one type, the first of two words, the second of one:
 
-    IOB1     I-PER I-PER B-PER      B- only where two entities of one type touch (B- elsewhere is read too)
+    IOB1     I-PER I-PER B-PER      B- only between two adjacent entities of one type (B- elsewhere is accepted)
     IOB2     B-PER I-PER B-PER      B- on every first word
-    BIOES    B-PER E-PER S-PER      also the last word and the single one are marked (BILOU: L and U)
+    BIOES    B-PER E-PER S-PER      the last word and a single word are marked, too (BILOU: L and U)
 
-Plain tags (NOUN, VERB) mark no entities: each stands for its word alone.
+Plain tags (NOUN, VERB) mark no entities: each applies to its word alone.
 """
 
 import re
@@ -17,21 +17,21 @@ from ..utils.errors import UserError
 
 SCHEMES = ("iob1", "iob2", "bioes", "plain")
 OUTSIDE = "O"
-_AS_BIOES = {"L": "E", "U": "S", "M": "I"}  # BILOU and BMES spell the same positions with other letters
+_AS_BIOES = {"L": "E", "U": "S", "M": "I"}  # BILOU and BMES use other letters for the same positions
 _MISSPELT = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]")  # B_PER, PER-B
 _LETTERS = {"iob1": "BI", "iob2": "BI", "bioes": "BIESLUM"}
 
 
 @dataclass(frozen=True)
 class TaggedSentence:
-    """Words and their tags. A tag is None where the file gives none; `tags` is None where all are to be predicted.
+    """Words and their tags. A tag is None if the file gives none; `tags` is None if all are to be predicted.
 
     Attributes:
-        spaces: whether a space stands before each word in the text (False for the first).
+        spaces: whether a space precedes each word in the text (False for the first).
         line: the line of the file on which the sentence begins.
-        lines: the line of each word, in files where words have their own.
-        text, starts: running text and the character at which each word begins, where the file holds text.
-        inexact_spans: how many of its entities begin or end inside a word in that text.
+        lines: the line of each word, in files with one word per line.
+        text, starts: running text and the character at which each word begins, if the file holds text.
+        inexact_spans: how many of the entities begin or end inside a word of that text.
     """
 
     words: list[str]
@@ -55,7 +55,7 @@ class TaggedSentence:
 
 
 def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
-    """The scheme in which the tags of all sentences make sense.
+    """The scheme in which the tags of all sentences are valid.
 
     Raises:
         ValueError: some tags look like entity tags and some do not (the message names one, its file and line).
@@ -84,7 +84,7 @@ def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
 
 
 def _prefix(tag: str) -> str:
-    """The letter of an entity tag, O, or "plain"."""
+    """The prefix letter of an entity tag, "O", or "plain"."""
     if tag == OUTSIDE:
         return OUTSIDE
     if len(tag) > 2 and tag[1] == "-" and tag[0] in "BIESLUM":
@@ -93,7 +93,7 @@ def _prefix(tag: str) -> str:
 
 
 def _first_plain(sentences: Sequence[TaggedSentence]) -> tuple[str, str]:
-    """The first tag that is neither O nor of an entity, and where it stands."""
+    """The first tag that is neither O nor an entity tag, and its place in the file."""
     return next(
         (tag, sentence.where(index))
         for sentence in sentences
@@ -103,7 +103,7 @@ def _first_plain(sentences: Sequence[TaggedSentence]) -> tuple[str, str]:
 
 
 def _is_iob1(sentences: Sequence[TaggedSentence]) -> bool:
-    """Whether any entity begins with I-. IOB2 with slips in it reads the same way: an entity begins there too."""
+    """Whether any entity begins with I-. IOB2 with such mistakes gets the same entities when it is read as IOB1."""
     for sentence in sentences:
         previous = OUTSIDE
         for tag in sentence.tags or []:
@@ -118,7 +118,7 @@ def to_iob2(sentence: TaggedSentence, scheme: str) -> TaggedSentence:
     """The same sentence with its tags in IOB2 (tags of the plain scheme stay as they are).
 
     Raises:
-        ValueError: a tag does not belong to the scheme, or cannot stand where it stands (with file and line).
+        ValueError: a tag does not belong to the scheme, or is not allowed in its position (with file and line).
     """
     if scheme == "plain" or sentence.tags is None:
         return sentence
@@ -140,7 +140,7 @@ def to_iob2(sentence: TaggedSentence, scheme: str) -> TaggedSentence:
 
 
 def _check_may_begin(tag: str, previous: str, scheme: str, where: str) -> None:
-    """Refuse a tag I- or E- that begins an entity, where the scheme does not allow it."""
+    """Raise if a tag I- or E- begins an entity and the scheme does not allow it."""
     if scheme in ("iob2", "bioes"):
         other = ", or give --tag_scheme iob1 if I- may begin an entity" if scheme == "iob2" else ""
         raise UserError(
@@ -150,7 +150,7 @@ def _check_may_begin(tag: str, previous: str, scheme: str, where: str) -> None:
 
 
 def _split(tag: str, scheme: str, where: str) -> tuple[str, str]:
-    """(letter of BIOES or O, entity type) of a tag that must belong to the scheme."""
+    """(letter of BIOES or O, entity type) of a tag; raises if it does not belong to the scheme."""
     if tag == OUTSIDE:
         return OUTSIDE, ""
     if len(tag) < 3 or tag[1] != "-" or tag[0] not in _LETTERS[scheme]:
@@ -173,7 +173,7 @@ def label_names_of_tags(sentences: Iterable[TaggedSentence], *, entities: bool) 
 
 
 def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(type, first word, word after the last) of the entities of IOB2 tags; an I- that continues nothing begins one."""
+    """(type, first word, word after the last) of each entity; an I- that continues no entity begins one."""
     spans: list[tuple[str, int, int]] = []
     for index, tag in enumerate(tags):
         if tag == OUTSIDE:

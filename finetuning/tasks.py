@@ -15,21 +15,21 @@ from .windows import Window, WindowMaker
 
 
 class Task(ABC):
-    """Examples to model inputs, and logits to losses, scores and predictions.
+    """Turns examples into model inputs, and logits into losses, scores and predictions.
 
     `assemble` makes the logits of an example from those of its windows. All other methods take logits of examples.
 
     Args:
-        problem_type: what the labels are; one of the model configuration's, or `token_classification`.
+        problem_type: the kind of labels: a `problem_type` of the model's configuration, or `token_classification`.
         label_names: names by class number; for regression one name, that of the value.
         class_weights: [C] weights of the loss, or None.
         target_mean, target_scale: a regression is trained on (value - mean) / scale.
 
     Attributes:
         task_type: "sequence" or "token", as in the settings file of a run.
-        head: how the names of model classes with a head for this task end.
-        per_token: whether the model has logits for each token, [B, T, C], or for each sequence, [B, C].
-        window_overlap: tokens that the windows of a long document share by default; None: a quarter of a window.
+        head: the suffix of the names of model classes with a head for this task.
+        per_token: whether the model gives logits for each token, [B, T, C], or for each sequence, [B, C].
+        window_overlap: tokens that neighbouring windows of a document share by default; None: a quarter of a window.
     """
 
     task_type: str
@@ -57,7 +57,7 @@ class Task(ABC):
 
     @classmethod
     def has_head(cls, config: Any) -> bool:
-        """Whether a configuration is of a model with a head for this task."""
+        """Whether the model of a configuration has a head for this task."""
         return any(name.endswith(cls.head) for name in getattr(config, "architectures", None) or [])
 
     @classmethod
@@ -66,7 +66,7 @@ class Task(ABC):
         """The task that a fine-tuned model was trained for."""
 
     def write_labels(self, config: Any) -> None:
-        """Put the label names, and what else the head goes by, into the configuration of a model."""
+        """Write the label names, and the head's other settings, into the configuration of a model."""
         config.id2label = dict(enumerate(self.label_names))
         config.label2id = dict(self.label_ids)
 
@@ -74,33 +74,33 @@ class Task(ABC):
 
     @abstractmethod
     def check(self, examples: Sequence[Any]) -> None:
-        """Raise a `ValueError`, with file and line, where a label is not one of `label_names`."""
+        """Raise a `ValueError`, with file and line, if a label is not one of `label_names`."""
 
     @abstractmethod
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> Any:
-        """An example without a label, of running text."""
+        """An example without a label, made from running text."""
 
     def read_file(self, path: str) -> list[Any] | None:
-        """Examples without labels from a file in a format of this task alone; None: it is a table or lines of text."""
+        """Examples without labels from a file in a format that only this task has; None for tables and text."""
         return None
 
     def refuse_tagged(self, rows: Iterable[Sequence[str]], source: str) -> None:
-        """Raise a `ValueError` where the cells of a text or table are words and their tags, and no texts."""
+        """Raise a `ValueError` if the cells of a file are not texts but words and their tags."""
         return
 
     @abstractmethod
     def windows(self, examples: Sequence[Any], maker: WindowMaker) -> list[Window]:
-        """One window of each example, or several that overlap where it is longer than the model reads."""
+        """One window for each example, or several overlapping ones if it is longer than the model's input."""
 
     # Logits
 
     @abstractmethod
     def assemble(self, examples: Sequence[Any], windows: Sequence[Window], logits: Sequence[np.ndarray]) -> Any:
-        """Logits of examples from those of their windows."""
+        """The logits of examples, made from those of their windows."""
 
     @abstractmethod
     def blank_logits(self, examples: Sequence[Any]) -> Any:
-        """Logits of zero. A run scores them before training, so that a mistake in the data shows then."""
+        """Zero logits. A run scores them before training, so that errors in the data show up early."""
 
     @abstractmethod
     def loss(
@@ -111,7 +111,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def best_metric(self) -> tuple[str, bool]:
-        """The metric that chooses the best evaluation, and whether more of it is better."""
+        """The metric that selects the best evaluation, and whether higher is better."""
 
     @abstractmethod
     def metrics(self, logits: Any, examples: Sequence[Any]) -> dict[str, float]:
@@ -119,7 +119,7 @@ class Task(ABC):
 
     @abstractmethod
     def predictions(self, logits: Any, examples: Sequence[Any]) -> list[dict[str, Any]]:
-        """For each example a record that can be written as JSON."""
+        """A JSON-serialisable record for each example."""
 
     @abstractmethod
     def report(self, logits: Any, examples: Sequence[Any]) -> Report:
@@ -127,6 +127,6 @@ class Task(ABC):
 
 
 def balanced_weights(counts: Sequence[int]) -> list[float]:
-    """Weight n / (classes × count) of each class that occurs: all weigh the same, and the mean over examples is 1."""
+    """Weights n / (classes × count): classes that occur have equal total weight, and the mean over examples is 1."""
     classes = sum(count > 0 for count in counts)
     return [sum(counts) / (classes * count) if count else 0.0 for count in counts]

@@ -20,13 +20,13 @@ from .windows import Window, WindowMaker
 
 
 class TokenTask(Task):
-    """Tagging of words: a tag for each word, read off its first sub-word.
+    """Tagging of words: a tag for each word, predicted at its first subword.
 
     Args:
-        label_names: for entities in IOB2.
-        entities: whether the tags mark entities, which are scored as whole spans, or stand for themselves.
+        label_names: names by class number; for entities in IOB2.
+        entities: whether the tags mark entities, which are scored as whole spans, or are plain tags.
         class_weights: [C] weights of the loss, 1 on average over the words of the training data, or None.
-        label_subwords: the sub-words that carry their word's tag in training: "first" or "all".
+        label_subwords: the subwords that carry their word's tag in training: "first" or "all".
     """
 
     task_type = "token"
@@ -48,7 +48,7 @@ class TokenTask(Task):
 
     @classmethod
     def of_config(cls, config: Any) -> "TokenTask":
-        """The task of a fine-tuned model: entities, where its labels are O, B-TYPE and I-TYPE."""
+        """The task of a fine-tuned model; its tags mark entities if its labels are O, B-TYPE and I-TYPE."""
         names = [name for _, name in sorted(config.id2label.items())]
         entities = OUTSIDE in names and all(name == OUTSIDE or name[:2] in ("B-", "I-") for name in names)
         return cls(label_names=names, entities=entities)
@@ -56,7 +56,7 @@ class TokenTask(Task):
     # Examples
 
     def check(self, examples: Sequence[TaggedSentence]) -> None:
-        """Every tag must be one the model knows, and there must be some."""
+        """Raise if a tag is not one of the label names, or if there are no tags."""
         if not any(sentence.labels for sentence in examples):
             raise UserError(f"{examples[0].source} holds no tag")
         for sentence in examples:
@@ -65,16 +65,16 @@ class TokenTask(Task):
                     raise UserError(f"{sentence.where(index)}: tag {tag!r} does not occur in the training data")
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> TaggedSentence:
-        """The words of running text."""
+        """An example made of the words of running text."""
         return sentence_of_text(text, None, source=source, line=line)
 
     def read_file(self, path: str) -> list[TaggedSentence] | None:
-        """Sentences of all formats of tagged text; None for text and tables, whose texts are split into words."""
+        """The sentences of a file in a format of tagged text; None for text and tables, whose texts are split later."""
         is_text = bare_suffix(path) in (".txt", ".csv", ".tsv")
         return None if is_text else read_tagged_file(path, with_tags=False)
 
     def refuse_tagged(self, rows: Iterable[Sequence[str]], source: str) -> None:
-        """Refuse CoNLL columns under the name of a text or table: each word and its tag would be tagged as a text."""
+        """Raise if a text or table holds CoNLL columns: each word with its tag would be tagged as a text."""
         tags = {cells[-1] if len(cells) > 1 else "" for cells in rows if cells}
         if len(tags) > 1 and tags <= self.label_ids.keys():
             raise UserError(
@@ -89,7 +89,7 @@ class TokenTask(Task):
         )
 
     def target(self, tag: str | None) -> tuple[int, int]:
-        """Class numbers of a word's first sub-word and of its others, which never begin an entity."""
+        """The class numbers of a word's first subword and of its other subwords, which never begin an entity."""
         if tag is None:
             return IGNORED_LABEL, IGNORED_LABEL
         inside = f"I-{tag[2:]}" if self.entities and tag[0] == "B" else tag
@@ -100,7 +100,7 @@ class TokenTask(Task):
     def assemble(
         self, examples: Sequence[TaggedSentence], windows: Sequence[Window], logits: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """[words, C] of each sentence. A word has the logits of its first sub-word, in the window it belongs to."""
+        """Logits [words, C] of each sentence. A word has the logits of its first subword, in the word's own window."""
         assembled = self.blank_logits(examples)
         num_words = 0
         for window, logits_TC in zip(windows, logits, strict=True):
@@ -111,20 +111,20 @@ class TokenTask(Task):
         return assembled
 
     def blank_logits(self, examples: Sequence[TaggedSentence]) -> list[np.ndarray]:
-        """Zeros, [words, C] for each sentence."""
+        """Zero logits, [words, C] for each sentence."""
         return [np.zeros((len(sentence.words), len(self.label_names))) for sentence in examples]
 
     def loss(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Sum of the cross-entropies of all labelled tokens, divided by their number in the whole global batch."""
-        # fp32: under autocast the sum over a large batch would lose its last digits
+        # fp32: under autocast the sum over a large batch would lose precision
         logits_NC = widen(outputs["logits"]).flatten(0, -2)
         return cross_entropy(logits_NC, labels.flatten(), num_items_in_batch, class_weights_C=self.class_weights_C)
 
     @property
     def best_metric(self) -> tuple[str, bool]:
-        """F1 of entities, accuracy of plain tags."""
+        """F1 for entities, accuracy for plain tags; higher is better for both."""
         return ("f1", True) if self.entities else ("accuracy", True)
 
     def metrics(self, logits: Sequence[np.ndarray], examples: Sequence[TaggedSentence]) -> dict[str, float]:
@@ -146,12 +146,12 @@ class TokenTask(Task):
         return gold, predicted
 
     def tags(self, logits: Sequence[np.ndarray]) -> list[list[str]]:
-        """The likeliest tag of every word. An I- that continues no entity becomes B-."""
+        """The most probable tag of every word. An I- that continues no entity becomes B-."""
         tags = [[self.label_names[number] for number in words.argmax(-1)] for words in logits]
         return [repair_iob2(sentence) for sentence in tags] if self.entities else tags
 
     def predictions(self, logits: Sequence[np.ndarray], examples: Sequence[TaggedSentence]) -> list[dict[str, Any]]:
-        """`{"words", "tags", "scores"}`, of entities also `"entities"`, and `"text"` where the example is text."""
+        """`{"words", "tags", "scores"}` per sentence, also `"entities"` and `"text"` if there are any."""
         predictions = []
         for sentence, tags, words_C in zip(examples, self.tags(logits), logits, strict=True):
             scores = torch.from_numpy(words_C).softmax(-1).amax(-1).tolist()
@@ -163,7 +163,7 @@ class TokenTask(Task):
         return predictions
 
     def report(self, logits: Sequence[np.ndarray], examples: Sequence[TaggedSentence]) -> Report:
-        """Mistakes by their number in a sentence; scores by entity type, or by tag."""
+        """Predictions; sentences with mistakes, those with most mistakes first; scores by entity type or by tag."""
         predictions = self.predictions(logits, examples)
         gold, predicted = self.scored_tags(logits, examples)
         errors = [sum(a != b for a, b in zip(g, p, strict=True)) for g, p in zip(gold, predicted, strict=True)]

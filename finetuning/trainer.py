@@ -1,9 +1,9 @@
-"""Fine-tuning on transformers' Trainer: batches, evaluation and optimizer of its own.
+"""Fine-tuning with transformers' Trainer, with our own batches, evaluation and optimizer.
 
-Trainer does the training, the accumulation, the processes and the checkpoints. The loss, the optimizer's groups and the
-evaluation are ours. The loss of a batch is a sum over its targets divided by the number of targets of the whole global
-batch, so no split into micro-batches changes the gradient. Scores are those of whole documents, put together from their
-windows.
+Trainer does the training loop, gradient accumulation, distribution and checkpoints. The loss, the optimizer's parameter
+groups and the evaluation are ours. The loss of a batch is the sum over its targets divided by the number of targets in
+the whole global batch, so no split into micro-batches changes the gradient. Scores are those of whole documents,
+assembled from their windows.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from .tasks import Task
 from .windows import Collator, PackedCollator, PaddedCollator, Window
 
 SELECTION = "selection"
-PACKED_MODEL_TYPES = ("clozebert",)  # models whose forward takes documents one after the other as one row
+PACKED_MODEL_TYPES = ("clozebert",)  # models whose forward takes several documents packed into one row
 
 
 def make_collator(model: Any, tokenizer: Any, *, per_token: bool, packing: bool) -> Collator:
-    """A collator that packs for models that read packed batches, and one that pads for all others."""
+    """A packing collator if `packing` is set and the model takes packed batches, else a padding one."""
     if packing and model.config.model_type in PACKED_MODEL_TYPES:
         return PackedCollator(per_token)
     pad = tokenizer.pad_token_id
@@ -46,7 +46,7 @@ def predict_logits(
     device = next(model.parameters()).device
     starts = range(0, len(order), batch_size)
     with evaluation_mode(model):
-        # What takes less than two seconds shows no bar.
+        # The bar appears only after two seconds.
         for start in progress_bar(starts, description="scoring", unit=" batches", leave=False, delay=2):
             indices = order[start : start + batch_size]
             batch = [windows[index] for index in indices]
@@ -63,22 +63,22 @@ def predict_logits(
 
 
 def are_finite(logits: Sequence[np.ndarray]) -> bool:
-    """Whether no logit is NaN or infinite."""
+    """Whether all logits are finite."""
     return all(np.isfinite(one).all() for one in logits)
 
 
 class LengthGroupedSampler(torch.utils.data.Sampler[int]):
-    """Batches of windows of similar length, so that little is padding, in random order.
+    """Batches of windows of similar length, in random order, so that there is little padding.
 
-    The windows of 50 batches, drawn at random, are sorted by length and cut into batches. Then batches are shuffled.
-    Everything is a function of (seed, epoch).
+    The windows of 50 batches, drawn at random, are sorted by length and cut into batches. Then the batches are
+    shuffled. The order is a function of (seed, epoch).
     """
 
     def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int) -> None:
         self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """The number of the pass that is about to begin; Accelerate calls this."""
+        """Set the epoch that is about to begin; Accelerate calls this."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -97,17 +97,17 @@ class LengthGroupedSampler(torch.utils.data.Sampler[int]):
 
 
 def make_adamw(groups: list[dict[str, Any]], *, learning_rate: float) -> torch.optim.AdamW:
-    """AdamW over groups of parameters, fused where the device has a kernel for it."""
+    """AdamW over parameter groups, fused if the device has a kernel for it."""
     device = groups[0]["params"][0].device.type
     return torch.optim.AdamW(groups, lr=learning_rate, fused=device in ("cpu", "cuda"))
 
 
 @contextlib.contextmanager
 def _reading(checkpoint: str | None) -> Iterator[None]:
-    """Around Trainer's reading of a checkpoint, which takes no pickle that could run code.
+    """A context in which Trainer reads a checkpoint; pickles that could run code are rejected.
 
     Raises:
-        UserError: whatever was wrong with a file of it.
+        UserError: a file of the checkpoint cannot be read.
     """
     try:
         yield
@@ -120,15 +120,15 @@ def _reading(checkpoint: str | None) -> Iterator[None]:
 
 
 class FinetuningTrainer(Trainer):
-    """Trainer with our evaluation (documents put together from windows) and optimizer groups.
+    """Trainer with our evaluation (documents assembled from windows) and parameter groups.
 
     Args:
-        task: what is learned.
-        best_metric: the score that chooses the best evaluation, and whether more of it is better.
+        task: the task to learn.
+        best_metric: the score that selects the best evaluation, and whether higher is better.
         evaluation: (examples, their windows) to evaluate on.
         collator: makes the batches, for training and evaluation.
         groups: (model, learning rate) -> the optimizer's parameter groups.
-        group_by_length: batches of windows of similar length, in place of a plain random order.
+        group_by_length: make batches of windows of similar length; otherwise the order is random.
     """
 
     def __init__(
@@ -152,24 +152,24 @@ class FinetuningTrainer(Trainer):
         self.autocast: Any = self.compute_loss_context_manager
 
     def _get_train_sampler(self, train_dataset: Any = None) -> torch.utils.data.Sampler | None:
-        """Windows of similar length together, or Trainer's own order."""
+        """A sampler that groups windows by length, or Trainer's own."""
         if not self.group_by_length:
             return super()._get_train_sampler(train_dataset)
         windows: Any = self.train_dataset if train_dataset is None else train_dataset
         lengths = [len(window.input_ids) for window in windows]
-        # The whole global batch: what is in it must not depend on how it is split.
+        # Sized for the whole global batch: its content must not depend on how it is split.
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return LengthGroupedSampler(lengths, batch_size=per_step, seed=self.args.seed)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
-        """Nothing for a run that is resumed when it has taken all its steps, or stopped early; Trainer would go on."""
+        """No batches for a resumed run that has already finished or stopped early; Trainer would train on."""
         early = [call for call in self.callback_handler.callbacks if isinstance(call, EarlyStoppingCallback)]
         has_stopped = any(call.early_stopping_patience_counter >= call.early_stopping_patience for call in early)
         if has_stopped or self.state.global_step >= self.state.max_steps:
             return [], None
         return super().get_batch_samples(*args, **kwargs)
 
-    # Trainer reads a checkpoint by these four. What is wrong with one is the checkpoint's, so it is told in one line.
+    # Trainer reads a checkpoint with these four methods. An error in one means a bad checkpoint; it is shown in a line.
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with _reading(resume_from_checkpoint):
@@ -188,7 +188,7 @@ class FinetuningTrainer(Trainer):
             super()._load_rng_state(checkpoint)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW over the groups that were given."""
+        """AdamW over the parameter groups of `groups`."""
         if self.optimizer is None:
             rate = self.args.learning_rate
             self.optimizer = make_adamw(self.groups(self.model, rate), learning_rate=rate)
@@ -200,7 +200,7 @@ class FinetuningTrainer(Trainer):
         self.autocast = None
 
     def document_logits(self, examples: Sequence[Any], windows: Sequence[Window]) -> Any:
-        """Logits of whole documents, from those of their windows. Every process computes all of them."""
+        """Logits of whole documents, assembled from those of their windows. Every process computes all of them."""
         logits = predict_logits(
             self.model,
             windows,
@@ -226,13 +226,13 @@ class FinetuningTrainer(Trainer):
 
 
 def selection(scores: dict[str, float], best_metric: tuple[str, bool]) -> float:
-    """The number by which the best evaluation is chosen: the score, less a millionth of the loss for ties."""
+    """The number that selects the best evaluation: the score minus 1e-6 × loss, which breaks ties."""
     name, greater_is_better = best_metric
     return (scores[name] if greater_is_better else -scores[name]) - 1e-6 * scores["loss"]
 
 
 class EvaluationLines(TrainerCallback):
-    """Prints one line for each evaluation: epoch, step, losses, and the score that chooses the best."""
+    """Prints one line for each evaluation: epoch, step, losses, and the score that selects the best."""
 
     def __init__(self, best_metric: str) -> None:
         self.best_metric = best_metric
@@ -249,7 +249,7 @@ class EvaluationLines(TrainerCallback):
 
 
 class TrainingProgress(TrainerCallback):
-    """A bar of the steps; in a log, a line a minute."""
+    """A progress bar of the steps; in a log, one line per minute."""
 
     def __init__(self) -> None:
         self._bar: Any = None

@@ -1,7 +1,7 @@
-"""Model inputs from texts and words: sub-words, windows over long documents, collators that pad or pack.
+"""Model inputs from texts and words: subwords, windows over long documents, collators that pad or pack.
 
-A window is what the model reads at once. A document longer than that becomes several windows that overlap, so nothing
-is cut; each knows which document it belongs to, and (for tagging) which words are read off at which of its positions.
+A window is one input of the model. A longer document becomes several overlapping windows, so nothing is cut off. Each
+window knows its document and, for tagging, which words are predicted at which of its positions.
 
 Shapes: B windows, T tokens of the longest one, N tokens of all of them, L labels.
 """
@@ -29,9 +29,9 @@ class Window:
 
     Attributes:
         input_ids, token_type_ids: with special tokens; token types are None for tokenizers without them.
-        example: the number of the document it is a part of.
-        target: the label of the sequence; for tagging, of each position; None where there is nothing to learn.
-        words: (word number, position) of the words whose prediction is read off this window.
+        example: the number of its document.
+        target: the label of the sequence; for tagging, the label of each position; None if there is nothing to learn.
+        words: (word number, position) of the words whose predictions are taken from this window.
     """
 
     input_ids: list[int]
@@ -46,7 +46,7 @@ class Window:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What a tokenizer puts before, between and after its texts, each as (ids, token types)."""
+    """The special tokens that a tokenizer puts before, between and after texts, each as (ids, token types)."""
 
     before: tuple[list[int], list[int]]
     between: tuple[list[int], list[int]]
@@ -60,7 +60,7 @@ class SpecialTokens:
 
 
 def probe_special_tokens(tokenizer: Any, *, pair: bool) -> SpecialTokens:
-    """Learn the special tokens from an example, which works for every tokenizer whatever its template."""
+    """Find the special tokens from an encoded example, which works for any tokenizer and template."""
     for probe in ("a", "the", "0", ".", "一"):
         encoded = tokenizer(probe, probe) if pair else tokenizer(probe)
         sides = encoded.sequence_ids(0)
@@ -89,7 +89,7 @@ def probe_special_tokens(tokenizer: Any, *, pair: bool) -> SpecialTokens:
 def window_spans(length: int, *, size: int, overlap: int) -> list[tuple[int, int]]:
     """Spans of at most `size` that cover `range(length)`, each sharing at least `overlap` with the one before.
 
-    The last one is moved back to be full, so that no window is left with a few tokens and little to go on.
+    The last span is moved back until it is full, so that no window has only a few tokens and little context.
     """
     if length <= size:
         return [(0, length)]
@@ -100,7 +100,7 @@ def window_spans(length: int, *, size: int, overlap: int) -> list[tuple[int, int
 def pair_spans(
     text_length: int, pair_length: int, *, size: int, overlap: int
 ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Windows over a pair: the shorter side stays whole beside every window of the longer one where it fits in half."""
+    """Windows over a pair. If the shorter text fits in half a window, each window of the longer one holds all of it."""
     if text_length + pair_length <= size:
         return [((0, text_length), (0, pair_length))]
     text_size = max(size - pair_length, size - size // 2) if text_length > pair_length else min(text_length, size // 2)
@@ -112,7 +112,7 @@ def pair_spans(
 
 
 def _without_prefix(tokenizer: Any) -> Tokenizer | None:
-    """The tokenizer without the space that it puts before a text; None where it puts none."""
+    """The tokenizer, changed to put no space before a text; None if it puts none already."""
     spec = json.loads(tokenizer.backend_tokenizer.to_str())
     parts = [spec["normalizer"] or {}, spec["pre_tokenizer"] or {}]
     before = copy.deepcopy(parts)
@@ -133,9 +133,9 @@ class WindowMaker:
     """Turns documents into windows of at most `max_seq_length` tokens with one tokenizer.
 
     Args:
-        tokenizer: a fast tokenizer (transformers' `PreTrainedTokenizerFast` and its kind).
-        max_seq_length: tokens the model reads at once, special tokens included.
-        overlap: sub-words that neighbouring windows share; None for a quarter of the window.
+        tokenizer: a fast tokenizer (transformers' `PreTrainedTokenizerFast` or a subclass).
+        max_seq_length: tokens in a window, special tokens included.
+        overlap: subwords that neighbouring windows share; None for a quarter of the window.
     """
 
     def __init__(self, tokenizer: Any, *, max_seq_length: int, overlap: int | None = None) -> None:
@@ -155,11 +155,11 @@ class WindowMaker:
 
     @cached_property
     def _without_prefix(self) -> Tokenizer | None:
-        """Made for words alone: it takes a copy of the vocabulary."""
+        """Made only when words are encoded, since it copies the vocabulary."""
         return _without_prefix(self.tokenizer)
 
     def _ids(self, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
-        """The ids of texts, or of pieces inside one, before which the tokenizer puts no space of its own."""
+        """The ids of texts or, if `inside`, of pieces of a text, before which the tokenizer must add no space."""
         if not texts:
             return []
         if inside and self._without_prefix is not None:
@@ -203,16 +203,16 @@ class WindowMaker:
     def subwords_of(
         self, documents: Sequence[Sequence[str]], spaces: Sequence[Sequence[bool]]
     ) -> list[list[list[int]]]:
-        """The sub-words of every word of every document.
+        """The subwords of every word of every document.
 
-        Each word is encoded by itself, with a space before it where the text has one, so a sub-word never spans two
-        words. Otherwise it is what the tokenizer makes of the text: `" ".join` for words with spaces between. Where the
-        tokenizer puts a space before a text, the first word alone has that one.
-        A word that the tokenizer makes nothing of (a lone zero-width space, say) becomes the unknown token.
+        Each word is encoded by itself, with a space before it if the text has one, so a subword never spans two words.
+        Otherwise the result is the same as for the text: `" ".join` for words with spaces between them. If the
+        tokenizer puts a space before a text, only the first word gets it. A word that gives no tokens (such as a lone
+        zero-width space) becomes the unknown token.
 
         Args:
             documents: the words.
-            spaces: whether a space stands before each word.
+            spaces: whether a space precedes each word.
         """
         surfaces = [
             [(" " * space + word, place > 0) for place, (word, space) in enumerate(zip(words, befores, strict=True))]
@@ -241,11 +241,11 @@ class WindowMaker:
     ) -> list[Window]:
         """Windows over documents of words.
 
-        Each sub-word belongs to the one window in which it has most context, so in the loss and in the prediction
-        every word counts exactly once however the windows overlap.
+        Each subword belongs to the one window in which it has most context, so every word counts exactly once in the
+        loss and in the prediction, however the windows overlap.
 
         Args:
-            targets: for each word, its label on the first sub-word and on the others; `IGNORED_LABEL`: none.
+            targets: for each word, the label of its first subword and of the others; `IGNORED_LABEL`: none.
         """
         windows = []
         for number, (words, target) in enumerate(zip(self.subwords_of(documents, spaces), targets, strict=True)):
@@ -256,13 +256,13 @@ class WindowMaker:
         self, number: int, words: list[list[int]], target: Sequence[tuple[int, int]] | None
     ) -> list[Window]:
         ids = [token for word in words for token in word]
-        begins = list(accumulate(map(len, words), initial=0))[:-1]  # of the words
+        begins = list(accumulate(map(len, words), initial=0))[:-1]  # the first subword of each word
         labels: list[int] = []
         if target is not None:
             for word, (label, label_of_others) in zip(words, target, strict=True):
                 labels += [label, *[label_of_others] * (len(word) - 1)]
         spans = window_spans(len(ids), size=self.size, overlap=self.overlap)
-        # Where two windows overlap, one half belongs to the one before and one half to the one after.
+        # The overlap of two windows is split in half: each window owns the half nearer to its middle.
         cuts = [0, *((end + start + 1) // 2 for (_, end), (start, _) in pairwise(spans)), len(ids)]
         num_before = len(self.single.before[0])
         num_behind = self.single.count - num_before
@@ -285,7 +285,7 @@ class WindowMaker:
 
 @dataclass(frozen=True)
 class PaddedCollator:
-    """Windows as rows of [B, T], padded on the right. `per_token` says whether targets are labels of positions."""
+    """Collates windows to rows [B, T], padded on the right. `per_token`: whether targets are labels of positions."""
 
     pad_token_id: int
     per_token: bool
@@ -312,7 +312,7 @@ class PaddedCollator:
 
 @dataclass(frozen=True)
 class PackedCollator:
-    """Windows one after the other as one row [1, N] without padding, and where each begins."""
+    """Packs windows into one row [1, N] without padding, with the start of each window."""
 
     per_token: bool
 

@@ -1,7 +1,8 @@
 """The model card: README.md with the metadata that the Hub reads.
 
-`card_template.md` shows its parts. A part of which nothing is known is left out. A card that a person edited is theirs:
-the last line of a card written here holds the hash of the rest, and where that does not fit, the file is left alone.
+`card_template.md` shows its parts. A part without any facts is left out. A card that a person edited is never
+overwritten: the last line of a card written here holds the hash of the rest, and if it does not match, the file is
+left alone.
 """
 
 import hashlib
@@ -25,20 +26,20 @@ CARD_NAME = "README.md"
 _TEMPLATE = Path(__file__).with_name("card_template.md").read_text(encoding="utf-8").strip()
 # Heading of a part -> its name in the template.
 _PARTS: dict[str, str] = dict(re.findall(r"^## (.+)\n\n\$(\w+)$", _TEMPLATE, flags=re.MULTILINE))
-# Parts that say in what form the model is there. The others say how it came to be, and outlast a change of form.
+# Parts about the form of the model. The others say how it was made, and stay valid when the form changes.
 _OF_THE_FORM = ("how_to_load", "example", "serving")
 _MARK = re.compile(r"\n<!-- clozebert-card ([0-9a-f]{64}) -->\n?$")
 _CURVE_NAMES = ("loss_curve.png", "training_curve.png", "curve.png", "loss.png")
-# That opens a bundle: 5.0 to 5.3 do not take our configuration class, and 4 knows none of its kind.
+# The oldest release that opens a bundle: 5.0 to 5.3 reject our configuration class, and 4 has no such classes.
 OLDEST_TRANSFORMERS = "5.4"
 _OWN_TAGS = ("clozebert", "encoder")
 _MOST_LABELS = 20
 # The fields that give a model its shape.
 _SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
-# Architectures whose positions are counted from behind the padding id: the rows up to there belong to no token.
+# Architectures whose positions start after the padding id: no token uses the rows before that.
 _COUNTED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 _LAYERS_AND_SIZE = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"))
-# Ending of the class that was saved -> (task on the Hub, Auto class).
+# Suffix of the saved class -> (task on the Hub, Auto class).
 _TASKS = {
     "ForMaskedLM": ("fill-mask", "AutoModelForMaskedLM"),
     "ForSequenceClassification": ("text-classification", "AutoModelForSequenceClassification"),
@@ -52,11 +53,11 @@ _TASKS = {
 
 @dataclass(frozen=True)
 class Card:
-    """A card that lies in a folder.
+    """The model card of a folder.
 
     Attributes:
-        is_ours: it is, to the letter, one that `write_card` wrote. data: its metadata.
-        parts: name in the template -> text, of a card of ours.
+        is_ours: whether it is exactly as `write_card` wrote it. data: its metadata.
+        parts: name in the template -> text; empty unless the card is ours.
     """
 
     text: str
@@ -65,42 +66,43 @@ class Card:
     parts: dict[str, str]
 
     def facts(self) -> dict[str, Any]:
-        """What of it holds for the same model in another form or place, as facts for `write_card`."""
+        """The facts for `write_card` that also hold for the same model in another form or place."""
         names = ("license", "language", "datasets", "base_model", "tags")
         facts = {name: self.data.get(name) for name in names if self.data.get(name)}
         if self.is_ours:
-            # Those that say in what form the model is are written anew.
+            # Tags about the form of the model are written anew.
             facts["tags"] = [tag for tag in facts.get("tags", []) if tag not in (*NATIVE, *_OWN_TAGS)]
             facts["description"] = _description(self.parts.get("summary", ""))
             facts["eval_results"] = self.data.eval_results
         return facts
 
     def history(self) -> dict[str, str]:
-        """The parts that say how the model came to be."""
+        """The parts that say how the model was made."""
         return {name: text for name, text in self.parts.items() if name in _PARTS.values() and name not in _OF_THE_FORM}
 
 
 def write_card(
     directory: str | os.PathLike, facts: Mapping[str, Any], *, history: Mapping[str, str] | None = None
 ) -> None:
-    """Write `directory`/README.md, unless a person wrote or edited the one that is there (then: a warning).
+    """Write `directory`/README.md, or only warn if a person wrote or edited the existing one.
 
     Args:
-        directory: a saved model; config.json and the weights' header are read from it where they exist.
-        facts: what is known; every key may be missing, and a missing fact is a missing line, never a guess.
+        directory: a saved model; config.json and the headers of the weights are read from it if they exist.
+        facts: what is known. Every key is optional; a missing fact is left out, never guessed.
             name: the model's name (default: the folder's). repo_id: its name on the Hub.
             description: a sentence or two. license, language, datasets and base_model (Hub names), tags: metadata.
             data_statement: sentences on the training data. corpus: its manifest, or any mapping that describes it.
-            started_from: the model that training began from, a Hub name or the name of a folder.
+            started_from: the model that training started from, a Hub name or the name of a folder.
             hyperparameters: a mapping. recipe: the name of the recipe they come from.
-            steps, tokens, seconds: what training took.
-            validation_loss: of masked-LM. metrics: a mapping of further measurements on held-out data.
-            eval_results: huggingface_hub's `EvalResult`s, or mappings with its fields but the task, for `model-index`.
+            steps, tokens, seconds: the length of training.
+            validation_loss: the masked-LM loss. metrics: a mapping of further measurements on held-out data.
+            eval_results: huggingface_hub's `EvalResult`s, or mappings with its fields except the task, for
+                `model-index`.
             curve: path of an image (default: a known name in the folder).
-            example: a text to show the model's answer to, or True for a sentence of ours; the saved model is run then.
-            serving: lines on forms for servers.
+            example: a text on which the saved model is run to show its output; True: a sentence of ours.
+            serving: lines about the forms for servers.
             versions: a mapping from library to version. limitations: what the model is not good for.
-        history: parts of an older card of the same model, which stand in place of what the facts would give.
+        history: parts of an older card of the same model, which replace those made from the facts.
 
     Raises:
         MissingFileError: the folder does not exist.
@@ -116,7 +118,7 @@ def write_card(
 
 
 def read_card(folder: Path) -> Card | None:
-    """The card of a folder; None where there is none.
+    """The card of a folder; None if there is none.
 
     Raises:
         UserError: its metadata cannot be read.
@@ -136,13 +138,13 @@ def read_card(folder: Path) -> Card | None:
 
 
 def is_ours(text: str) -> bool:
-    """Whether a card is, to the letter, one that `write_card` wrote."""
+    """Whether a card is exactly as `write_card` wrote it."""
     mark = _MARK.search(text)
     return mark is not None and hashlib.sha256(text[: mark.start()].encode()).hexdigest() == mark.group(1)
 
 
 def sign_card(text: str) -> str:
-    """A card's text with the last line by which `is_ours` knows it."""
+    """A card's text with the last line that `is_ours` checks."""
     text = text.rstrip("\n")
     return f"{text}\n<!-- clozebert-card {hashlib.sha256(text.encode()).hexdigest()} -->\n"
 
@@ -158,7 +160,7 @@ def _parts(text: str) -> dict[str, str]:
 
 
 def _description(summary: str) -> str | None:
-    """The sentences that stand before those which `_summary` writes."""
+    """The sentences of a summary before those that `_summary` writes."""
     return re.split(r"\bThis is an? [a-z ]*encoder, saved for", summary)[0].strip() or None
 
 
@@ -169,7 +171,7 @@ def render_card(folder: Path, facts: Mapping[str, Any], *, history: Mapping[str,
     """The text of the card: metadata between `---` lines, then Markdown."""
     config = _read_json(folder / "config.json")
     architecture = (config.get("architectures") or [""])[0]
-    # A plain `…Model` ends every class name's search, so it stands last in the table.
+    # The plain `…Model` comes last in the table.
     ending = next((ending for ending in _TASKS if architecture.endswith(ending)), "ForMaskedLM")
     task, auto_class = _TASKS[ending]
     name = str(facts.get("name") or folder.resolve().name)
@@ -201,7 +203,7 @@ def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str, na
 
     given = facts.get("eval_results") or []
     results = [x if isinstance(x, EvalResult) else EvalResult(task_type=task, **x) for x in given]
-    # YAML's .nan is no number for the Hub; the table of measures shows what is undefined.
+    # The Hub does not accept YAML's .nan; undefined scores appear in the table of measurements only.
     results = [x for x in results if not isinstance(x.metric_value, float) or math.isfinite(x.metric_value)]
     tags = [config.get("model_type", "clozebert"), *_OWN_TAGS, *(facts.get("tags") or [])]
     data = ModelCardData(
@@ -223,7 +225,7 @@ def _summary(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], 
     sentences = [str(facts["description"])] if facts.get("description") else []
     sentences.append(f"This is {kind}, saved for the task `{task}`.")
     parts = []
-    # DistilBERT has names of its own.
+    # DistilBERT has its own field names.
     layers, size = (config.get(name) or config.get(other) for name, other in _LAYERS_AND_SIZE)
     if layers and size:
         parts.append(f"{counted(layers, 'layer')} of {size}")
@@ -243,7 +245,7 @@ def _summary(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], 
 
 
 def _is_regression(config: Mapping[str, Any], task: str) -> bool:
-    """Whether a classifier gives numbers; one that does not say so does where it has a single output."""
+    """Whether a classifier is a regression; without a problem type, it is one if it has a single output."""
     kind = config.get("problem_type")
     return task == "text-classification" and (
         kind == "regression" or (kind is None and len(config.get("id2label") or {}) == 1)
@@ -258,7 +260,7 @@ def _longest_sequence(config: Mapping[str, Any]) -> int | None:
 
 
 def _labels(names: list[str], *, what: str) -> list[str]:
-    """A sentence on what the labels are, unless they are those that transformers makes up."""
+    """A sentence that lists the labels, unless they are transformers' placeholders."""
     if not names or all(re.fullmatch(r"LABEL_\d+", name) for name in names):
         return []
     spans = list(dict.fromkeys(name[2:] for name in names if name[:2] in ("B-", "I-")))
@@ -345,7 +347,7 @@ def _model_link(name: str) -> str:
 
 
 def _recipe(name: str, config: Mapping[str, Any]) -> str:
-    """The recipe, and where the model's shape is not that of the recipe."""
+    """The recipe, and how the model's shape differs from it."""
     from ..configuration import ClozeBertConfig, list_recipes, load_recipe
 
     if name not in list_recipes() or config.get("model_type") != "clozebert":
@@ -358,7 +360,7 @@ def _recipe(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _pictures(folder: Path, parts: Mapping[str, str]) -> list[str]:
-    """The images of the folder that no part shows yet, each under what its name says."""
+    """The images of the folder that no part shows yet, with captions made from their names."""
     shown = "\n".join(parts.values())
     files = [path.name for path in sorted(folder.glob("*.png")) if f"]({path.name})" not in shown]
     return [f"![{Path(name).stem.replace('_', ' ')}]({name})" for name in files]
@@ -400,7 +402,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _show(value: Any) -> str:
-    """A value in a table cell. Of an absolute path only the name: where a file lay on somebody's machine is private."""
+    """A value in a table cell. Of an absolute path only the name is shown, since paths of a machine are private."""
     if isinstance(value, (list, tuple)):
         shown = [_show(item) for item in value[:8]]
         return ", ".join(shown) + (f", … ({len(value):,} in all)" if len(value) > 8 else "")

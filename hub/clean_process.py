@@ -1,8 +1,8 @@
-"""The program that `verification` runs in a process of its own: loads a folder without clozebert, and reports.
+"""The program that `verification` runs in a separate process: loads a folder without clozebert, and reports.
 
     python clean_process.py FOLDER REPORT.json '["AutoModel", …]'
 
-clozebert cannot be imported here and no connection can be opened.
+In this process clozebert cannot be imported and no connection can be opened.
 """
 
 import importlib.abc
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 _SENTENCE = "The history of the place is long"
-# Ending of a class's name -> the pipeline that runs it.
+# Suffix of a class name -> the pipeline that runs it.
 _PIPELINES = {
     "ForMaskedLM": "fill-mask",
     "ForSequenceClassification": "text-classification",
@@ -39,18 +39,18 @@ def _no_connection(*args: Any, **kwargs: Any) -> Any:
 
 
 def isolate() -> None:
-    """Neither our package nor the network from here on."""
+    """Block imports of our package and all network connections from here on."""
     sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(os.path.abspath(__file__))]
     sys.meta_path.insert(0, _NoPackage())
     socket.socket.connect = _no_connection  # type: ignore[method-assign]
 
 
 def check_folder(folder: str, auto_names: list[str]) -> dict[str, Any]:
-    """Load `folder` through everything it can be loaded by.
+    """Load `folder` with every Auto class and pipeline that fits it.
 
     Returns:
-        problems: what is wrong, in words. auto_classes: those it opens with. new_heads: for each of them, the tensors
-        that the checkpoint does not claim to have and a reader would have to train. pipelines: those that ran.
+        problems: what is wrong, in words. auto_classes: those that open it. new_heads: for each of them, the tensors
+        that the checkpoint does not claim to have and a user would have to train. pipelines: those that ran.
     """
     import transformers
 
@@ -75,7 +75,7 @@ def check_folder(folder: str, auto_names: list[str]) -> dict[str, Any]:
 
 
 def _auto_classes(config: Any, auto_names: list[str]) -> list[str]:
-    """Those Auto classes that the folder's own map, or transformers' for its architecture, has an entry for."""
+    """The Auto classes that have an entry in the folder's own map or, without one, in transformers' maps."""
     import transformers
 
     in_folder = getattr(config, "auto_map", None)
@@ -83,12 +83,12 @@ def _auto_classes(config: Any, auto_names: list[str]) -> list[str]:
         is_image = getattr(config, "image_size", None) is not None
         return [name for name in in_folder if name.startswith("AutoModel") and _takes(name, is_image=is_image)]
     names = [name for name in auto_names if type(config) in getattr(transformers, name)._model_mapping]
-    # transformers' own question answering unpacks as many outputs as there are labels.
+    # transformers' question-answering heads work only with two labels.
     return [name for name in names if name != "AutoModelForQuestionAnswering" or config.num_labels == 2]
 
 
 def _takes(auto_class: str, *, is_image: bool) -> bool:
-    """Whether models of our architecture have this class, which depends on whether they read images or text."""
+    """Whether a model of our architecture has this class, given whether it reads images or text."""
     return auto_class == "AutoModel" or (auto_class == "AutoModelForImageClassification") == is_image
 
 
@@ -106,7 +106,7 @@ def _check_auto_class(folder: str, name: str, config: Any, report: dict[str, Any
         report["problems"].append(f"{name} cannot load it: {_say(error)}")
         return
     class_name = type(model).__name__
-    # A head of another class may have a tensor of the same name and another shape: a new head, too.
+    # A head of another class may have a tensor of the same name but another shape, which counts as a new head, too.
     missing = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
     is_own = class_name == (config.architectures or [""])[0]
     problems = []
@@ -165,7 +165,7 @@ def _check_pipeline(folder: str, task: str, tokenizer: Any, report: dict[str, An
 
         given = Image.new("RGB", (32, 32), (40, 90, 160))
     try:
-        run: Any = transformers.pipeline  # has an overload for each task's name
+        run: Any = transformers.pipeline  # Any: the function has an overload for each task
         answer = run(task, model=folder, trust_remote_code=True)(given)
         numbers = _numbers(answer)
         if not all(math.isfinite(number) for number in numbers):
@@ -190,7 +190,7 @@ def _say(error: Exception) -> str:
 
 if __name__ == "__main__":
     isolate()
-    # From this folder, not as a part of the package, which is not there.
+    # Loaded from this file's folder, since the package cannot be imported.
     fingerprint = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("fingerprint.py"))))
     found = check_folder(sys.argv[1], json.loads(sys.argv[3]))
     Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")

@@ -1,8 +1,8 @@
 """Converts models of transformers' own architectures to ClozeBERT and back, exactly.
 
-`from_native` takes a model (or a folder with one) and gives the same head of ours; `to_native` goes back wherever the
-configuration equals one of theirs; `convert_folder` does either with a saved model, its tokenizer and its card. Which
-tensor and which field is which stands in `natives`.
+`from_native` takes a model (or a folder with one) and returns our model with the same head. `to_native` converts back
+if the configuration equals one of theirs. `convert_folder` does either with a saved model, its tokenizer and its card.
+The tables in `natives` map tensors and fields.
 """
 
 import contextlib
@@ -34,15 +34,15 @@ _CONVERTED = "Converted, weight by weight, from"
 def from_native(
     model_or_folder: PreTrainedModel | str | os.PathLike, *, allow_pickle: bool = False
 ) -> ClozeBertPreTrainedModel:
-    """The same model as a ClozeBERT: same head, same outputs, same gradients.
+    """Convert a transformers model to ClozeBERT: same head, same outputs, same gradients.
 
     Args:
         model_or_folder: a transformers model, or a folder (or Hub name) with one. A model's tensors are copied.
-        allow_pickle: read `pytorch_model.bin`, by `weights_only=True`, where there are no safetensors.
+        allow_pickle: read `pytorch_model.bin`, with `weights_only=True`, if there are no safetensors.
 
     Raises:
-        UserError: the architecture or the head has no counterpart, a field of its configuration stands in the way, or
-            the folder's tensors are not exactly the model's: the message names them.
+        UserError: the architecture, the head or a configuration field has no counterpart, or the folder's tensors are
+            not exactly the model's (the message names them).
     """
     if isinstance(model_or_folder, (str, os.PathLike)):
         folder = find_folder(model_or_folder, allow_pickle=allow_pickle)
@@ -51,7 +51,7 @@ def from_native(
 
 
 def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> ClozeBertPreTrainedModel:
-    """As `from_native`; without `copy_tensors` the two models share memory where no tensor is split."""
+    """As `from_native`; without `copy_tensors` the two models share all tensors that are not split."""
     architecture = architecture_of(native.config.model_type)
     class_name = type(native).__name__
     ending = architecture.head_of(class_name).ours
@@ -67,7 +67,7 @@ def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> Cloze
             renamed[names[0]] = tensor.clone() if copy_tensors else tensor
         else:
             sizes = [own[name].shape[0] for name in names]
-            # Cloned, or the parts would share one storage, which safetensors refuses.
+            # Cloned, since safetensors rejects parts that share one storage.
             parts = (part.clone() for part in tensor.split(sizes))
             renamed.update(zip(names, parts, strict=True))
     fill(ours, renamed)
@@ -77,16 +77,16 @@ def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> Cloze
 def to_native(
     model: ClozeBertPreTrainedModel, *, architecture: str | None = None, copy_tensors: bool = True
 ) -> PreTrainedModel:
-    """The same model as one of transformers' own classes.
+    """Convert a ClozeBERT model to one of transformers' own classes.
 
     Args:
         model: a ClozeBERT model.
-        architecture: the `model_type` to write; None takes the one that the model came from, or the first that fits.
-        copy_tensors: without it the two models share memory where no tensors are fused.
+        architecture: the `model_type` to convert to; None: the one that the model came from, or the first that fits.
+        copy_tensors: if False, the two models share all tensors that are not fused.
 
     Raises:
-        UserError: no architecture equals the configuration: the message names the fields standing in the way. Or the
-            model is a native one.
+        UserError: no architecture equals the configuration (the message names the fields that differ), or the model
+            is a native one.
     """
     if model.config.model_type != "clozebert":
         raise UserError(f"{type(model).__name__} is one of transformers' own models already")
@@ -110,7 +110,7 @@ def to_native(
             renamed[native_name] = parts[0].clone() if copy_tensors else parts[0]
     for name, same_as in target.tied.items():
         if same_as in renamed:
-            # Of an untied model these are two parameters: sharing memory, one would be left out when it is saved.
+            # In an untied model these are two parameters. If they shared memory, saving would leave one out.
             renamed[name] = renamed[same_as] if config.tie_word_embeddings else renamed[same_as].clone()
     fill(native, renamed)
     return native.train(model.training)
@@ -123,7 +123,7 @@ def save_native(
     *,
     architecture: str | None = None,
 ) -> PreTrainedModel:
-    """Write `model` (and its tokenizer) as transformers' own architecture; returns the native model.
+    """Save `model` (and its tokenizer) as transformers' own architecture; returns the native model.
 
     Raises:
         UserError: no architecture equals the configuration; nothing is written then.
@@ -136,7 +136,7 @@ def save_native(
 
 
 def tensor_names(architecture: Architecture, class_name: str, ours: Iterable[str]) -> list[tuple[tuple[str, ...], str]]:
-    """Our tensor names (several where fused) and the native one, for each native tensor that is not tied."""
+    """For each native tensor that is not tied: our tensor names (several if it is fused) and the native name."""
     present = set(ours)
     layers = sorted({int(part) for name in present for part in name.split(".") if part.isdigit()})
     pairs = []
@@ -152,7 +152,7 @@ def tensor_names(architecture: Architecture, class_name: str, ours: Iterable[str
 
 
 def _renames_of(architecture: Architecture, class_name: str) -> list[Rename]:
-    """The renames of a class: those of the encoder, under their prefixes, and those of its head."""
+    """The renames of a class: those of the encoder, with prefixes, and those of its head."""
     head = architecture.heads[class_name]
     if head.ours == "Model":
         return list(architecture.renames)
@@ -177,16 +177,16 @@ def convert_folder(
     architecture: str | None = None,
     overwrite: bool = False,
 ) -> str:
-    """Convert a saved model, with its tokenizer, and give its new class's name.
+    """Convert a saved model, with its tokenizer; returns the name of its new class.
 
     Args:
         source: a folder, or a name on the Hub.
-        directory: where to write; nothing stays there after an error.
+        directory: where to write; nothing is left there after an error.
         to: `clozebert` or `native`.
-        allow_pickle: read `pytorch_model.bin` where there are no safetensors.
+        allow_pickle: read `pytorch_model.bin` if there are no safetensors.
         architecture: the `model_type` to write, with `to="native"`; None: the one it came from, or the first that fits.
-        overwrite: `directory` may hold files already. Weights there are deleted, and files of the same names replaced,
-            at the end; everything else stays.
+        overwrite: allow `directory` to hold files. At the end, its weights are deleted and files of the same names
+            replaced; everything else stays.
 
     Raises:
         UserError: see `from_native` and `to_native`; or `directory` is not empty or cannot be written.
@@ -199,7 +199,7 @@ def convert_folder(
     folder = find_folder(source, allow_pickle=allow_pickle)
     converted: Any
     if to == "clozebert":
-        # The old model is let go before the new one is written, so that memory holds one of them.
+        # The old model is freed before the new one is written, so that only one is in memory.
         converted = convert_from_native(load_native(folder, allow_pickle=allow_pickle), copy_tensors=False)
     else:
         ours = load_clozebert(folder, allow_pickle=allow_pickle)
@@ -211,17 +211,17 @@ def convert_folder(
             converted.save_pretrained(partial)
         copy_processors(folder, partial)
         copy_reading_settings(folder, partial)
-        if (target / CARD_NAME).is_file():  # which a person may have edited
+        if (target / CARD_NAME).is_file():  # keeps a card that a person may have edited
             shutil.copyfile(target / CARD_NAME, partial / CARD_NAME)
         _write_card(source, folder, partial, name=target.resolve().name)
     return type(converted).__name__
 
 
 def load_clozebert_masked_lm(folder: Path) -> Any:
-    """A ClozeBERT masked-LM model from a folder of either form; a native one is converted.
+    """Load a ClozeBERT masked-LM model from a folder of either form; a native model is converted.
 
     Raises:
-        UserError: it holds another head; see the module.
+        UserError: it has another head, or cannot be loaded or converted; see `from_native`.
     """
     values = read_config(folder)
     names = values.get("architectures") or [""]
@@ -233,14 +233,14 @@ def load_clozebert_masked_lm(folder: Path) -> Any:
 
 
 def facts_of_origin(source: str | os.PathLike, folder: Path) -> tuple[str, Card | None, dict[str, Any]]:
-    """What the card of a model made of another one says of that one: its name, its card, and facts of the card.
+    """The facts about the original model for the card of a model made from it: its name, its card, facts of its card.
 
     Args:
-        source: the model as a person named it. folder: where it lies.
+        source: the original model as the user named it. folder: its local folder.
     """
     old, on_the_hub = None, not Path(source).is_dir()
     origin = os.fspath(source) if on_the_hub else folder.resolve().name
-    with contextlib.suppress(UserError):  # a card that is damaged is no reason not to make the model
+    with contextlib.suppress(UserError):  # a damaged card must not prevent the conversion
         old = read_card(folder)
     facts = {} if old is None else old.facts()
     if on_the_hub:
@@ -249,7 +249,7 @@ def facts_of_origin(source: str | os.PathLike, folder: Path) -> tuple[str, Card 
 
 
 def _write_card(source: str | os.PathLike, folder: Path, directory: Path, *, name: str) -> None:
-    """The card of a converted model: where it came from, and what the old card says of the same model."""
+    """Write the card of a converted model: its origin, and the facts of the old card that still hold."""
     origin, old, facts = facts_of_origin(source, folder)
     before = str(facts.get("description") or "").partition(_CONVERTED)[0].strip()
     facts["name"] = name

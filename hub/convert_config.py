@@ -1,7 +1,7 @@
 """Converts configurations of transformers' own architectures to ClozeBERT's and back, exactly.
 
-Which field is which stands in `natives`. Whether a configuration of ours equals a native one is found by the way there
-and back: the fields that do not survive it are the obstacles.
+The tables in `natives` map the fields. A round trip tells whether a configuration of ours equals a native one: the
+fields that it changes are the obstacles.
 """
 
 import copy
@@ -30,21 +30,21 @@ from .natives import (
 
 logger = logging.getLogger(__name__)
 
-# Fields that every configuration has, which mean the same on both sides.
+# Fields of every configuration that mean the same on both sides.
 _SHARED = (
     "chunk_size_feed_forward", "dtype", "id2label", "label2id", "output_attentions", "output_hidden_states",
     "problem_type", "return_dict",
 )  # fmt: skip
-# What a library writes about itself; never compared.
+# Fields in which a library describes itself; never compared.
 _ADMINISTRATIVE = {"_name_or_path", "architectures", "auto_map", "model_type", "torch_dtype", "transformers_version"}
-# Where the architecture has no field for these, they are extra keys, as transformers keeps them.
+# If the architecture has no field for these, they become extra keys, which transformers keeps.
 _EXTRA_IDS = ("cls_token_id", "sep_token_id", "mask_token_id")
-# Fields of ours that change nothing the model computes from its inputs, and so never stand in the way.
+# Our fields that do not change what the model computes from its inputs, so they are never obstacles.
 _NOT_COMPARED = {
     "initializer_range", "output_projection_init", "sparse_prediction", "native_config", "bos_token_id", "eos_token_id",
     *_EXTRA_IDS,
 }  # fmt: skip
-# The fields of the model itself, without those that every configuration has.
+# The fields of our configuration, without those that every configuration has.
 _MODEL_FIELDS = {*ClozeBertConfig.__dataclass_fields__, "num_labels"} - set(PreTrainedConfig.__dataclass_fields__)
 _TEXT_FIELDS = ("vocab_size", "type_vocab_size", "max_position_embeddings", "embedding_size", "pad_token_id")
 _POSITION_FIELDS = ("position_rule", "position_offset", "rope_parameters")
@@ -56,7 +56,7 @@ _HEAD_FIELDS = (
 
 
 def config_from_native(config: PreTrainedConfig, ending: str, *, base_pooler: bool = False) -> ClozeBertConfig:
-    """Our configuration of a native one, for the head with this ending.
+    """Our configuration for a native one, for the head whose class name has this suffix.
 
     Raises:
         UserError: a field has no counterpart.
@@ -86,14 +86,14 @@ def config_from_native(config: PreTrainedConfig, ending: str, *, base_pooler: bo
 
 
 def config_to_native(config: ClozeBertConfig, architecture: Architecture, ending: str) -> PreTrainedConfig:
-    """The native configuration of ours, taking for granted that there is one."""
+    """The native configuration for ours, assuming that there is an equal one."""
     values = _to_native(architecture, config.to_dict(), ending)
     kept = dict(config.native_config or {})
     if kept.pop("model_type", None) == architecture.model_type:
         same = _effective(_to_ours(architecture, _complete(architecture, values), ending), ending)
         for key, value in kept.items():
             changed = {**values, key: copy.deepcopy(value)}
-            # Kept native fields that contradict fields of ours which were changed since are left out.
+            # A kept native field is left out if it contradicts a field of ours that was changed since.
             if _effective(_to_ours(architecture, _complete(architecture, changed), ending), ending) == same:
                 values = changed
     native = _config_class(architecture)(**values)
@@ -106,12 +106,12 @@ def config_to_native(config: ClozeBertConfig, architecture: Architecture, ending
 def choose_architecture(
     config: ClozeBertConfig, ending: str, wanted: str | None = None, *, pooled: bool = False
 ) -> Architecture:
-    """The architecture that equals a configuration: the one wanted, else the one it came from, else the first.
+    """The architecture that equals a configuration: `wanted`, else the one it came from, else the first that does.
 
-    Where none does, one that differs in rates of dropout alone is taken, with a warning: the outputs are the same.
+    If none equals it, one that differs only in dropout rates is taken, with a warning: the outputs are the same.
 
     Raises:
-        UserError: none does. The message names the fields in which the nearest one differs.
+        UserError: there is none. The message names the fields in which the nearest one differs.
     """
     _check_activations(config)
     origin = (config.native_config or {}).get("model_type")
@@ -121,7 +121,7 @@ def choose_architecture(
         try:
             found = find_obstacles(config, architecture, ending, pooled=pooled)
         except (StrictDataclassError, ValueError) as error:
-            # Values that its own configuration class does not take at all.
+            # The native configuration class rejects the values.
             text = " ".join(str(error).split())
             refused[architecture.model_type] = {"": f"{architecture.config_class}: {text}"}
             continue
@@ -142,7 +142,7 @@ def choose_architecture(
 
 
 def _candidates(ending: str, wanted: str | None, origin: str | None) -> list[Architecture]:
-    """The architectures with such a head: the one wanted, or all, that of `origin` first."""
+    """The architectures with such a head: only `wanted` if given, else all, with `origin` first."""
     if wanted is not None and wanted not in NATIVE:
         raise UserError(f"architecture={wanted!r} is not known; known: {', '.join(NATIVE)}")
     names = [wanted] if wanted else sorted(NATIVE, key=lambda name: name != origin)
@@ -155,10 +155,10 @@ def _candidates(ending: str, wanted: str | None, origin: str | None) -> list[Arc
 def find_obstacles(
     config: ClozeBertConfig, architecture: Architecture, ending: str, *, pooled: bool = False
 ) -> dict[str, str]:
-    """The fields in which a configuration is none of the architecture's: those that do not survive there and back.
+    """The fields of a configuration that the architecture cannot express: those that change in a round trip.
 
     Returns:
-        by the field's name: `name=value (there: value)`.
+        field name -> `name=value (there: value)`.
     """
     ours = config.to_dict()
     ours["base_pooler"] = pooled
@@ -192,14 +192,14 @@ def _to_native(architecture: Architecture, ours: Values, ending: str) -> Values:
 
 
 def _complete(architecture: Architecture, values: Values) -> Values:
-    """A native configuration as a dictionary, with the fields that were not given at their defaults."""
+    """A native configuration as a dictionary; fields that were not given have their defaults."""
     return _config_class(architecture)(**copy.deepcopy(values)).to_dict()
 
 
 def _effective(ours: Values, ending: str) -> Values:
-    """What our fields come to for one head: None resolved, and fields that it does not use left out."""
+    """Our fields as they affect one head: None is resolved, and fields that the head does not use are left out."""
     values = _resolved({name: x for name, x in ours.items() if name in _MODEL_FIELDS - _NOT_COMPARED})
-    if ending in POOLED:  # all that matters of it here is whether this head has a dense layer
+    if ending in POOLED:  # only whether this head has a dense layer matters here
         values["classifier_dense"] = "none" if values["classifier_dense"] == "none" else "a dense layer"
     elif ending in PER_TOKEN:
         values["classifier_dense"] = "a dense layer" if values["classifier_dense"] == "all" else "none"
@@ -208,7 +208,7 @@ def _effective(ours: Values, ending: str) -> Values:
 
 
 def _resolved(values: Values) -> Values:
-    """Fields that are None by default, as what None stands for."""
+    """The values with each None replaced by what it means."""
     hidden_dropout = values["hidden_dropout_prob"]
     defaults = {
         "num_key_value_heads": values["num_attention_heads"],
@@ -226,7 +226,7 @@ def _resolved(values: Values) -> Values:
 
 
 def _unused_by_encoder(values: Values) -> set[str]:
-    """Fields that an encoder of this configuration does not read."""
+    """The fields that an encoder of this configuration does not use."""
     unused: set[str] = set()
     if SLIDING not in values["layer_types"]:
         unused.add("sliding_window")
@@ -243,7 +243,7 @@ def _unused_by_encoder(values: Values) -> set[str]:
 
 
 def _used_by_head(values: Values, ending: str) -> set[str]:
-    """Those of the heads' fields that a head reads, given what `_effective` makes of `classifier_dense`."""
+    """The head fields that a head uses, given the `classifier_dense` of `_effective`."""
     if ending == "Model":
         return {"classifier_pooling", *_DENSE_FIELDS} if values.get("base_pooler") else set()
     if ending == "ForMaskedLM":
@@ -264,7 +264,7 @@ def _check_token_ids(native: Mapping[str, Any]) -> None:
 
 
 def _check_activations(config: ClozeBertConfig) -> None:
-    """Refuse activations with weights of their own (PReLU, xIELU): the tables name none of these.
+    """Raise for activations with weights (PReLU, xIELU): the tables have no names for these.
 
     Raises:
         UserError: names the field.
@@ -276,7 +276,7 @@ def _check_activations(config: ClozeBertConfig) -> None:
 
 
 def _return_what_is_asked(config: PreTrainedConfig) -> None:
-    """Attention weights, where the configuration asks for them: eager attention alone has any to return."""
+    """Select eager attention if the configuration asks for attention weights: only it returns them."""
     if config.output_attentions:
         config._attn_implementation = "eager"
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 MAX_CHARACTERS = 20_000
-MAX_BODY = 1_000_000  # bytes of a request; a text of MAX_CHARACTERS takes at most 240,000 as JSON
+MAX_BODY = 1_000_000  # bytes of a request; a text of MAX_CHARACTERS takes at most 240,000 bytes as JSON
 _LONGEST, _SHOWN, _TOP = 512, 40, 5
 EXAMPLES = {
     "fill-mask": "The capital of France is {mask}.",
@@ -26,12 +26,12 @@ _KINDS = {
     "ForSequenceClassification": "classification",
 }
 _MOST_LABELS, _MOST_SCORES = 12, 10
-# Writing without spaces between words: there, every character may begin one.
+# Scripts without spaces between words, in which any character may begin a word.
 _NO_SPACES = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
-# Two columns of a table do not fit a telephone: what is wide scrolls inside its own frame, and its names stay in sight.
-# Labels of any length are broken into lines.
+# Two columns of a table do not fit on a phone: wide content scrolls inside its own frame, and its names stay visible.
+# Long labels are wrapped.
 STYLE = """
 .scroll { overflow-x: auto; max-width: 100%; }
 .scroll table, .scroll tr, .scroll th, .scroll td { border: none !important; }
@@ -51,7 +51,7 @@ code { font-size: 0.875em; white-space: normal; overflow-wrap: anywhere; }
 
 
 class BadInputError(ValueError):
-    """What a visitor typed cannot be used; the message is shown to them."""
+    """The visitor's input cannot be used; the message is shown to them."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Subject:
     """A model on the page.
 
     Attributes:
-        kind: `fill-mask`, `tagging` or `classification`. window: the most tokens it reads at once.
+        kind: `fill-mask`, `tagging` or `classification`. window: the most tokens that it takes at once.
     """
 
     name: str
@@ -70,10 +70,10 @@ class Subject:
 
 
 def load_subject(source: str, *, trust_remote_code: bool = False) -> Subject:
-    """A model of a folder or the Hub, by the head that it was saved with.
+    """Load a model from a folder or the Hub; its saved head decides the view.
 
     Raises:
-        ValueError: it has a head that the page has no view for.
+        ValueError: the page has no view for its head.
     """
     import transformers
 
@@ -84,7 +84,7 @@ def load_subject(source: str, *, trust_remote_code: bool = False) -> Subject:
         raise ValueError(
             f"{source} holds a {own or 'model without a head'}; the page shows {', '.join(_KINDS.values())}"
         )
-    # Only eager attention can be looked at.
+    # Only eager attention returns its weights.
     model = getattr(transformers, f"AutoModel{ending}").from_pretrained(
         source,
         trust_remote_code=trust_remote_code,
@@ -100,10 +100,10 @@ def load_subject(source: str, *, trust_remote_code: bool = False) -> Subject:
 
 
 def windows_of(subject: Subject, text: str) -> list[dict[str, Any]]:
-    """A text as the model reads it: input_ids and offsets of overlapping windows, each as long as the model takes.
+    """The overlapping windows of a text, each as long as the model takes: input_ids, offsets and so on.
 
     Raises:
-        BadInputError: there is nothing to read, or too much.
+        BadInputError: the text is empty or too long.
     """
     if not text or not text.strip():
         raise BadInputError("Type some text first.")
@@ -135,7 +135,7 @@ def _logits(subject: Subject, window: dict[str, Any]) -> torch.Tensor:
 
 
 def fill_mask(subject: Subject, text: str) -> list[list[tuple[str, float]]]:
-    """For each blank, the likeliest words and their probabilities.
+    """For each blank, the most probable words with their probabilities.
 
     Raises:
         BadInputError: the text has no blank.
@@ -148,11 +148,11 @@ def fill_mask(subject: Subject, text: str) -> list[list[tuple[str, float]]]:
         places = [place for place, token in enumerate(window["input_ids"]) if token == subject.tokenizer.mask_token_id]
         if not places:
             continue
-        # The best alone: the probabilities of all words, for thousands of blanks, would fill the memory.
+        # Only the best are kept: the probabilities of all words for thousands of blanks would fill the memory.
         probabilities_MV = _logits(subject, window)[places].softmax(-1)
         found = probabilities_MV.topk(min(_TOP, probabilities_MV.shape[-1]))
         for place, values, ids in zip(places, found.values.tolist(), found.indices.tolist(), strict=True):
-            # Of two windows, the one in which the blank has more around it.
+            # Of two windows, the one in which the blank has more context counts.
             room = min(place, len(window["input_ids"]) - 1 - place)
             start = window["offsets"][place][0]
             if start not in best or room > best[start][0]:
@@ -166,7 +166,7 @@ def _as_words(subject: Subject, values: list[float], ids: list[int]) -> list[tup
 
 
 def tag(subject: Subject, text: str) -> list[tuple[str, str | None]]:
-    """The text in pieces, each with the label of its span, or None outside."""
+    """The text in pieces, each with the label of its span; None outside of spans."""
     pieces: list[tuple[str, str | None]] = []
     at = 0
     for start, end, name in _spans(text, _words(text, _labelled_tokens(subject, text))):
@@ -178,15 +178,15 @@ def tag(subject: Subject, text: str) -> list[tuple[str, str | None]]:
 
 
 def _labelled_tokens(subject: Subject, text: str) -> list[tuple[int, int, str]]:
-    """(start, end, label) of each token, from the window in which it has the most text around it."""
+    """(start, end, label) of each token, from the window in which it has the most context."""
     labels = subject.model.config.id2label
     best: dict[tuple[int, int], tuple[int, str]] = {}
     for window in windows_of(subject, text):
         predicted, seen = _logits(subject, window).argmax(-1).tolist(), set()
         for position, (start, end) in enumerate(window["offsets"]):
-            # In some windows a token has the space before it.
+            # In some windows a token includes the space before it.
             start += len(text[start:end]) - len(text[start:end].lstrip())
-            # Several tokens may lie in one character. The first of them counts, as in a word.
+            # One character may be several tokens. The first one counts, as in a word.
             if window["special"][position] or end <= start or (start, end) in seen:
                 continue
             seen.add((start, end))
@@ -197,7 +197,7 @@ def _labelled_tokens(subject: Subject, text: str) -> list[tuple[int, int, str]]:
 
 
 def _spans(text: str, words: Iterable[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """(start, end, name) of the entities that labelled words make up."""
+    """(start, end, name) of the entities that labelled words form."""
     spans: list[tuple[int, int, str]] = []
     for start, end, label in words:
         if label == "O":
@@ -211,7 +211,7 @@ def _spans(text: str, words: Iterable[tuple[int, int, str]]) -> list[tuple[int, 
 
 
 def _words(text: str, pieces: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """(start, end, label) of the words that pieces make up; a word has the label of its first piece."""
+    """(start, end, label) of the words that pieces form; a word has the label of its first piece."""
     words: list[tuple[int, int, str]] = []
     for start, end, label in pieces:
         if words and start == words[-1][1] and _is_inside_word(text, start):
@@ -222,13 +222,13 @@ def _words(text: str, pieces: list[tuple[int, int, str]]) -> list[tuple[int, int
 
 
 def _is_inside_word(text: str, at: int) -> bool:
-    """Whether the characters before and after a place belong to one word."""
+    """Whether the characters before and after a position belong to one word."""
     around = text[at - 1 : at + 1]
     return not _NO_SPACES.search(around) and all(unicodedata.category(c)[0] in "LMN" for c in around)
 
 
 def classify(subject: Subject, text: str) -> dict[str, float]:
-    """Label -> probability (or value, of a regression), the mean over the windows of a long text."""
+    """Label -> probability, or value for a regression; for a long text the mean over its windows."""
     windows = windows_of(subject, text)
     logits = torch.stack([_logits(subject, window) for window in windows])
     kind = getattr(subject.model.config, "problem_type", None)
@@ -241,7 +241,7 @@ def classify(subject: Subject, text: str) -> dict[str, float]:
 
 @torch.no_grad()
 def attention(subject: Subject, text: str, layer: int, head: int) -> tuple[list[str], torch.Tensor]:
-    """The first tokens of a text, as they stand in it, and how much each (row) attends to each (column) in one head.
+    """The first tokens of a text, as written in it, and how much each (row) attends to each (column) in one head.
 
     Raises:
         BadInputError: there is no such layer or head.
@@ -263,9 +263,7 @@ def attention(subject: Subject, text: str, layer: int, head: int) -> tuple[list[
 
 
 def draw_attention(tokens: list[str], weights_TT: torch.Tensor) -> str:
-    """A table: the more the row's token attends to the column's, the darker the cell. Its number shows under the
-    pointer.
-    """
+    """An HTML table: the darker a cell, the more the row's token attends to the column's. Hovering shows the number."""
     names = [html.escape(token) for token in tokens]
     darkest = max(float(weights_TT.max()), 1e-9)
     top = "".join(f'<th class="top">{name}</th>' for name in names)
@@ -281,7 +279,7 @@ def draw_attention(tokens: list[str], weights_TT: torch.Tensor) -> str:
 
 
 def draw_blanks(answers: list[list[tuple[str, float]]]) -> str:
-    """A table of the likeliest words for each blank."""
+    """An HTML table of the most probable words for each blank."""
     tables = []
     for number, words in enumerate(answers, start=1):
         rows = "".join(
@@ -293,7 +291,7 @@ def draw_blanks(answers: list[list[tuple[str, float]]]) -> str:
 
 
 def draw_scores(scores: dict[str, float]) -> str:
-    """A table of the highest scores; those that are probabilities have a bar."""
+    """An HTML table of the highest scores; probabilities have a bar."""
     are_shares = len(scores) > 1 and all(0 <= score <= 1 for score in scores.values())
     rows = []
     for label, score in sorted(scores.items(), key=lambda item: -item[1])[:_MOST_SCORES]:
@@ -306,7 +304,7 @@ def draw_scores(scores: dict[str, float]) -> str:
 
 
 def describe(subject: Subject) -> str:
-    """A heading and what the model does, as HTML; a stranger's names and labels are text in it, and no markup."""
+    """A heading and what the model does, as HTML; names and labels are escaped, since they are not trusted."""
     names = [str(name) for name in subject.model.config.id2label.values()]
     kinds = list(dict.fromkeys(name[2:] if name[:2] in ("B-", "I-") else name for name in names if name != "O"))
     listed = ", ".join(_code(name) for name in kinds[:_MOST_LABELS])
@@ -326,7 +324,7 @@ def _code(text: str) -> str:
 
 
 def _said(answer: Callable[[], Any], empty: Any) -> tuple[Any, str]:
-    """An answer and no message, or nothing and what is wrong with the input, as HTML."""
+    """The answer and no message, or `empty` and what is wrong with the input, as HTML."""
     try:
         return answer(), ""
     except BadInputError as error:
@@ -334,13 +332,13 @@ def _said(answer: Callable[[], Any], empty: Any) -> tuple[Any, str]:
 
 
 class SmallRequests:
-    """Refuses a request with a larger body than a text takes, before the server reads it into its memory (ASGI)."""
+    """ASGI middleware that rejects requests with too large a body before the server reads them into memory."""
 
     def __init__(self, app: Any):
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Hand a request on, as long as it is small."""
+        """Pass a request on if it is small."""
         from starlette.exceptions import HTTPException
 
         length = dict(scope.get("headers") or []).get(b"content-length", b"0")
@@ -354,7 +352,7 @@ class SmallRequests:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body") or b"")
-            if taken > MAX_BODY:  # it did not say how long it is
+            if taken > MAX_BODY:  # the request did not give its length
                 raise HTTPException(413)
             return message
 
@@ -362,10 +360,10 @@ class SmallRequests:
 
 
 def serve(subjects: list[Subject], **options: Any) -> None:
-    """Show the page until the program is ended.
+    """Serve the page until the program ends.
 
     Args:
-        options: of gradio's `launch`, such as server_name and server_port.
+        options: options of gradio's `launch`, such as server_name and server_port.
     """
     from starlette.middleware import Middleware
 
@@ -373,7 +371,7 @@ def serve(subjects: list[Subject], **options: Any) -> None:
 
 
 def build_page(subjects: list[Subject]) -> Any:
-    """The page: a tab for each model, with what it is, its view and its attention."""
+    """The page: a tab for each model, with its description, its view and its attention."""
     import gradio as gr
 
     title = " · ".join(subject.name for subject in subjects)
@@ -396,7 +394,7 @@ def _build_view(gr: Any, subject: Subject) -> None:
         "classification": lambda given: draw_scores(classify(subject, given)),
     }[subject.kind]
     nothing: Any = [] if subject.kind == "tagging" else ""
-    # The example's answer is there before anything is pressed.
+    # The answer to the example is shown before anything is pressed.
     first, _ = _said(lambda: answer(example), nothing)
     output: Any
     if subject.kind == "tagging":
@@ -416,11 +414,11 @@ def _build_view(gr: Any, subject: Subject) -> None:
         gr.Markdown(f"How much each token (row) attends to each other (column); the first {_SHOWN} tokens.")
 
         def look(given: str, layer: int, head: int) -> str:
-            # The view above says what is wrong with the text.
+            # The view above shows what is wrong with the text.
             return _said(lambda: draw_attention(*attention(subject, given, layer, head)), "")[0]
 
         picture = gr.HTML(look(example, 1, 1), elem_id=f"attention-{subject.kind}")
-        # While a slider is moved, it takes many values. The last one counts.
+        # A moving slider takes many values; only the last one counts.
         gr.on(
             [button.click, text.submit, layer.change, head.change], look, [text, layer, head], picture,
             trigger_mode="always_last",
@@ -428,6 +426,6 @@ def _build_view(gr: Any, subject: Subject) -> None:
 
 
 if __name__ == "__main__":
-    # In a Space: the models of this list, whose code the person who made the Space trusts.
+    # In a Space: the models to show. Whoever made the Space trusts their code.
     MODELS: list[str] = []
     serve([load_subject(name, trust_remote_code=True) for name in MODELS])

@@ -1,4 +1,4 @@
-"""An example for the model card: how to run the model on a text, and what this model answers."""
+"""An example for the model card: how to run the model on a text, and its output."""
 
 import numbers
 import warnings
@@ -9,10 +9,10 @@ from typing import Any
 from ..utils.errors import UserError
 from .demo_page import EXAMPLES
 
-# Task on the Hub -> (kind of page in the demo, options of its pipeline, columns of the answer and their headings).
+# Task on the Hub -> (kind of view in the demo, options of its pipeline, columns of the output and their headings).
 _TASKS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
     "fill-mask": ("fill-mask", {}, {"token_str": "word", "score": "probability"}),
-    # "first": a word of several tokens gets the label of its first one, as it was trained.
+    # "first": a word of several tokens gets the label of its first token, as in training.
     "token-classification": (
         "tagging", {"aggregation_strategy": "first"}, {"word": "span", "entity_group": "label", "score": "probability"}
     ),
@@ -22,12 +22,12 @@ _MOST_ROWS = 10
 
 
 def make_example(folder: Path, task: str, name: str, text: str | bool, config: Mapping[str, Any]) -> str:
-    """Markdown: a call of transformers' pipeline, and a table of its answer. Empty for tasks without a text to show.
+    """Markdown with a call of transformers' pipeline and a table of its output. Empty for tasks without an example.
 
     Args:
-        folder: the saved model, which is run here. name: what the model is called in the code.
-        text: what the model reads; `{mask}` stands for the mask token. True: a sentence of ours.
-        config: the model's, as its folder has it.
+        folder: the saved model, which is run here. name: the name of the model in the code.
+        text: the input; `{mask}` stands for the mask token. True: a sentence of ours.
+        config: the content of the model's config.json.
 
     Raises:
         UserError: the given text cannot be used.
@@ -35,7 +35,7 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
     if task not in _TASKS or not any(folder.glob("tokenizer*")):
         return ""
     kind, options, columns = _TASKS[task]
-    # A text may have several of these labels, and a pipeline gives the first alone unless it is asked for more.
+    # In multi-label models a text may have several labels, and a pipeline gives only the best without `top_k`.
     has_several = task == "text-classification" and config.get("problem_type") == "multi_label_classification"
     asked = {"top_k": None} if has_several else {}
     try:
@@ -43,7 +43,7 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
     except Exception as error:
         if text is not True:
             raise
-        # A card without an example is better than none at the end of a training.
+        # At the end of training, a card without an example is better than no card.
         warnings.warn(f"the card of {folder} shows no example: {type(error).__name__}: {error}", stacklevel=2)
         return ""
     arguments = [f'"{task}"', f'model="{name}"', *(f'{key}="{value}"' for key, value in options.items())]
@@ -67,12 +67,12 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
 def _run(
     folder: Path, task: str, text: str, options: dict[str, str], asked: dict[str, Any]
 ) -> tuple[str, list[dict[str, Any]]]:
-    """The text that the model reads, and the pipeline's answer to it, `asked` for more."""
+    """The input text, and the pipeline's output for it; `asked`: arguments of the call."""
     import transformers
 
     from .loading import quiet
 
-    pipeline: Any = transformers.pipeline  # has an overload for each task's name
+    pipeline: Any = transformers.pipeline  # Any: the function has an overload for each task
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = pipeline(task, model=str(folder), trust_remote_code=False, device="cpu", **options)

@@ -1,8 +1,8 @@
 """A model's outputs for a fixed input, saved as `fingerprint.json`: shows whether it loads as it was saved.
 
-Weights that were silently drawn at random look like any others: they load, run and give numbers. The fingerprint tells
-them apart, on any machine. This file imports nothing of ours, so that the clean process, where clozebert cannot be
-imported, reads it too.
+Weights that were silently initialised at random look like any others: they load, run and give numbers. The fingerprint
+detects them on any machine. This file imports nothing of ours, so that it also runs in the clean process, where
+clozebert cannot be imported.
 """
 
 import json
@@ -17,8 +17,8 @@ FILE_NAME = "fingerprint.json"
 _FORMAT = 1
 _ROWS, _LENGTH, _PADDING = 2, 12, 3
 _SAMPLES = 16
-# float32 on another machine, thread count or release differs by about 1e-6 of an output's size (measured 3e-6 between
-# SDPA and eager at 22 layers); random weights differ by about its size.
+# With another machine, thread count or release, float32 outputs differ by about 1e-6 of their size (measured 3e-6
+# between SDPA and eager at 22 layers); with random weights, by about their size.
 TOLERANCE = 1e-3
 
 
@@ -26,8 +26,8 @@ def probe_inputs(config: Any, *, choices: int = 0) -> dict[str, torch.Tensor]:
     """The fixed input of a configuration: two rows of token ids, the second padded; or one image.
 
     Args:
-        config: of any encoder of transformers or ours.
-        choices: of each row as many variants, for multiple choice: [rows, choices, length].
+        config: the configuration of an encoder of transformers or ours.
+        choices: for multiple choice, the number of variants of each row: [rows, choices, length].
     """
     if getattr(config, "image_size", None):
         size, channels = config.image_size, config.num_channels
@@ -35,7 +35,7 @@ def probe_inputs(config: Any, *, choices: int = 0) -> dict[str, torch.Tensor]:
         steps = torch.arange(channels * height * width)
         return {"pixel_values": ((7 * steps) % 101 / 50.0 - 1.0).view(1, channels, height, width)}
     pad = config.pad_token_id or 0
-    # Some positions count from behind the padding id (RoBERTa), so the table ends earlier there.
+    # RoBERTa's positions start after the padding id, so its table holds fewer.
     longest = min(_LENGTH, config.max_position_embeddings - pad - 1)
     length = max(longest, 2)
     rows = _ROWS * max(choices, 1)
@@ -49,8 +49,9 @@ def probe_inputs(config: Any, *, choices: int = 0) -> dict[str, torch.Tensor]:
 
 
 def model_outputs(model: Any) -> dict[str, torch.Tensor]:
-    """What a model answers to its fixed input: every output that is a tensor, and the last hidden state of the encoder
-    inside a head. Positions of padding are left out.
+    """The outputs of a model for its fixed input: all tensors, and the last hidden state of the encoder inside a head.
+
+    Padding positions are left out.
     """
     was_training = model.training
     model.eval()
@@ -72,7 +73,7 @@ def _run(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     outputs = {key: value for key, value in model(**inputs).items() if isinstance(value, torch.Tensor)}
     if "attention_mask" not in inputs:
         return outputs
-    # Native models fill padding with whatever they compute there, ours with zeros.
+    # At padding positions native models give arbitrary values, ours give zeros.
     mask = inputs["attention_mask"].bool()
     return {key: value[mask] if value.shape[: mask.dim()] == mask.shape else value for key, value in outputs.items()}
 
@@ -81,7 +82,7 @@ def make_fingerprint(model: Any) -> dict[str, Any]:
     """Shape, mean, spread and evenly spaced values of each output of a float32 model.
 
     Raises:
-        ValueError: an output is not finite, or weights are.
+        ValueError: an output or a weight is not finite.
     """
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -109,7 +110,7 @@ def _round(value: Any) -> float:
 
 
 def find_differences(stored: dict[str, Any], found: dict[str, Any], *, outputs: list[str] | None = None) -> list[str]:
-    """In which outputs (None: all that are stored) a model differs from a fingerprint; nothing where it fits."""
+    """The differences between a stored fingerprint and a model's, in some outputs (None: all stored); empty if none."""
     if stored.get("format") != _FORMAT:
         return [f"the fingerprint has format {stored.get('format')}, and this version reads format {_FORMAT}"]
     differences = []
@@ -131,10 +132,10 @@ def find_differences(stored: dict[str, Any], found: dict[str, Any], *, outputs: 
 
 
 def read_fingerprint(directory: str | os.PathLike) -> dict[str, Any] | None:
-    """The fingerprint of a folder, or None where it has none.
+    """The fingerprint of a folder, or None if it has none.
 
     Raises:
-        ValueError: the file is not one.
+        ValueError: the file is not a fingerprint.
     """
     path = Path(directory) / FILE_NAME
     if not path.is_file():
@@ -149,7 +150,7 @@ def read_fingerprint(directory: str | os.PathLike) -> dict[str, Any] | None:
 
 
 def write_fingerprint(directory: str | os.PathLike, values: dict[str, Any]) -> None:
-    """Write `fingerprint.json` into a folder, whole or not at all."""
+    """Write `fingerprint.json` into a folder, completely or not at all."""
     path = Path(directory) / FILE_NAME
     temporary = path.with_name(f".{FILE_NAME}.tmp")
     temporary.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Errors of the Hub as one line that says what to do and holds no token."""
+"""Turns errors of the Hub into one line that says what to do and contains no token."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from ..utils.errors import UserError
 
 @contextlib.contextmanager
 def hub_errors(repo_id: str) -> Iterator[None]:
-    """Raise whatever goes wrong with the Hub as a UserError of one line.
+    """Raise any error of the Hub as a UserError of one line.
 
-    Messages of libraries are not shown, except for the Hub's own sentence, and no token is.
+    Of the libraries' messages only the Hub's own sentence is shown, and never a token.
     """
     try:
         yield
@@ -23,7 +23,7 @@ def hub_errors(repo_id: str) -> Iterator[None]:
 
 
 def explain(error: BaseException, repo_id: str) -> str | None:
-    """The line for an error of huggingface_hub or of what it uses; None for any other."""
+    """The line for an error of huggingface_hub or of a library below it; None for any other error."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -42,7 +42,7 @@ def explain(error: BaseException, repo_id: str) -> str | None:
         return f"{repo_id!r} is not a name on the Hub: it is ORG/NAME"
     if isinstance(error, HfHubHTTPError):
         return _explain_answer(error, repo_id)
-    if isinstance(error, UnicodeError):  # in the header that carries it
+    if isinstance(error, UnicodeError):  # in the header that holds the token
         return "the token for the Hub holds characters that none has: run `hf auth login`, or set HF_TOKEN"
     if is_not_cached or type(error).__module__.split(".")[0] in ("httpx", "httpx2", "requests"):
         return f"the Hub at {constants.ENDPOINT} cannot be reached ({type(error).__name__}): is there a network?"
@@ -52,19 +52,19 @@ def explain(error: BaseException, repo_id: str) -> str | None:
 
 
 def _explain_transfer(error: BaseException, repo_id: str) -> str | None:
-    """The line for an upload or download that broke off; None for any other error."""
-    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # an upload in a thread wraps what happened
+    """The line for an interrupted upload or download; None for any other error."""
+    if isinstance(error, RuntimeError) and error.__cause__ is not None:  # an upload in a thread wraps the real error
         explained = explain(error.__cause__, repo_id)
         if explained is not None:
             return explained
-    # Xet has no class of its own for what goes wrong, but the system's errors have a number.
+    # Xet has no error class of its own; errors of the operating system have an errno.
     if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None):
         return f"the transfer of {repo_id} broke off{_quote(str(error))}: try again, and it goes on from there"
     return None
 
 
 def _quote(text: str) -> str:
-    """What somebody else says, in parentheses, on one line and without the token."""
+    """A foreign message in parentheses, on one line and without the token."""
     from huggingface_hub import get_token
 
     said, token = " ".join(text.split()), get_token()
@@ -77,7 +77,7 @@ def _explain_answer(error: Any, repo_id: str) -> str:
 
     if isinstance(error, GatedRepoError):
         return f"{repo_id} is for those only who accepted its terms: do that on its page, with the token's account"
-    # Without a token, the Hub says of a repository that is not there that it may not be seen.
+    # Without a token, the Hub answers "not allowed" for a repository that does not exist.
     status = 404 if isinstance(error, RepositoryNotFoundError) else error.response.status_code
     said = _quote(str(error.server_message or error.response.headers.get("X-Error-Message") or ""))
     return {

@@ -1,7 +1,7 @@
 """Loads saved models: from a folder, or from a repository on the Hub.
 
-Reading is strict. Weights come from safetensors. A tensor that is missing, left over or of another shape is an error
-that names it, because a model with random parts looks like any other.
+Reading is strict. Weights come from safetensors. A tensor that is missing, unexpected or of another shape raises an
+error that names it, because a model with random parts looks like any other.
 """
 
 import contextlib
@@ -34,21 +34,21 @@ WEIGHTS = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pyt
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILE_NAMES,
              "chat_template.jinja", *IMAGE_FILES, SETTINGS_NAME)  # fmt: skip
-# Published checkpoints hold tensors that the head they name does not have: the head of the other pretraining task, the
-# pooler under it, and buffers that only count. These are left out with a warning.
+# Tensors that published checkpoints hold although their head does not have them: the head of the other pretraining
+# task, its pooler, and buffers that only count positions. They are left out with a warning.
 _LEFTOVERS = re.compile(
     r"(^|\.)pooler\.dense\.(weight|bias)$|^cls\.seq_relationship\.|(^|\.)position_ids$|(^|\.)inv_freq$"
 )
-# As safetensors names them.
+# The names of dtypes in safetensors.
 _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
 
 def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Path:
-    """The folder of a model: itself, or where its repository on the Hub is kept after download.
+    """The local folder of a model: `source` itself, or the downloaded copy of a repository on the Hub.
 
     Raises:
-        MissingFileError: no such folder, and not a name that the Hub could know.
-        UserError: the Hub does not give it (offline, misspelt, private).
+        MissingFileError: there is no such folder, and it is not a possible name on the Hub.
+        UserError: it cannot be downloaded (offline, misspelt, private).
     """
     folder = Path(source)
     if folder.is_dir():
@@ -73,10 +73,10 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
 
 
 def load_native(folder: Path, *, allow_pickle: bool = False) -> Any:
-    """A transformers model from a folder, by the class that its configuration names.
+    """Load a transformers model from a folder, with the class that its configuration names.
 
     Raises:
-        UserError: see the module.
+        UserError: the folder does not hold exactly such a model; see the module.
     """
     check_model_folder(folder, allow_pickle=allow_pickle)
     values = read_config(folder)
@@ -94,10 +94,10 @@ def load_native(folder: Path, *, allow_pickle: bool = False) -> Any:
 
 
 def load_clozebert(folder: Path, *, allow_pickle: bool = False) -> Any:
-    """A ClozeBERT model from a folder, by the class that its configuration names; code in the folder is not run.
+    """Load a ClozeBERT model from a folder, with the class that its configuration names; its code is not run.
 
     Raises:
-        UserError: see the module.
+        UserError: the folder does not hold exactly such a model; see the module.
     """
     check_model_folder(folder, allow_pickle=allow_pickle)
     values = read_config(folder)
@@ -112,10 +112,10 @@ def load_clozebert(folder: Path, *, allow_pickle: bool = False) -> Any:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json.
+    """Read config.json.
 
     Raises:
-        MissingFileError: there is none. UserError: it is no object of JSON.
+        MissingFileError: there is none. UserError: it is not a JSON object.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -124,7 +124,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
-    """The files that hold the weights: safetensors where there are any.
+    """The files that hold the weights: safetensors if there are any.
 
     Raises:
         UserError: there are none, a shard is missing or lies outside the folder, or there is only a pickle and
@@ -154,10 +154,10 @@ def _files_of(folder: Path, name: str) -> list[Path]:
 
 
 def tensor_types_in(folder: Path, *, allow_pickle: bool = False) -> dict[str, torch.dtype]:
-    """The data types of all tensors, by name; of safetensors only the headers are read.
+    """The dtypes of all tensors, by name; of safetensors only the headers are read.
 
     Raises:
-        UserError: as `weight_files`, or a file cannot be read.
+        UserError: as `weight_files`; or a file cannot be read.
     """
     found: dict[str, torch.dtype] = {}
     for path in weight_files(folder, allow_pickle=allow_pickle):
@@ -173,7 +173,7 @@ def _types_in_safetensors(path: Path) -> dict[str, torch.dtype]:
 
 def _types_in_pickle(path: Path) -> dict[str, torch.dtype]:
     with as_user_errors(pickle.UnpicklingError, EOFError, RuntimeError, OSError, about=str(path)):
-        # Before torch 1.6 pickles were no ZIP files, and these cannot be mapped.
+        # Before torch 1.6, pickles were not ZIP files; such files cannot be memory-mapped.
         values = torch.load(path, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(path))
     if not isinstance(values, dict):
         raise UserError(f"{path} holds no tensors by name")
@@ -190,7 +190,7 @@ def _class_name(folder: Path, values: dict[str, Any]) -> str:
 
 
 def _load(model_class: Any, folder: Path, *, allow_pickle: bool, **options: Any) -> Any:
-    """`from_pretrained` that reads this folder alone and runs none of its code."""
+    """Call `from_pretrained` so that it reads only this folder and runs none of its code."""
     with as_user_errors(ValueError, StrictDataclassError, about=f"{folder / 'config.json'}"):
         config = model_class.config_class.from_pretrained(folder)
     if getattr(config, "quantization_config", None):
@@ -205,7 +205,7 @@ def _load(model_class: Any, folder: Path, *, allow_pickle: bool, **options: Any)
             use_safetensors=not is_pickle,
             weights_only=True,
             dtype="auto",
-            # A configuration may name an implementation on the Hub, which would be fetched and run.
+            # A configuration may name an implementation on the Hub, which would be downloaded and run.
             attn_implementation="eager",
             ignore_mismatched_sizes=True,
             output_loading_info=True,
@@ -244,7 +244,7 @@ def _short(dtype: torch.dtype) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' own reports and progress bars: our errors say what matters in them."""
+    """Silence transformers' reports and progress bars: our errors say what matters in them."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

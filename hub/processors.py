@@ -12,12 +12,12 @@ from ..utils.files import write_text
 from ..utils.tokenizer_files import read_tokenizer_settings, save_tokenizer, write_tokenizer_settings
 from ..utils.untrusted import read_json_object
 
-# Any of these means that the folder has a tokenizer.
+# Any of these files means that the folder has a tokenizer.
 _HAS_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
                   "sentencepiece.bpe.model", "tokenizer.model")  # fmt: skip
 TOKENIZER_FILE_NAMES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json", "added_tokens.json")
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
-# Of fine-tuning's settings, how a text was read. The rest names files of the machine that trained it.
+# The fine-tuning settings that say how texts were read. The others name files of the training machine.
 SETTINGS_NAME = "finetuning_settings.json"
 _READING = ("task", "text_column", "text_pair_column", "max_seq_length", "window_overlap")
 
@@ -26,10 +26,10 @@ def copy_processors(folder: Path, directory: Path) -> None:
     """Copy the tokenizer, as transformers loads and saves it, and the image processor's settings.
 
     Args:
-        directory: where the model is saved already.
+        directory: the folder in which the model is already saved.
     """
     if any((folder / name).is_file() for name in _HAS_TOKENIZER):
-        # Saved anew rather than copied: old folders leave the tokenizer's class to be guessed from `model_type`.
+        # Saved anew rather than copied: in old folders, the tokenizer's class has to be guessed from `model_type`.
         with as_user_errors(Exception, about=f"the tokenizer of {folder}"):
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         save_beside_model(tokenizer, directory)
@@ -47,7 +47,7 @@ def copy_reading_settings(folder: Path, directory: Path) -> None:
 
 
 def save_beside_model(tokenizer: Any, directory: Path) -> None:
-    """Save a tokenizer beside a saved model; that of a native BERT or RoBERTa in its own class where it equals one."""
+    """Save a tokenizer beside a saved model; for native BERT and RoBERTa in their own class if that encodes equally."""
     save_tokenizer(tokenizer, directory)
     settings = read_tokenizer_settings(directory)
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -57,14 +57,14 @@ def save_beside_model(tokenizer: Any, directory: Path) -> None:
     if own_class is None:
         return
     write_tokenizer_settings(directory, {**settings, **own_class})
-    # transformers 5 builds either class from its vocabulary and these settings alone.
+    # transformers 5 builds both classes from only the vocabulary and these settings.
     rebuilt = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     if _how_it_encodes(rebuilt) != _how_it_encodes(tokenizer):
         write_tokenizer_settings(directory, settings)
 
 
 def _own_class(model_type: str | None, parts: dict[str, Any]) -> dict[str, Any] | None:
-    """The class of an architecture's own tokenizers, and its settings; None where these parts are not of that kind."""
+    """The class of an architecture's own tokenizers, and its settings; None if these parts are of another kind."""
     normalizer, pre_tokenizer = parts["normalizer"] or {}, parts["pre_tokenizer"] or {}
     if model_type == "bert" and normalizer.get("type") == "BertNormalizer":
         return {
@@ -74,7 +74,7 @@ def _own_class(model_type: str | None, parts: dict[str, Any]) -> dict[str, Any] 
             "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
         }
     if model_type == "roberta" and pre_tokenizer.get("type") == "ByteLevel":
-        # Without the class, `add_prefix_space=True`, which words cut beforehand need, would have no effect.
+        # Without the class, `add_prefix_space=True` would have no effect, which pre-split words need.
         return {
             "tokenizer_class": "RobertaTokenizerFast",
             "add_prefix_space": pre_tokenizer["add_prefix_space"],
@@ -84,7 +84,7 @@ def _own_class(model_type: str | None, parts: dict[str, Any]) -> dict[str, Any] 
 
 
 def _how_it_encodes(tokenizer: Any) -> dict[str, Any]:
-    """All that decides which ids a text becomes."""
+    """Everything that determines the ids of a text."""
     parts = json.loads(tokenizer.backend_tokenizer.to_str())
     after = parts["post_processor"]
     if after is not None and after["type"] == "Sequence" and len(after["processors"]) == 1:

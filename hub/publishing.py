@@ -1,7 +1,7 @@
 """Publishes a saved model: completes its folder, verifies it, and pushes it to the Hub.
 
-Nothing is written into the folder that is published. A copy is completed beside it, of known files only, so neither a
-pickle nor what resuming needs can get out.
+The source folder is only read. A separate copy is completed, of known files only, so pickles and the state for resuming
+are never published.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ _COPIED = ("*.png", "LICENSE", "LICENSE.*", "NOTICE", ".eval_results/*.yaml")
 
 @dataclass(frozen=True)
 class Completion:
-    """What a person says of a model beside what its folder says.
+    """What a user states about a model in addition to what its folder says.
 
     Attributes:
         license: its name on the Hub, such as `apache-2.0`. language: such as `en`.
-        datasets: names on the Hub of what it was trained on. data_statement: sentences about the training data.
+        datasets: Hub names of the training data. data_statement: sentences about the training data.
         evaluation: (dataset on the Hub, its task, a number of all_results.json): a result for the Hub's tables.
-        example: a text for the card, which shows the model's answer to it; None: a sentence of ours.
-        serving: forms for servers beside the weights, of `SERVING`. int8_texts: texts on which int8 is compared.
+        example: a text for the card, which shows the model's output for it; None: a sentence of ours.
+        serving: additional forms for servers, of `SERVING`. int8_texts: texts on which int8 is compared.
     """
 
     license: str | None = None
@@ -64,11 +64,11 @@ class Completion:
 
 @dataclass(frozen=True)
 class Publication:
-    """What came of publishing a folder.
+    """The result of publishing a folder.
 
     Attributes:
-        form: `native` or `bundle`. files: name -> bytes. report: of the verification.
-        push: None in a dry run. notes: what a person should know.
+        form: `native` or `bundle`. files: name -> bytes. report: the result of the verification.
+        push: None in a dry run. notes: what the user should know.
     """
 
     form: str
@@ -89,21 +89,21 @@ def publish(
     dry_run: bool = False,
     output_dir: Path | None = None,
 ) -> Publication:
-    """Complete a copy of a saved model, load it as a reader would, and push it in one commit.
+    """Complete a copy of a saved model, load it as a user would, and push it in one commit.
 
     Args:
-        source: a folder with a model, of ClozeBERT's form or a native one; it is only read.
+        source: a folder with a ClozeBERT or native model; it is only read.
         repo_id: ORG/NAME.
-        form: `native` (transformers' own architecture), `bundle` (with our code), or `auto`: native where the
+        form: `native` (transformers' own architecture), `bundle` (with our code), or `auto`: native if the
             configuration equals one.
         completion: what the folder does not say.
-        public: without it, the repository is private.
+        public: if False, a new repository is private.
         revision: a branch; None: main.
-        dry_run: stop before the push; the Hub is not asked anything.
-        output_dir: where to write the completed copy and leave it; None: a temporary folder.
+        dry_run: stop before the push, without any request to the Hub.
+        output_dir: where to write and keep the completed copy; None: a temporary folder.
 
     Raises:
-        UserError: something is missing, does not verify, or the Hub refuses. Nothing is pushed then, and nothing is
+        UserError: something is missing, verification fails, or the Hub refuses. Then nothing is pushed, and nothing is
             left in output_dir.
     """
     completion = completion or Completion()
@@ -121,10 +121,10 @@ def publish(
 
 
 def check_request(source: Path, *, form: str, completion: Completion, public: bool) -> None:
-    """Find mistakes before work starts.
+    """Check the request before any work starts.
 
     Raises:
-        UserError: something that was asked for is missing, or has no such value.
+        UserError: something that was asked for is missing, or a value is unknown.
     """
     if form not in FORMATS:
         raise UserError(f"format={form!r} must be one of {', '.join(FORMATS)}")
@@ -147,7 +147,7 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
 
 
 def _check_names(completion: Completion) -> None:
-    """Refuse metadata that the Hub does not take."""
+    """Raise for metadata that the Hub does not accept."""
     if completion.license is not None and not _LICENSE.fullmatch(completion.license):
         raise UserError(f"license={completion.license!r} is not a name the Hub knows, such as apache-2.0 or mit")
     if completion.language is not None and not _LANGUAGE.fullmatch(completion.language):
@@ -159,7 +159,7 @@ def _check_names(completion: Completion) -> None:
 
 @contextlib.contextmanager
 def _staging(output_dir: Path | None) -> Iterator[Path]:
-    """An empty folder: the one that a person named, or a temporary one."""
+    """An empty folder: `output_dir`, or a temporary one."""
     if output_dir is not None:
         check_output_dir(output_dir, way_out="give another folder")
         with disk_errors(output_dir), whole_files(output_dir) as folder:
@@ -174,7 +174,7 @@ def _staging(output_dir: Path | None) -> Iterator[Path]:
 
 
 def completion_of_checkpoints(completion: Completion, source: Path) -> Completion:
-    """The completion of a run's checkpoints: that of the run, without its evaluation, which is of the final model."""
+    """The completion for a run's checkpoints: that of the run, without the evaluation of the final model."""
     license = completion.license or _licence_of(source)
     return dataclasses.replace(completion, license=license, evaluation=None)
 
@@ -182,10 +182,10 @@ def completion_of_checkpoints(completion: Completion, source: Path) -> Completio
 def complete_folder(
     source: Path, folder: Path, repo_id: str, *, form: str = "auto", completion: Completion | None = None
 ) -> tuple[str, list[str]]:
-    """Write into `folder` all that is published of `source`; gives the form and what a person should know.
+    """Write everything of `source` that is published into `folder`; returns the form and notes for the user.
 
     Raises:
-        UserError: `source` is not a whole model, or `form` is native and no architecture equals its configuration.
+        UserError: `source` is not a complete model, or `form` is native and no architecture equals its configuration.
     """
     completion = completion or Completion()
     model, form = _load(source, form)
@@ -217,7 +217,7 @@ def _is_native(source: Path) -> bool:
 
 
 def _load(source: Path, form: str) -> tuple[Any, str]:
-    """The model to be published, of the class it is published as."""
+    """Load the model as the class that it is published as, and its form."""
     if _is_native(source):
         native = load_native(source)
         return (convert_from_native(native, copy_tensors=False), form) if form == "bundle" else (native, "native")
@@ -233,7 +233,7 @@ def _load(source: Path, form: str) -> tuple[Any, str]:
 
 
 def code_license() -> str | None:
-    """The licence of the code in a bundle: it may be another than that of the weights."""
+    """The licence of the code in a bundle, which may differ from that of the weights."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         text = importlib.metadata.distribution("clozebert").read_text("licenses/LICENSE")
         if text:
@@ -257,13 +257,13 @@ def _write_fingerprint(source: Path, folder: Path, model: Any) -> None:
             f"delete that file if the model was trained on since, or bring the weights back"
         )
     card = (folder / CARD_NAME).read_bytes()
-    # By the card's hash the next push knows whether somebody edited it on the Hub.
+    # The next push compares the card's hash to see whether somebody edited it on the Hub.
     values.update(clozebert=__version__, card_sha256=hashlib.sha256(card).hexdigest())
     write_fingerprint(folder, values)
 
 
 def _write_serving(source: Path, folder: Path, model: Any, completion: Completion) -> list[str]:
-    """The forms for servers; gives a line of the card on each."""
+    """Write the forms for servers; returns a line of the card for each."""
     from . import serving
 
     lines = []
@@ -288,7 +288,7 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
 
 
 def _pooling(source: Path, model: Any) -> str:
-    """How the model's classifiers pool a text, whichever architecture it is published as."""
+    """How the model's classifiers pool a text, for every published architecture."""
     if not _is_native(source):
         return read_config(source).get("classifier_pooling", "cls")
     if model.config.model_type not in NATIVE:
@@ -310,7 +310,7 @@ def _evaluation_value(source: Path, evaluation: tuple[str, str, str]) -> float:
 
 
 def _write_evaluation(source: Path, folder: Path, evaluation: tuple[str, str, str]) -> None:
-    """`.eval_results/NAME.yaml`, as the Hub shows it and puts it into the dataset's table."""
+    """Write `.eval_results/NAME.yaml`, which the Hub shows and adds to the dataset's table."""
     import yaml
 
     dataset, task, metric = evaluation
@@ -324,16 +324,16 @@ def _write_evaluation(source: Path, folder: Path, evaluation: tuple[str, str, st
 
 
 def _licence_of(source: Path) -> str | None:
-    """The licence that a folder's card names."""
+    """The licence named by a folder's card."""
     card = read_card(source)
     return None if card is None else card.data.get("license")
 
 
 def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion, serving: list[str]) -> list[str]:
-    """The card of the copy: that of the folder, completed where we wrote it, and as it is where a person did.
+    """Write the card of the copy: the folder's card, completed if it is ours, unchanged if a person wrote or edited it.
 
     Returns:
-        what a person should know.
+        notes for the user.
     """
     old = read_card(source)
     if old is not None and not old.is_ours:
@@ -354,7 +354,7 @@ def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion
 
 
 def _not_on_the_card(source: Path, completion: Completion) -> str:
-    """What a person should know whose own card is published as it is."""
+    """A note on what is missing from a user's own card, which is published unchanged."""
     fields = ("license", "language", "datasets", "data_statement", "example")
     left_out = [name for name in fields if getattr(completion, name)]
     say = f"{source / CARD_NAME} was edited by a person and goes up as it is"
@@ -371,7 +371,7 @@ def _missing_on_the_card(folder: Path, facts: Mapping[str, Any]) -> list[str]:
 
 
 def _scores(source: Path) -> Mapping[str, float]:
-    """The measurements of a fine-tuning or pretraining run that the card lists."""
+    """The measurements of a fine-tuning or pretraining run for the card."""
     path = source / "all_results.json"
     if not path.is_file():
         return {}

@@ -1,8 +1,9 @@
 """Uploads a folder to a repository on the Hub, in one commit, or in none if nothing changed.
 
-huggingface_hub uploads and commits. Large files go up before the commit, so a push that is cut off leaves the last
-revision as it was, and the next one goes on from the files already there. The commit names its parent, so a push that
-lost a race is refused. Beside that, a card that a person edited on the Hub stays, and what an earlier push left goes.
+huggingface_hub uploads and commits. Large files are uploaded before the commit, so an interrupted push leaves the last
+revision unchanged, and the next push reuses the files already uploaded. The commit names its parent, so of two
+concurrent pushes the later one fails. A card that a person edited on the Hub is kept; outdated files of an earlier push
+are deleted.
 """
 
 import contextlib
@@ -29,18 +30,18 @@ if TYPE_CHECKING:
 
 CODE_LICENSE_NAME = "LICENSE.clozebert"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# Files of an earlier push that the new one may not have: weights in other shards, the ONNX forms (int8 had another name
-# once), code that a native model does not need, and the pickles that Trainer pushes.
+# Files of an earlier push that a new one may lack: weights in other shards, the ONNX forms (int8 once had another
+# name), and the pickles that Trainer pushes. They are deleted, as is code that a native model does not need.
 _OURS = re.compile(rf"{WEIGHTS}|training_args\.bin|onnx/model(_quantized|_int8)?\.onnx(\.data)?")
 
 
 @dataclass(frozen=True)
 class Push:
-    """What a push did.
+    """The result of a push.
 
     Attributes:
-        commit: the revision that now holds the folder. uploaded, deleted: names of files; none where nothing changed.
-        notes: what a person should know.
+        commit: the revision that now holds the folder. uploaded, deleted: names of files; empty if nothing changed.
+        notes: what the user should know.
     """
 
     commit: str
@@ -50,10 +51,10 @@ class Push:
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Refuse what cannot be a repository's name.
+    """Check the name of a repository.
 
     Raises:
-        UserError: it is not ORG/NAME as the Hub takes it.
+        UserError: it is not ORG/NAME in the form that the Hub accepts.
     """
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
@@ -69,18 +70,18 @@ def check_repo_id(repo_id: str) -> None:
 def push_folder(
     folder: Path, repo_id: str, *, public: bool = False, revision: str | None = None, message: str = "Publish"
 ) -> Push:
-    """Make a branch of a repository hold `folder`; files of other people there stay.
+    """Push `folder` to a branch of a repository; files there that are not ours stay.
 
-    The token is the one huggingface_hub finds (`HF_TOKEN`, or `hf auth login`).
+    The token is the one that huggingface_hub finds (`HF_TOKEN`, or `hf auth login`).
 
     Args:
-        folder: every file in it goes up.
-        public: whether everybody may read the repository; one that is made is private otherwise.
-        revision: the branch, made where it is not there; None: main.
-        message: of the commit.
+        folder: all its files are uploaded.
+        public: whether everybody may read the repository; if False, a new one is private.
+        revision: the branch, created if it does not exist; None: main.
+        message: the commit message.
 
     Raises:
-        UserError: the Hub cannot be reached or refuses, in one line that holds no token.
+        UserError: the Hub cannot be reached or refuses; the message is one line without any token.
     """
     from huggingface_hub import HfApi
 
@@ -112,7 +113,7 @@ def _open_repository(api: "HfApi", repo_id: str, public: bool) -> list[str]:
 
 
 def _hashes(api: "HfApi", repo_id: str, revision: str) -> dict[str, str]:
-    """The files of a revision, by name, with git's hash of each."""
+    """The files of a revision: name -> git hash."""
     from huggingface_hub.hf_api import RepoFile
 
     listed = api.list_repo_tree(repo_id, recursive=True, revision=revision)
@@ -130,9 +131,9 @@ def _commit(
     kept: set[str],
     there: set[str],
 ) -> str:
-    """Commit the folder upon `head`, without the files in `kept`; gives the new revision, or `head` if nothing changed.
+    """Commit the folder on top of `head`, without the files in `kept`; returns the new revision (`head` if unchanged).
 
-    huggingface_hub leaves out files that are already there, and makes no commit where none is left.
+    huggingface_hub leaves out files that are already there, and makes no commit if none remain.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -140,7 +141,7 @@ def _commit(
     with contextlib.ExitStack() as opened:
         contents: dict[str, Any] = {name: str(path) for name, path in here.items() if name not in kept}
         if not _has_xet(repo_id, revision or "main"):
-            # What has a path goes by Xet where hf_xet is installed. An open file goes over HTTP.
+            # With hf_xet installed, a path is uploaded with Xet, but an open file over HTTP.
             contents = {name: opened.enter_context(here[name].open("rb")) for name in contents}
         operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=x) for name, x in contents.items()]
         deleted = [name for name in sorted(there) if name not in here and _is_ours(name)]
@@ -155,9 +156,7 @@ def _commit(
 
 
 def _has_xet(repo_id: str, revision: str) -> bool:
-    """Whether large files can go by Xet: huggingface_hub takes that for granted where hf_xet is installed, but not
-    every server of the Hub's kind has it.
-    """
+    """Whether the server supports Xet uploads; huggingface_hub assumes it whenever hf_xet is installed."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
@@ -174,9 +173,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _find_kept(api: "HfApi", folder: Path, repo_id: str, head: str, there: set[str]) -> tuple[set[str], list[str]]:
-    """The files that stay as they are on the Hub, and why: a card that a person edited there, and a fingerprint that
-    differs by rounding only.
-    """
+    """The files to keep unchanged on the Hub, and why: an edited card, and a fingerprint that differs by rounding."""
     kept, reasons = set(), []
     with tempfile.TemporaryDirectory() as temporary:
         for name in {CARD_NAME, FINGERPRINT_NAME} & there:
@@ -204,16 +201,16 @@ def _differ_by_rounding(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return not beside and list(old["outputs"]) == list(new["outputs"]) and not find_differences(old, new)
 
 
-# What Trainer pushes while it trains
+# Pushes of Trainer during training
 
-# The Hub leaves out of a push what the repository's .gitignore names.
+# The Hub leaves files that the repository's .gitignore names out of a push.
 _IGNORED = "/training_args.bin"
 
 
 class LoadablePushes(TrainerCallback):
-    """`Trainer(..., callbacks=[LoadablePushes()])`: each push opens with `AutoModel`, and none holds the pickle.
+    """`Trainer(..., callbacks=[LoadablePushes()])`: every push can be loaded with `AutoModel` and holds no pickle.
 
-    The code, and a `.gitignore` that names the pickle, are put into `output_dir` when training begins.
+    When training begins, the code and a `.gitignore` that names the pickle are put into `output_dir`.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:

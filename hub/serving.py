@@ -1,7 +1,7 @@
 """Exports for serving: ONNX, int8 ONNX, and a sentence-transformers folder.
 
-ONNX is tried where it is made, in onnxruntime against PyTorch at three shapes, and int8 against float on texts that a
-person gives. The tests compare sentence embeddings with our own pooling.
+Each ONNX export is checked at once, in onnxruntime against PyTorch at three shapes; int8 is compared with float on
+texts that the user gives. The tests compare sentence embeddings with our own pooling.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ import torch
 from ..utils.errors import MissingPackageError, UserError
 from ..utils.input_length import NO_LIMIT, longest_input
 
-# transformers.js looks for the second by default.
+# transformers.js loads the second by default.
 ONNX_NAME, INT8_NAME = "onnx/model.onnx", "onnx/model_quantized.onnx"
-# Measured: at most 4e-6 for every head at random weights, with outputs of about 1.
+# Measured: at most 4e-6 for every head with random weights, with outputs of about 1.
 ONNX_TOLERANCE = 1e-4
 _POOLINGS = ("cls", "mean", "max")
-_ONE_FILE = 1_800_000_000  # a protobuf ends at 2 GB
+_ONE_FILE = 1_800_000_000  # a protobuf file is limited to 2 GB
 _CHOICES = 3
 
 
 @dataclass(frozen=True)
 class Int8Report:
-    """What int8 costs, and what it gains.
+    """The size and the quality of int8 compared with float.
 
     Attributes:
         float_bytes, int8_bytes: sizes of the two files.
         agreement: share of predictions (argmax) that are the same; mean_shift: mean |difference| of probabilities.
-        float_accuracy, int8_accuracy: against labels, where they were given.
+        float_accuracy, int8_accuracy: accuracy on the labels, if they were given.
     """
 
     float_bytes: int
@@ -63,17 +63,17 @@ class Int8Report:
 
 
 def export_onnx(model: Any, directory: str | os.PathLike) -> float:
-    """Write `onnx/model.onnx` into a folder, for any batch and length, by transformers' own exporter.
+    """Write `onnx/model.onnx` into a folder, for any batch size and length, with transformers' own exporter.
 
     Args:
-        model: of ours, or of a native architecture, with any head.
+        model: a model of ours or of a native architecture, with any head.
 
     Returns:
-        the largest difference from PyTorch that onnxruntime showed, over three shapes and all outputs.
+        the largest difference between onnxruntime and PyTorch over three shapes and all outputs.
 
     Raises:
         MissingPackageError: transformers is too old to export, or onnx, onnxscript or onnxruntime is missing.
-        UserError: onnxruntime's outputs are off by more than 1e-4.
+        UserError: onnxruntime's outputs differ by more than 1e-4.
     """
     with _quiet():
         exporter, options = _exporter()
@@ -85,7 +85,7 @@ def export_onnx(model: Any, directory: str | os.PathLike) -> float:
     import onnx_ir
 
     for node in program.graph.all_nodes():
-        # Where in whose source each operation came from: it holds paths of this machine and differs from run to run.
+        # Deletes the source location of each operation: it holds paths of this machine and differs from run to run.
         for item in (node, *node.outputs):
             item.metadata_props.clear()
     is_large = sum(p.numel() * 4 for p in model.parameters()) > _ONE_FILE
@@ -100,7 +100,7 @@ def export_onnx(model: Any, directory: str | os.PathLike) -> float:
 def _exporter() -> tuple[Any, Any]:
     import transformers
 
-    # The oldest release tried: 5.12 has no exporters, and theirs has changed since they came.
+    # The oldest release tested: 5.12 has no exporters, and they changed after their first release.
     if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 23):
         raise MissingPackageError(
             f"ONNX is written by transformers' own exporter, and transformers {transformers.__version__} is too old "
@@ -123,7 +123,7 @@ def _need(name: str) -> Any:
 
 
 def _inputs(model: Any, rows: int, length: int) -> dict[str, torch.Tensor]:
-    """Inputs of a shape, the last row padded; lengths that the model cannot take are cut."""
+    """Inputs of a shape, with the last row padded; lengths beyond the model's limit are cut."""
     config = model.config
     generator = torch.Generator().manual_seed(rows * 1000 + length)
     if getattr(config, "image_size", None):
@@ -160,12 +160,12 @@ def _difference(model: Any, path: Path, rows: int, length: int) -> float:
 
 
 def open_onnx(path: str | os.PathLike) -> Any:
-    """A session of onnxruntime on the CPU."""
+    """An onnxruntime session on the CPU."""
     return _need("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
 def run_onnx(session: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Output name -> values; inputs that the graph does not have are left out."""
+    """Run a session; returns output name -> values. Inputs that the graph does not have are left out."""
     taken = {item.name for item in session.get_inputs()}
     values = session.run(None, {key: value for key, value in inputs.items() if key in taken})
     return {item.name: value for item, value in zip(session.get_outputs(), values, strict=True)}
@@ -173,7 +173,7 @@ def run_onnx(session: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarra
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's progress and its notes on operators of other libraries."""
+    """Silence the exporter's progress and its notes on operators of other libraries."""
     disabled = logging.root.manager.disable
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -191,7 +191,7 @@ def quantize_int8(directory: str | os.PathLike) -> Path:
     """Write `onnx/model_quantized.onnx` from `onnx/model.onnx`, for CPUs.
 
     Weights of linear layers (one scale for each output channel) and embeddings become int8. Activations are quantised
-    as they come (dynamic quantisation).
+    at run time (dynamic quantisation).
 
     Raises:
         UserError: there is no ONNX form yet.
@@ -204,7 +204,7 @@ def quantize_int8(directory: str | os.PathLike) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with tempfile.TemporaryDirectory() as temporary, _quiet():
-        # Shapes noted for weights go stale when the quantiser transposes them, and it then trips over them.
+        # The recorded shapes of weights are wrong after the quantiser transposes them, and it then fails.
         program = onnx.load(str(source))
         weights = {weight.name for weight in program.graph.initializer}
         noted = [item for item in program.graph.value_info if item.name not in weights]
@@ -223,13 +223,13 @@ def quantize_int8(directory: str | os.PathLike) -> Path:
 def compare_int8(
     directory: str | os.PathLike, texts: Sequence[str], tokenizer: Any, labels: Sequence[int] | None = None
 ) -> Int8Report:
-    """What int8 changes on some texts: predictions of each text, or of each token for heads over tokens.
+    """Compare int8 with float on some texts: the prediction for each text, or for each token if the head is per token.
 
     Args:
-        directory: with both ONNX forms. labels: the right class of each text, for heads over texts.
+        directory: holds both ONNX forms. labels: the correct class of each text, for heads over texts.
 
     Raises:
-        UserError: the model gives no logits, no texts, or labels that are not one for each text.
+        UserError: the model gives no logits, there are no texts, or there is not one label per text.
     """
     if not texts:
         raise UserError("texts is empty: give some that are like those the model will see")
@@ -265,12 +265,12 @@ def _check_labels(labels: Sequence[int], *, texts: int, predictions: int) -> Non
 
 
 def _bytes_of(path: Path) -> int:
-    """The size of an ONNX file and of the weights beside it, if these have a file of their own."""
+    """The size of an ONNX file, including the separate file of its weights if there is one."""
     return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
 
 
 def _logits(session: Any, batch: Any) -> np.ndarray:
-    """The logits of a batch, [texts, classes]; of a head over tokens, [tokens that are no padding, classes]."""
+    """The logits of a batch, [texts, classes]; for a head over tokens, [non-padding tokens, classes]."""
     outputs = run_onnx(session, {key: x.astype(np.int64) for key, x in batch.items()})
     if "logits" not in outputs:
         raise UserError("int8 is compared by predictions, and this model has no logits")
@@ -286,14 +286,14 @@ def _accuracy(predicted: np.ndarray, labels: Sequence[int] | None) -> float | No
 
 
 def write_sentence_transformers(directory: str | os.PathLike, *, pooling: str, hidden_size: int, length: int) -> None:
-    """Make a saved model a sentence-transformers folder too, which pools as our classifiers do.
+    """Make the folder of a saved model also a sentence-transformers folder, which pools as our classifiers do.
 
     Args:
         directory: holds the model and its tokenizer. pooling: `cls`, `mean` or `max`.
-        length: the longest text, in tokens; longer ones are cut.
+        length: the maximum length in tokens; longer texts are truncated.
 
     Raises:
-        UserError: sentence-transformers has no such pooling.
+        UserError: sentence-transformers does not have this pooling.
     """
     if pooling not in _POOLINGS:
         raise UserError(
@@ -306,7 +306,7 @@ def write_sentence_transformers(directory: str | os.PathLike, *, pooling: str, h
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{prefix}.Pooling"},
     ]
     modes = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
-    # The keys that every release reads, old ones and new.
+    # The keys that all releases read, old and new.
     pooled = {
         "word_embedding_dimension": hidden_size,
         **{f"pooling_mode_{name}": kind == pooling for kind, name in modes.items()},

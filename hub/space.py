@@ -1,4 +1,4 @@
-"""Writes the folder of a Space on the Hub, which shows `demo_page` for one model."""
+"""Writes the folder of a Hub Space that shows `demo_page` for one model."""
 
 import json
 import os
@@ -19,7 +19,7 @@ models:
 
 Try [{repo_id}](https://huggingface.co/{repo_id}) in the browser.
 """
-# The release that the page was tried with.
+# The release that the page was tested with.
 _GRADIO = "6.31.0"
 
 
@@ -29,7 +29,7 @@ def write_space(directory: str | os.PathLike, repo_id: str) -> None:
     A private model needs a token in the secrets of the Space (`HF_TOKEN`).
 
     Raises:
-        UserError: the folder holds something already or cannot be written, or the name is none.
+        UserError: the folder is not empty or cannot be written, or the name is not valid.
     """
     check_repo_id(repo_id)
     page = Path(__file__).with_name("demo_page.py").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Verifies that a saved folder loads for somebody who has transformers and not clozebert.
+"""Verifies that a saved folder loads for users who have transformers but not clozebert.
 
-It is loaded in a process of its own, offline, through every Auto class that it has an entry for, and has to give what
-its fingerprint says.
+The folder is loaded in a separate process, offline, with every Auto class that has an entry for it, and its outputs
+must match its fingerprint.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from ..modeling.bundle import CLASS_OF_AUTO_CLASS
 from ..utils.errors import UserError
 
-# What must not reach a process that runs a folder's code.
+# Environment variables that a process that runs a folder's code must not get.
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 
 
@@ -25,7 +25,7 @@ class Verification:
 
     Attributes:
         auto_classes: the Auto classes that open it.
-        new_heads: Auto class -> the tensors that the checkpoint does not have, which a reader would have to train.
+        new_heads: Auto class -> the tensors that are not in the checkpoint, which a user would have to train.
         pipelines: those that ran.
     """
 
@@ -38,7 +38,8 @@ def verify_folder(directory: str | os.PathLike) -> Verification:
     """Load `directory` in a clean process without clozebert and without a network; its code is run there.
 
     Raises:
-        UserError: something does not load, is drawn at random or does not fit the fingerprint: all of it is named.
+        UserError: something does not load, is initialised at random or does not match the fingerprint; the message
+            names all of it.
     """
     folder = Path(directory).resolve()
     if not (folder / "config.json").is_file():

@@ -54,13 +54,13 @@ def read_books() -> list[dict[str, str]]:
 
 
 def score_table(scores: dict[str, Any]) -> str:
-    """Scores after fine-tuning, and without it, as Markdown."""
+    """Scores with and without fine-tuning, as Markdown."""
     rows = [f"| {row['title']} | {row['metric']} | {row['value']} |" for row in scores["rows"]]
     return "\n".join([scores["how"], "", "| data | measure | value |", "| --- | --- | --- |", *rows])
 
 
 def complete(run: Path, masked_lm: Path | None, output: Path) -> None:
-    """Write the folder; without `masked_lm`, the figures of `clozebert evaluate`, no card."""
+    """Write the folder; the card only with `masked_lm`, the results of `clozebert evaluate`."""
     import torch
 
     from clozebert import ClozeBertForMaskedLM

@@ -18,7 +18,7 @@ from typing import Any
 
 
 def score(checkpoint: Path, corpus: str, blimp: str) -> dict[str, Any]:
-    """Minutes of training, held-out loss and BLiMP's accuracy of one checkpoint."""
+    """Minutes of training, held-out loss and BLiMP accuracy of one checkpoint."""
     state = json.loads((checkpoint / "training_state" / "state.json").read_text(encoding="utf-8"))
     command = [sys.executable, "-m", "clozebert", "evaluate", checkpoint, "--corpus", corpus, "--blimp", blimp]
     command += ["--max_seq_length", "128", "--pseudo_perplexity_documents", "0", "--mixed_precision", "no"]
@@ -36,7 +36,7 @@ def score(checkpoint: Path, corpus: str, blimp: str) -> dict[str, Any]:
 
 
 def draw(points: list[dict[str, Any]], image: Path) -> None:
-    """Loss and accuracy over the minutes of training."""
+    """Plot loss and accuracy over the minutes of training."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -55,7 +55,7 @@ def draw(points: list[dict[str, Any]], image: Path) -> None:
 
 
 def main() -> None:
-    """Score what is missing, then draw."""
+    """Score the missing checkpoints, then draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--corpus", required=True)

@@ -1,1 +1,1 @@
-"""The programs: one for each verb of `clozebert`, with flags and messages; the work is done in the other folders."""
+"""The programs, one for each verb of `clozebert`: flags and messages. The work is done in the other folders."""

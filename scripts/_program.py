@@ -1,4 +1,4 @@
-"""What every program here shares: reading its flags, telling a person's mistake from a bug of ours, and Ctrl-C."""
+"""What all programs share: reading flags, telling user errors from bugs, and handling Ctrl-C."""
 
 import atexit
 import gc
@@ -21,11 +21,11 @@ from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 _Arguments = TypeVar("_Arguments")
 _format_with_place = warnings.formatwarning
 
-# Before torch is imported. Threads that spin while they wait make a busy machine several times slower; those that sleep
-# at once make a quiet one slower by half. So they spin for about as long as waking one takes (docs/LOG.md).
+# Set before torch is imported. Threads that spin while waiting make a busy machine several times slower; threads that
+# sleep at once make an idle one slower by half. So they spin for about as long as waking up takes (docs/LOG.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    os.environ.setdefault("GOMP_SPINCOUNT", "4000")  # GNU's OpenMP, which PyTorch has on Linux
+    os.environ.setdefault("GOMP_SPINCOUNT", "4000")  # GNU's OpenMP, which PyTorch uses on Linux
 
 
 def parse(
@@ -38,12 +38,12 @@ def parse(
 ) -> _Arguments:
     """Read `argv` (default: the command line) into a dataclass whose fields are the flags.
 
-    An unknown flag ends the program with status 2 and names the nearest known one.
+    An unknown flag ends the program with status 2; the message names the most similar known flag.
 
     Args:
         doc: the program's docstring. The help shows its first line, and its lines `clozebert VERB …` as examples.
         verb: the program's name as a verb of `clozebert`.
-        first: the flag whose value may stand first, without its name.
+        first: the flag whose value may be given first, without the flag's name.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     if first is not None and given and not given[0].startswith("-"):
@@ -71,12 +71,12 @@ def parse_flags(
 def parse_run_flags(
     argv: Sequence[str] | None, *more: Flag, doc: str | None, verb: str, notes: Iterable[str] = (), **options: Any
 ) -> dict[str, Any]:
-    """The flags of a pretraining run that were given, by name; the others keep the recipe's value.
+    """The flags of a pretraining run that were given: name -> value. The others keep the recipe's value.
 
     Args:
         more: the program's own flags.
-        notes: lines of the help after those on recipes.
-        options: as of `pretraining_flags`.
+        notes: lines of the help after those about recipes.
+        options: the options of `pretraining_flags`.
     """
     from clozebert.training.run_settings import hints, pretraining_flags, read_flag, recipe_notes, values_for_help
 
@@ -97,19 +97,19 @@ def read_file(name: str, file: str) -> str:
 
 
 def write_results(output_file: str, results: Mapping[str, Any]) -> None:
-    """Write the figures of a program into the file that --output_file names."""
+    """Write the results of a program to the file given by --output_file."""
     with as_user_errors(OSError, about="--output_file"):
         write_text(Path(output_file), json.dumps(results, indent=2) + "\n")
 
 
 def exit_if_stopped(results: Mapping[str, Any]) -> None:
-    """End as a shell reports a process that a signal ended: whoever started the run sees that it is not done."""
+    """If a signal stopped the run, exit with the status 128 + signal, so that the caller sees it is not done."""
     if "stopped_by" in results:
         sys.exit(128 + results["stopped_by"])
 
 
 def command(verb: str) -> str:
-    """How a person called the program: `clozebert VERB`, `python scripts/x.py`, `python -m clozebert.scripts.x`."""
+    """How the program was called: `clozebert VERB`, `python scripts/x.py` or `python -m clozebert.scripts.x`."""
     name = Path(sys.argv[0]).name
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
@@ -124,28 +124,28 @@ def command(verb: str) -> str:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """One line for what this package tells a person; a library's warning keeps its place in the code."""
+    """One line for a warning of this package; a library's warning keeps its file and line."""
     if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
         return f"warning: {message}\n"
     return _format_with_place(message, category, filename, lineno, line)
 
 
 def run(main: Callable[[], Any]) -> NoReturn:
-    """Run a program and exit: with status 0, or 2 after a person's mistake, which is one line on stderr.
+    """Run a program and exit: with status 0, or 2 after a user error, which is shown as one line on stderr.
 
-    A mistake is a `UserError`; `CLOZEBERT_TRACEBACK=1` shows its traceback too. Every other exception is a bug, or the
-    machine's: it keeps its traceback, and the status is 1. Ctrl-C ends the program soon, with status 130.
+    User errors are `UserError`s; `CLOZEBERT_TRACEBACK=1` shows their traceback, too. Any other exception is a bug or a
+    fault of the machine: it keeps its traceback, and the status is 1. Ctrl-C ends the program soon, with status 130.
     """
     from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()
-    # Into a file or a pipe, too, a line goes when it is written, and not thousands of characters later.
+    # Line buffering for files and pipes, too, where Python would buffer thousands of characters.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    # Python's last collection goes through all that torch and transformers made: most of a second, for nothing.
+    # Skips Python's last garbage collection, which takes most of a second for the objects of torch and transformers.
     atexit.register(gc.freeze)
     if sys.stderr.isatty() and not {"-h", "--help"} & set(sys.argv):
-        # A sign of life: to import torch and transformers takes seconds.
+        # A sign of life: importing torch and transformers takes seconds.
         print("loading …", file=sys.stderr, flush=True)
     warnings.formatwarning = _format_warning
     try:
@@ -163,7 +163,7 @@ def run(main: Callable[[], Any]) -> NoReturn:
     except KeyboardInterrupt:
         _end_interrupted()
     except Exception:
-        # What a library makes of Ctrl-C, such as a pool whose workers have gone, is none of its own faults.
+        # After Ctrl-C, libraries may raise other errors, for example a pool whose workers are gone.
         if is_interrupted():
             _end_interrupted()
         raise
@@ -171,14 +171,14 @@ def run(main: Callable[[], Any]) -> NoReturn:
 
 
 def _end_interrupted() -> NoReturn:
-    """At once: what libraries do at the end, such as waiting for their workers, can take long."""
+    """Exit at once: what libraries do at exit, such as waiting for workers, can take long."""
     print("interrupted", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(130)
 
 
 def _output_is_closed() -> bool:
-    """Whether whoever read our output has gone, as `| head` does; then what waits to be written goes nowhere."""
+    """Whether the reader of our output is gone, as with `| head`; if so, the rest of the output is discarded."""
     if not hasattr(select, "poll"):  # Windows
         return False
     poll = select.poll()

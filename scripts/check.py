@@ -23,7 +23,7 @@ class CheckArguments:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Check a folder by what it holds."""
+    """Check a folder, whatever it holds."""
     given = parse(CheckArguments, argv, doc=__doc__, verb="check", first="directory")
     folder = Path(given.directory)
     if not folder.is_dir():
@@ -42,16 +42,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _check_model(folder: Path) -> tuple[str, list[str], str]:
-    """Checkpoints by their own manifests; beside them, or alone, a model by what can be read of it.
+    """Check checkpoints by their manifests, and a model, with or without checkpoints, by reading its files.
 
     Returns:
-        what the folder is, what is wrong with it, and what was found where nothing is.
+        what the folder is, what is wrong with it, and the message if nothing is wrong.
     """
     from clozebert.training.checkpoints import list_checkpoints
     from clozebert.training.training_state import STATE_FOLDER
 
     checkpoints = [folder] if (folder / STATE_FOLDER).is_dir() else list_checkpoints(folder)
-    # Those of fine-tuning are transformers' own, and have no manifest.
+    # The checkpoints of fine-tuning are written by transformers and have no manifest.
     checkpoints = [one for one in checkpoints if not (one / "trainer_state.json").exists()]
     problems, count = _check_checkpoints(checkpoints)
     if checkpoints == [folder]:
@@ -69,7 +69,7 @@ def _check_model(folder: Path) -> tuple[str, list[str], str]:
 
 
 def _check_checkpoints(checkpoints: Sequence[Path]) -> tuple[list[str], int]:
-    """What is wrong with them, and how many files they hold."""
+    """What is wrong with some checkpoints, and how many files they hold."""
     from clozebert.training.damage import find_damage
 
     damages = ((checkpoint, find_damage(checkpoint)) for checkpoint in checkpoints)
@@ -86,7 +86,7 @@ def _read_model(folder: Path) -> tuple[list[str], int]:
     from clozebert.hub.loading import read_config, tensor_types_in, weight_files
 
     if not any(folder.glob("*.safetensors")):
-        weight_files(folder)  # says what is there instead: nothing, or a pickle, which is not read
+        weight_files(folder)  # raises: there are no weights, or only a pickle, which is not read
     try:
         read_config(folder)
         tensor_types_in(folder)

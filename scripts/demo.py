@@ -27,7 +27,7 @@ PROMPTS = (
     "If True, return a [MASK] of the object.",
 )
 
-# Loads the folder as somebody would who does not have this package: importing it fails there.
+# Loads the folder as a user without this package would: importing clozebert fails there.
 FILL_MASK = """
 import json, sys
 sys.modules["clozebert"] = None
@@ -51,22 +51,22 @@ class DemoArguments:
     )
     input: str = flag("text to learn from", "installed-python")
     config: str = flag("recipe of the pretraining run", "nano")
-    # With these, everything together stays below eight minutes on two cores, the set-up of `make demo` included, even
-    # where the steps take a quarter more time than the first ones did.
+    # With these defaults the whole demo, including the set-up of `make demo`, takes under eight minutes on two cores,
+    # even if later steps are a quarter slower than the first ones.
     max_minutes: float = flag("minutes of pretraining", 3.0)
     max_steps: int | None = flag("steps of pretraining, instead of minutes")
     task_examples: int = flag("training examples of each fine-tuning task, at most", 1500)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run every step, then say where everything lies."""
+    """Run every step, then print where the results are."""
     arguments = parse(DemoArguments, argv, doc=__doc__, verb="demo")
     with as_user_errors(about="--config"):
-        load_recipe(arguments.config)  # an unknown one is told here, and not after the tokenizer and the corpus
+        load_recipe(arguments.config)  # fails now if it is unknown, not after the tokenizer and the corpus
     begun = time.monotonic()
     folder = Path(arguments.output_dir)
     check_output_dir(folder, overwrite=arguments.overwrite_output_dir)
-    # Each program replaces what it wrote itself.
+    # Each program replaces only the files that it wrote itself.
     again = ["--overwrite_output_dir"] if arguments.overwrite_output_dir else []
     tokenizer, corpus, encoder = folder / "tokenizer", folder / "corpus", folder / "encoder"
 
@@ -128,7 +128,7 @@ def write_tasks(folder: Path, *, examples: int) -> None:
 
 
 def report(folder: Path, encoder: Path, sequence: Path, token: Path, *, seconds: float) -> None:
-    """What came of it, and where it lies."""
+    """Print the results and where they are."""
     pretrained = json.loads((encoder / "all_results.json").read_text())
     print(f"\n== Done in {seconds / 60:.1f} minutes")
     print(f"  masked-LM loss on held-out packages   {pretrained['eval_loss']:.2f}")

@@ -28,8 +28,8 @@ def main(argv: list[str] | None = None) -> None:
     from clozebert.hub.loading import find_folder
 
     names = [arguments.model_name_or_path, *(arguments.more_models or [])]
-    # clozebert is imported, so none of the folders' code is run.
-    with as_user_errors(Exception):  # whatever a library meets in files that others made
+    # clozebert is imported, so the code in the folders is not run.
+    with as_user_errors(Exception):  # a library may raise anything for files that others made
         subjects = [load_subject(str(find_folder(name))) for name in names]
     serve(subjects, server_name=arguments.host, server_port=arguments.port)
 

@@ -26,7 +26,7 @@ from clozebert.utils.untrusted import check_model_folder, read_json_object
 if TYPE_CHECKING:
     from clozebert import ClozeBertConfig
 
-# Of the picture: inches for each token, dots an inch, and the most dots of a side.
+# For the image: inches per token, dots per inch, and the most dots on a side.
 _INCHES, _DOTS, _PIXELS = 0.16, 150, 30_000
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -66,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @as_user_errors(ValueError, OSError, StrictDataclassError)
 def find_config(name: str) -> "ClozeBertConfig":
-    """The configuration that a person means by `name`.
+    """The configuration of an architecture, a recipe or a folder called `name`.
 
     Raises:
-        ValueError: nothing has that name, or the folder holds another kind of model.
+        ValueError: the name is unknown, or the folder holds another kind of model.
     """
     from clozebert.configuration import ARCHITECTURES, ClozeBertConfig, list_recipes
     from clozebert.training.run_settings import make_config, split_settings
@@ -92,9 +92,9 @@ def find_config(name: str) -> "ClozeBertConfig":
 
 
 def table(config: "ClozeBertConfig", *, batch_size: int, length: int, bytes_each: int) -> list[str]:
-    """The lines that are printed."""
+    """The lines to print."""
     symbols = symbols_of(config, batch_size=batch_size, length=length)
-    parts = parts_of(config, *(config.architectures or [])[:1])  # of a trained model, with the head that it has
+    parts = parts_of(config, *(config.architectures or [])[:1])  # a trained model's parts include its head
     counts = [
         [part.count(formula, symbols) for formula in (part.parameters, part.flops, part.written)] for part in parts
     ]
@@ -136,7 +136,7 @@ def _figures(count: list[int], bytes_each: int) -> list[str]:
 
 
 def _pretty(formula: str) -> str:
-    """Times as a dot and squares as such: `2*D*D` becomes `2·D²`."""
+    """A formula with dots for products, and with squares: `2*D*D` becomes `2·D²`."""
     return re.sub(r"\b([A-Z])\*\1\b", r"\1²", formula).replace("*", "·")
 
 
@@ -153,7 +153,7 @@ def _aligned(rows: list[list[str]]) -> list[str]:
 
 
 def draw_attention_map(folder: str, text: str, output_file: str) -> None:
-    """A picture of the weights softmax(QK^T / sqrt(K)): a row for each layer, a column for each head.
+    """Draw the weights softmax(QK^T / sqrt(K)): a row for each layer, a column for each head.
 
     Raises:
         ValueError: the folder holds no text model, or no tokenizer.
@@ -190,7 +190,7 @@ def draw_attention_map(folder: str, text: str, output_file: str) -> None:
 
 
 def _most_tokens(config: "ClozeBertConfig") -> int:
-    """The longest sentence that the model takes and whose picture has no side of more than `_PIXELS`."""
+    """The most tokens that the model takes and whose image has no side of more than `_PIXELS`."""
     maps = max(config.num_hidden_layers, config.num_attention_heads)
     return min(config.max_position_embeddings, int((_PIXELS / _DOTS - 1) / maps / _INCHES))
 
@@ -210,7 +210,7 @@ def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
     with as_user_errors(Exception, about=f"{folder} cannot be loaded"):
         check_model_folder(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        with quiet():  # transformers reports a head that is left out, and this is as it should be
+        with quiet():  # the head is left out on purpose, which transformers would report
             model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager", use_safetensors=True).eval()
     inputs = tokenizer(text, return_tensors="pt")
     length, most = inputs["input_ids"].shape[1], _most_tokens(model.config)

@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
-    """All figures that were asked for, by name."""
+    """Measure everything that was asked for: name -> value."""
     from clozebert.corpus import Masking
     from clozebert.corpus.readers import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
@@ -83,7 +83,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     from clozebert.utils.input_length import longest_input
     from clozebert.utils.progress_bar import StageBars
 
-    # Everything a person can get wrong comes first; the model is loaded when it is needed.
+    # Most user errors are found before the model is loaded.
     masking = Masking(rate=arguments.eval_mlm_probability, unit=arguments.masking_unit)
     paradigms = read_minimal_pairs(arguments.blimp)
     tokenizer = load_tokenizer(arguments.tokenizer_name or arguments.model_name_or_path)
@@ -109,7 +109,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
             results |= _score_corpus(model, corpus, masking, arguments, max_seq_length=length, bars=bars)
             del corpus
     if paradigms:
-        # Two sentences of a pair differ by less than bf16 tells apart.
+        # The difference between the two sentences of a pair is too small for bf16.
         results["blimp_precision"] = "no" if arguments.mixed_precision == "auto" else precision
         with precision_of(device, results["blimp_precision"]):
             results |= score_minimal_pairs(
@@ -134,7 +134,7 @@ def _score_corpus(
     max_seq_length: int,
     bars: "StageBars",
 ) -> dict[str, Any]:
-    """Loss on frozen masks and, unless it is left out, pseudo-perplexity."""
+    """The loss with fixed masks and, unless it is left out, the pseudo-perplexity."""
     from clozebert.training.scoring import score_frozen_masks, score_pseudo_perplexity
 
     results: dict[str, Any] = {
@@ -181,7 +181,7 @@ def _prepare(reader: "Reader", tokenizer: Any, folder: str) -> "Corpus":
 
 
 def score_table(results: dict[str, Any]) -> list[str]:
-    """The figures for a person, one a line."""
+    """The results as text, one per line."""
     rows = []
     for name, value in results.items():
         if name == "blimp_paradigms":

@@ -27,7 +27,7 @@ _IDLE = ("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_ru
 
 @dataclasses.dataclass
 class PlanArguments:
-    """The flags beside those of the run."""
+    """The flags of the planner itself; those of the run are parsed separately."""
 
     device: str | None = flag("a kind of GPU, such as a100-80gb, h100, rtx-4090 (default: this machine)")
     num_devices: int = flag("number of devices", 1)
@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_size: int | None = None) -> None:
     """Print the plan of a run; `settings` are fields of PretrainingArguments.
 
-    With `model_name_or_path` that model's own configuration takes the place of `config`, as in a run. Of a run in
-    phases each one is planned, and `seconds` and `cost` are those of all.
+    With `model_name_or_path`, that model's configuration replaces `config`, as in a run. In a run with phases, each
+    phase is planned, and `seconds` and `cost` are the totals.
     """
     from clozebert.training.initial_model import load_configuration
 
@@ -89,11 +89,11 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
 
 
 def _run_of(settings: dict[str, Any]) -> "tuple[PretrainingArguments, Mixture | None]":
-    """The run, with a number of steps, and its corpora where they are given."""
+    """The run with its number of steps, and its corpora if they are given."""
     from clozebert.training.arguments import PretrainingArguments
     from clozebert.training.run_length import length_by_text
 
-    # A plan needs none of the paths that a run needs.
+    # A run needs these paths, a plan does not.
     paths = {"corpus": settings.get("corpus") or "-", "tokenizer_name": settings.get("tokenizer_name") or "-"}
     run = PretrainingArguments(**{**settings, **paths, "dry_run": True})
     if settings.get("corpus"):
@@ -106,7 +106,7 @@ def _run_of(settings: dict[str, Any]) -> "tuple[PretrainingArguments, Mixture | 
 
 
 def _set_vocabulary(config: Any, tokenizer_name: str | None, corpora: "Mixture | None", *, vocab_size: Any) -> None:
-    """The model's vocabulary is that of the tokenizer; of a corpus, that of the tokenizer which prepared it."""
+    """Set the model's vocabulary to that of the corpus or, without a corpus, of the tokenizer."""
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.initial_model import SPECIAL_TOKEN_IDS, padded_vocabulary, set_token_ids
 
@@ -117,7 +117,7 @@ def _set_vocabulary(config: Any, tokenizer_name: str | None, corpora: "Mixture |
         tokenizer = load_tokenizer(tokenizer_name)
         set_token_ids(config, tokenizer)
         config.vocab_size = vocab_size or padded_vocabulary(len(tokenizer))
-    # A plan needs no more of the special tokens than that the vocabulary given by --vocab_size has them.
+    # For a plan it is enough that the special ids lie within the vocabulary given by --vocab_size.
     for name in SPECIAL_TOKEN_IDS:
         if (index := getattr(config, name)) is not None:
             setattr(config, name, min(index, config.vocab_size - 1))
@@ -129,7 +129,7 @@ def _plan_phase(
     """Print the plan of one phase and return it.
 
     Args:
-        machine: the kind of device, the precision, and torch's device where steps can be timed.
+        machine: the kind of device, the precision, and torch's device if steps can be timed.
     """
     from clozebert.training.calibration import calibrate
     from clozebert.training.checks import check_model
@@ -174,7 +174,7 @@ def _plan_phase(
 
 
 def _all_phases(plans: list[dict[str, Any]]) -> dict[str, Any]:
-    """The first phase's plan, with the hours and the cost of all where there are more; these are printed."""
+    """The first phase's plan; with several phases, their total hours and cost are put into it and printed."""
     facts = dict(plans[0])
     if len(plans) == 1:
         return facts
@@ -193,7 +193,7 @@ def _open_corpora(arguments: Any) -> "Mixture":
 
 
 def _find_device(given: PlanArguments, arguments: Any) -> "tuple[Device, str, Any]":
-    """The kind of device, the precision that a run chooses there, and, for this machine, torch's device."""
+    """The kind of device, the precision that a run uses there and, for this machine, torch's device."""
     from clozebert.training.planning import DEVICES, Device
 
     if given.device is not None:

@@ -53,7 +53,7 @@ class Arguments:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read, tokenize, write, and say what came of it."""
+    """Read, tokenize, write, and print a summary."""
     arguments = parse(Arguments, argv, doc=__doc__, verb="prepare-corpus")
 
     from clozebert.corpus.preparation import Preparation
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def print_account(manifests: dict[str, dict[str, Any]]) -> None:
-    """Print how many documents each split holds, how many were left out, and what is likely wrong."""
+    """Print how many documents each split holds, how many were left out, and what is probably wrong."""
     for split, manifest in manifests.items():
         print(
             f"{split:10} {manifest['documents']:>12,} documents {manifest['tokens']:>14,} tokens "
@@ -108,7 +108,7 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
 
 
 def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:
-    """Lines that show the beginnings of some random training documents as the model will see them: by their tokens."""
+    """Lines with the beginnings of some random training documents as the model sees them, decoded from their tokens."""
     import random
 
     from clozebert.corpus import Corpus
@@ -116,12 +116,12 @@ def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:
 
     corpus, tokenizer = Corpus(corpus_folder, "train"), load_tokenizer(tokenizer_name)
     count = min(_SHOWN_DOCUMENTS, corpus.num_documents)
-    # The same ones each time.
+    # A fixed seed shows the same documents each time.
     chosen = sorted(random.Random(0).sample(range(corpus.num_documents), count))
     lines = [f"{count} random documents, shortened, as the tokenizer gives them back:"] if count else []
     for number in chosen:
         decoded = str(tokenizer.decode(corpus.document(number)[:_SHOWN_CHARACTERS].tolist()))
-        # WordPiece marks what continues a word.
+        # WordPiece marks the pieces that continue a word.
         text = " ".join(decoded.split()).replace(" ##", "")
         shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
         lines.append(f"  {number + 1:>10,}  {shown}")

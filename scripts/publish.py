@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _checkpoints(arguments: PublishArguments, source: Path) -> list[Path]:
-    """The training checkpoints to publish beside the folder itself; all that is to go up is checked to be whole."""
+    """The training checkpoints to publish in addition to the folder; raises if any of them or the folder is damaged."""
     from clozebert.training.checkpoints import list_checkpoints
     from clozebert.training.damage import find_damage
 
@@ -97,7 +97,7 @@ def _checkpoints(arguments: PublishArguments, source: Path) -> list[Path]:
         if arguments.output_dir or arguments.revision:
             raise UserError("--all_checkpoints gives each checkpoint a branch: leave out output_dir and revision")
     for path in [source, *found]:
-        # Only our pretraining loop leaves a manifest.
+        # Only our pretraining loop writes a manifest.
         if (path / "training_state").is_dir() and (damage := find_damage(path)):
             raise UserError(f"{path} is not whole: {damage}")
     return found

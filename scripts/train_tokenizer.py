@@ -38,7 +38,7 @@ class Arguments:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read, train, save, and say how large the vocabulary became."""
+    """Read, train, save, and print the size of the vocabulary."""
     arguments = parse(Arguments, argv, doc=__doc__, verb="train-tokenizer")
 
     from pathlib import Path
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             model_max_length=arguments.model_max_length,
             progress=sys.stderr.isatty() and not arguments.disable_tqdm,
         )
-    check_place()  # another program may have written there meanwhile
+    check_place()  # another program may have written there in the meantime
     with whole_files(Path(arguments.output_dir), replacing=TOKENIZER_FILES) as folder:
         save_tokenizer(tokenizer, folder)
     skipped = sum(source.bad_text for source in reader.sources)

@@ -1,4 +1,4 @@
-"""The architectures of transformers that convert: one table of parameter names for each family."""
+"""The architectures of transformers that can be converted: one table of parameter names for each family."""
 
 from ...utils.errors import UserError
 from .architecture import FULL, PER_TOKEN, POOLED, SLIDING, Architecture, Head, Rename, Values, rope_by_layer_type
@@ -11,7 +11,7 @@ from .nomic_bert import NOMIC_BERT
 from .roberta import ROBERTA
 from .vit import VIT
 
-# By `model_type`. Where a configuration equals several, the first is written.
+# By `model_type`. If a configuration equals several, the first is written.
 NATIVE: dict[str, Architecture] = {
     architecture.model_type: architecture
     for architecture in (BERT, ROBERTA, MODERNBERT, VIT, DISTILBERT, ELECTRA, NOMIC_BERT, EUROBERT)
@@ -25,7 +25,7 @@ def architecture_of(model_type: str | None, *, where: str = "") -> Architecture:
         where: where it was read, for the message.
 
     Raises:
-        UserError: there is no table of it.
+        UserError: there is no table for it.
     """
     if model_type not in NATIVE:
         raise UserError(f"model_type={model_type!r}{where} cannot be converted; these can: {', '.join(NATIVE)}")

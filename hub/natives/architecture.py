@@ -1,11 +1,11 @@
-"""What the conversion table of an architecture consists of, and what several tables share.
+"""The parts of an architecture's conversion table, and what several tables share.
 
-A table has three parts: names of tensors, names of configuration fields, and the fields of ours that have one value
-there. Conversion in both directions reads the same table, so what goes in comes out again.
+A table has three parts: names of tensors, names of configuration fields, and our fields that have a fixed value in the
+architecture. Both directions of conversion read the same table, so a round trip gives the same model.
 
-Names of tensors: `{i}` is the layer. On the left stands our module. Where the architecture fuses several of our
-modules into one, all of them stand there, in the order in which it stacks their rows. On the right stands its module.
-`.weight` and `.bias` are added where they exist.
+In the names of tensors, `{i}` is the layer. The left side is our module, the right side the architecture's. If the
+architecture fuses several of our modules into one, the left side lists them in the order in which their rows are
+stacked. `.weight` and `.bias` are added if they exist.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from ...utils.errors import UserError
 Rename = tuple[str | tuple[str, ...], str]
 Values = dict[str, Any]
 
-# Endings of our classes' names, by what their heads read: one vector for each sequence, or one for each token.
+# Suffixes of our class names, by the input of the head: one vector for each sequence, or one for each token.
 POOLED = ("ForSequenceClassification", "ForMultipleChoice", "ForImageClassification")
 PER_TOKEN = ("ForTokenClassification", "ForQuestionAnswering")
 
@@ -26,7 +26,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True)
 class Head:
-    """One class of an architecture: the ending of our class's name, and the renames beside the encoder's."""
+    """One class of an architecture: the suffix of our class's name, and the renames of the head."""
 
     ours: str
     renames: tuple[Rename, ...] = ()
@@ -37,13 +37,13 @@ class Architecture:
     """A `model_type` of transformers.
 
     Attributes:
-        prefix: what its heads call the encoder. heads: its classes by name.
+        prefix: the name of the encoder inside its classes with heads. heads: its classes by name.
         renames: the encoder's modules. tied: name of a tensor -> name of the tensor that it always equals.
-        fields: our configuration fields -> its, where the values are the same.
-        fixed: our fields that the architecture has at one value.
-        to_ours, to_native: what takes more than a name: (its values, ending) -> ours, and (ours, ending) -> its.
-        no_effect: fields of its own that change nothing it computes; they are kept beside our configuration.
-        optional_pooler: its model without a head takes `add_pooling_layer`.
+        fields: our configuration fields -> its fields with the same values.
+        fixed: our fields that have a fixed value in the architecture.
+        to_ours, to_native: conversions beyond renaming: (its values, ending) -> ours, and (ours, ending) -> its.
+        no_effect: its fields that do not change what it computes; they are kept beside our configuration.
+        optional_pooler: whether its model without a head takes `add_pooling_layer`.
     """
 
     model_type: str
@@ -66,7 +66,7 @@ class Architecture:
             where: where the name was read, for the message.
 
         Raises:
-            UserError: none of ours corresponds to this class.
+            UserError: none of our classes corresponds to it.
         """
         if class_name not in self.heads:
             known = ", ".join(self.heads)
@@ -74,7 +74,7 @@ class Architecture:
         return self.heads[class_name]
 
     def class_of(self, ending: str) -> str:
-        """The name of its class whose counterpart's name has this ending."""
+        """The name of its class whose counterpart of ours has this suffix."""
         return next(name for name, head in self.heads.items() if head.ours == ending)
 
 
@@ -82,11 +82,11 @@ class Architecture:
 
 
 def heads_of(stem: str, **modules: str | tuple[str, ...]) -> dict[str, Head]:
-    """Class name -> head, of the classes that begin with `stem`; the one without a head is always there.
+    """Class name -> head, for the classes that begin with `stem`; the one without a head is always included.
 
     Args:
-        modules: ending of a class's name -> what it calls its last linear layer (our `decoder` or `classifier`) and,
-            where it has them, our `head.dense` and `head.norm`, in this order.
+        modules: suffix of a class name -> the class's names for our last linear layer (`decoder` or `classifier`) and,
+            if it has them, our `head.dense` and `head.norm`, in this order.
     """
     heads = {f"{stem}Model": Head("Model")}
     for ending, given in modules.items():
@@ -98,7 +98,7 @@ def heads_of(stem: str, **modules: str | tuple[str, ...]) -> dict[str, Head]:
 
 # Names
 
-# Attention and feed-forward of the architectures that name them as Llama does.
+# Attention and feed-forward of the architectures that use Llama's names.
 LLAMA_LAYERS: tuple[Rename, ...] = (
     ("layers.{i}.attention.q_proj", "layers.{i}.self_attn.q_proj"),
     ("layers.{i}.attention.k_proj", "layers.{i}.self_attn.k_proj"),
@@ -111,14 +111,14 @@ LLAMA_LAYERS: tuple[Rename, ...] = (
 
 
 def same(*names: str) -> dict[str, str]:
-    """Fields that have one name on both sides."""
+    """Fields with the same name on both sides."""
     return {name: name for name in names}
 
 
 SIZES = same("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 TOKEN_IDS = same("pad_token_id", "bos_token_id", "eos_token_id")
 
-# Every field of ours that no table translates has this value in all architectures, unless its own table says otherwise.
+# The values of our fields that no table translates, in every architecture whose table does not say otherwise.
 COMMON_VALUES: Values = {
     "num_key_value_heads": None,
     "embedding_size": None,
@@ -165,27 +165,27 @@ COMMON_VALUES: Values = {
 
 
 def no_changes(values: Values, ending: str) -> Values:
-    """`to_ours` or `to_native` of an architecture that differs in names only."""
+    """`to_ours` or `to_native` of an architecture that differs only in names."""
     return {}
 
 
 def value_or(value: Any, default: Any) -> Any:
-    """`value`, or `default` where it is None."""
+    """`value`, or `default` if it is None."""
     return default if value is None else value
 
 
 def at_least_one_type(native: Values, ending: str) -> Values:
-    """`type_vocab_size`: a native table of token types has at least one row, as one without rows cannot be read."""
+    """`type_vocab_size`, at least 1: a native token-type table without rows could not be used."""
     return {"type_vocab_size": max(1, native["type_vocab_size"])}
 
 
 def prediction_activation(name: str, values: Values) -> str | None:
-    """`prediction_activation` of a head that uses `name`: None stands for the encoder's own."""
+    """`prediction_activation` for a head that uses `name`; None means the encoder's activation."""
     return None if name == values["hidden_act"] else name
 
 
 def rope_by_layer_type(rope_parameters: Values | None, layer_types: list[str] | None) -> Values:
-    """`rope_parameters` with one entry for each layer type, whichever of its two forms they are in."""
+    """`rope_parameters` with one entry for each layer type, from either of its two forms."""
     parameters = rope_parameters or {}
     kinds = sorted(set(layer_types or [FULL]))
     nested = FULL in parameters or SLIDING in parameters
@@ -201,10 +201,10 @@ def no_counterpart(name: str, value: Any, need: str) -> UserError:
 
 
 def check_head_size(native: Values) -> None:
-    """Refuse heads whose size is not `hidden_size / num_attention_heads`.
+    """Raise if the head size is not `hidden_size / num_attention_heads`.
 
     Raises:
-        UserError: `head_dim` is another number.
+        UserError: `head_dim` has another value.
     """
     size = native["hidden_size"] // native["num_attention_heads"]
     if native["head_dim"] not in (None, size):

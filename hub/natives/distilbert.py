@@ -2,7 +2,7 @@
 
 from .architecture import COMMON_VALUES, TOKEN_IDS, Architecture, Values, heads_of, same, value_or
 
-# Two of its heads have a dropout rate of their own.
+# Two of its heads have their own dropout rates.
 _DROPOUT = {"ForQuestionAnswering": "qa_dropout", "ForTokenClassification": "dropout"}
 
 

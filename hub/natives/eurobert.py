@@ -30,7 +30,7 @@ def _to_ours(native: Values, ending: str) -> Values:
         "rope_parameters": dict(native["rope_parameters"]),
         "classifier_pooling": _POOLING.get(pooling, "cls"),
         "mask_token_id": None if native["mask_token_id"] == native["pad_token_id"] else native["mask_token_id"],
-        "decoder_bias": native["mlp_bias"],  # its decoder has a bias where its feed-forwards have
+        "decoder_bias": native["mlp_bias"],  # its decoder has a bias if its feed-forward layers do
     }
 
 
@@ -40,7 +40,7 @@ def _to_native(ours: Values, ending: str) -> Values:
         "num_key_value_heads": ours["num_key_value_heads"],
         "head_dim": ours["hidden_size"] // ours["num_attention_heads"],
         "classifier_pooling": "mean" if ours["classifier_pooling"] == "mean" else "bos",
-        # There it must be a number, and the default lies beyond small vocabularies: padding's id stands for none.
+        # There it must be a number, and the default is outside small vocabularies: use the padding id for None.
         "mask_token_id": value_or(ours["mask_token_id"], ours["pad_token_id"] or 0),
     }
 

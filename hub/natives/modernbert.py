@@ -41,7 +41,7 @@ def _to_native(ours: Values, ending: str) -> Values:
         "embedding_dropout": value_or(ours["embedding_dropout"], ours["hidden_dropout_prob"]),
         "classifier_dropout": value_or(ours["classifier_dropout"], ours["hidden_dropout_prob"]),
         "classifier_pooling": "mean" if ours["classifier_pooling"] == "mean" else "cls",
-        # One activation serves all of its heads.
+        # All its heads share one activation.
         "classifier_activation": (ours["prediction_activation"] or ours["hidden_act"])
         if predicts
         else ours["classifier_activation"],

@@ -27,7 +27,7 @@ def _to_native(ours: Values, ending: str) -> Values:
     return {
         "rope_parameters": rope_by_layer_type(ours["rope_parameters"], ours["layer_types"]).get(FULL, {}),
         "head_dim": ours["hidden_size"] // ours["num_attention_heads"],
-        # Not a declared field there, so it is written only where it differs from the class's default.
+        # Not a declared field there, so it is written only if it differs from the class's default.
         **({} if ours["tie_word_embeddings"] else {"tie_word_embeddings": False}),
     }
 

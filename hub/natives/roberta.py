@@ -1,11 +1,11 @@
-"""RoBERTa (Liu et al. 2019): BERT that counts positions from behind the padding id."""
+"""RoBERTa (Liu et al. 2019): BERT whose positions start after the padding id."""
 
 from .architecture import COMMON_VALUES, Architecture, Values, at_least_one_type, heads_of, prediction_activation
 from .bert import BERT_ENCODER, BERT_FIELDS
 
 
 def _to_ours(native: Values, ending: str) -> Values:
-    # Positions are counted from pad_token_id + 1: no token reads the rows before it.
+    # Positions start at pad_token_id + 1: no token uses the rows before it.
     offset = (native["pad_token_id"] or 0) + 1
     return {
         **at_least_one_type(native, ending),

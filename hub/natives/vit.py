@@ -32,7 +32,7 @@ def _to_native(ours: Values, ending: str) -> Values:
         "qkv_bias": True,
         "pooler_act": ours["classifier_activation"],
         "pooler_output_size": ours["hidden_size"],
-        # A text model has no such sizes. ViT's defaults stand in, and the fields are then reported as different.
+        # A text model has no such sizes. ViT's defaults are used instead, and the fields are reported as different.
         **{name: ours[name] for name in ("image_size", "patch_size") if ours[name] is not None},
     }
 
