@@ -80,7 +80,7 @@ def values_of(tensor: torch.Tensor) -> list[Any] | None:
 
 
 def value_outside(values: torch.Tensor, limit: int, *, ignored: int | None = None) -> Any:
-    """A value outside [0, limit) other than `ignored`, or None. Looks only on a CPU: elsewhere it would synchronize."""
+    """A value outside [0, limit) other than `ignored`, or None. Looks only on a CPU: elsewhere it would synchronise."""
     if values.device.type != "cpu" or is_traced() or not values.numel():
         return None
     if ignored is not None:

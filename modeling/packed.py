@@ -91,7 +91,7 @@ class Packed:
     def groups_by_length(self) -> list[tuple[torch.Tensor, int]]:
         """Groups of documents that are padded together: their indices [G], and the length of the longest.
 
-        In a group, each document is longer than half of the longest. If reading the lengths would synchronize with a
+        In a group, each document is longer than half of the longest. If reading the lengths would synchronise with a
         device, all documents are one group.
         """
         lengths = values_of(self.lengths()) if self.cu_seq_lens.device.type == "cpu" else None

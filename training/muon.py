@@ -218,7 +218,7 @@ def _rows_by_process(matrices: list[torch.Tensor], size: int) -> list[list[torch
 
 def _exchange(sent: list[list[torch.Tensor]], received: list[list[torch.Tensor]], *, group: Any) -> None:
     """Send the tensors `sent[i]` to process i of `group`, and fill `received[i]` with those that come from it."""
-    nothing = next(chain(*sent, *received)).new_empty(0)  # torch.cat needs a tensor even if nothing is sent, or received
+    nothing = next(chain(*sent, *received)).new_empty(0)  # torch.cat needs a tensor even if nothing is sent or received
     outgoing, incoming = (torch.cat([nothing, *map(torch.flatten, chain(*tensors))]) for tensors in (sent, received))
     to_each, from_each = ([sum(map(torch.numel, tensors)) for tensors in side] for side in (sent, received))
     dist.all_to_all_single(incoming, outgoing, from_each, to_each, group=group)
