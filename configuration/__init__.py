@@ -1,4 +1,7 @@
-"""The encoder's configuration, the named architectures and the recipes. Imports nothing of ours, and little else."""
+"""The encoder's configuration, the named architectures and the recipes.
+
+Imports no other part of ClozeBERT, and transformers only when `ClozeBertConfig` is used.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any

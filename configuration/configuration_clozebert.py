@@ -9,7 +9,7 @@ from typing import Any
 
 import transformers
 
-# Before the imports that older releases lack: the reason, and not the name of what is missing.
+# Checked before the imports that older releases lack, so that the error states the cause.
 if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 4):
     raise ImportError(
         f"the code of this model needs transformers 5.4 or newer, and {transformers.__version__} is installed: "
@@ -21,7 +21,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from .named_architectures import ARCHITECTURES, every_third_full
 
-# What a configuration file may hold beside the fields below: transformers writes and reads these itself.
+# Keys that a configuration file may hold besides the fields below: transformers writes and reads these itself.
 _KEYS_OF_TRANSFORMERS = {
     "_attn_implementation", "_attn_implementation_internal", "_experts_implementation_internal", "_name_or_path",
     "attn_implementation", "auto_map", "experts_implementation", "model_type", "name_or_path", "num_labels",
@@ -48,7 +48,7 @@ _POSITIVE = (
 )  # fmt: skip
 _NOT_NEGATIVE = ("type_vocab_size", "position_offset", "norm_eps", "initializer_range")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-# What each type of rotary positions needs beside its base, and what it may have.
+# The parameters that each type of rotary positions requires besides its base, then all that are allowed.
 _ROPE_NEEDS = {
     "default": (),
     "linear": ("factor",),
@@ -64,21 +64,21 @@ _ROPE_KEYS = [
 
 @strict
 class ClozeBertConfig(PreTrainedConfig):
-    r"""Everything that determines the encoder.
+    r"""Configuration of the encoder and its heads.
 
-    The defaults are a current base-size model: pre-norm, rotary positions, gated feed-forward, no biases, no dropout.
+    The defaults are a modern base-size model: pre-norm, rotary positions, gated feed-forward, no biases, no dropout.
     `from_name` gives the published architectures.
 
     Attributes:
         vocab_size: entries of the vocabulary.
         hidden_size: width of the model, d.
-        num_hidden_layers: layers.
-        num_attention_heads: heads of attention, h; each has the size d / h.
-        num_key_value_heads: heads of keys and values, shared by neighbouring query heads; None: h.
+        num_hidden_layers: number of layers.
+        num_attention_heads: number of attention heads, h; each has the size d / h.
+        num_key_value_heads: number of key and value heads, shared by neighbouring query heads; None: h.
         intermediate_size: width of the feed-forward, f.
         hidden_act: activation of the feed-forward, any of transformers' ACT2FN.
-        max_position_embeddings: the longest sequence, in tokens. Only learned and sinusoidal positions end there.
-        type_vocab_size: token types; 0: none.
+        max_position_embeddings: the longest sequence, in tokens. Only learned and sinusoidal positions enforce it.
+        type_vocab_size: number of token types; 0: none.
         embedding_size: size of the embeddings, projected to d, as in ELECTRA; None: d.
         norm_position: `post`, x = norm(x + f(x)) (Vaswani et al. 2017), or `pre`, x = x + f(norm(x)) (Xiong et al.
             2020).
@@ -93,22 +93,22 @@ class ClozeBertConfig(PreTrainedConfig):
         attention_bias: biases in the four projections of attention.
         qk_norm: an RMS norm of each head's queries and keys (Henry et al. 2020).
         layer_types: `full_attention` or `sliding_attention` for each layer; None: all full.
-        sliding_window: in a `sliding_attention` layer, a token sees those at most so many positions away, on either
-            side.
+        sliding_window: in a `sliding_attention` layer, a token attends to the tokens at most this many positions away,
+            on either side.
         position_embedding_type: `absolute` (learned), `sinusoidal` (Vaswani et al. 2017), `rope` (Su et al. 2021), or
             `none`.
         position_rule: `row` counts from the start of the row, `non_pad` counts tokens that are not padding (RoBERTa).
         position_offset: row of the learned table that belongs to the first position (RoBERTa: pad_token_id + 1).
-        rope_parameters: rotary positions, in transformers' form: one dict, or one for each layer type where
+        rope_parameters: rotary positions, in transformers' form: one dict, or one for each layer type if
             `layer_types` is given.
-        hidden_dropout_prob: dropout on the output of attention and feed-forward, before the addition.
+        hidden_dropout_prob: dropout on the output of attention and feed-forward, before the residual addition.
         attention_probs_dropout_prob: dropout on attention weights.
         embedding_dropout: dropout on embeddings; None: `hidden_dropout_prob`.
         mlp_dropout: dropout inside the feed-forward.
         classifier_dropout: dropout before a classifier; None: `hidden_dropout_prob`.
         classifier_pooling: how a sequence becomes one vector: `cls` (first token), `mean`, `max` or `attention`.
         classifier_dense: which classifiers have a dense layer, an activation and (`classifier_norm`) a norm before the
-            last linear layer: `none`, `pooled` (those over a pooled vector: BERT, RoBERTa) or `all` (ModernBERT).
+            last linear layer: `none`, `pooled` (those on a pooled vector: BERT, RoBERTa) or `all` (ModernBERT).
         classifier_activation: activation of that dense layer.
         classifier_norm: whether a norm follows it.
         prediction_activation: activation of the masked-LM head's dense layer; None: `hidden_act`.
@@ -116,15 +116,15 @@ class ClozeBertConfig(PreTrainedConfig):
         head_bias: biases of the heads' dense layers.
         classifier_bias: bias of the last layer of a classifier.
         decoder_bias: bias of the masked-LM decoder.
-        tie_word_embeddings: the decoder is the embedding table.
+        tie_word_embeddings: the masked-LM decoder shares its weights with the token embeddings.
         sparse_prediction: given labels, the masked-LM head computes logits at labelled positions only.
         base_pooler: the model without a head ends with the classifiers' pooling and dense layer.
-        image_size: pixels of a side; set, the model reads images and has no token embeddings.
-        patch_size: pixels of a patch's side (ViT, Dosovitskiy et al. 2020).
+        image_size: side of an image, in pixels. If set, the model reads images and has no token embeddings.
+        patch_size: side of a patch, in pixels (ViT, Dosovitskiy et al. 2020).
         num_channels: channels of an image.
         initializer_range: standard deviation of initial weights.
-        output_projection_init: initial weights of the two projections that write into the residual stream: `normal` as
-            the others, `scaled` divided by sqrt(2 * num_hidden_layers), or `zero`.
+        output_projection_init: initial weights of the two projections that write into the residual stream: `normal`
+            like the others, `scaled` divided by sqrt(2 * num_hidden_layers), or `zero`.
         native_config: fields of a native configuration that have no counterpart above. `hub.from_native` stores them,
             `hub.to_native` writes them back, and nothing else reads them.
         pad_token_id: id of the padding token; likewise bos_token_id, eos_token_id, cls_token_id, sep_token_id and
@@ -221,7 +221,7 @@ class ClozeBertConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A value that is impossible by itself is refused, whoever sets it: the constructor, a file, an override."""
+        """Set a field, and refuse a value that is invalid on its own, from the constructor, a file or an override."""
         _check_value(name, value)
         super().__setattr__(name, value)
 
@@ -234,7 +234,7 @@ class ClozeBertConfig(PreTrainedConfig):
     def from_name(cls, name: str, **overrides: Any) -> "ClozeBertConfig":
         """A named architecture (`bert-base`, `modernbert-base`, …), with some fields changed.
 
-        Another number of layers goes on with the architecture's pattern of layer types.
+        If `num_hidden_layers` is changed, the layer types continue the architecture's pattern.
 
         Raises:
             ValueError: no architecture has that name.
@@ -249,11 +249,12 @@ class ClozeBertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As the base class. Keys that are not ours are kept, with a warning; an override that nearly is one of ours
-        is an error.
+        """As the base class, with checks.
+
+        Unknown keys in `config_dict` are kept, with a warning. An unknown override that resembles a field is an error.
 
         Raises:
-            ValueError: the configuration of another architecture, an override that is nearly a field, or values that
+            ValueError: the configuration of another architecture, an override that resembles a field, or values that
                 contradict one another.
         """
         kind = config_dict.get("model_type") or cls.model_type
@@ -272,7 +273,7 @@ class ClozeBertConfig(PreTrainedConfig):
         values = {key: config_dict[key] for key in config_dict if key in known}
         _follow_heads(values, kwargs)
         _refuse_parts_of_rope(kwargs)
-        # Overrides go through the constructor: it completes and checks what the base class would only set afterwards.
+        # Overrides go to the constructor, which checks them. The base class would set them afterwards, unchecked.
         values |= {key: kwargs.pop(key) for key in cls.__annotations__ if key in kwargs}
         found = super().from_dict(values, **kwargs)
         config = found[0] if isinstance(found, tuple) else found
@@ -282,7 +283,7 @@ class ClozeBertConfig(PreTrainedConfig):
         return found
 
     def attention_type(self, layer_idx: int) -> str:
-        """`full_attention` or `sliding_attention`."""
+        """The attention of one layer: `full_attention` or `sliding_attention`."""
         return self.layer_types[layer_idx] if self.layer_types is not None else "full_attention"
 
     def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
@@ -309,9 +310,9 @@ class ClozeBertConfig(PreTrainedConfig):
         return kwargs
 
     def check_together(self) -> None:
-        """Refuse values that contradict one another; the constructor, `from_dict` and every model ask for it.
+        """Refuse values that contradict one another. The constructor, `from_dict` and every model call this.
 
-        Divisibility of sizes is the model's to check: transformers builds configurations in steps.
+        The model, not this, checks that sizes are divisible: transformers builds configurations in steps.
 
         Raises:
             ValueError: names the fields.
@@ -347,7 +348,7 @@ class ClozeBertConfig(PreTrainedConfig):
 
 
 def _check_value(name: str, value: Any) -> None:
-    """Refuse a field's value that is impossible whatever the others are."""
+    """Refuse a value that is invalid whatever the other fields are."""
     if name in _CHOICES and value not in _CHOICES[name]:
         hint = _did_you_mean(str(value), _CHOICES[name])
         raise ValueError(f"{name}={value!r} must be one of {', '.join(_CHOICES[name])}{hint and '; '}{hint}")
@@ -364,7 +365,7 @@ def _check_number(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} is a probability: it must lie between 0 and 1")
     if name in _POSITIVE and value <= 0:
         raise ValueError(f"{name}={value} must be at least 1")
-    if name in _NOT_NEGATIVE and not value >= 0:  # NaN neither
+    if name in _NOT_NEGATIVE and not value >= 0:  # also refuses NaN
         raise ValueError(f"{name}={value} must not be negative")
 
 
@@ -379,14 +380,14 @@ def _warn_of_foreign(keys: list[str], known: list[str]) -> None:
 
 
 def _follow_heads(values: dict[str, Any], overrides: dict[str, Any]) -> None:
-    """An override of the number of heads is one of the key heads too, where both were the same."""
+    """Override `num_key_value_heads` along with `num_attention_heads`, if the two were equal."""
     is_overridden = "num_attention_heads" in overrides and "num_key_value_heads" not in overrides
     if is_overridden and values.get("num_key_value_heads") == values.get("num_attention_heads"):
         overrides["num_key_value_heads"] = overrides["num_attention_heads"]
 
 
 def _refuse_parts_of_rope(overrides: dict[str, Any]) -> None:
-    """An override by a key that older configurations have beside the rotary parameters would lose to these."""
+    """Refuse to override `rope_theta` or `rope_scaling` alone: the stored `rope_parameters` would take precedence."""
     for key in ("rope_theta", "rope_scaling"):
         if key in overrides:
             raise ValueError(f"{key}={overrides[key]} cannot be overridden by itself: give rope_parameters")
@@ -414,7 +415,7 @@ def _check_rope(parameters: dict[str, Any]) -> None:
 
 
 def unknown_key_message(key: str, known: list[str]) -> str:
-    """`unknown configuration key 'hiden_size'; did you mean 'hidden_size'?`"""
+    """The message for an unknown key: `unknown configuration key 'hiden_size'; did you mean 'hidden_size'?`"""
     hint = _did_you_mean(key, known, otherwise="see the docstring of ClozeBertConfig for the known keys")
     return f"unknown configuration key {key!r}; {hint}"
 

@@ -1,6 +1,6 @@
 """Parameters, FLOPs and activations of each part of the encoder, as closed formulas.
 
-Each formula is one string in the symbols of `symbols_of`: what is computed is what `describe` prints.
+Each formula is one string in the symbols of `symbols_of`: `describe` prints the same string that is evaluated.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ SYMBOLS = {
 }  # fmt: skip
 _MASKED_LM = "ClozeBertForMaskedLM"
 _OF_TOKENS = ("ClozeBertForTokenClassification", "ClozeBertForQuestionAnswering")  # a score for each token
-_OUTPUTS = {"ClozeBertForQuestionAnswering": "2", "ClozeBertForMultipleChoice": "1"}  # of the others, the labels
+_OUTPUTS = {"ClozeBertForQuestionAnswering": "2", "ClozeBertForMultipleChoice": "1"}  # the others: one per label
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of the model and its formulas: parameters, FLOPs of its matrix products, values that these write.
+    """A part of the model and its formulas: parameters, FLOPs of its matmuls, and the values that the matmuls write.
 
-    `times`: how many of it there are. `predicted`: training needs it at the predicted tokens only.
+    `times`: how many copies the model has. `predicted`: training needs it at the predicted tokens only.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Part:
     predicted: bool = False
 
     def count(self, formula: str, symbols: "Mapping[str, float]") -> int:
-        """The value of one of the part's formulas, for all of its kind."""
-        return self.times * int(eval(formula, {"__builtins__": {}}, symbols))  # our own strings, our own symbols
+        """The value of one of the part's formulas, over all `times` copies."""
+        return self.times * int(eval(formula, {"__builtins__": {}}, symbols))  # safe: only strings of this file
 
 
 def default_length(config: "ClozeBertConfig") -> int:
-    """512 tokens or the longest sequence, whichever is shorter; all patches and the class token of an image."""
+    """512 tokens or the longest sequence, whichever is shorter; for images, all patches and the class token."""
     if config.image_size is not None and config.patch_size is not None:
         return (config.image_size // config.patch_size) ** 2 + 1
     return min(512, config.max_position_embeddings)
@@ -69,7 +69,7 @@ def symbols_of(config: "ClozeBertConfig", *, batch_size: int, length: int) -> di
 
 
 def parts_of(config: "ClozeBertConfig", model_class: str = _MASKED_LM) -> list[Part]:
-    """The parts of a model of this class; of a configuration of images, which has no masked LM, its classifier."""
+    """The parts of a model of this class. For images, which have no masked-LM head, the head is a classifier."""
     layers = config.num_hidden_layers
     windowed = sum(config.attention_type(layer) == "sliding_attention" for layer in range(layers))
     glu = config.mlp_type == "glu"  # then two projections from D to F, and one back
@@ -97,12 +97,12 @@ def has_final_norm(config: "ClozeBertConfig") -> bool:
 
 
 def _sum(*terms: str | bool) -> str:
-    """The terms that there are, added up."""
+    """The terms that are strings, joined by `+`."""
     return " + ".join(term for term in terms if isinstance(term, str)) or "0"
 
 
 def _linear(name: str, rows: str, inputs: str, outputs: str, *more: str | bool, predicted: bool = False) -> Part:
-    """A product of `rows` vectors and a matrix; `more`: parameters beside those of the matrix."""
+    """A linear layer applied to `rows` vectors. `more`: parameters besides the matrix."""
     matrix = f"{inputs}*{outputs}"
     return Part(name, 1, _sum(matrix, *more), f"2*{rows}*{matrix}", f"{rows}*{outputs}", predicted)
 
@@ -134,7 +134,7 @@ def _head(config: "ClozeBertConfig", model_class: str) -> list[Part]:
 
 
 def _classifier(config: "ClozeBertConfig", model_class: str) -> list[Part]:
-    """A classifier of rows or of each token; of the bare encoder its pooler, where it has one."""
+    """The classifier of sequences or of tokens; for the bare encoder its pooler, if it has one."""
     pools = model_class not in _OF_TOKENS
     rows = "B" if pools else "B*T"
     weights_of_pooling = pools and config.classifier_pooling == "attention" and "D"
@@ -149,10 +149,10 @@ def _classifier(config: "ClozeBertConfig", model_class: str) -> list[Part]:
 
 
 def short_number(number: int) -> str:
-    """`1.23 G`: three digits and a thousand's prefix."""
+    """A number with three digits and an SI prefix: `1.23 G`."""
     value = float(number)
     for prefix in ("", "k", "M", "G", "T", "P"):
-        if value < 999.5:  # three digits of more are 1e+03
+        if value < 999.5:  # larger values would be formatted as 1e+03
             return f"{value:.3g} {prefix}"
         value /= 1000
     return f"{value:.3g} E"

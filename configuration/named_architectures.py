@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Named architectures (`bert-base`, `modernbert-base`, …), each over the defaults of `ClozeBertConfig`."""
+"""Named architectures (`bert-base`, `modernbert-base`, …), each as changes to the defaults of `ClozeBertConfig`."""
 
 from typing import Any
 
@@ -43,11 +43,11 @@ _MODERNBERT: dict[str, Any] = {
 
 
 def every_third_full(num_hidden_layers: int) -> list[str]:
-    """The layer types of ModernBERT: full attention in layers 0, 3, 6, …, windows in the others."""
+    """The layer types of ModernBERT: full attention in layers 0, 3, 6, …, sliding windows in the others."""
     return ["sliding_attention" if layer % 3 else "full_attention" for layer in range(num_hidden_layers)]
 
 
-# Most layers see the nearest tokens alone, and RoPE has a small base: short runs learn faster (docs/recipes.md).
+# Narrow windows in most layers and a small RoPE base make short training runs learn faster (docs/recipes.md).
 _SMALL_MODERNBERT: dict[str, Any] = {
     **_MODERNBERT,
     "vocab_size": 8192,
@@ -80,7 +80,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "embedding_norm": False,
         "norm_eps": 1e-5,
     },
-    # Modern blocks at sizes for a CPU; equal to a ModernBERT, so they can be exported as one.
+    # Small models for a CPU, with the layers of ModernBERT, so that they can be exported as one.
     "nano": {
         **_SMALL_MODERNBERT,
         "hidden_size": 96,
@@ -110,7 +110,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "intermediate_size": 4096,
     },
-    # Liu et al. 2019: 514 rows of positions, of which the first two are never a token's.
+    # Liu et al. 2019: 514 rows of position embeddings; the first two never belong to a token.
     "roberta-base": {
         **_BERT,
         "vocab_size": 50265,

@@ -16,12 +16,12 @@ def list_recipes() -> list[str]:
 
 
 def describe_recipe(name: str) -> str:
-    """The first line of a recipe's file: what it is for."""
+    """The first line of a recipe's file, which says what the recipe is for."""
     return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
 
 
 def launch_configuration(name: str) -> Path:
-    """The file of a launch configuration of Accelerate: `gpus`, `fsdp`, `machines` or `cpu`.
+    """The path of a launch configuration for Accelerate: `gpus`, `fsdp`, `machines` or `cpu`.
 
     Raises:
         ValueError: no configuration has that name.
@@ -63,10 +63,10 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
 
 
 def read_yaml(text: str) -> Any:
-    """What a text in YAML holds. `1e4` is a number, as in YAML 1.2; in 1.1, which PyYAML reads, it is a word.
+    """Parse YAML. `1e4` is a number, as in YAML 1.2; PyYAML, which follows 1.1, would read a string.
 
     Raises:
-        ValueError: it is not valid, or names something twice, of which one would be lost.
+        ValueError: the text is not valid YAML, or a key occurs twice in one mapping.
     """
     import yaml
 
@@ -86,5 +86,5 @@ def read_yaml(text: str) -> Any:
     )
     try:
         return yaml.load(text, Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also what a date or a number of YAML cannot be
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: also an impossible date or number
         raise ValueError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Registers the configuration with transformers' AutoConfig; the package imports this once AutoConfig is there."""
+"""Registers the configuration with transformers' AutoConfig. The package imports this after AutoConfig is loaded."""
 
 from transformers.models.auto.configuration_auto import AutoConfig
 

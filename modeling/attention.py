@@ -1,7 +1,7 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Multi-head attention (Vaswani et al. 2017): softmax(Q K^T / sqrt(K)) V, over whichever implementation is asked for.
+"""Multi-head attention (Vaswani et al. 2017): softmax(Q K^T / sqrt(K)) V, by the configured implementation.
 
-Shapes: B rows, T tokens of a row, R tokens that are read, D hidden size, H heads, K head size.
+Shapes: B rows, T tokens of a row, R tokens whose output is read, D hidden size, H heads, K head size.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def eager_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The formula, step by step; the one implementation that gives the weights.
+    """Attention by the plain formula; the only implementation that returns the weights.
 
     Shape: query [B, H, T, K], key and value [B, H or fewer, T, K], attention_mask additive or boolean and broadcastable
     to [B, H, T, T] -> ([B, T, H, K], weights [B, H, T, T]).
@@ -62,7 +62,7 @@ def sdpa_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """transformers' own, by PyTorch's kernel, or on a CPU plain matmuls where these are faster."""
+    """transformers' own attention by PyTorch's SDPA kernel, or plain matmuls on a CPU where they are faster."""
     is_boolean = attention_mask is None or attention_mask.dtype == torch.bool
     if not (is_boolean and matmul_attention_pays(query, query.shape[2], dropout)):
         return _STOCK["sdpa"](module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
@@ -71,7 +71,7 @@ def sdpa_attention(
     return out_BHTK.transpose(1, 2), None
 
 
-# transformers' attention functions, and here alone those of ours.
+# transformers' attention functions and ours, which are not registered globally.
 ALL_ATTENTION_FUNCTIONS = AttentionInterface()
 ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
 ALL_ATTENTION_FUNCTIONS["tiles"] = tiled_attention
@@ -81,7 +81,7 @@ ALL_ATTENTION_FUNCTIONS["padded"] = padded_attention
 
 
 def read_queries(x_BTD: torch.Tensor, attention_mask: Any) -> torch.Tensor:
-    """The tokens that are queries: [1, R, D] under a plan that says which, else all."""
+    """The hidden states of the tokens that are queries: [1, R, D] if the plan selects some, else all."""
     if not isinstance(attention_mask, TilePlan) or attention_mask.read_R is None:
         return x_BTD
     return x_BTD.index_select(1, attention_mask.read_R)
@@ -105,9 +105,9 @@ class Attention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.num_key_value_groups = heads // key_heads
         is_sliding = config.attention_type(layer_idx) == "sliding_attention"
-        # Flash attention in transformers counts the token itself into the window.
+        # transformers' flash attention counts the token itself as part of the window.
         self.sliding_window = config.sliding_window + 1 if is_sliding and config.sliding_window is not None else None
-        self.dropout = Dropout(config.attention_probs_dropout_prob)  # a module, whose `p` can be set as in BERT
+        self.dropout = Dropout(config.attention_probs_dropout_prob)  # a module, so that its `p` can be set as in BERT
         self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=config.attention_bias)
         self.k_proj = nn.Linear(config.hidden_size, key_heads * self.head_dim, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.hidden_size, key_heads * self.head_dim, bias=config.attention_bias)
@@ -123,10 +123,10 @@ class Attention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Shape: hidden_states [B, T, D] -> ([B, T, D], weights [B, H, T, T] where the implementation gives them).
+        """Shape: hidden_states [B, T, D] -> ([B, T, D], weights [B, H, T, T] if the implementation returns them).
 
-        `attention_mask` is what the chosen implementation takes (additive, boolean, a BlockMask), or a plan, which
-        names one. By a plan that reads R tokens only, the output is [1, R, D].
+        `attention_mask` is what the configured implementation takes (additive, boolean, a BlockMask), or a plan, which
+        names its own implementation. With a plan that reads only R tokens, the output is [1, R, D].
         """
         x_BTD = cast_once(hidden_states)
         queries = read_queries(x_BTD, attention_mask)
@@ -147,7 +147,7 @@ class Attention(nn.Module):
         return linear(self.o_proj, out_BTHK.reshape(*queries.shape[:-1], -1)), weights_BHTT
 
     def dropout_now(self) -> float:
-        """The probability that falls on the weights of attention in this mode."""
+        """The dropout probability of the attention weights; 0 outside training."""
         return self.dropout.p if self.training else 0.0
 
     def _project(
@@ -167,7 +167,7 @@ class Attention(nn.Module):
             projected = (linear(layer, x) for layer, x in zip(layers, (queries, x_BTD, x_BTD), strict=True))
             q_BTHK, k_BTHK, v_BTHK = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
         if self.q_norm is not None and self.k_norm is not None:
-            # CUDA's autocast gives norms float32, and kernels want one type.
+            # Under CUDA's autocast norms return float32, but attention kernels need one type.
             q_BTHK, k_BTHK = self.q_norm(q_BTHK).to(v_BTHK.dtype), self.k_norm(k_BTHK).to(v_BTHK.dtype)
         if tables is not None:
             q_BTHK = rotate(q_BTHK, *(read_queries(table, attention_mask) for table in tables))

@@ -1,13 +1,13 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Attention over packed documents on a CPU, in tiles: blocks of queries with the keys that they may see.
+"""Attention over packed documents on a CPU, in tiles.
 
-A tile is a stretch of queries with the keys that they may see. Full attention has one tile for each document; a window
-of W has one for each block of queries, with W more keys on either side, so its cost grows as O(N W). Tiles of about one
-size form a group, and are attended together.
+A tile is a block of queries with the keys that they may attend to. Full attention has one tile per document. A window
+of W has one tile per block of queries, with W more keys on either side, so its cost grows as O(N W). Tiles of about the
+same size form a group and are computed together.
 
-Shapes: N tokens of the batch (B rows of T, laid end to end), R of them that are queries (all, where not said), H heads,
-K head size, G tiles of a group, Q queries and S keys of a tile. A head of a token is a row of its own, so one gather
-brings a tile into the order [G, H, Q, K] that the matmuls want.
+Shapes: N tokens of the batch (B rows of T, end to end), R of them that are queries (by default all), H heads, K head
+size, G tiles of a group, Q queries and S keys of a tile. Each head of a token is a row of its own, so one gather puts a
+tile into the order [G, H, Q, K] that the matmuls need.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,15 +18,15 @@ import torch
 
 from .kernels import LARGEST_BLOCK, attend, repeat_heads
 
-_LARGEST_GROUP = 1 << 24  # with a gradient, queries times keys: 16 M scores a head at a time
-_ROUNDED_UP_TO = 512  # queries or keys: lengths up to here are rounded, so that shapes of tiles recur
-_LEAST = 32  # queries and keys of a tile: below, groups are too many for what they spare
-_LEAST_OF_SHORT = 8  # the same of a small window, or where with 32 more than two thirds of the tiles would be padding
+_LARGEST_GROUP = 1 << 24  # queries times keys of a group, with a gradient: 16 M scores per head
+_ROUNDED_UP_TO = 512  # numbers of queries or keys up to this are rounded up, so that the shapes of tiles recur
+_LEAST = 32  # queries or keys of a tile: smaller tiles would make too many groups for the padding that they save
+_LEAST_OF_SHORT = 8  # the same for a small window, or if more than two thirds of the tiles would otherwise be padding
 
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Tiles attended together: the sizes [G, H, Q] and [G, H, S]. `mask` is None where every query sees every key."""
+    """Tiles computed together: the sizes [G, H, Q] and [G, H, S]. The mask is None if every query sees every key."""
 
     query_shape: torch.Size
     key_shape: torch.Size
@@ -35,19 +35,18 @@ class TileGroup:
 
 @dataclass(frozen=True)
 class TilePlan:
-    """What the layers of one type need to know of a batch: which rows go into which tile, and where they come back to.
+    """How a batch is cut into tiles, for all layers of one type.
 
     Attributes:
         groups: the tiles.
         window: how many tokens on either side a token sees; None: all of its document.
-        read_R: the tokens whose output is wanted, in order; None: all.
-        query_rows_M, key_rows_M: of all groups, one after the other, the rows that queries and keys take; key rows are
-            None where a tile's keys are its queries' tokens.
-        query_index_RH, key_index_NH: where each query and each key stands among them; None for keys that stand in
+        read_R: the tokens whose output is read, in ascending order; None: all.
+        query_rows_M, key_rows_M: the rows that the tiles take of queries and of keys, group after group; key rows are
+            None if a tile's keys are its queries' tokens.
+        query_index_RH, key_index_NH: the index of each query and each key among these rows; None for keys that are in
             several tiles.
 
-    The last four are None where documents of one length follow one another: the batch is its one group's tiles as it
-    stands.
+    The last four are None if no gather is needed: all documents have one length, so the batch itself is one group.
     """
 
     groups: tuple[TileGroup, ...]
@@ -61,7 +60,7 @@ class TilePlan:
     implementation = "tiles"
 
     def to(self, device: Any, non_blocking: bool = False) -> "TilePlan":
-        """The same plan on another device; models spread over devices move their inputs by this."""
+        """The same plan on another device. Models that are spread over devices move their inputs with this."""
 
         def move(x: torch.Tensor | None) -> Any:
             return None if x is None else x.to(device, non_blocking=non_blocking)
@@ -84,20 +83,20 @@ def plan_tiles(
 
     Args:
         cu_seq_lens: [documents + 1] cumulative lengths, from 0 to N.
-        heads: of the queries.
+        heads: number of query heads.
         window: how many tokens on either side a token sees; None for all of its document.
-        valid_N: which tokens may be seen at all; None for all.
-        read_R: the tokens that are queries, in ascending order, without a window; None for all.
+        valid_N: which tokens may be attended to; None for all.
+        read_R: the tokens that are queries, in ascending order; None for all. Not with a window.
     """
     device = cu_seq_lens.device
     bounds = cu_seq_lens.to("cpu", torch.long).unique()  # without empty documents
     tokens = int(bounds[-1])
     if window is not None and window >= int(bounds.diff().max()) - 1:
-        window = None  # no document is long enough for it to hide a token
+        window = None  # every document fits into the window
     queries, keys = _queries_and_keys(bounds, window=window, read_R=read_R)
     is_shared = queries is keys  # a tile's keys are its queries' tokens
     least = _LEAST if window is None else min(_LEAST, max(_LEAST_OF_SHORT, 2 * window))
-    # Of a document few tokens are read: rounded up as far as all of them, most queries would be padding.
+    # Few tokens of a document are read: with the larger minimum, most queries would be padding.
     query_sizes = _rounded(queries.counts, least=least if read_R is None else _LEAST_OF_SHORT)
     key_sizes = _rounded(keys.counts, least=least)
     groups, of_queries, of_keys = [], _Rows(heads), _Rows(heads)
@@ -124,7 +123,7 @@ def plan_tiles(
 
 
 class _Tiles(NamedTuple):
-    """The queries, or the keys, of all tiles: the first token of each, and how many they are."""
+    """The queries, or the keys, of all tiles: the first token of each tile and the number of tokens."""
 
     starts: torch.Tensor
     counts: torch.Tensor
@@ -133,7 +132,7 @@ class _Tiles(NamedTuple):
 def _queries_and_keys(
     bounds: torch.Tensor, *, window: int | None, read_R: torch.Tensor | None
 ) -> tuple[_Tiles, _Tiles]:
-    """The queries and the keys of each tile; one and the same where a tile is a whole document."""
+    """The queries and the keys of each tile; the same object if a tile is a whole document."""
     documents = _Tiles(bounds[:-1], bounds.diff())
     if window is not None:
         assert read_R is None
@@ -152,7 +151,7 @@ def _tile_mask(
     window: int | None,
     valid_N: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Which keys each query of a group's tiles sees, [G, 1, Q, S]; None where all see all."""
+    """Which keys each query of a group's tiles sees, [G, 1, Q, S]; None if every query sees every key."""
     mask_GQS = (torch.arange(key_index_GS.shape[1]) < key_counts_G[:, None])[:, None, :]
     if valid_N is not None:
         mask_GQS = mask_GQS & valid_N.to("cpu")[key_index_GS][:, None, :]
@@ -162,15 +161,15 @@ def _tile_mask(
 
 
 class _Rows:
-    """The rows that the tiles take of queries or of keys, group after group, and where each row stands among them."""
+    """Collects the rows that the tiles take of queries or of keys, group after group."""
 
     def __init__(self, heads: int) -> None:
         self.heads = torch.arange(heads)
         self.rows_of_groups: list[torch.Tensor] = []
-        self.is_real: list[torch.Tensor] = []  # and not there to pad a tile or a group
+        self.is_real: list[torch.Tensor] = []  # False: padding of a tile or a group
 
     def add(self, tiles: _Tiles, chosen_G: torch.Tensor, *, size: int, repeats: int) -> torch.Tensor:
-        """One more group, by the numbers of its tiles; its tokens [G, size]. The last `repeats` tiles are padding."""
+        """Add the group of tiles `chosen_G`; return its tokens [G, size]. The last `repeats` tiles are padding."""
         starts, counts = tiles.starts[chosen_G], tiles.counts[chosen_G]
         columns = torch.arange(size)
         index_GQ = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).clamp(min=0)
@@ -185,7 +184,7 @@ class _Rows:
         return torch.cat(self.rows_of_groups)
 
     def index(self, tokens: int) -> torch.Tensor:
-        """For each head of each token, the one place where it stands."""
+        """The index of each head of each token among the rows. Each must be in one tile only."""
         index_NH = torch.zeros(tokens * len(self.heads), dtype=torch.long)
         real = torch.cat(self.is_real).nonzero().squeeze(1)
         index_NH[self.rows()[real]] = real
@@ -206,9 +205,9 @@ def _window_tiles(documents: _Tiles, window: int) -> tuple[_Tiles, _Tiles]:
 
 
 def _rounded(counts: torch.Tensor, *, least: int) -> torch.Tensor:
-    """Lengths of up to 512 rounded up by an eighth, or to a multiple of `least`: then shapes of tiles recur.
+    """Round lengths of up to 512 up, by at most an eighth or to a multiple of `least`, so that shapes of tiles recur.
 
-    oneDNN compiles a kernel for each shape that it meets first, which takes longer than a small matmul (docs/LOG.md).
+    oneDNN compiles a kernel for each new shape, which takes longer than a small matmul (docs/LOG.md).
     """
     if int(counts.clamp(min=least).sum()) > 3 * int(counts.sum()):
         least = _LEAST_OF_SHORT
@@ -219,10 +218,10 @@ def _rounded(counts: torch.Tensor, *, least: int) -> torch.Tensor:
 def _group(
     query_counts: torch.Tensor, key_counts: torch.Tensor, *, largest: int
 ) -> Iterator[tuple[torch.Tensor, int, int, int]]:
-    """Tiles of one size together: their indices, how many of these repeat the last one, queries, keys.
+    """Group tiles of one size. Yields their indices, how many of these repeat the last tile, queries, keys.
 
-    A group's number of tiles is 1, 2, 3, 4, 6, 8, 12, 16, …, for the same reason; its queries times keys at most
-    `largest`, unless a tile by itself has more.
+    A group has 1, 2, 3, 4, 6, 8, 12, 16, … tiles, again so that shapes recur. Its queries times keys are at most
+    `largest`, unless a single tile has more.
     """
     sizes, group_of_tile = torch.stack([query_counts, key_counts]).unique(dim=1, return_inverse=True)
     for group, (queries, keys) in enumerate(sizes.T.tolist()):
@@ -236,9 +235,9 @@ def _group(
 
 
 class _Take(torch.autograd.Function):
-    """Rows of x by index. The gradient is a plain gather too where each row that matters is taken exactly once.
+    """Takes rows of x by index, each exactly once apart from padding. So the gradient is a plain gather too.
 
-    `index_add`, the general gradient, runs on one core of a CPU.
+    The general gradient, `index_add`, runs on a single core of a CPU.
     """
 
     @staticmethod
@@ -255,18 +254,18 @@ class _Take(torch.autograd.Function):
 def _take(
     x_NK: torch.Tensor, rows_M: torch.Tensor, index_N: torch.Tensor | None, shapes: Sequence[torch.Size]
 ) -> Iterator[torch.Tensor]:
-    """The rows of one group after the other, each in its shape [G, H, Q]; without a gradient each in its turn."""
+    """Yield the rows of each group in its shape [G, H, Q]. Without a gradient, each is gathered when it is needed."""
     counts = [shape.numel() for shape in shapes]
     if not torch.is_grad_enabled():
         parts: Iterable[torch.Tensor] = (x_NK.index_select(0, rows) for rows in rows_M.split(counts))
     else:
         taken = x_NK.index_select(0, rows_M) if index_N is None else _Take.apply(x_NK, rows_M, index_N)
-        parts = taken.split(counts)  # not slices: the gradient of a slice is a whole tensor of zeros around it
+        parts = taken.split(counts)  # not slices: the gradient of each would be a full-size tensor of zeros
     return (part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True))
 
 
 class _Place(torch.autograd.Function):
-    """Each row out of the tiles' rows; the gradient of a row that pads a tile is zero."""
+    """Picks each token's row from the tiles' rows. Rows that pad a tile get a gradient of zero."""
 
     @staticmethod
     def forward(ctx: Any, x_MK: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
@@ -293,7 +292,7 @@ def tiled_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function of transformers whose mask is a plan.
+    """Attention in tiles, as an attention function of transformers whose mask is a plan.
 
     Shape: query [B, H, T, K] (or [1, H, R, K]), key and value [B, H or fewer, T, K] -> [B, T, H, K].
     """

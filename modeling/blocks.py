@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
         """Shape: [B, T, D] -> [B, T, D]."""
         x_BTD = cast_once(x_BTD)
         if torch.is_grad_enabled() or is_traced():
-            # From the inner activations on: what this keeps is most of a layer's memory, and quick to compute again.
+            # What `_down` would keep for the backward pass is most of a layer's memory, and quick to compute again.
             if self.gate_proj is None:
                 return recompute(self._down, linear(self.up_proj, x_BTD))
             return recompute(self._down, *gate_and_up(self.gate_proj, self.up_proj, x_BTD))
@@ -68,7 +68,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(GradientCheckpointingLayer):
-    """Attention and feed-forward, each with its residual. Dropout falls on a sub-layer's output, before the addition.
+    """Attention and feed-forward, each with a residual. Dropout applies to a sub-layer's output, before the addition.
 
     post-norm (Vaswani et al. 2017): x = norm(x + f(x)).  pre-norm (Xiong et al. 2020): x = x + f(norm(x)).
     """
@@ -91,7 +91,7 @@ class EncoderLayer(GradientCheckpointingLayer):
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Shape: [B, T, D] -> [B, T, D], or [1, R, D] where R are read; the others are `Attention`'s."""
+        """Shape: [B, T, D] -> [B, T, D], or [1, R, D] if only R tokens are read; other arguments as in `Attention`."""
         attend = {"attention_mask": attention_mask, "position_embeddings": position_embeddings, **kwargs}
         x_BTD = read_queries(hidden_states, attention_mask)
         if self.pre_norm:

@@ -2,8 +2,8 @@
 """Writes the code that travels with every checkpoint, so that `AutoModel` loads it without clozebert.
 
 Code on the Hub is flat: the files of `configuration/` and `modeling/` lie side by side there, and one import prefix is
-rewritten. They are otherwise the released sources, byte for byte. A model that was loaded from such a folder writes it
-again from there.
+rewritten. Otherwise they are the released sources, byte for byte. A model that was loaded from such a folder copies the
+code from there when it is saved.
 """
 
 import os
@@ -32,7 +32,7 @@ CODE_FILES = (
     "modeling_clozebert.py",
 )
 _HERE = Path(__file__).parent
-# In two parts, so that it is not found in this file too.
+# In two parts, so that this file does not contain the prefix itself.
 _PACKAGE_PREFIX, _FLAT_PREFIX = "from ..configuration" + ".", "from " + "."
 
 # Auto class -> our class, by their names.
@@ -49,7 +49,7 @@ CLASS_OF_AUTO_CLASS = {
 
 
 def auto_map() -> dict[str, str]:
-    """`auto_map` of config.json: every Auto class, so that the folder of any head opens as any other."""
+    """The `auto_map` of config.json: every Auto class, so that a folder saved with one head opens with any other."""
     return {
         "AutoConfig": "configuration_clozebert.ClozeBertConfig",
         **{auto: f"modeling_clozebert.{name}" for auto, name in CLASS_OF_AUTO_CLASS.items()},
@@ -57,7 +57,7 @@ def auto_map() -> dict[str, str]:
 
 
 def write_code(directory: str | os.PathLike) -> list[str]:
-    """Write the code files into `directory`, each whole or not at all; returns their names."""
+    """Write the code files into `directory`, each atomically, and return their names."""
     for name in CODE_FILES:
         source = _HERE / name
         if not source.is_file():
@@ -70,7 +70,7 @@ def write_code(directory: str | os.PathLike) -> list[str]:
 
 
 def push_saved_folder(directory: str | os.PathLike, code_files: list[str], options: dict[str, Any]) -> None:
-    """Upload what `save_pretrained` wrote and the code, which is not there yet when the stock upload runs."""
+    """Upload what `save_pretrained` wrote, and the code. transformers' own upload runs before the code is written."""
     from huggingface_hub import HfApi
 
     api = HfApi(token=options.get("token") if isinstance(options.get("token"), str) else None)

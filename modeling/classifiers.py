@@ -37,10 +37,10 @@ from .packed import Packed, find_packed
 
 
 class _Classifier(ClozeBertPreTrainedModel):
-    """What all classifiers share: the encoder, pooling where there is one vector a sequence, head, dropout, outputs."""
+    """What all classifiers share: encoder, pooling (for one vector per sequence), head, dropout and last layer."""
 
     pools = True
-    outputs: int | None = None  # of the last layer; None: one for each label
+    outputs: int | None = None  # size of the last layer; None: one for each label
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__(config)
@@ -81,8 +81,8 @@ class _Classifier(ClozeBertPreTrainedModel):
     def _sequence_loss(
         self, logits_BC: torch.Tensor, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor | None:
-        """The loss by `problem_type`. Where the configuration has none, the first labels set it, as in transformers'
-        own heads: pipelines read there, and in the saved folder, what the scores mean.
+        """The loss by `problem_type`. If the configuration has none, the first labels set it, as in transformers' own
+        heads. Pipelines read from the configuration what the scores mean.
         """
         if labels is None:
             return None
@@ -99,10 +99,10 @@ def _take_packed(
     inputs_embeds: torch.Tensor | None,
     kwargs: Any,
 ) -> Packed | None:
-    """The batch's documents, where it is packed, in place of the keywords of `kwargs` that say so."""
+    """The documents of a batch if it is packed, else None. Removes `packed` from `kwargs`."""
     packed = kwargs.pop("packed", None)
     shape_BT = leading_shape(input_ids, inputs_embeds)
-    # The encoder says what is wrong with other shapes.
+    # The encoder reports what is wrong with other shapes.
     return find_packed(packed, attention_mask, position_ids, shape_BT, kwargs) if len(shape_BT) == 2 else packed
 
 
@@ -122,7 +122,7 @@ class ClozeBertForSequenceClassification(_Classifier):
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         """The inputs of `ClozeBertModel`, and labels [B] (classes, or values to regress) or [B, C] (several labels, or
-        several values). Of packed documents B is their number. Returns loss and logits [B, C].
+        several values). For packed documents, B is their number. Returns loss and logits [B, C].
         """
         pooled_BD, outputs = self._encode_and_pool(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs
@@ -153,7 +153,7 @@ class ClozeBertForTokenClassification(_Classifier):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        """The inputs of `ClozeBertModel`, and labels [B, T] with -100 where none. Returns loss and logits [B, T, C]."""
+        """The inputs of `ClozeBertModel`, and labels [B, T], -100 for none. Returns loss and logits [B, T, C]."""
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.model(*inputs, return_dict=True, **kwargs)
         logits = self._classify(outputs.last_hidden_state)
@@ -184,11 +184,11 @@ class ClozeBertForQuestionAnswering(_Classifier):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        """The inputs of `ClozeBertModel`, and start_positions and end_positions [B]. One outside [0, T), or on padding,
-        counts nowhere.
+        """The inputs of `ClozeBertModel`, and start_positions and end_positions [B]. Positions outside [0, T) or on
+        padding are ignored.
 
-        Returns loss (the mean of the two) and start_logits, end_logits [B, T]. Those of padding are the lowest number
-        there is: an answer is looked for among the tokens alone, so padding changes neither loss nor scores.
+        Returns loss (the mean of the two) and start_logits, end_logits [B, T]. Logits of padding are the lowest number
+        of their type, so that padding changes neither the loss nor the scores of tokens.
         """
         if (start_positions is None) != (end_positions is None):
             raise ValueError("give start_positions and end_positions, or neither: the loss is the mean of both")
@@ -217,7 +217,7 @@ class ClozeBertForQuestionAnswering(_Classifier):
 
 
 class ClozeBertForMultipleChoice(_Classifier):
-    """The encoder with one score for each of several sequences, of which one is right."""
+    """The encoder with one score for each of several sequences, one of which is right."""
 
     outputs = 1
 

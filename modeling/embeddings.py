@@ -83,7 +83,7 @@ class TextEmbeddings(nn.Module):
         return x_BTE if self.projection is None else self.projection(x_BTE)
 
     def _check_type(self, inputs_embeds: torch.Tensor) -> None:
-        """Refuse numbers of another type than the weights', but under autocast, which converts them."""
+        """Refuse embeddings of another type than the weights, except under autocast, which converts them."""
         weight = getattr(self.word_embeddings, "weight", None)
         ours = getattr(weight, "dtype", torch.float32)
         if inputs_embeds.dtype == ours or not ours.is_floating_point:
@@ -96,7 +96,7 @@ class TextEmbeddings(nn.Module):
     def count_positions(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Positions [B or 1, T] from 0. Rule `row` counts columns; rule `non_pad` counts tokens that are not padding.
 
-        Under `non_pad` a padding token stands at -1, the row before the first; without ids all tokens count.
+        Under `non_pad` padding tokens are at position -1, the row before the first; without ids all tokens count.
         """
         if input_ids is None or not self.counts_tokens:
             given = input_ids if input_ids is not None else inputs_embeds
@@ -118,7 +118,7 @@ class PositionEmbeddings(nn.Module):
         self.num_rows = config.max_position_embeddings + self.offset
         self.table = None
         if config.position_embedding_type == "absolute":
-            # A row that no token stands on stays zero, as padding rows of RoBERTa do.
+            # The row of padding tokens stays zero, as in RoBERTa.
             padding_idx = self.offset - 1 if config.position_rule == "non_pad" and self.offset else None
             self.table = nn.Embedding(self.num_rows, size, padding_idx=padding_idx)
 
@@ -133,9 +133,9 @@ class PositionEmbeddings(nn.Module):
 
 
 class ImageEmbeddings(nn.Module):
-    """The patch front end of ViT (Dosovitskiy et al. 2020): patches, a class token before them, positions.
+    """Embeddings of ViT (Dosovitskiy et al. 2020): a class token, then the patches, with positions.
 
-    A position table for another image size is interpolated (bicubic), learned and sinusoidal alike.
+    For another image size, learned positions are interpolated (bicubic) and sinusoidal ones are computed.
     """
 
     def __init__(self, config: ClozeBertConfig):
@@ -161,10 +161,10 @@ class ImageEmbeddings(nn.Module):
         )
 
     def shape_of(self, pixel_values: torch.Tensor | None) -> torch.Size:
-        """The rows and tokens, [B, 1 + patches], that pixels [B, channels, height, width] become.
+        """The shape [B, 1 + patches] of the tokens of pixels [B, channels, height, width].
 
         Raises:
-            ValueError: another number of dimensions or channels, or sides that are no multiples of the patch size.
+            ValueError: a wrong number of dimensions or channels, or sides that are not multiples of the patch size.
         """
         assert pixel_values is not None
         if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
@@ -182,7 +182,7 @@ class ImageEmbeddings(nn.Module):
     def forward(
         self, pixel_values: torch.Tensor | None, *, inputs_embeds: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        """Shape: [B, channels, height, width] -> [B, 1 + patches, D]. Given embeddings are taken as they are."""
+        """Shape: [B, channels, height, width] -> [B, 1 + patches, D]. `inputs_embeds` are returned unchanged."""
         if inputs_embeds is not None:
             return inputs_embeds
         assert pixel_values is not None
@@ -211,11 +211,11 @@ class ImageEmbeddings(nn.Module):
 class RotaryEmbedding(nn.Module):
     """Cosines and sines of RoPE (Su et al. 2021): angle(p, i) = p * theta^(-2i/K) for pair i of a head's K channels.
 
-    Channel i is paired with channel i + K/2, as in transformers. There are no buffers: a table is a few thousand
-    numbers, so each forward computes it anew, and nothing can be lost in loading, casting or moving a model.
+    Channel i is paired with channel i + K/2, as in transformers. There are no buffers: a table has a few thousand
+    numbers, so each forward computes it, and nothing can be lost in loading, casting or moving a model.
 
-    Under `dynamic` (NTK-aware scaling) theta grows with the length of a sequence beyond max_position_embeddings. It is
-    the length of each row, or of each packed document, by itself: no other one changes it.
+    Under `dynamic` (NTK-aware scaling) theta grows with the length of a sequence beyond max_position_embeddings. Each
+    row, or each packed document, has its own length, so other sequences of the batch change nothing.
     """
 
     def __init__(self, config: ClozeBertConfig):
@@ -227,7 +227,7 @@ class RotaryEmbedding(nn.Module):
 
     @property
     def inv_freq(self) -> torch.Tensor:
-        """The K/2 inverse frequencies theta^(-2i/K) at max_position_embeddings, where all layers share them."""
+        """The K/2 inverse frequencies theta^(-2i/K) at max_position_embeddings, if all layers share them."""
         if "rope_type" not in (self.config.rope_parameters or {}):
             raise AttributeError("inv_freq: each layer type has frequencies of its own")
         lengths = torch.tensor([[self.config.max_position_embeddings]])
@@ -243,7 +243,7 @@ class RotaryEmbedding(nn.Module):
     def inverse_frequencies(
         self, layer_type: str | None, device: torch.device, dtype: torch.dtype, lengths_BT: torch.Tensor | None
     ) -> tuple[torch.Tensor, float]:
-        """The frequencies [K/2], or [B or 1, T, K/2] where they depend on the length of each token's sequence, and the
+        """The frequencies [K/2], or [B or 1, T, K/2] if they depend on the length of each token's sequence, and the
         factor on cosines and sines.
         """
         parameters = self.config.rope_parameters
@@ -260,7 +260,7 @@ class RotaryEmbedding(nn.Module):
             longest, factor = self.config.max_position_embeddings, parameters["factor"]
             beyond_BT1 = lengths_BT.to(device, dtype).clamp(min=longest).unsqueeze(-1) / longest
             theta = theta * (factor * beyond_BT1 - (factor - 1)) ** (size / max(size - 2, 1))
-        # Here, not by transformers' own functions, which know float32 only.
+        # Computed here, because transformers' own functions only compute in float32.
         frequencies = 1.0 / theta**exponents
         return (frequencies / parameters["factor"] if kind == "linear" else frequencies), 1.0
 
@@ -274,20 +274,20 @@ class RotaryEmbedding(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Shape: position_ids and lengths [B or 1, T] -> cosines and sines, each [B or 1, T, K] in x's type.
 
-        Without lengths, each row is one sequence, and its last position tells how long it is.
+        Without lengths, each row is one sequence, and its highest position gives its length.
         """
         if lengths_BT is None and self.needs_lengths:
             lengths_BT = position_ids.amax(-1, keepdim=True) + 1
         # In float32 even for half-precision models: bf16 angles are off by whole turns after a few hundred tokens.
         dtype = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
         frequencies, scaling = self.inverse_frequencies(layer_type, x_BTD.device, dtype, lengths_BT)
-        # Autocast, too, leaves products of numbers, cosines and sines in the type that they have.
+        # Autocast does not change the type of elementwise products, cosines and sines.
         angles_BTK = (position_ids[..., None].to(dtype) * frequencies).repeat(1, 1, 2)
         return (angles_BTK.cos() * scaling).to(x_BTD.dtype), (angles_BTK.sin() * scaling).to(x_BTD.dtype)
 
 
 def sinusoidal_positions(position_ids: torch.Tensor, size: int) -> torch.Tensor:
-    """Shape: [B, T] -> [B, T, size], float64 on devices that have it, so that it can be rounded once."""
+    """Sinusoidal positions, [B, T] -> [B, T, size], in float64 if the device has it, so that they are rounded once."""
     dtype = torch.float32 if position_ids.device.type == "mps" else torch.float64
     frequencies = torch.exp(
         torch.arange(0, size, 2, device=position_ids.device, dtype=dtype) * (-math.log(10_000.0) / size)
@@ -315,7 +315,7 @@ def sinusoidal_grid(rows: int, columns: int, size: int, device: torch.device) ->
 
 
 def rows_of(table: nn.Module, otherwise: int) -> int:
-    """How many rows an embedding has; of a module that took its place, an adapter say, what the configuration says."""
+    """The number of rows of an embedding; `otherwise` if another module, such as an adapter, has replaced it."""
     rows = getattr(table, "num_embeddings", None)
     return rows if isinstance(rows, int) else otherwise
 

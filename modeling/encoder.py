@@ -1,10 +1,10 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
 """`ClozeBertModel`, the encoder without a head, and the base class that loads, saves and initialises models.
 
-Shapes: B rows, T tokens of a row, D hidden size, V vocabulary, M masked positions, R tokens that are read.
+Shapes: B rows, T tokens of a row, D hidden size, V vocabulary, M masked positions, R tokens whose output is read.
 
-A batch is rows with padding under an `attention_mask`, or documents packed end to end (packed.py): then no document
-sees another, and heads over pooled vectors return one row for each document.
+A batch is padded rows with an `attention_mask`, or documents packed end to end (packed.py). Packed documents do not see
+one another, and heads on pooled vectors return one row for each document.
 """
 
 import os
@@ -36,7 +36,7 @@ from .kernels import HALF_PRECISION, is_plain, is_traced, keep_wide, matmul_dtyp
 from .packed import Packed, find_packed
 from .packed_attention import make_masks, read_in_last_layer
 
-# A packed run in half precision is filled up to a multiple of this, so that oneDNN's kernels recur.
+# On a CPU, a packed row in half precision is padded to a multiple of this many tokens, so that oneDNN reuses kernels.
 RECURRING_SIZE = 64
 
 
@@ -55,7 +55,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal with `initializer_range`; biases, padding rows and rows of positions that no token has are zero."""
+        """Normal with `initializer_range`; biases, padding rows and unused rows of positions are zero."""
         super()._init_weights(module)
         std = self.config.initializer_range
         if isinstance(module, ImageEmbeddings):
@@ -63,7 +63,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
             if module.table is not None:
                 init.trunc_normal_(module.table, mean=0.0, std=std)
         elif getattr(module, "is_output_projection", False):
-            # Marked by an attribute: transformers calls this for modules with own parameters, which no block has.
+            # Marked by an attribute: transformers calls this only for modules with own parameters, so not for blocks.
             self._init_output_projection(module)
 
     def _init_output_projection(self, projection: nn.Module) -> None:
@@ -84,7 +84,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
         **kwargs: Any,
     ) -> None:
         """As transformers' own, with the model's code beside the weights and every Auto class in config.json."""
-        if getattr(self, "_hf_peft_config_loaded", False):  # what is saved is an adapter, and no model
+        if getattr(self, "_hf_peft_config_loaded", False):  # then only an adapter is saved
             super().save_pretrained(save_directory, is_main_process, state_dict, push_to_hub, *args, **kwargs)
             return
         self.config.auto_map = auto_map()
@@ -96,13 +96,13 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Nothing to do: `save_pretrained` writes the code and the whole auto_map for every class anyway."""
+        """Does nothing: `save_pretrained` writes the code and the whole auto_map for every class anyway."""
 
 
 class ClozeBertModel(ClozeBertPreTrainedModel):
     """The encoder without a head: token ids (or pixels) to one vector for each token (or patch).
 
-    With `base_pooler` in the configuration it pools, too, unless `add_pooling_layer` is False, as under a head.
+    With `base_pooler` in the configuration it also pools, unless `add_pooling_layer` is False, as it is under a head.
     """
 
     def __init__(self, config: ClozeBertConfig, add_pooling_layer: bool = True):
@@ -155,20 +155,20 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         Args:
             input_ids: [B, T] token ids; or `inputs_embeds` [B, T, E]; or, for an image model, `pixel_values`
                 [B, channels, height, width].
-            attention_mask: [B, T], nonzero at tokens, holes allowed; None: all are tokens. The same as [B, 1, 1, T]:
+            attention_mask: [B, T], nonzero at tokens, holes allowed; None: all are tokens. Also as [B, 1, 1, T]:
                 boolean, or floats that are 0 at tokens. Or a mask [B, 1, T, T], or one for each layer type, in the form
                 that the attention implementation takes.
-            token_type_ids: [B, T], 0 where not given.
-            position_ids: [B or 1, T], counted from 0; by the configuration's rule where not given.
-            packed: the documents of a batch that is packed, in place of a mask. `cu_seq_lens_q` [documents + 1] says
-                the same, as transformers' flattening collator gives it; and so do positions that restart within a row.
-            read_positions: [R] indices into the B * T tokens, the only ones whose last hidden state is wanted: of
-                packed documents on a CPU, the last layer works for these only.
+            token_type_ids: [B, T]; None: all 0.
+            position_ids: [B or 1, T], counted from 0; None: by the configuration's rule.
+            packed: the documents of a packed batch, instead of a mask. Or give `cu_seq_lens_q` [documents + 1], as
+                transformers' flattening collator does, or position_ids that restart within a row.
+            read_positions: [R] indices into the B * T tokens: return the last hidden states of these only. For packed
+                documents on a CPU, the last layer then computes only these.
 
         Returns:
             last_hidden_state [B, T, D], zero at padding, and with `base_pooler` pooler_output [B, D] (a row for each
             packed document); or last_hidden_state [1, R, D] at `read_positions`. hidden_states (the last of which is
-            last_hidden_state) and attentions where asked for.
+            last_hidden_state) and attentions if they are requested.
 
         Raises:
             ValueError: inputs that contradict one another or the configuration, before anything is computed.
@@ -230,7 +230,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
     def _rotary_tables(
         self, x_BTD: torch.Tensor, position_ids: torch.Tensor | None, packed: Packed | None, mask_BT: Any
     ) -> dict[str, Any]:
-        """Cosines and sines for each layer type, None where positions are not rotary."""
+        """Cosines and sines for each layer type; None if positions are not rotary."""
         layer_types = {str(layer.attention_type) for layer in self.layers}
         if self.rotary_emb is None:
             return dict.fromkeys(layer_types)
@@ -251,7 +251,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         inputs_embeds: torch.Tensor | None,
         pixel_values: torch.Tensor | None,
     ) -> torch.Size:
-        """Refuse what contradicts itself or the configuration; the batch's rows and tokens, [B, T]."""
+        """Refuse inputs that contradict one another or the configuration; return the batch's shape [B, T]."""
         if isinstance(self.embeddings, ImageEmbeddings):
             if pixel_values is None and inputs_embeds is None:
                 raise ValueError("this is an image model (image_size is set): give pixel_values or inputs_embeds")
@@ -263,12 +263,12 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         return check_text(input_ids, attention_mask, token_type_ids, inputs_embeds)
 
     def _shows_states(self, kwargs: dict[str, Any]) -> bool:
-        """Whether states of layers are asked for, all or some: then they are those of all tokens, and of no others."""
+        """Whether hidden states of layers are requested: they must be those of all tokens, and without padding."""
         asked = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         return asked is not None and asked is not False
 
     def _sizes_should_recur(self, x_BTD: torch.Tensor) -> bool:
-        """Whether oneDNN would compile half-precision kernels for this batch's size anew."""
+        """Whether oneDNN would compile new half-precision kernels for this batch's size."""
         return (
             x_BTD.device.type == "cpu"
             and matmul_dtype(x_BTD) in HALF_PRECISION

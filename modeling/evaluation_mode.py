@@ -1,4 +1,4 @@
-"""Sets a model to evaluation for a while, and each of its modules back to the mode that it was in."""
+"""Puts a model into evaluation mode within a block, and each of its modules back into its own mode afterwards."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout within the block. A frozen part that was in evaluation stays in it, also after an error."""
+    """No dropout within the block. Parts that were in evaluation mode before stay in it, also after an error."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -20,10 +20,10 @@ ProblemType = Literal["regression", "single_label_classification", "multi_label_
 
 
 class Pooling(nn.Module):
-    """One vector for each sequence. Padding on either side, or holes in the mask, change nothing; of nothing, zeros.
+    """One vector for each sequence, from its tokens only: padding on either side and holes in the mask are ignored.
 
-    `cls`: the first token. `mean`: of the tokens. `max`: of each channel. `attention`: sum of softmax(u . x) x with a
-    learned u.
+    `cls`: the first token. `mean`: over the tokens. `max`: of each channel. `attention`: sum of softmax(u . x) x with a
+    learned u. A sequence without tokens gives zeros.
     """
 
     def __init__(self, config: ClozeBertConfig):
@@ -44,7 +44,7 @@ class Pooling(nn.Module):
             first_B = is_token_BT1.squeeze(-1).to(torch.uint8).argmax(dim=1)
             return x_BTD[torch.arange(x_BTD.shape[0], device=x_BTD.device), first_B]
         if self.kind == "mean":
-            # In float32 or better: the sum of thousands of tokens is more than fp16 holds.
+            # In float32 or better: the sum of thousands of tokens may overflow fp16.
             wide = torch.promote_types(x_BTD.dtype, torch.float32)
             total_BD = x_BTD.masked_fill(~is_token_BT1, 0).sum(dim=1, dtype=wide)
             return (total_BD / is_token_BT1.sum(dim=1).clamp(min=1)).to(x_BTD.dtype)
@@ -52,12 +52,12 @@ class Pooling(nn.Module):
             highest_BD = x_BTD.masked_fill(~is_token_BT1, torch.finfo(x_BTD.dtype).min).amax(dim=1)
             return highest_BD.masked_fill(~is_token_BT1.any(dim=1), 0)
         assert self.score is not None
-        scores_BT1 = self.score(x_BTD)  # under autocast of another type than x
+        scores_BT1 = self.score(x_BTD)  # under autocast its type may differ from x's
         scores_BT1 = scores_BT1.masked_fill(~is_token_BT1, torch.finfo(scores_BT1.dtype).min)
         return (scores_BT1.softmax(dim=1) * x_BTD.masked_fill(~is_token_BT1, 0)).sum(dim=1)
 
     def _of_documents(self, x_ND: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """Without padding: sums over segments, in float32 or better: in bf16, 256 and 1 are 256."""
+        """Pool packed documents, by sums over segments in float32 or better: in bf16, 256 + 1 is 256."""
         lengths_S, documents_N = packed.lengths(), packed.document_ids(x_ND.shape[0])
         is_empty_S1 = (lengths_S == 0).unsqueeze(1)
         if self.kind == "cls":
@@ -81,22 +81,22 @@ class Pooling(nn.Module):
     def _highest_of_documents(
         self, x_ND: torch.Tensor, documents_N: torch.Tensor, zeros_SD: torch.Tensor
     ) -> torch.Tensor:
-        """The highest value of each channel; equal ones share its gradient, as in `amax`.
+        """The highest value of each channel; equal values share the gradient, as in `amax`.
 
-        The gradient of `scatter_reduce` takes five tensors [N, D], and is too small where the highest value is 0: it
-        counts the zero that the reduction began with.
+        The gradient of `scatter_reduce` needs five tensors [N, D], and is too small where the highest value is 0,
+        because it counts the zero that the reduction starts from.
         """
         of_documents_ND = documents_N.unsqueeze(1).expand_as(x_ND)
         highest_SD = zeros_SD.scatter_reduce(0, of_documents_ND, x_ND.detach(), "amax", include_self=False)
         is_highest_ND = x_ND.detach() == highest_SD.index_select(0, documents_N)
         counts_SD = zeros_SD.index_add(0, documents_N, is_highest_ND.to(x_ND.dtype)).clamp(min=1)
-        # Zeros with a gradient: a sum of the values themselves may be more than fp16 holds.
+        # Zeros with a gradient: a sum of the values themselves may overflow fp16.
         zeros_ND = (x_ND - x_ND.detach()).masked_fill_(~is_highest_ND, 0)
         return highest_SD + zeros_SD.index_add(0, documents_N, zeros_ND) / counts_SD
 
 
 class DenseHead(nn.Module):
-    """norm(act(W x)): what stands before the vocabulary projection and, by configuration, before classifiers."""
+    """norm(act(W x)), before the vocabulary projection and, depending on the configuration, before classifiers."""
 
     def __init__(self, config: ClozeBertConfig, *, size: int, activation: str, norm: bool):
         super().__init__()
@@ -111,7 +111,7 @@ class DenseHead(nn.Module):
 
 
 def make_classifier_head(config: ClozeBertConfig, *, pooled: bool) -> nn.Module:
-    """The dense head of a classifier, or nothing, as `classifier_dense` says."""
+    """The dense head of a classifier, or the identity, as `classifier_dense` says."""
     if config.classifier_dense == "all" or (pooled and config.classifier_dense == "pooled"):
         return DenseHead(
             config, size=config.hidden_size, activation=config.classifier_activation, norm=config.classifier_norm
@@ -126,10 +126,10 @@ def cross_entropy(
     *,
     class_weights_C: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """-sum w[label] log softmax(logits)[label] / items. Labels of -100 count nowhere; with no label the loss is 0.
+    """-sum w[label] log softmax(logits)[label] / items. Labels of -100 are ignored; without any label the loss is 0.
 
-    `items` is the number of labels in the whole global batch where the training loop gives it, else that of this
-    batch; so any split of a batch gives the same gradient. `w` is 1 without class weights, which do not change `items`.
+    `items` is the number of labels in the whole global batch if the training loop gives it, else in this batch. So any
+    split of a batch gives the same gradient. `w` is 1 without class weights, which do not change `items`.
     """
     _check_labels(labels_M, rows=logits_MC.shape[0], classes=logits_MC.shape[-1])
     labels_M = labels_M.to(logits_MC.device).long()
@@ -145,12 +145,12 @@ def sampled_cross_entropy(
     sampled_log_rates_S: torch.Tensor,
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """`cross_entropy` of decoder(x), where the sum over the vocabulary is estimated from a sample of it:
+    """`cross_entropy` of decoder(x), with the sum over the vocabulary estimated from a sample of it:
 
         exp(logit[label]) + sum over i in the sample, i != label, of exp(logit[i]) / rate[i]
 
     (importance sampling: Jean et al. 2015, https://arxiv.org/abs/1412.2007). A rate is the probability that a sample
-    holds the token. The estimate of the sum is right on average; that of the loss is a little too low.
+    holds the token. The estimate of the sum is unbiased; that of the loss is a little too low.
 
     Args:
         decoder: a linear layer onto the vocabulary.
@@ -168,12 +168,12 @@ def sampled_cross_entropy(
         bias_S, bias_M = decoder.bias[ids].split(sizes)
         offset_S, of_labels_M = offset_S + bias_S, of_labels_M + bias_M
     logits_MS = F.linear(x_MD, weight_SD) + offset_S
-    # Where the sample holds the label, that logit is taken out: e^(min / 2) is 0.
+    # If the sample holds the label, its logit is removed: e^(min / 2) is 0.
     index_V = ids.new_full((vocab_size,), -1).scatter(0, sampled_ids_S, torch.arange(sizes[0], device=ids.device))
     index_M = index_V[labels_M]
     removed_M = (index_M >= 0).to(logits_MS.dtype) * (torch.finfo(logits_MS.dtype).min / 2)
     logits_MS.scatter_add_(1, index_M.clamp(min=0)[:, None], removed_M[:, None])
-    # Not torch.logsumexp, whose gradient takes all exponentials a second time.
+    # Not torch.logsumexp, whose gradient computes all exponentials a second time.
     highest_M1 = logits_MS.detach().amax(dim=1, keepdim=True)
     of_others_M = (logits_MS - highest_M1).exp_().sum(dim=1).log() + highest_M1.squeeze(1)
     losses_M = F.softplus(of_others_M - of_labels_M)  # log(e^label + e^others) - label
@@ -183,7 +183,7 @@ def sampled_cross_entropy(
 def spans_among_tokens(
     logits_BT2: torch.Tensor, mask_BT: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Scores of starts and of ends, [B, T] each, and where tokens are; padding has the lowest score there is."""
+    """Start scores and end scores, [B, T] each, and which positions are tokens. Padding gets the lowest score."""
     is_token_BT = None if mask_BT is None else mask_BT.to(logits_BT2.device) != 0
     if is_token_BT is not None:
         logits_BT2 = logits_BT2.masked_fill(~is_token_BT.unsqueeze(-1), torch.finfo(logits_BT2.dtype).min)
@@ -197,7 +197,7 @@ def position_loss(
     is_token_BT: torch.Tensor | None,
     num_items_in_batch: torch.Tensor | int | None,
 ) -> torch.Tensor:
-    """Cross-entropy over the tokens of a row; a position where there is no token counts nowhere."""
+    """Cross-entropy over the tokens of a row; positions without a token are ignored."""
     positions_B = positions_B.flatten().to(logits_BT.device)
     last = logits_BT.shape[1] - 1
     outside_B = (positions_B < 0) | (positions_B > last)
@@ -207,7 +207,7 @@ def position_loss(
 
 
 def find_problem_type(labels: torch.Tensor, *, outputs: int) -> ProblemType:
-    """One output means regression; with more, whole-number labels mean one label a sequence, others several."""
+    """One output means regression. With more, integer labels mean one label per sequence, and other types several."""
     if outputs == 1:
         return "regression"
     is_class = labels.dtype in (torch.long, torch.int, torch.int16, torch.int8, torch.uint8)
@@ -225,7 +225,7 @@ def sequence_loss(
     """Mean squared error (`regression`), cross-entropy (`single_label_classification`) or binary cross-entropy of each
     label (`multi_label_classification`), summed and divided by the number of labels.
 
-    Without a problem type, it is what `find_problem_type` says of the labels. Class weights are for single labels.
+    Without a problem type, `find_problem_type` derives it from the labels. Class weights are for single labels.
 
     Raises:
         ValueError: an unknown problem type, or labels whose shape or type does not fit it.
@@ -241,7 +241,7 @@ def sequence_loss(
         return cross_entropy(logits_BC, labels.reshape(-1), num_items_in_batch, class_weights_C=class_weights_C)
     if class_weights_C is not None:
         raise ValueError(f"class weights are for single_label_classification, not for problem_type={problem_type!r}")
-    # Of one dimension they are a number for each sequence; of two, not the transpose of what is wanted.
+    # One-dimensional labels are a number for each sequence. Two-dimensional ones must not be transposed.
     if labels.numel() != logits_BC.numel() or (labels.dim() > 1 and labels.shape != logits_BC.shape):
         raise ValueError(
             f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits_BC.shape)} "
@@ -261,7 +261,7 @@ def sequence_loss(
 
 
 def _check_labels(labels_M: torch.Tensor, *, rows: int, classes: int) -> None:
-    """Raise `ValueError` for labels of another number or, on a CPU, outside the classes."""
+    """Raise `ValueError` for a wrong number of labels, for floats and, on a CPU, for labels outside the classes."""
     if labels_M.numel() != rows:
         raise ValueError(f"labels hold {labels_M.numel()} numbers, but there are {rows} predictions: give one for each")
     if labels_M.is_floating_point():

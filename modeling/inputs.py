@@ -19,10 +19,10 @@ def check_text(
     token_type_ids: torch.Tensor | None,
     inputs_embeds: torch.Tensor | None,
 ) -> torch.Size:
-    """The batch's rows and tokens, [B, T].
+    """Check the inputs of a text model; return the batch's shape [B, T].
 
     Raises:
-        ValueError: not exactly one input, one without a token, or shapes or devices that do not fit one another.
+        ValueError: not exactly one input, an empty one, or shapes or devices that do not fit one another.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -55,7 +55,7 @@ def leading_shape(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | 
 
 
 def check_mask(attention_mask: Any, shape_BT: torch.Size) -> None:
-    """A mask of tokens is [B, T]; one for the attention itself fits [B, heads, T, T]."""
+    """Refuse a mask that is neither [B, T], over tokens, nor [B, heads, T, T], for the attention itself."""
     if not isinstance(attention_mask, torch.Tensor):
         return
     if attention_mask.dim() != 4:
@@ -73,14 +73,14 @@ def _check_shape(value: torch.Tensor | None, shape_BT: torch.Size, *, name: str)
 
 
 def check_length(config: ClozeBertConfig, shape_BT: torch.Size, packed: Packed | None) -> None:
-    """Learned and sinusoidal positions end somewhere.
+    """Refuse sequences that are too long for learned or sinusoidal positions.
 
     Raises:
-        ValueError: a row, or a packed document, that is longer.
+        ValueError: a row, or a packed document, is longer than `max_position_embeddings`.
     """
     has_end = config.position_embedding_type in ("absolute", "sinusoidal") and config.image_size is None
     length = shape_BT[1] if packed is None else packed.max_length
-    # Where a traced program cannot tell how long packed documents are, max_length is more than they are.
+    # In a traced program the lengths of packed documents are unknown, and max_length may be more than any of them.
     if has_end and length > config.max_position_embeddings and (packed is None or not is_traced()):
         raise ValueError(
             f"a sequence of {length} tokens is longer than max_position_embeddings={config.max_position_embeddings}; "
@@ -89,7 +89,7 @@ def check_length(config: ClozeBertConfig, shape_BT: torch.Size, packed: Packed |
 
 
 def check_ids(ids: torch.Tensor, limit_value: int, *, name: str, limit: str) -> None:
-    """Raise `ValueError` where an id lies outside [0, limit_value), as `value_outside` sees it."""
+    """Raise `ValueError` for ids that are not integers or, on a CPU, lie outside [0, limit_value)."""
     if ids.is_floating_point() or ids.dtype == torch.bool:
         raise ValueError(f"{name} must be whole numbers (torch.long), not {ids.dtype}")
     wrong = value_outside(ids, limit_value)
@@ -98,9 +98,9 @@ def check_ids(ids: torch.Tensor, limit_value: int, *, name: str, limit: str) -> 
 
 
 def row_mask(attention_mask: Any) -> torch.Tensor | None:
-    """The mask where it tells tokens from padding, [B, T], and is not one for the attention itself.
+    """The mask [B, T] that tells tokens from padding, or None if the mask is one for the attention itself.
 
-    [B, 1, 1, T] says the same: boolean, or added to the scores, so 0 at tokens.
+    [B, 1, 1, T] is the same mask, either boolean or added to the scores, so 0 at tokens.
     """
     if not isinstance(attention_mask, torch.Tensor):
         return None

@@ -1,8 +1,8 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Layers that read the same input as one matmul, by their joined weights: compiled, on CUDA (docs/gpu.md).
+"""Joins linear layers that read the same input into one matmul, in compiled code on CUDA (docs/gpu.md).
 
-The parameters stay as they are: only their copies in the precision of the matmul, which each forward pass makes anyway,
-are joined. Without compilation, joining the gradients costs what this saves.
+The parameters stay as they are. Each forward pass makes copies of them in the precision of the matmul anyway, and only
+these copies are joined. Without compilation, joining the gradients costs as much as this saves.
 
 Shapes: B rows, T tokens, D hidden size, H heads, G heads of keys, K head size, F feed-forward size.
 """
@@ -18,7 +18,7 @@ from .window_attention import KERNELS
 
 
 def can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
-    """Whether all layers are plain ones on CUDA, alike in type and bias; no weight is sharded or quantised."""
+    """Whether compiled code on CUDA can join these layers: plain, alike in type and bias, not sharded or quantised."""
     if not torch.compiler.is_compiling() or x.device.type != "cuda" or is_plain():
         return False
     if not all(is_plain_linear(layer) for layer in layers):
@@ -47,7 +47,7 @@ def _joined_linear(layers: Sequence[Any], x: torch.Tensor, *, interleaved: bool 
 
 
 def gate_and_up(gate: Any, up: Any, x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(gate(x), up(x)). Joined, their channels alternate: what a kernel reads of the two then lies together.
+    """gate(x) and up(x). If joined, their channels alternate, so that a kernel reads both from one place.
 
     Shape: [B, T, D] -> [B, T, F] twice.
     """
@@ -60,7 +60,7 @@ def gate_and_up(gate: Any, up: Any, x_BTD: torch.Tensor) -> tuple[torch.Tensor, 
 def project_and_rotate(
     layers: Sequence[Any], x_BTD: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor] | None, head_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries and keys, turned by `rotate` where there are tables, and values.
+    """Queries, keys and values. Queries and keys are rotated if there are tables.
 
     Shape: [B, T, D] -> [B, T, H, K], and [B, T, G, K] twice.
     """
@@ -76,7 +76,7 @@ def project_and_rotate(
 
 
 class _JoinedRotation(torch.autograd.Function):
-    """Its gradient is written as one tensor: otherwise it would be turned first and joined in a second pass."""
+    """Splits joined heads and rotates queries and keys. Its gradient is rotated and joined in one pass, not two."""
 
     @staticmethod
     def forward(
@@ -95,7 +95,7 @@ class _JoinedRotation(torch.autograd.Function):
 def turn_back_and_join(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, in_kernel: bool
 ) -> torch.Tensor:
-    """q and k turned by the negative angle, and v, one after the other.
+    """Concatenate q and k, rotated by the negative angle, and v.
 
     Shape: [B, T, H or G, K], tables [B, T, 1, K / 2] -> [B, T, H + 2 G, K].
     """
@@ -126,7 +126,7 @@ def _empty_joined(q: torch.Tensor, k: torch.Tensor, *others: Any) -> torch.Tenso
 
 
 def _define() -> None:
-    """The operator. Code that came with a checkpoint finds it there already if the package is loaded too."""
+    """Define the operator. It exists already if both the package and the code of a checkpoint are loaded."""
     if not hasattr(torch.ops.clozebert, "turn_back_and_join"):
         operator = torch.library.custom_op("clozebert::turn_back_and_join", _turn_back_and_join, mutates_args=())
         operator.register_fake(_empty_joined)

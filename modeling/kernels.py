@@ -1,10 +1,10 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
 """Fast paths of the encoder (linear, dropout, RoPE, attention, loss), each beside the plain formula it replaces.
 
-A fast path is taken where it pays and fits; everywhere else the plain formula runs. `CLOZEBERT_PLAIN=1` in the
+A fast path is used where it applies and is faster; everywhere else the plain formula runs. `CLOZEBERT_PLAIN=1` in the
 environment switches all of them off. The two agree within rounding, for every head and precision (test_kernels.py).
 
-    fast path                    where                                what it spares (docs/speed.md, docs/LOG.md)
+    fast path                    where                                what it saves (docs/speed.md, docs/LOG.md)
     linear, with its activation  bf16 inference, CPU                  two passes over the output
     joined linear layers         compiled, CUDA                       reading x, and adding its gradient (joined.py)
     cast_once                    autocast                             a cast of x by each linear layer that reads it
@@ -12,12 +12,12 @@ environment switches all of them off. The two agree within rounding, for every h
     rotate, with its gradient    training                             PyTorch's passes over the formula's gradient
     recompute                    training, large inner activations    a third of a layer's memory
     matmul attention             CPU: bf16, or under dropout          PyTorch's kernel is slow for both there
-    attention in tiles           packed runs, CPU                     padding (attention_tiles.py)
-    read positions               packed runs, CPU                     the last layer's work for tokens nobody reads
-    sizes that recur             packed runs in bf16, CPU             kernels compiled anew for each size
+    attention in tiles           packed rows, CPU                     padding (attention_tiles.py)
+    read positions               packed rows, CPU                     the last layer's work for tokens that are not read
+    sizes that recur             packed rows in bf16, CPU             compiling kernels for each size
     loss, a few rows at a time   training                             copies of all logits
 
-Shapes: B rows, T tokens, N tokens of a packed run, D hidden size, H heads, K head size, M predicted tokens, C classes.
+Shapes: B rows, T tokens, N tokens of a packed row, D hidden size, H heads, K head size, M predicted tokens, C classes.
 """
 
 import itertools
@@ -32,11 +32,11 @@ from torch.utils.checkpoint import checkpoint
 
 _PLAIN = os.environ.get("CLOZEBERT_PLAIN") == "1"
 RECOMPUTE_FROM = 1 << 24  # tokens times inner size: 32 MB in half precision
-SHORT_IN_TRAINING = 256  # keys, up to which attention keeps its weights
-LARGEST_BLOCK = 1 << 23  # scores of all heads, without a gradient: 16 MB in half precision
+SHORT_IN_TRAINING = 256  # keys up to which attention keeps its weights for the backward pass
+LARGEST_BLOCK = 1 << 23  # scores computed at once, over all heads, without a gradient: 16 MB in half precision
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 
-# Activations that oneDNN computes within a matmul: its name, and the variant.
+# Activations that oneDNN fuses into a matmul: its name for each, and the variant.
 _FUSED_ACTIVATIONS = {
     None: ("none", ""),
     "gelu": ("gelu", "none"),
@@ -52,16 +52,16 @@ def is_plain() -> bool:
 
 
 def is_traced() -> bool:
-    """Whether a program follows the computation instead of running it once: `torch.compile`, `jit`, `export`, `func`.
+    """Whether the computation is traced or transformed, by `torch.compile`, `jit`, `export` or `func`.
 
-    Then nothing may depend on a value or a length, and only plain formulas are followed.
+    Then the code path must not depend on a value or a length, and only plain formulas are used.
     """
     is_recorded = torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.jit.is_tracing()
     return is_recorded or is_transformed()
 
 
 def is_transformed() -> bool:
-    """Whether `torch.func` is at work (`grad`, `vmap` …). PyTorch has no public way to ask."""
+    """Whether a transform of `torch.func` is active (`grad`, `vmap` …). PyTorch has no public way to ask."""
     if torch.compiler.is_compiling():
         return False
     functorch = getattr(torch._C, "_functorch", None)
@@ -70,7 +70,7 @@ def is_transformed() -> bool:
 
 
 def values_of(tensor: torch.Tensor) -> list[Any] | None:
-    """The values of a tensor; None where they cannot be read: in a traced program, or of a fake tensor."""
+    """The values of a tensor; None if they cannot be read, in a traced program or from a fake tensor."""
     if is_traced():
         return None
     try:
@@ -80,7 +80,7 @@ def values_of(tensor: torch.Tensor) -> list[Any] | None:
 
 
 def value_outside(values: torch.Tensor, limit: int, *, ignored: int | None = None) -> Any:
-    """A value outside [0, limit), but for `ignored`, or None. Looks only on a CPU: elsewhere it would wait."""
+    """A value outside [0, limit) other than `ignored`, or None. Looks only on a CPU: elsewhere it would synchronise."""
     if values.device.type != "cpu" or is_traced() or not values.numel():
         return None
     if ignored is not None:
@@ -92,27 +92,27 @@ def value_outside(values: torch.Tensor, limit: int, *, ignored: int | None = Non
 
 
 def cast_once(x: torch.Tensor) -> torch.Tensor:
-    """x in the type that autocast gives matmuls: cast here once, and not by each of the linear layers that read it."""
+    """x in autocast's type for matmuls: cast once here, instead of in each linear layer that reads it."""
     return x if is_plain() else x.to(matmul_dtype(x))
 
 
 def keep_wide(x: torch.Tensor, norm: Any) -> torch.Tensor:
-    """x in float32 where autocast is on: sums of layers are, even if the weights come in half precision (FSDP).
+    """x in float32 under autocast: the residual stream is float32, even if FSDP gathers weights in half precision.
 
     Args:
-        norm: one that reads sums; if it is stored in half precision, so is the model, and x stays as it is.
+        norm: a norm of the residual stream. If it is stored in half precision, so is the model, and x is unchanged.
     """
     is_narrow = x.dtype in HALF_PRECISION and is_autocast(x)
     return x.float() if is_narrow and norm.weight.dtype not in HALF_PRECISION else x
 
 
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
-    """The type in which x is multiplied here: autocast's, or its own."""
+    """The type in which matmuls of x are computed: autocast's, or its own."""
     return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
 
 
 def is_autocast(x: torch.Tensor) -> bool:
-    """Whether autocast is on where x lies. On the meta device there is none, and PyTorch's question is an error."""
+    """Whether autocast is on for x's device. There is none for the meta device, and asking PyTorch raises an error."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
@@ -125,9 +125,9 @@ def linear(
     """activation(layer(x)).
 
     Args:
-        layer: a linear layer, or whatever took its place (an adapter, a quantised layer).
+        layer: a linear layer, or what has replaced it (an adapter, a quantised layer).
         activation: None: the identity.
-        name: the activation's, in transformers' ACT2FN.
+        name: name of the activation in transformers' ACT2FN.
     """
     fits = name in _FUSED_ACTIVATIONS and not torch.is_grad_enabled()
     if fits and is_plain_linear(layer) and _has_fused_linear(x, layer):
@@ -138,7 +138,7 @@ def linear(
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
-    """Whether calling the layer does nothing but multiply: no subclass, no hook, no `forward` put in its place."""
+    """Whether calling the layer only computes its linear map: no subclass, no hook, no replaced `forward`."""
     return (
         type(layer) is nn.Linear
         and not layer._forward_hooks
@@ -148,7 +148,7 @@ def is_plain_linear(layer: nn.Module) -> bool:
 
 
 def _has_fused_linear(x: torch.Tensor, layer: nn.Module) -> bool:
-    """Whether oneDNN has the fused kernel: bf16 on a CPU that multiplies it, and nothing traced."""
+    """Whether oneDNN has the fused kernel: bf16, on a CPU that multiplies it in hardware, and not traced."""
     return (
         not is_plain()
         and x.dtype == torch.bfloat16 == layer.weight.dtype
@@ -161,13 +161,13 @@ def _has_fused_linear(x: torch.Tensor, layer: nn.Module) -> bool:
 
 
 def _multiplies_bf16() -> bool:
-    """Whether oneDNN has bf16 kernels for this CPU. A private operator: where it is missing, the answer is no."""
+    """Whether oneDNN has bf16 kernels for this CPU. The operator is private: if it is missing, the answer is no."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
 
 
 def recompute(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-    """function(*inputs), for large inputs with activation checkpointing: the backward pass computes it again."""
+    """function(*inputs), with activation checkpointing for large inputs: the backward pass computes it again."""
     if is_plain() or is_traced() or not torch.is_grad_enabled() or inputs[0].numel() < RECOMPUTE_FROM:
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False)
@@ -179,8 +179,8 @@ def recompute(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> t
 def dropout(x: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
     """x with each number set to zero with probability p, and the others divided by 1 - p (Srivastava et al. 2014).
 
-    On a CPU the generator runs on one core, and PyTorch draws a number for each element; 64 random bits decide over
-    four of them here. p is rounded to a multiple of 2^-16, and the division is by that.
+    On a CPU the generator runs on one core, and PyTorch draws a number for each element. Here 64 random bits decide
+    four elements. p is rounded to a multiple of 2^-16, in the division too.
     """
     if not training or p == 0.0:
         return x
@@ -204,9 +204,9 @@ class Dropout(nn.Dropout):
 
 
 def rotate(x_BTHK: torch.Tensor, cos_BTK: torch.Tensor, sin_BTK: torch.Tensor) -> torch.Tensor:
-    """RoPE (Su et al. 2021): turn each pair (x_i, x_{i + K/2}) by its angle, in the tables' type or better.
+    """RoPE (Su et al. 2021): rotate each pair (x_i, x_{i + K/2}) by its angle, in the tables' type or better.
 
-    Both halves of a table are the same: a pair has one angle.
+    Both halves of a table are equal, since a pair has one angle.
     """
     half = x_BTHK.shape[-1] // 2
     if is_plain() or is_traced() or not torch.is_grad_enabled():
@@ -222,17 +222,17 @@ def rotated(x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 def _rotated_in_place(x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """`rotated` to the bit, in fewer passes: nothing is joined. The table of cosines is whole."""
+    """Bitwise the same as `rotated`, in fewer passes: nothing is concatenated. `cos` is the full table [B, T, 1, K]."""
     x = x_BTHK.to(torch.promote_types(x_BTHK.dtype, cos.dtype))
     turned, half = x * cos, sin.shape[-1]
-    # Slices: autograd refuses changes to the parts of a `chunk`.
+    # Slices, because autograd forbids in-place changes to the parts of a `chunk`.
     turned[..., :half].addcmul_(x[..., half:], sin, value=-1)
     turned[..., half:].addcmul_(x[..., :half], sin)
     return turned.to(x_BTHK.dtype)
 
 
 class _Rotation(torch.autograd.Function):
-    """Its gradient is the gradient turned back: fewer passes than PyTorch makes of the formula, and x is not kept."""
+    """Rotation whose gradient is the gradient rotated back: fewer passes than autograd's, and x is not kept."""
 
     @staticmethod
     def forward(ctx: Any, x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -254,11 +254,11 @@ class _Rotation(torch.autograd.Function):
 
 
 def matmul_attention_pays(q_BHTK: torch.Tensor, keys: int, dropout: float) -> bool:
-    """Whether plain matmuls beat PyTorch's attention kernel: on a CPU, in bf16 that it multiplies, and under dropout.
+    """Whether plain matmuls beat PyTorch's attention kernel: on a CPU, under dropout or in half precision.
 
-    The kernel works in blocks that short sequences do not fill, and in long ones at half the speed of a matmul; it
-    knows no dropout. With a gradient, matmuls keep all scores: from 256 keys on that is most of the memory of a layer,
-    and the kernel as fast.
+    The kernel works in blocks that short sequences do not fill. On long ones it reaches half the speed of a matmul. It
+    has no dropout. With a gradient, matmuls keep all scores: above 256 keys these are most of a layer's memory, and the
+    kernel is as fast.
     """
     if is_plain() or q_BHTK.device.type != "cpu" or is_traced():
         return False
@@ -277,19 +277,19 @@ def attend(
     scaling: float,
     dropout: float,
 ) -> torch.Tensor:
-    """softmax(q k^T * scaling) v, as many heads in q as in k. `mask` is boolean and broadcasts to [B, H, T, S].
+    """softmax(q k^T * scaling) v, with as many heads in k as in q. `mask` is boolean and broadcasts to [B, H, T, S].
 
     Shape: [B, H, T, K], [B, H, S, K] twice -> [B, H, T, K].
     """
     if not matmul_attention_pays(q_BHTK, k_BHSK.shape[2], dropout):
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, attn_mask=mask, dropout_p=dropout, scale=scaling)
     rows, heads, queries, keys = *q_BHTK.shape[:3], k_BHSK.shape[2]
-    # Contiguous for each head: otherwise every matmul would copy keys and values, once for each block.
+    # Contiguous for each head: otherwise the matmuls of every block would copy keys and values.
     k_BHSK, v_BHSK = k_BHSK.contiguous(), v_BHSK.contiguous()
-    # A gradient keeps all scores anyway; and dropout is drawn for all of them at once, with and without a gradient.
+    # With a gradient all scores are kept anyway, and dropout is drawn for all of them at once in either case.
     if torch.is_grad_enabled() or dropout or rows * heads * queries * keys <= LARGEST_BLOCK:
         return _matmul_attention(q_BHTK, k_BHSK, v_BHSK, mask, scaling=scaling, p=dropout)
-    # Made beforehand: small results among large blocks that come and go would leave up to 1 GB of holes in the heap.
+    # Allocated first: small results between large temporary blocks would leave up to 1 GB of holes in the heap.
     out_BHTK = torch.empty_like(q_BHTK)
     row_block = max(1, LARGEST_BLOCK // (heads * queries * keys))
     block = max(16, LARGEST_BLOCK // (heads * keys))
@@ -314,7 +314,7 @@ def _matmul_attention(
 ) -> torch.Tensor:
     scores_BHTS = (q_BHTK * scaling) @ k_BHSK.transpose(-1, -2)
     if mask is not None:
-        # Added in place: a fill would copy the scores, and their gradient too. Half of the least: sums stay finite.
+        # Added in place: a fill would copy the scores and their gradient. Half of the minimum keeps sums finite.
         least = torch.finfo(scores_BHTS.dtype).min / 2
         scores_BHTS += torch.zeros_like(mask, dtype=scores_BHTS.dtype).masked_fill_(~mask, least)
     in_place = None if torch.is_grad_enabled() else scores_BHTS
@@ -334,7 +334,7 @@ def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
 def summed_cross_entropy(
     logits_MC: torch.Tensor, labels_M: torch.Tensor, *, ignored: int, class_weights_C: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """-sum w[label] log softmax(logits)[label], in float32 or better. Labels of `ignored` count nowhere."""
+    """-sum w[label] log softmax(logits)[label], in float32 or better. Labels equal to `ignored` are left out."""
     if class_weights_C is None and not is_plain() and not is_traced():
         return _CrossEntropyOfRows.apply(logits_MC, labels_M, ignored)
     logits_MC = widen(logits_MC)
@@ -343,14 +343,14 @@ def summed_cross_entropy(
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
-    """Half precision to float32, for in bf16 itself a loss shifts in its third decimal; wider types stay."""
+    """x in float32 if it is in half precision, since in bf16 a loss is off in its third decimal; wider types stay."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class _CrossEntropyOfRows(torch.autograd.Function):
-    """Without the logarithms of all probabilities, and without a float32 copy of logits in half precision.
+    """Cross-entropy without a tensor of all log-probabilities, and without a float32 copy of half-precision logits.
 
-    A few rows at a time are read and widened, once in each direction.
+    A few rows at a time are read and widened, once in the forward and once in the backward pass.
     """
 
     @staticmethod
@@ -367,7 +367,7 @@ class _CrossEntropyOfRows(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         logits_MC, labels_M, log_sums_M = ctx.saved_tensors
         scale_M = grad * (labels_M != ctx.ignored)
-        if torch.is_grad_enabled():  # the gradient will be differentiated itself
+        if torch.is_grad_enabled():  # the gradient itself will be differentiated
             probabilities = logits_MC.to(log_sums_M.dtype).softmax(dim=-1)
             probabilities = probabilities - F.one_hot(labels_M.clamp(min=0), logits_MC.shape[1])
             return (probabilities * scale_M[:, None]).to(logits_MC.dtype), None, None

@@ -62,16 +62,16 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         sampled_log_rates: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
-        """The inputs of `ClozeBertModel`, and
+        """The loss and logits of a batch. Takes the inputs of `ClozeBertModel` and those below.
 
         Args:
             labels: [B, T] ids, -100 where nothing is to be predicted; with `masked_positions`, [M].
             masked_positions: [M] indices into the B * T tokens: logits are computed there only.
             num_items_in_batch: labels in the whole global batch; the loss is divided by it.
-            loss_only: return no logits, for a training step: Accelerate copies what is returned to float32.
+            loss_only: return no logits. For training steps, since Accelerate copies what is returned to float32.
             sampled_ids: [S] tokens of the vocabulary, the only ones that labels are compared with; then there are no
                 logits, and the loss is an estimate (`sampled_cross_entropy`).
-            sampled_log_rates: [S] logarithms of the probabilities with which a sample holds them.
+            sampled_log_rates: [S] logarithms of the probabilities that a sample holds each of these tokens.
 
         Returns:
             loss; logits [B, T, V], or [M, V] at `masked_positions`, or at the labelled positions with
@@ -113,7 +113,7 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Loss and logits at states [..., D].
 
-        One function, so that it is one graph when compiled. Logits that a graph returns have a gradient, of zeros.
+        One function, so that it compiles into one graph. Logits that a graph returns would get a gradient of zeros.
         """
         logits = self.decoder(self.head(x))
         loss = None

@@ -3,7 +3,7 @@
 
 `encoder.py` has the model without a head, `masked_lm.py` and `classifiers.py` the models with one.
 
-Of a folder on disk, transformers 5.4 copies only the files that this one imports itself. So it imports from all.
+From a folder on disk, transformers 5.4 copies only the files that this one imports directly. So it imports from all.
 """
 
 import contextlib

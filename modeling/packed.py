@@ -1,8 +1,8 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Packed batches: documents laid end to end with no padding between them, and where each begins.
+"""Packed batches: documents end to end with no padding between them, and where each begins.
 
-Shapes: S documents, N tokens of all of them, B rows of T tokens (N = B T; usually B = 1), L tokens of the longest
-document, D size of a vector.
+Shapes: S documents, N tokens in all, B rows of T tokens (N = B T; usually B = 1), L tokens of the longest document, D
+size of a vector.
 """
 
 import itertools
@@ -18,16 +18,16 @@ from .kernels import values_of
 
 @dataclass
 class Packed:
-    """The documents of a batch, none of which sees another.
+    """The documents of a packed batch. They do not see one another.
 
-    Whoever makes a batch makes this beside it, on the host, where the lengths are known; then no forward pass has to
-    read them back from the device.
+    It is made together with the batch, on the host, where the lengths are known. So no forward pass has to read them
+    back from the device.
 
     Attributes:
         cu_seq_lens: int32 [S + 1], cumulative lengths from 0 to N.
-        max_length: L, or any number above it.
+        max_length: L, or any larger number.
         position_ids: [B or 1, T], from 0 in each document.
-        plans: what attention has worked out of it (attention_tiles.py), by layer type.
+        plans: the attention plans made from it (attention_tiles.py), by layer type.
     """
 
     cu_seq_lens: torch.Tensor
@@ -37,7 +37,7 @@ class Packed:
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], device: Any = None) -> "Packed":
-        """Of the documents' lengths, laid into one row."""
+        """Documents of these lengths, packed into one row."""
         cu_seq_lens = torch.tensor([0, *itertools.accumulate(lengths)])
         return cls.from_cu_seq_lens(cu_seq_lens, tokens=sum(lengths), max_length=max(lengths)).to(device)
 
@@ -45,7 +45,7 @@ class Packed:
     def from_cu_seq_lens(
         cls, cu_seq_lens: torch.Tensor, *, tokens: int, max_length: int, position_ids: torch.Tensor | None = None
     ) -> "Packed":
-        """Of cumulative lengths that end at `tokens`; without positions, these are counted."""
+        """Documents with these cumulative lengths, which end at `tokens`. Positions are counted if not given."""
         packed = cls(cu_seq_lens.to(torch.int32), max_length, position_ids)  # type: ignore[arg-type]
         if position_ids is None:
             documents_N = packed.document_ids(tokens)
@@ -58,7 +58,7 @@ class Packed:
         return self.cu_seq_lens.shape[0] - 1
 
     def to(self, device: Any, non_blocking: bool = False) -> "Packed":
-        """The same on another device; its plans stay behind."""
+        """The same documents on another device, without the plans."""
         if device is None or self.cu_seq_lens.device == torch.device(device):
             return self
         cu_seq_lens, position_ids = (
@@ -67,7 +67,7 @@ class Packed:
         return Packed(cu_seq_lens, self.max_length, position_ids)
 
     def pin_memory(self) -> "Packed":
-        """In memory from which a copy to a GPU need not be waited for."""
+        """A copy in pinned memory, which can be copied to a GPU asynchronously."""
         return Packed(self.cu_seq_lens.pin_memory(), self.max_length, self.position_ids.pin_memory())
 
     def lengths(self) -> torch.Tensor:
@@ -75,12 +75,12 @@ class Packed:
         return self.cu_seq_lens.diff().long()
 
     def lengths_of_tokens(self) -> torch.Tensor:
-        """For each token the length of its document, in the shape of a batch of one row, or of several, [B, T]."""
+        """The length of each token's document, [B, T]."""
         documents_N = self.document_ids(int(self.cu_seq_lens[-1]))
         return self.lengths()[documents_N].view(-1, self.position_ids.shape[1])
 
     def first_tokens(self) -> torch.Tensor:
-        """The index of each document's first token, [S]; of an empty one at the end, of the last token."""
+        """The index of each document's first token, [S]; for an empty document at the end, that of the last token."""
         return torch.minimum(self.cu_seq_lens[:-1], self.cu_seq_lens[-1] - 1).long()
 
     def document_ids(self, tokens: int) -> torch.Tensor:
@@ -89,9 +89,10 @@ class Packed:
         return torch.bucketize(steps_N, self.cu_seq_lens[1:].long(), right=True)
 
     def groups_by_length(self) -> list[tuple[torch.Tensor, int]]:
-        """Documents that are padded together: their indices [G], and the longest one's length.
+        """Groups of documents that are padded together: their indices [G], and the length of the longest.
 
-        Lengths of a group differ by less than a half. Where reading them would wait for a device, it is one group.
+        In a group, each document is longer than half of the longest. If reading the lengths would synchronise with a
+        device, all documents are one group.
         """
         lengths = values_of(self.lengths()) if self.cu_seq_lens.device.type == "cpu" else None
         if lengths is None:
@@ -103,14 +104,14 @@ class Packed:
         return [(torch.tensor(group), max(lengths[one] for one in group)) for group in groups.values()]
 
     def padded_index(self, documents_G: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Documents as rows: which token stands in each place, [G, L], and whether one does, [G, L]."""
+        """Documents as padded rows: the index of the token at each place, [G, L], and whether there is one, [G, L]."""
         starts_G1, lengths_G1 = (x[documents_G].unsqueeze(1) for x in (self.cu_seq_lens[:-1].long(), self.lengths()))
         columns_L = torch.arange(longest, device=self.cu_seq_lens.device)
         is_token_GL = columns_L < lengths_G1
         return (starts_G1 + columns_L).masked_fill(~is_token_GL, 0), is_token_GL
 
     def fill_up(self, x_1ND: torch.Tensor, multiple: int) -> tuple[torch.Tensor, "Packed"]:
-        """Pad a run with zeros, as one more document, to a multiple of `multiple` tokens. For a batch of one row."""
+        """Pad a single packed row with zeros, as one more document, to a multiple of `multiple` tokens."""
         missing = -x_1ND.shape[1] % multiple
         if not missing:
             return x_1ND, self
@@ -123,7 +124,7 @@ class Packed:
         return F.pad(x_1ND, (0, 0, 0, missing)), filled
 
     def flash_arguments(self) -> dict[str, Any]:
-        """The keyword arguments with which transformers' flash attention takes a packed run."""
+        """The keyword arguments with which transformers' flash attention takes a packed row."""
         bounds, longest = self.cu_seq_lens, self.max_length
         return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
@@ -135,10 +136,10 @@ def find_packed(
     shape_BT: torch.Size,
     kwargs: dict[str, Any],
 ) -> Packed | None:
-    """The documents of a batch, or None where its rows are ordinary sequences.
+    """The documents of a batch, or None if its rows are ordinary sequences.
 
-    Rows are packed where the caller says so, by a `Packed` or as transformers' flattening collator does
-    (`cu_seq_lens_q`), or where, without a mask, the positions within a row restart.
+    Rows are packed if the caller gives a `Packed` or, as transformers' flattening collator does, `cu_seq_lens_q`.
+    Without a mask, they are also packed if the positions within a row restart.
 
     Raises:
         ValueError: what was given contradicts itself or the input.
@@ -162,7 +163,7 @@ def find_packed(
 
 
 def _check_boundaries(cu_seq_lens: torch.Tensor, length: int, max_length: Any) -> int:
-    """Refuse boundaries that cannot be; the length of the longest document, from them where nobody gave it."""
+    """Refuse invalid boundaries; return the length of the longest document, or a larger number if it is unknown."""
     if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
         raise ValueError(f"cu_seq_lens_q of shape {tuple(cu_seq_lens.shape)} must be [documents + 1], with documents")
     bounds = values_of(cu_seq_lens) if cu_seq_lens.device.type == "cpu" or max_length is None else None
@@ -176,7 +177,7 @@ def _check_boundaries(cu_seq_lens: torch.Tensor, length: int, max_length: Any) -
 
 
 def _find_restarts(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed | None:
-    """The documents whose positions restart within a row, or None where no row has two."""
+    """The documents whose positions restart within a row, or None if no row has two."""
     if torch.compiler.is_exporting() or torch.jit.is_tracing():
         raise ValueError(
             "position_ids may restart, which a traced graph does not follow: give attention_mask with them"
@@ -186,10 +187,10 @@ def _find_restarts(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed |
 
 @torch.compiler.disable
 def _documents_of(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed | None:
-    # Within a document positions rise, and may leave some out.
+    # Within a document positions rise, possibly with gaps.
     restarts_BT = position_ids.diff(dim=1, prepend=position_ids[:, :1] - 1) <= 0
     found = values_of(restarts_BT.any())
-    if not found:  # None where values cannot be read, under `torch.func`: its rows count as ordinary sequences
+    if not found:  # None if values cannot be read, under `torch.func`: then rows count as ordinary sequences
         return None
     if restarts_BT[:, 1:].all():  # constant or falling: no document has a second token, so nothing is packed
         return None
@@ -200,9 +201,9 @@ def _documents_of(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed | 
 
 
 def batches_by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of sequences in batches of at most `budget` tokens, the longest first; a longer one is a batch alone.
+    """Indices of sequences in batches of at most `budget` tokens, the longest first; a longer one is its own batch.
 
-    The order shows at once whether the longest is too long for the model, or for the memory.
+    So the first batch shows whether the longest sequence is too long for the model or the memory.
     """
     batches: list[list[int]] = []
     tokens = budget

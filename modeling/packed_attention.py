@@ -1,12 +1,12 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Attention masks, and attention over packed documents where it is not done in tiles.
+"""Attention masks, and attention over packed documents by other means than tiles.
 
-In place of a mask, a layer over packed documents gets a plan that names the way:
+For packed documents a layer gets a plan in place of a mask. The plan names the implementation:
 
     tiles    on a CPU (attention_tiles.py)
     varlen   on CUDA in half precision: PyTorch's variable-length kernel, which reads documents where they lie
     window   the same within a window, where Triton is installed: kernels of our own (window_attention.py)
-    padded   anywhere else, and the plain formula of the other two: documents as padded rows, under a mask
+    padded   anywhere else, and as the plain formula of the others: documents as padded rows, under a mask
 
 Shapes: N tokens of the batch, S documents of at most L tokens, B rows of T tokens, H heads, K head size.
 """
@@ -53,7 +53,7 @@ class PackedPlan:
     document_N: torch.Tensor | None = None
 
     def to(self, device: Any, non_blocking: bool = False) -> "PackedPlan":
-        """The same on another device; models spread over devices move their inputs by this."""
+        """The same plan on another device. Models that are spread over devices move their inputs with this."""
         moved = None if self.document_N is None else self.document_N.to(device, non_blocking=non_blocking)
         return replace(self, packed=self.packed.to(device, non_blocking=non_blocking), document_N=moved)
 
@@ -61,13 +61,13 @@ class PackedPlan:
 def make_masks(
     config: ClozeBertConfig, x_BTD: torch.Tensor, attention_mask: Any, packed: Packed | None, *, dropout: float
 ) -> list[Any]:
-    """For each layer, the mask that its attention takes.
+    """The mask for each layer's attention.
 
-    That is what transformers makes of `attention_mask` for the attention implementation; or a plan, for packed
-    documents under `sdpa`, and for windowed layers over long rows on a CPU.
+    This is what transformers makes of `attention_mask` for the attention implementation; or a plan, for packed
+    documents under `sdpa` and for windowed layers over long rows on a CPU.
 
     Args:
-        dropout: the largest probability in any layer's attention; not every kernel can.
+        dropout: the largest dropout probability in any layer's attention; not every kernel supports dropout.
     """
     implementation = config._attn_implementation
     if implementation == "flex_attention" and x_BTD.device.type == "cpu" and x_BTD.requires_grad:
@@ -101,13 +101,13 @@ def _make_mask(
         config=config, inputs_embeds=x_BTD, attention_mask=attention_mask, and_mask_function=same_document
     )
     if torch.jit.is_tracing() and isinstance(mask, torch.Tensor) and mask.dtype == torch.bool:
-        # Padding that no window joins to a token sees nothing. OpenVINO makes NaN of it, in all tokens of the row.
+        # Padding with no token in its window sees nothing. OpenVINO would give NaN for it, and for the whole row.
         mask = mask | ~mask.any(-1, keepdim=True)
     return mask
 
 
 def _same_document(document_BT: torch.Tensor) -> Any:
-    """A mask function of transformers: two tokens see each other where their documents are the same."""
+    """A mask function for transformers: two tokens see each other if they are in the same document."""
 
     def same_document(batch: Any, head: Any, query: Any, key: Any) -> Any:
         return document_BT[batch, query] == document_BT[batch, key]
@@ -144,9 +144,9 @@ def _tiles_of(packed: Packed, config: ClozeBertConfig, layer_type: str) -> TileP
 def read_in_last_layer(
     mask: Any, x_BTD: torch.Tensor, packed: Packed | None, positions_R: torch.Tensor, config: ClozeBertConfig
 ) -> tuple[Any, torch.Tensor]:
-    """The last layer's mask, and where the tokens that are read stand in its output, [R].
+    """The last layer's mask, and the indices [R] in its output of the tokens that are read.
 
-    Packed in one row, in tiles and without a window, the layer works for these tokens alone.
+    For documents packed in one row, in tiles and without a window, the layer computes only these tokens.
     """
     has_tiles = isinstance(mask, TilePlan) and mask.window is None
     if packed is None or not has_tiles or x_BTD.shape[0] != 1 or not len(positions_R):
@@ -168,7 +168,7 @@ def _tiles_that_read(
 
 
 def prepare_attention(packed: Packed, config: ClozeBertConfig, *, read_positions: torch.Tensor) -> None:
-    """Make the plans that a training step on a CPU would make, ahead of it: where the batch is made, in its thread."""
+    """Make the plans of a training step on a CPU in advance, in the thread that makes the batch."""
     if is_plain() or config._attn_implementation != "sdpa":
         return
     with torch.enable_grad():
@@ -181,7 +181,7 @@ def prepare_attention(packed: Packed, config: ClozeBertConfig, *, read_positions
 
 
 def _has_varlen_kernel(x_BTD: torch.Tensor, *, head_size: int, dropout: float) -> bool:
-    """Whether `torch.nn.attention.varlen` can: half precision on an Ampere GPU or later, no dropout, torch 2.11."""
+    """Whether PyTorch's kernel can be used: half precision on an Ampere GPU or later, no dropout, torch 2.11."""
     if x_BTD.device.type != "cuda" or dropout or head_size % 8 or head_size > 256 or is_plain():
         return False
     if matmul_dtype(x_BTD) not in HALF_PRECISION or "window_size" not in _VARLEN_CAN:
@@ -190,13 +190,13 @@ def _has_varlen_kernel(x_BTD: torch.Tensor, *, head_size: int, dropout: float) -
 
 
 def _tiles_pay(config: ClozeBertConfig, x_BTD: torch.Tensor, attention_mask: Any) -> bool:
-    """Whether a windowed layer is cheaper in tiles than under a mask: long rows on a CPU, and nothing against it."""
+    """Whether a windowed layer is cheaper in tiles than under a mask: for long rows under `sdpa` on a CPU."""
     assert config.sliding_window is not None
     return (
         config._attn_implementation == "sdpa"
         and x_BTD.device.type == "cpu"
         and (attention_mask is None or attention_mask.dim() == 2)
-        # Before the length is looked at: a compiled or exported graph would be tied to one side of the bound.
+        # Before the length is compared: that would tie a compiled or exported graph to one side of the bound.
         and not is_traced()
         and not is_plain()
         and x_BTD.shape[1] >= 8 * config.sliding_window
@@ -221,7 +221,7 @@ def varlen_attention(
     attention_mask: PackedPlan,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """PyTorch's own kernel, at its scale of 1 / sqrt(K). Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
+    """Attention by PyTorch's varlen kernel, scale 1 / sqrt(K). Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
     packed, window = attention_mask.packed, attention_mask.window
     grouped: dict[str, Any] = {}
     if key.shape[1] != query.shape[1] and "enable_gqa" in _VARLEN_CAN:
@@ -243,7 +243,7 @@ def windowed_attention(
     attention_mask: PackedPlan,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Kernels of our own, at a scale of 1 / sqrt(K). Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
+    """Attention by our Triton kernels, scale 1 / sqrt(K). Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
     assert attention_mask.window is not None
     assert attention_mask.document_N is not None
     q_NHK, k_NGK, v_NGK = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
@@ -262,7 +262,7 @@ def padded_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Documents as padded rows, and back. Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
+    """Attention over documents as padded rows. Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
     packed, window = attention_mask.packed, attention_mask.window
     key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
     q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
@@ -275,7 +275,7 @@ def padded_attention(
         steps_L = torch.arange(longest, device=query.device)
         mask_G1LL = (is_token_GL | (steps_L == 0))[:, None, None]  # a row without a key would be NaN
         if window is not None:
-            # Queries of padding stand where the last token does: nobody reads them.
+            # Padding queries take the position of the last token. Their output is not read.
             last_G1 = is_token_GL.sum(dim=1, keepdim=True).clamp(min=1) - 1
             near_GLL = (torch.minimum(steps_L, last_G1).unsqueeze(2) - steps_L).abs() <= window
             mask_G1LL = mask_G1LL & near_GLL[:, None]

@@ -14,16 +14,16 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from .packed import Packed
 
-# Models without a packed path give logits at every token, so a chunk of them is kept small.
+# Models without a packed path return logits at every token, so chunks are kept small.
 _PADDED_TOKENS = 4096
 
 
 class PackedView(nn.Module):
-    """A model that knows rows and padding only, fed from packed runs: chunks of rows of like length.
+    """Runs a model that takes only padded rows on packed batches, in chunks of rows of similar length.
 
     Args:
         model: any `AutoModelForMaskedLM`.
-        pad_token_id: what fills the rows; it is masked from attention.
+        pad_token_id: pads the rows, and is masked from attention.
     """
 
     def __init__(self, model: nn.Module, *, pad_token_id: int = 0) -> None:
@@ -40,9 +40,9 @@ class PackedView(nn.Module):
         num_items_in_batch: torch.Tensor | int = 1,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """input_ids [1, N] of S packed sequences, masked_positions [M], labels [M].
+        """Logits and loss for input_ids [1, N] of S packed sequences, masked_positions [M] and labels [M].
 
-        Positions are left to the model: it counts them as it always does.
+        The model counts positions itself, as for any input.
 
         Returns:
             logits [M, V] and, with labels, loss = the sum of -log p(label) / `num_items_in_batch`.
@@ -87,7 +87,7 @@ def pad_rows(rows: Sequence[torch.Tensor], pad_token_id: int) -> dict[str, torch
 
 
 def packed_view(model: nn.Module) -> nn.Module:
-    """The model itself where it takes packed runs, else a view of it that does."""
+    """The model itself if it takes packed rows, else a view of it that does."""
     config: Any = model.config
     if config.model_type == "clozebert":
         return model

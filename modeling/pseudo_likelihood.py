@@ -1,9 +1,9 @@
 """Pseudo-log-likelihood (Salazar et al. 2020): PLL(x) = sum_t log p(x_t | x without x_t), each token masked in turn.
 
-Every (document, position) is a sequence of its own with one mask in it. Sequences of like length are packed into one
-run, in which only the masked places are projected onto the vocabulary.
+Every (document, position) becomes a sequence with one mask in it. Sequences of similar length are packed into one row,
+and only the masked positions are projected onto the vocabulary.
 
-Shapes: D documents of N tokens in all; R masked sequences; B of them in one run of L tokens.
+Shapes: D documents of N tokens in all; R masked sequences; B of them in one packed row of L tokens.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -34,12 +34,12 @@ def masked_log_likelihoods(
     """log p(x_t | x without x_t) of each document's tokens, in float64 on the CPU.
 
     Args:
-        model: any masked-LM model; it is left in the mode it was in.
+        model: any masked-LM model; it keeps its training or evaluation mode.
         documents: token ids, special tokens included.
-        never_masked: ids of special tokens: they are seen, but not scored.
-        positions_per_document: at most so many tokens of a document, evenly spaced; None: all.
-        tokens_per_batch: of the model's run; None: what suits the device.
-        report: called after each batch with the tokens scored so far, and those of all documents.
+        never_masked: ids of special tokens, which are in the input but not scored.
+        positions_per_document: at most this many tokens of a document, evenly spaced; None: all.
+        tokens_per_batch: of one forward pass; None: what suits the device.
+        report: called after each batch with the number of tokens scored so far, and of all to be scored.
 
     Returns:
         one tensor for each document, [its scored tokens].
@@ -67,7 +67,7 @@ def masked_log_likelihoods(
             first += count
             starts_B, lengths_B = starts_D[documents_R[now_B]], lengths_D[documents_R[now_B]]
             ends_B = lengths_B.cumsum(0)
-            # Token l of the run is token l - (where its sequence begins) of that sequence's document.
+            # Token l of the row is token l - (start of its sequence) of that sequence's document.
             shift_L = torch.repeat_interleave(starts_B - (ends_B - lengths_B), lengths_B)
             ids_L = ids_N[torch.arange(int(ends_B[-1])) + shift_L]
             masked_B = ends_B - lengths_B + places_R[now_B] - starts_B
@@ -86,7 +86,7 @@ def masked_log_likelihoods(
 
 
 def _evenly(documents_R: torch.Tensor, documents: int, most: int) -> torch.Tensor:
-    """Which of the candidates to keep, at most `most` of each document; documents_R rises."""
+    """The indices of the candidates to keep, at most `most` per document, evenly spaced; documents_R is sorted."""
     counts = torch.bincount(documents_R, minlength=documents).tolist()
     kept: list[int] = []
     first = 0

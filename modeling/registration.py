@@ -1,4 +1,4 @@
-"""Registers our classes with transformers' Auto model classes; the package imports this when these are there."""
+"""Registers our classes with transformers' Auto model classes. The package imports this after they are loaded."""
 
 from transformers.models.auto import modeling_auto
 

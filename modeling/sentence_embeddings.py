@@ -1,8 +1,8 @@
-"""Sentence embeddings: `encode` packs texts of like length, with no padding, and pools their vectors.
+"""Sentence embeddings: `encode` packs texts of similar length, with no padding, and pools their vectors.
 
-Models of transformers' own classes, which read no packed texts, get them padded.
+Models of transformers' own classes cannot read packed texts and get them padded.
 
-Shapes: S sequences, T tokens of one of them, N tokens of a packed run, D hidden size.
+Shapes: S sequences, T tokens of one of them, N tokens of a packed row, D hidden size.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,16 +28,16 @@ def encode(
     pooling: Literal["mean", "cls", "max"] | None = "mean",
     tokens_per_batch: int | None = None,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Encode texts; result `i` belongs to `texts[i]`, and does not depend on the texts beside it.
+    """Encode texts. Result `i` belongs to `texts[i]` and does not depend on the other texts.
 
-    For bf16, load the model so: `AutoModel.from_pretrained(…, dtype=torch.bfloat16)`.
+    For bf16, load the model with `AutoModel.from_pretrained(…, dtype=torch.bfloat16)`.
 
     Args:
-        model: any encoder that `AutoModel` loads; a ClozeBERT is faster. It is left in the mode it was in.
+        model: any encoder that `AutoModel` loads; a ClozeBERT is faster. It keeps its training or evaluation mode.
         tokenizer: the model's; its special tokens are added.
-        texts: of any lengths that the model takes. None is cut.
+        texts: of any lengths that the model takes. They are not truncated.
         pooling: `mean` or `max` over the text's tokens, special ones included, or `cls`, the first; None: all tokens.
-        tokens_per_batch: of one packed run; None: what suits the device. A longer text is a run of its own.
+        tokens_per_batch: of one packed row; None: what suits the device. A longer text gets a row of its own.
 
     Returns:
         [S, D], or for `pooling=None` a list of S tensors [T, D]; in the model's type, on its device.
@@ -61,7 +61,7 @@ def encode_ids(
     pooling: Literal["mean", "cls", "max"] | None = "mean",
     tokens_per_batch: int | None = None,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """As `encode`, of token ids."""
+    """As `encode`, for token ids."""
     if pooling is not None and pooling not in _POOLINGS:
         raise ValueError(f"pooling={pooling!r} must be one of {', '.join(_POOLINGS)}, or None")
     lengths = [len(sequence) for sequence in sequences]
@@ -80,7 +80,7 @@ def encode_ids(
 
 
 def _run(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
-    """The last hidden states of some sequences, packed into one run or, for native models, padded; [T, D] each."""
+    """The last hidden states of some sequences, packed into one row or, for native models, padded; [T, D] each."""
     sizes = [len(sequence) for sequence in sequences]
     is_packed = model.config.model_type == "clozebert"
     if is_packed:

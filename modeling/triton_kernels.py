@@ -2,9 +2,9 @@
 """Triton kernels: attention within a window (window_attention.py), the gradient of joined rotary heads (joined.py).
 
 Attention within a window over packed documents, forward and backward. As in FlashAttention (Dao et al. 2022) no score
-leaves the chip. A block of queries meets the few blocks of keys that its window reaches, whatever documents they belong
-to; two tokens see each other if their documents are the same and they are at most WINDOW apart. So there is one program
-for each block of the run and each head, however long documents are.
+leaves the chip. A block of queries is multiplied with the few blocks of keys that its window reaches, whichever
+documents they belong to. Two tokens see each other if they are in the same document and at most WINDOW apart. So there
+is one program for each block of the row and each head, however long documents are.
 
     s_ij = q_i k_j / sqrt(K),  p_ij = exp(s_ij - l_i),  o_i = sum_j p_ij v_j,  l_i = log(sum_j exp(s_ij))
     ds_ij = p_ij (do_i v_j - do_i o_i),  dq_i = sum_j ds_ij k_j,  dk_j = sum_i ds_ij q_i,  dv_j = sum_i p_ij do_i
@@ -13,7 +13,7 @@ Logarithms are to base 2 here. Shapes: N tokens, H heads, G heads of keys, K hea
 [N, H, K], k, v and theirs [N, G, K], logarithms and products do_i o_i [H, N].
 """
 
-try:  # without which transformers would ask for Triton wherever this code comes with a checkpoint
+try:  # otherwise transformers would require Triton for every checkpoint that carries this code
     import triton
     import triton.language as tl
 except ImportError:
@@ -24,7 +24,7 @@ _UNSEEN = tl.constexpr(-1.0e30)
 
 @triton.jit
 def _rows(pointer, index, token_stride, head, head_stride, tokens, K: tl.constexpr):
-    """The vectors of one head at the tokens of `index`; zeros beyond the run."""
+    """The vectors of one head at the tokens of `index`; zeros beyond the row."""
     is_token = (index >= 0) & (index < tokens)
     where = index.to(tl.int64)[:, None] * token_stride + head * head_stride + tl.arange(0, K)[None, :]
     return tl.load(pointer + where, mask=is_token[:, None], other=0.0)
@@ -44,7 +44,7 @@ def _documents(pointer, index, tokens, other):
 
 @triton.jit
 def _sees(document_ptr, document, row, column, tokens, WINDOW: tl.constexpr):
-    """Which tokens of `row`, whose documents these are, and of `column` see each other: [rows, columns]."""
+    """Which tokens of `row` and `column` see each other, [rows, columns]; `document` is that of each row."""
     of_column = _documents(document_ptr, column, tokens, -2)
     distance = row[:, None] - column[None, :]
     return (document[:, None] == of_column[None, :]) & (distance <= WINDOW) & (distance >= -WINDOW)
@@ -56,7 +56,7 @@ def forward_kernel(
     q_token, q_head, k_token, k_head, v_token, v_head, tokens, heads, groups, scale,
     WINDOW: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """out and logarithms of a block of queries. `scale` holds log2(e)."""
+    """out and logarithms of a block of queries. `scale` includes the factor log2(e)."""
     head = tl.program_id(1)
     first = tl.program_id(0) * BLOCK
     query = first + tl.arange(0, BLOCK)
@@ -72,7 +72,7 @@ def forward_kernel(
         v = _rows(v_ptr, key, v_token, head // groups, v_head, tokens, K)
         sees = _sees(document_ptr, document, query, key, tokens, WINDOW)
         s = tl.where(sees, tl.dot(q, tl.trans(k)) * scale, _UNSEEN)
-        # A token sees itself, so what a block without a visible key adds is multiplied by 0 sooner or later.
+        # What a block without a visible key adds is multiplied by 0 later, since every token sees itself.
         higher = tl.maximum(high, tl.max(s, 1))
         p = tl.exp2(s - higher[:, None])
         shrink = tl.exp2(high - higher)
@@ -152,8 +152,8 @@ def turn_kernel(
     x_ptr, cos_ptr, sin_ptr, out_ptr, rows, heads, out_heads, first,
     HALF: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """Heads of x [N, heads, 2 HALF], turned by the negative of their angles, into out [N, out_heads, 2 HALF] from the
-    head `first` on; cos and sin [N, HALF]; `rows` is N heads."""
+    """Write heads of x [N, heads, 2 HALF], with TURNS rotated by their negative angles, into out
+    [N, out_heads, 2 HALF] from head `first` on; cos and sin [N, HALF]; `rows` is N * heads."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     lane = tl.arange(0, PADDED)
     fits = (row < rows)[:, None] & (lane < HALF)[None, :]

@@ -1,7 +1,7 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Attention within a window over packed documents, on CUDA by kernels of our own (triton_kernels.py).
+"""Attention within a window over packed documents, on CUDA, by our own kernels (triton_kernels.py).
 
-One operator for PyTorch, `clozebert::window_attention`, so that a compiled graph holds it as it is.
+To PyTorch it is one operator, `clozebert::window_attention`, so that a compiled graph calls it unchanged.
 
 Shapes: N tokens, H heads, G heads of keys, K head size.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-KERNELS: Any = None  # without Triton, or what it needs to compile its launchers: a C compiler and Python's headers
+KERNELS: Any = None  # without Triton, or without what it needs to compile launchers: a C compiler, Python's headers
 if os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")) and (
     "CC" in os.environ or any(map(shutil.which, ("cc", "gcc", "clang")))
 ):
@@ -26,23 +26,23 @@ if os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")) and (
 
 HEAD_SIZES = (16, 32, 64, 128)
 _LOG2_E = math.log2(math.e)
-# Tokens of a block and of those it meets in a step, warps and stages: forward, gradient of queries, of keys. Measured
-# on an H100 with heads of 64.
+# Tokens of a block, tokens of the blocks that it loops over, warps, stages. The best values measured on an H100 with
+# heads of 64.
 _TILES = {"forward": (64, 64, 4, 1), "queries": (64, 32, 4, 3), "keys": (64, 32, 4, 3)}
 
 
 def has_window_kernel(head_size: int) -> bool:
-    """Whether Triton can run here, and has kernels for heads of this size. The device is another question."""
+    """Whether Triton can run here and there are kernels for heads of this size. The device is not checked."""
     return KERNELS is not None and head_size in HEAD_SIZES
 
 
 def window_attention(
     q_NHK: torch.Tensor, k_NGK: torch.Tensor, v_NGK: torch.Tensor, document_N: torch.Tensor, window: int
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(K)) v, of tokens of one document that are at most `window` apart; half precision, CUDA.
+    """softmax(q k^T / sqrt(K)) v, over tokens of one document that are at most `window` apart; half precision, CUDA.
 
     Args:
-        document_N: int32, a number for each token's document, the tokens of which lie together.
+        document_N: int32, the number of each token's document; the tokens of a document are contiguous.
 
     Shape: [N, H, K], [N, G, K] twice, [N] -> [N, H, K].
     """
@@ -52,7 +52,7 @@ def window_attention(
 def _forward(
     q_NHK: torch.Tensor, k_NGK: torch.Tensor, v_NGK: torch.Tensor, document_N: torch.Tensor, window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and for the gradient log2 of the sums of exp of scores, float32 [H, N]."""
+    """The output and, for the gradient, log2 of the sums of exponentiated scores, float32 [H, N]."""
     q_NHK, k_NGK, v_NGK = (_with_plain_vectors(x) for x in (q_NHK, k_NGK, v_NGK))
     tokens, heads, size = q_NHK.shape
     out_NHK, log_HN = _empty_outputs(q_NHK)
@@ -116,7 +116,7 @@ def _backward_of(ctx: Any, grad_NHK: torch.Tensor, grad_log_HN: Any) -> tuple[An
 
 
 def _define() -> None:
-    """Both operators. Code that came with a checkpoint finds them there already if the package is loaded too."""
+    """Define both operators. They exist already if both the package and the code of a checkpoint are loaded."""
     if hasattr(torch.ops.clozebert, "window_attention"):
         return
     forward = torch.library.custom_op("clozebert::window_attention", _forward, mutates_args=())

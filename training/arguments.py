@@ -16,24 +16,24 @@ from .schedules import learning_rate_factor
 if TYPE_CHECKING:
     from ..corpus import BatchSize
 
-# What a changed value means for a resumed run: other batches (refused), other updates (reported), or nothing.
+# What a changed value means for a resumed run: other batches (refused) or other updates (reported).
 _SAME, _SAID = "same", "said"
-# What a later phase of a run cannot change.
+# Fields that a later phase of a run cannot change.
 _OF_THE_RUN = (
     "tokenizer_name", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path", "dry_run",
     "teacher_name_or_path",
     "seed", "optimizer", "mixed_precision", "use_cpu", "full_determinism", "report_to", "disable_tqdm", "phases",
 )  # fmt: skip
-# What depends on the number of steps.
+# Fields that depend on the number of steps.
 LENGTHS = ("max_steps", "warmup_steps", "decay_steps", "batch_warmup_steps")
 # Below 1 these are shares of max_steps.
 _SHARES = ("warmup_steps", "decay_steps", "batch_warmup_steps")
-# What describes the course of one phase: the next one does not take it over.
+# Fields that belong to one phase: the next one does not inherit them.
 _OF_A_PHASE = ("warmup_steps", "decay_steps", "initial_global_batch_size", "batch_warmup_steps")
-# With less, the weights that Muon trains grow with the run, and the encoder fine-tunes badly (docs/LOG.md).
+# With less, the weights that Muon trains grow during the run, and the encoder fine-tunes badly (docs/LOG.md).
 _WEIGHT_DECAY = {"muon": 0.1, "adamw": 0.01}
 _TRACKERS = ("tensorboard", "trackio", "wandb")
-# By the type of a field: what its value may be, and how a message says so.
+# By the type of a field: the types of its values, and what messages call them.
 _KINDS: dict[Any, tuple[Any, str]] = {
     dict: (dict, "a list of phases, each of `name: value` entries"),
     bool: (bool, "true or false"),
@@ -57,11 +57,11 @@ class PretrainingArguments:
     fewer while the batch size warms up. They are split over the processes and, in each, into micro-batches of
     `per_device_train_batch_size` rows. The split changes speed and memory, never the gradient.
 
-    Without `max_steps` the run has as many steps as `run_length.length_by_text` gives it. Until then `warmup_steps`,
-    `decay_steps` and `batch_warmup_steps` may be shares of it, below 1.
+    Without `max_steps`, `run_length.length_by_text` sets the number of steps. Until then `warmup_steps`, `decay_steps`
+    and `batch_warmup_steps` may be shares of it, below 1.
 
     Raises:
-        ValueError: a value out of its range, of the wrong kind, or in contradiction to another.
+        ValueError: a value that is out of range, of the wrong type, or contradicts another.
     """
 
     corpus: list[str] = flag("what prepare-corpus wrote: a folder or a URL; several are mixed", [], metavar="DIR")
@@ -187,7 +187,7 @@ class PretrainingArguments:
 
     @property
     def tokens_per_step(self) -> int:
-        """Room for tokens in one global batch."""
+        """The most tokens that one global batch can hold."""
         return self.global_batch_size * self.max_seq_length
 
     @property
@@ -196,7 +196,7 @@ class PretrainingArguments:
         from ..corpus import BatchSize
 
         steps = self.batch_warmup_steps
-        # A share of a length that is not known yet: some steps, enough to check the sizes.
+        # A share of a length that is not known yet counts as one step, which is enough to check the sizes.
         warmup = int(steps) if steps >= 1 or not steps else 1
         return BatchSize(self.global_batch_size, self.initial_global_batch_size, warmup)
 
@@ -207,13 +207,13 @@ class PretrainingArguments:
         return self.max_steps
 
     def split_phases(self) -> "list[Phase]":
-        """The phases of the run in their order; without `phases` it is one.
+        """The phases of the run in order; without `phases` there is one.
 
-        The first has the arguments themselves. Each of the others has those of the one before with what its entry
-        changes, but begins without warm-ups and with the schedule's usual decay.
+        The first has these arguments. Each later one has those of the phase before, with the changes in its entry, but
+        without warm-ups and with the schedule's default decay.
 
         Raises:
-            ValueError: an entry that is no phase; it is named by its place, `phases[0]` being the second phase.
+            ValueError: an invalid entry. The message names its index; `phases[0]` is the second phase.
         """
         found = [Phase(0, 0, self.num_steps, dataclasses.replace(self, phases=[]), {})]
         for number, entry in enumerate(self.phases):
@@ -236,9 +236,9 @@ class PretrainingArguments:
         return found
 
     def of_length(self, max_steps: int) -> "PretrainingArguments":
-        """The same run in another number of steps: warm-ups and decay keep their share of it, if it had a length.
+        """The same run with another number of steps: warm-ups and decay keep their share of it, if it had a length.
 
-        It is evaluated at least twice, and saved at least four times, unless these are switched off.
+        It is evaluated at least twice and saved at least four times, unless these are switched off.
         """
         before = self.max_steps
         kept = {name: getattr(self, name) for name in _SHARES}
@@ -270,11 +270,11 @@ class PretrainingArguments:
 
     @property
     def num_decay_steps(self) -> int:
-        """How many steps the decay of `wsd` takes; a fifth of the run where nobody says."""
+        """How many steps the decay of `wsd` takes; a fifth of the run by default."""
         return self.num_steps // 5 if self.decay_steps is None else int(self.decay_steps)
 
     def learning_rate_factor(self, step: int) -> float:
-        """The schedule's factor of the update made in `step`."""
+        """The schedule's factor for the update made in `step`."""
         return learning_rate_factor(
             step,
             schedule=self.lr_scheduler_type,
@@ -313,7 +313,7 @@ class PretrainingArguments:
         return self.global_batch_size // world_size // self.micro_batches(world_size)
 
     def decisive(self) -> dict[str, Any]:
-        """The fields that decide what the weights become: no paths, and nothing about the machine."""
+        """The fields that determine what the weights become; nothing about the machine."""
         return {
             item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.metadata.get("on_resume")
         }
@@ -350,7 +350,7 @@ class PretrainingArguments:
                 raise UserError(f"{name}={getattr(self, name)} must lie in [0, 1)")
 
     def _check_together(self) -> None:
-        """Refuse what is missing, and values that contradict one another."""
+        """Refuse missing values, and values that contradict one another."""
         self._check_paths()
         _ = self.batch_size  # raises where its values contradict one another
         if self.mask_share < 0 or self.random_share < 0 or self.mask_share + self.random_share > 1:
@@ -407,12 +407,12 @@ class PretrainingArguments:
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run with arguments of its own.
+    """A part of a run with its own arguments.
 
     Attributes:
-        index: which phase it is.
+        index: which phase it is, from 0.
         first_step, num_steps: how many steps of the run come before it, and how many it has.
-        arguments: its own; `max_steps` is its length.
+        arguments: its own; `max_steps` is the length of the phase.
         model: the fields of the model's configuration that differ from the run's.
     """
 
@@ -429,12 +429,12 @@ class Phase:
 
 
 def divisors(number: int) -> Iterator[int]:
-    """What divides a number, the largest first."""
+    """The divisors of a number, the largest first."""
     return (divisor for divisor in range(number, 0, -1) if number % divisor == 0)
 
 
 def there_and_here(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """`name=old there, name=new here` for each value that is another one there; what is not there is no difference."""
+    """`name=old there, name=new here` for each value that differs; names that are missing there are skipped."""
     return [
         f"{name}={there[name]!r} there, {name}={value!r} here"
         for name, value in here.items()
@@ -443,7 +443,7 @@ def there_and_here(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[st
 
 
 def _read(name: str, value: Any, annotation: Any) -> Any:
-    """Bring a value from YAML or the command line into its field's type; YAML reads `1e-3` as a string.
+    """Convert a value from YAML or the command line to its field's type; YAML reads `1e-3` as a string.
 
     Raises:
         ValueError: the value does not fit.
@@ -483,12 +483,12 @@ def _read_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
 
 def _steps_of(steps: int | float | None, max_steps: int) -> int | None:
     """A number of steps; below 1 it is a share of `max_steps`."""
-    # A share such as 29 / 100 is a little less than that in binary.
+    # In binary, a share such as 29 / 100 is a little too small.
     return None if steps is None else int(steps * max_steps + 1e-9 if steps < 1 else steps)
 
 
 def read_number(name: str, value: Any, kind: type) -> int | float:
-    """A number of a recipe or a flag, as int or float; a `UserError` where it is none."""
+    """Convert a value from a recipe or a flag to int or float; a `UserError` if it is not a number."""
     try:
         number = float(value) if not isinstance(value, bool) else math.nan
     except (TypeError, ValueError):

@@ -24,7 +24,7 @@ def make_stream(phase: Phase, mixture: Mixture, *, vocab_size: int) -> BatchStre
     """The global batches of a phase.
 
     Args:
-        vocab_size: the model's, with the rows that no token has.
+        vocab_size: the model's, including rows without a token.
     """
     arguments = phase.arguments
     masking = make_masking(arguments, rate=arguments.mlm_probability)
@@ -45,7 +45,7 @@ def make_stream(phase: Phase, mixture: Mixture, *, vocab_size: int) -> BatchStre
 def make_sampler(
     arguments: PretrainingArguments, mixture: Mixture, *, vocab_size: int, seed: int
 ) -> VocabularySampler | None:
-    """What draws the tokens that predictions are compared with; None: these are all."""
+    """The sampler of the tokens that predictions are compared with; None: compare with all tokens."""
     size = arguments.vocabulary_sample
     if not 0 < size < vocab_size:
         return None
@@ -57,7 +57,7 @@ def make_sampler(
 def load_batches(
     stream: BatchStream, phase: Phase, *, step: int, accelerator: Any, config: ClozeBertConfig
 ) -> Generator[Any, None, None]:
-    """This process' micro-batches of each step of the phase from `step` on, made ahead; see `StepLoader`."""
+    """This process' micro-batches for each step of the phase from `step` on, prefetched; see `StepLoader`."""
     processes = accelerator.num_processes
     loader = StepLoader(
         stream,

@@ -29,7 +29,7 @@ from .step import accumulate_gradient, timed_step
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
 from .training_state import TrainingState
 
-# `seconds_per_token`: on a CPU a step of so many tokens is timed; where one takes so many seconds, no other is.
+# For `seconds_per_token`: the tokens of a timed step on a CPU, and the seconds of a step after which no other is timed.
 _TIMED_TOKENS, _LONG_SECONDS = 4096, 3.0
 
 
@@ -42,9 +42,9 @@ def calibrate(
     seconds: float = 20.0,
     corpora: Mixture | None = None,
 ) -> Calibration:
-    """Train for some seconds, one micro-batch to an update, and time both.
+    """Train for some seconds, with one micro-batch per update, and time both.
 
-    The batches are those of the run itself where its corpora are given; else random tokens, a document to each row.
+    The batches are those of the run itself if its corpora are given, else random tokens with one document per row.
     """
     accelerator = make_accelerator(mixed_precision=precision, use_cpu=device.type == "cpu")
     rows = min(arguments.per_device_train_batch_size, arguments.global_batch_size)
@@ -77,7 +77,7 @@ def micro_batches(
     rows: int,
     make_inputs: Callable[[Any], ModelInputs] = model_inputs,
 ) -> Iterator[ModelInputs]:
-    """Micro-batches of the run, or the same random one again and again; on the CPU."""
+    """Yield micro-batches of the run or, without corpora, the same random one each time; on the CPU."""
     if corpora is None:
         yield from itertools.repeat(_random_batch(arguments, config, rows=rows))
         return
@@ -105,7 +105,7 @@ def _random_batch(arguments: PretrainingArguments, config: ClozeBertConfig, *, r
 
 
 def _peak_bytes(device: torch.device, *, reset: bool) -> float | None:
-    """The most memory used so far: of the GPU's since `reset`, of this process on a CPU; None where nobody says."""
+    """The peak memory in bytes: on the GPU since `reset`, or of this process on a CPU; None if it is unknown."""
     if device.type == "cuda":
         if reset:
             torch.cuda.reset_peak_memory_stats(device)
@@ -122,14 +122,14 @@ def _peak_bytes(device: torch.device, *, reset: bool) -> float | None:
 def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[PretrainingArguments, str, float]:
     """The run with as many steps as fit into its `max_minutes`.
 
-    Where the text gave the run its length, there are no more steps than that. A `max_steps` that was given beside
+    If the text set the length of the run, it gets no more steps than that. A `max_steps` that was given together with
     `max_minutes` only says what warm-ups and decay are shares of.
 
     Args:
         begun: when the run began, by `time.monotonic`.
 
     Returns:
-        And what a person should know of it. Seconds of a step, without its update, for each token of one process.
+        The run, a line for the user, and the seconds of a step, without its update, for each token of one process.
     """
     arguments, given, mixture = run.phases[0].arguments, run.given, run.mixtures[0]
     assert arguments.max_minutes is not None
@@ -157,16 +157,16 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
 
 
 def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
-    """Seconds that forward and backward of a training step take for each token of one process, on the run's own rows.
+    """Seconds of a forward and backward pass for each token of one process, on the run's own rows.
 
-    It leaves no trace: no weight changes, and each step draws its random numbers anew.
+    It has no side effects: no weight changes, and each training step seeds its own random numbers.
     """
     arguments, device = setup.arguments, accelerator.device
     rows = arguments.rows_at_once(accelerator.num_processes)
     if device.type == "cpu":
         rows = max(1, min(rows, _TIMED_TOKENS // arguments.max_seq_length))
     batch = inputs_maker(setup.core.config, accelerator)(setup.stream.rows(0, rows, step=0))
-    # The first step compiles kernels and gets memory from the system. On a CPU that does not compile, this is little.
+    # The first step compiles kernels and allocates memory. On a CPU without compilation this takes little time.
     needed = 2 if begins_slowly(arguments.torch_compile, device) else 1
     seconds: list[float] = []
     while len(seconds) < needed or (len(seconds) < 3 and mean_over_processes(seconds[-1], accelerator) < _LONG_SECONDS):
@@ -181,10 +181,10 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
 
 
 def _time_and_forget(run: CheckedRun, *, accelerator: Any, seconds: float) -> tuple[StepTime, float]:
-    """Take steps of one micro-batch from the run's own batches, time them, and forget all that they did.
+    """Time steps of one micro-batch on the run's own batches, and discard everything that they changed.
 
     Returns:
-        And the seconds that setting up the phase took, which the run itself does once more.
+        The times, and the seconds that setting up the phase took; the run itself will set it up again.
     """
     scaler = None if accelerator.scaler is None else accelerator.scaler.state_dict()
     found = _time_steps_of(run, accelerator=accelerator, seconds=seconds)
@@ -222,8 +222,8 @@ def _time_steps_of(run: CheckedRun, *, accelerator: Any, seconds: float) -> tupl
     timing = time_run(step, seconds=seconds, agree=agree, begins_slowly=slow)
     setup.loader.close()
     if slow:
-        # What this compiles, the run's own model takes over, and its time is gone before the steps are counted. An
-        # evaluation that fails does so in the run again, which reports it and goes on.
+        # The run's own model reuses what this compiles, so that this time has passed before the steps are counted. An
+        # evaluation that fails here also fails in the run, which reports it and continues.
         with contextlib.suppress(Exception):
             once = dataclasses.replace(timed, max_eval_batches=1)
             evaluate_mixture(setup.model, run.mixtures[0], once, accelerator=accelerator)

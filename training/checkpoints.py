@@ -1,4 +1,4 @@
-"""Writes, finds and deletes training checkpoints. Each is whole or absent, even after a kill.
+"""Writes, finds and deletes training checkpoints. Each is complete or absent, even after a kill.
 
     OUTPUT_DIR/checkpoint-500/                 a model: config, weights, code, tokenizer, README.md
     OUTPUT_DIR/checkpoint-500/training_state/  what only resuming needs:
@@ -54,10 +54,10 @@ def commit_checkpoint(
     """Write `checkpoint-STEP` atomically, and delete all but the `keep` newest checkpoints.
 
     Args:
-        write_model: writes everything but what only resuming needs into the folder that it is given.
+        write_model: writes the model, with everything else that is not needed only for resuming, into a folder.
     """
     final = output_dir / f"checkpoint-{state.step}"
-    # A checkpoint of this step may be there: a run wrote it and was then resumed from an earlier step.
+    # A checkpoint of this step may exist if a run wrote it and was then resumed from an earlier step.
     with whole_folder(final, replace=True) as folder:
         write_model(folder)
         (folder / STATE_FOLDER).mkdir()
@@ -74,10 +74,10 @@ def commit_checkpoint(
 
 
 def newest_valid(output_dir: Path) -> Path | None:
-    """The checkpoint with the highest step that is whole, or None where there is no checkpoint at all.
+    """The undamaged checkpoint with the highest step, or None if there are no checkpoints.
 
     Raises:
-        ValueError: there are checkpoints, but none is whole; whether to start over is the user's decision.
+        ValueError: all checkpoints are damaged. Whether to start over is the user's decision.
     """
     found = list_checkpoints(output_dir)
     for path in reversed(found):
@@ -113,7 +113,7 @@ def clear_way(output_dir: Path, *, step: int) -> None:
     """Before a run resumes at `step`: delete half-written folders, and rename damaged later checkpoints.
 
     Raises:
-        ValueError: whole checkpoints of later steps, which this run would mix with its own.
+        ValueError: there are undamaged checkpoints of later steps, which this run would mix with its own.
     """
     for path in output_dir.glob(f"{INCOMPLETE}*"):
         shutil.rmtree(path, ignore_errors=True)

@@ -24,9 +24,9 @@ from .run_settings import phase_configuration
 
 @dataclass
 class CheckedRun:
-    """The parts of a run, which fit together: the tokenizer and, by phase, arguments, corpora and model.
+    """The parts of a run, checked: the tokenizer and, by phase, arguments, corpora and configurations.
 
-    `given` is the run as a person described it, maybe without a number of steps.
+    `given` is the run as the user described it, perhaps without a number of steps.
     """
 
     given: PretrainingArguments
@@ -42,13 +42,13 @@ class CheckedRun:
 
 
 def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> CheckedRun:
-    """Open what a run reads, and refuse what does not fit.
+    """Open the inputs of a run, and refuse those that do not fit together.
 
     Args:
-        config: of the model; with `model_name_or_path` that model's own takes its place.
+        config: of the model; with `model_name_or_path` that model's own is used instead.
 
     Raises:
-        UserError: names what does not fit, and the way out.
+        UserError: names what does not fit, and what to do.
     """
     check_trackers(arguments.report_to)
     tokenizer = load_tokenizer(arguments.tokenizer_name)
@@ -88,7 +88,7 @@ def check_fit(
     """Refuse corpora, a tokenizer and a model that do not belong together.
 
     Raises:
-        ValueError: names what does not fit, and the way out.
+        ValueError: names what does not fit, and what to do.
     """
     if len(tokenizer) > config.vocab_size:
         raise UserError(
@@ -120,7 +120,7 @@ def check_model(arguments: PretrainingArguments, config: ClozeBertConfig) -> Non
 
 
 def check_same_weights(configs: list[ClozeBertConfig]) -> None:
-    """Refuse phases whose models have other weights than the first one's.
+    """Refuse phases whose models have weights of other names or shapes than the first one's.
 
     Raises:
         ValueError: names the weight.
@@ -151,7 +151,7 @@ def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast, *, name_or_path: str) -> None:
-    """Refuse to go on from a model whose special tokens show that it learned with another tokenizer."""
+    """Refuse to continue from a model whose special tokens show that it was trained with another tokenizer."""
     for name, theirs, ours in _differing_tokens(config, tokenizer):
         raise UserError(
             f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings belong to "
@@ -160,7 +160,7 @@ def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFas
 
 
 def check_sample(arguments: PretrainingArguments) -> None:
-    """Refuse a sample of a vocabulary whose weights are sharded."""
+    """Refuse `vocabulary_sample` if the weights are sharded."""
     if arguments.vocabulary_sample and is_sharded():
         raise UserError(
             f"vocabulary_sample={arguments.vocabulary_sample} reads single rows of weights that FSDP shards: run "
@@ -169,7 +169,7 @@ def check_sample(arguments: PretrainingArguments) -> None:
 
 
 def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_seq_length: int) -> None:
-    """Refuse a teacher that does not read the student's rows.
+    """Refuse a teacher that cannot read the student's rows.
 
     Raises:
         UserError: names what differs.
@@ -192,7 +192,7 @@ def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_
 
 
 def _differing_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int, int]]:
-    """Special tokens that a model has and that are others in the tokenizer: name, the model's id, the tokenizer's."""
+    """Special tokens whose ids differ between a model and the tokenizer: name, the model's id, the tokenizer's."""
     for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
         theirs, ours = getattr(config, name), getattr(tokenizer, name)
         if theirs is not None and theirs != ours:

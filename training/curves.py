@@ -36,9 +36,9 @@ def draw_loss_curve(log: Path, image: Path) -> None:
 
 
 def read_log(log: Path) -> list[dict[str, Any]]:
-    """The entries of a log. Lines that are damaged are left out, with a warning; an unfinished last one without.
+    """The entries of a log. Damaged lines are skipped with a warning, an unfinished last line without one.
 
-    The log is a record beside the checkpoints: a fault of the disk in it must not keep a run from going on.
+    Resuming needs only the checkpoints, so a damaged log must not prevent it.
     """
     if not log.is_file():
         return []

@@ -1,7 +1,7 @@
 """Checks a checkpoint for damage (hashes, shapes, NaN) before anything of it is used.
 
-The manifest has the size and the SHA-256 of every file. The state has them too, and the type and shape of each tensor,
-which shows when weights, optimizer and state come from different steps, even under a manifest that fits them.
+The manifest has the size and SHA-256 of every file. The state has the SHA-256 of each file too, and the type and shape
+of each tensor. This shows if weights, optimizer and state come from different steps, even if the manifest fits them.
 """
 
 import re
@@ -28,13 +28,13 @@ from .training_state import (
 
 MANIFEST = f"{STATE_FOLDER}/manifest.json"
 NAME = re.compile(r"checkpoint-(\d+)$")
-# A person may edit the card, and the manifest cannot hold its own hash.
+# The user may edit the card, and the manifest cannot hold its own hash.
 NOT_HASHED = ("README.md", MANIFEST)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint; None where all is whole. Whatever cannot be read is damage."""
+    """What is wrong with a checkpoint, or None. A file that cannot be read counts as damage."""
     try:
         _check(checkpoint)
     except DamageError as damage:
@@ -77,7 +77,7 @@ def _read_manifest(checkpoint: Path) -> dict[str, dict[str, Any]]:
 
 
 def _check_file(checkpoint: Path, name: str, expected: dict[str, Any]) -> str:
-    """The SHA-256 of a file, which is the expected one."""
+    """Check a file against the manifest, and return its SHA-256."""
     path = checkpoint / name
     if not path.is_file():
         raise DamageError(f"{name} is missing")
@@ -101,7 +101,7 @@ def _check_binding(checkpoint: Path, binding: Binding, hashes: dict[str, str]) -
 
 
 def _check_tensors(checkpoint: Path, name: str) -> None:
-    """Refuse weights of another type than the run trains, and numbers that are not finite."""
+    """Refuse weights that are not float32, and numbers that are not finite."""
     with safe_open(checkpoint / name, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118
             tensor = file.get_tensor(key)
@@ -117,12 +117,12 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def tensor_files(checkpoint: Path) -> list[str]:
-    """The names of a checkpoint's files of tensors."""
+    """The names of a checkpoint's safetensors files."""
     return sorted(path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*.safetensors"))
 
 
 def describe_tensors(path: Path) -> dict[str, str]:
-    """The type and shape of each tensor of a file: `{"x": "F32 [3, 4]"}`."""
+    """The type and shape of each tensor in a file: `{"x": "F32 [3, 4]"}`."""
     if not path.is_file():
         return {}
     with safe_open(path, framework="pt") as file:
@@ -131,7 +131,7 @@ def describe_tensors(path: Path) -> dict[str, str]:
 
 
 def first_not_finite(tensors: dict[str, torch.Tensor]) -> str | None:
-    """The name of a tensor that holds NaN or an infinite number."""
+    """The name of the first tensor that holds NaN or an infinite number, or None."""
     return next((name for name, tensor in tensors.items() if not is_finite(tensor)), None)
 
 
@@ -147,7 +147,7 @@ def hash_file(path: Path) -> dict[str, Any]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """500 for `checkpoint-500`."""
+    """The step of a checkpoint folder, by its name: 500 for `checkpoint-500`."""
     match = NAME.match(checkpoint.name)
     if match is None:
         raise UserError(f"{checkpoint} is no checkpoint folder: its name is not checkpoint-STEP")

@@ -1,4 +1,4 @@
-"""Distillation: a smaller model, the student, learns what its teacher predicts, beside the tokens themselves.
+"""Distillation: a smaller model, the student, learns what its teacher predicts, in addition to the tokens themselves.
 
 Over the M masked tokens of a step, with p and q the distributions of teacher and student, h and g their last hidden
 states, w the teacher's share:
@@ -6,7 +6,7 @@ states, w the teacher's share:
     L = 1/M sum [ (1 - w) (-log q(token)) + w KL(p || q) + 1 - cos(h, g) ]
 
 (Hinton et al. 2015, https://arxiv.org/abs/1503.02531; the cosine as in Sanh et al. 2019, https://arxiv.org/abs/1910.01108).
-The cosine is left out where the two have hidden states of different sizes.
+The cosine is left out if the two have hidden states of different sizes.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ TEACHER_SHARE = 0.8
 
 
 class Distillation(nn.Module):
-    """Student and teacher, called as a masked-LM model is: while training, the loss is L; else, the student's own.
+    """Student and teacher, called like a masked-LM model. In training the loss is L, otherwise the student's own.
 
     Shapes: M masked tokens, D hidden size, V vocabulary.
     """
@@ -37,12 +37,12 @@ class Distillation(nn.Module):
         self.student = student
         self.teacher = teacher.requires_grad_(False)
         self.compares_states = student.config.hidden_size == teacher.config.hidden_size
-        # Rows beyond those of the tokenizer may differ in number.
+        # The two may have different numbers of rows beyond those of the tokenizer.
         self.common = min(student.config.vocab_size, teacher.config.vocab_size)
         self.train(student.training)
 
     def train(self, mode: bool = True) -> "Distillation":
-        """The teacher never drops anything out."""
+        """Set the student's mode. The teacher stays in evaluation mode, without dropout."""
         super().train(mode)
         self.teacher.eval()
         return self
@@ -73,9 +73,9 @@ class Distillation(nn.Module):
         loss = _Imitation.apply(logits_MV[:, : self.common], wanted_MV[:, : self.common], labels, TEACHER_SHARE)
         if self.compares_states:
             apart_M = 1 - F.cosine_similarity(found_MD.float(), states_MD.float(), dim=-1)
-            # Tokens that a batch was filled up with count no more here than above.
+            # Positions that only pad the batch are left out here too.
             loss = loss + apart_M.masked_fill(labels == IGNORED_LABEL, 0).sum()
-        # At least 1: where nothing is masked, the loss would be NaN.
+        # At least 1: if nothing is masked, the loss would be NaN.
         loss = loss / torch.as_tensor(num_items_in_batch).clamp(min=1).to(loss.device)
         return MaskedLMOutput(loss=loss, logits=None if loss_only else logits_MV)
 
@@ -83,7 +83,7 @@ class Distillation(nn.Module):
 class _Imitation(torch.autograd.Function):
     """(1 - w) (-log q(token)) + w KL(p || q), summed over rows, in float32 or better.
 
-    A few rows are widened at a time, so that they stay in a CPU's cache, and their gradient is computed at once.
+    A few rows at a time are widened, so that they stay in a CPU's cache. Their gradient is computed in the same pass.
     """
 
     @staticmethod
@@ -92,7 +92,7 @@ class _Imitation(torch.autograd.Function):
     ) -> torch.Tensor:
         wide = torch.promote_types(logits_MV.dtype, torch.float32)
         total = logits_MV.new_zeros((), dtype=wide)
-        # fp16 would lose small numbers before they meet the scale of the loss.
+        # fp16 would lose small gradients before they are multiplied by the loss scale.
         grad_MV = torch.empty_like(logits_MV, dtype=wide if logits_MV.dtype == torch.float16 else None)
         for narrow, wanted, labels, grad in _in_parts(logits_MV, wanted_MV, labels_M, grad_MV):
             logits, token, counts = narrow.to(wide), labels.clamp(min=0)[:, None], labels != IGNORED_LABEL
@@ -101,7 +101,7 @@ class _Imitation(torch.autograd.Function):
             surprise = log_sum_q - logits.gather(1, token).squeeze(1)
             divergence = torch.linalg.vecdot(p, wanted - logits) - log_sum_p + log_sum_q
             total += torch.lerp(surprise, divergence, share).masked_fill(~counts, 0).sum()
-            # Of each logit: q - w p, and - (1 - w) at the token.
+            # The gradient of each logit: q - w p, and - (1 - w) at the token.
             q.sub_(p, alpha=share).scatter_add_(1, token, q.new_full(token.shape, share - 1))
             grad.copy_(q.mul_(counts[:, None]))
         ctx.save_for_backward(grad_MV)
@@ -114,7 +114,7 @@ class _Imitation(torch.autograd.Function):
 
 
 def _softmax_and_log_sum(x_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax, and the logarithm of what it is divided by, [R], from one pass of exponentials."""
+    """Softmax [R, V] and log-sum-exp [R], from one pass of exponentials."""
     largest_R1 = x_RV.amax(-1, keepdim=True)
     powers_RV = (x_RV - largest_R1).exp_()
     sums_R1 = powers_RV.sum(-1, keepdim=True)
@@ -128,6 +128,6 @@ def _in_parts(logits_MV: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[
 
 
 def with_teacher(student: ClozeBertForMaskedLM, name_or_path: str) -> Distillation:
-    """The student beside the teacher of a folder or the Hub, on the student's device."""
+    """The student with the teacher from a folder or the Hub."""
     config = load_configuration(name_or_path, flag="teacher_name_or_path")
     return Distillation(student, make_model(config, name_or_path, strict=True))

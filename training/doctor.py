@@ -1,6 +1,6 @@
 """Warns when a run goes wrong: plateaus, repeated data, gradients that are not finite, unknown tokens.
 
-Each function gives a sentence, or None; `Doctor` asks them all.
+Each check returns a sentence or None; `Doctor` runs them all.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ class Survey:
 
     Attributes:
         unigram_entropy: -sum p log p over the tokens, nats: the loss of guessing by frequency alone.
-        unknown_share: of the tokens, how many the tokenizer did not know.
-        repeated_share: of the documents, how many had been seen before, word for word.
+        unknown_share: the share of the tokens that the tokenizer does not know.
+        repeated_share: the share of the documents that are exact copies of earlier ones.
     """
 
     unigram_entropy: float
@@ -36,15 +36,15 @@ class Survey:
 
 @dataclass(frozen=True)
 class Vitals:
-    """What the findings look at.
+    """The figures that the checks look at.
 
     Attributes:
         step, max_steps, warmup_steps: of the run.
         train_loss, eval_loss: of the last log entry, and of the last evaluation.
         epochs: how often the documents of the phase were seen.
-        gradient_norm, most_norm: of the last step, and what it is clipped to (0: not).
-        skipped_steps: whose gradient was not finite.
-        precision: in which the run computes.
+        gradient_norm, most_norm: the norm in the last step, and the norm that it is clipped to (0: not clipped).
+        skipped_steps: steps whose gradient was not finite.
+        precision: the run's mixed precision.
         survey: of the corpora of the phase.
     """
 
@@ -62,7 +62,7 @@ class Vitals:
 
 
 class Doctor:
-    """Looks at a run after each evaluation, and says what is likely wrong with it, each finding once."""
+    """Checks a run after each evaluation, and reports what is likely wrong with it, each finding once."""
 
     def __init__(self, run: CheckedRun, *, precision: str):
         self.run, self.precision = run, precision
@@ -98,10 +98,10 @@ class Doctor:
 
 
 def survey(corpora: Sequence[Corpus], *, shares: Sequence[float], unk_token_id: int | None) -> Survey:
-    """Look at up to 20,000 documents of each corpus, evenly spaced, and about two million tokens.
+    """Look at evenly spaced documents of each corpus, fewer than 40,000, up to about two million tokens.
 
     Args:
-        shares: of the rows that each corpus contributes, with the sum 1.
+        shares: the share of the rows from each corpus; their sum is 1.
     """
     frequencies, unknown, repeated = np.zeros(corpora[0].vocab_size), 0.0, 0.0
     for corpus, share in zip(corpora, shares, strict=True):
@@ -115,7 +115,7 @@ def survey(corpora: Sequence[Corpus], *, shares: Sequence[float], unk_token_id: 
 
 
 def _look_at(corpus: Corpus) -> tuple[np.ndarray, float]:
-    """How often each token comes in a sample of a corpus, int64 [vocabulary], and the share of repeated documents."""
+    """How often each token occurs in a sample of a corpus, int64 [vocabulary], and the share of repeated documents."""
     step = max(1, corpus.num_documents // _SAMPLED_DOCUMENTS)
     counts = np.zeros(corpus.vocab_size, dtype=np.int64)
     seen: set[bytes] = set()
@@ -138,7 +138,7 @@ def unigram_entropy(counts: np.ndarray) -> float:
 
 
 def plateau(vitals: Vitals) -> str | None:
-    """The loss has not left the unigram entropy although the warm-up is over and a twentieth of the run has passed."""
+    """Warn if the loss is still about the unigram entropy a twentieth of the run (100 steps or more) after warm-up."""
     loss, entropy, norm = vitals.eval_loss, vitals.survey.unigram_entropy, vitals.gradient_norm
     if vitals.step < vitals.warmup_steps + max(100, vitals.max_steps // 20) or loss < _PLATEAU * entropy:
         return None
@@ -152,9 +152,9 @@ def plateau(vitals: Vitals) -> str | None:
 
 
 def repetition(vitals: Vitals) -> str | None:
-    """Documents are repeated: in the corpus itself, or over so many epochs that the model memorises them.
+    """Warn if documents are repeated, in the corpus itself or over so many epochs that the model memorises them.
 
-    The training loss is normally the higher one, because more tokens are masked in training.
+    Normally the training loss is higher than the validation loss, because more tokens are masked in training.
     """
     if vitals.survey.repeated_share > _MANY_REPEATED:
         return (
@@ -170,9 +170,9 @@ def repetition(vitals: Vitals) -> str | None:
 
 
 def gradients(vitals: Vitals) -> str | None:
-    """Updates were left out because a gradient was not finite."""
+    """Warn if updates were skipped because a gradient was not finite."""
     step, skipped, precision = vitals.step, vitals.skipped_steps, vitals.precision
-    # Dynamic loss scaling of fp16 overflows about once in two thousand steps.
+    # The dynamic loss scaling of fp16 overflows about once in two thousand steps.
     if skipped == 0 or (precision == "fp16" and skipped <= 20 + step // 500):
         return None
     found = f"{skipped} of {step:,} updates were left out, because their gradient was not finite. "
@@ -184,7 +184,7 @@ def gradients(vitals: Vitals) -> str | None:
 
 
 def unknowns(vitals: Vitals) -> str | None:
-    """The tokenizer does not know the text."""
+    """Warn if the tokenizer does not know much of the text."""
     share = vitals.survey.unknown_share
     if share <= _MANY_UNKNOWN:
         return None

@@ -18,11 +18,11 @@ from .signals import LeftEarlyError, leaving_early
 
 
 class EvaluationStoppedError(Exception):
-    """A signal came during an evaluation."""
+    """A signal stopped an evaluation."""
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), as far as a float goes."""
+    """exp(loss), limited to finite numbers."""
     return math.exp(min(700.0, loss))
 
 
@@ -37,11 +37,11 @@ def evaluate_masked_lm(
 ) -> dict[str, float]:
     """The mean of -log p(token) over all predicted tokens, and the accuracy of the most likely token.
 
-    Batches are dealt out in rounds: in each, every process takes one.
+    Batches are distributed in rounds: in each, every process takes one.
 
     Args:
-        should_stop: asked before each batch, and by one process alone on a CPU in each layer too; True in one process
-            ends the evaluation in all.
+        should_stop: called before each batch and, with a single process on a CPU, in each layer too; True in one
+            process ends the evaluation in all.
 
     Returns:
         eval_loss (nats per predicted token), eval_perplexity (its exponential), eval_accuracy, eval_predicted_tokens.
@@ -51,7 +51,7 @@ def evaluate_masked_lm(
         EvaluationStoppedError: a process should stop.
     """
     num_batches = len(batches) if max_batches is None else min(max_batches, len(batches))
-    # Of several processes, none leaves a batch by itself.
+    # With several processes, none may leave a batch on its own.
     is_alone = accelerator.num_processes == 1
     leaving = leaving_early(model, should_stop, accelerator.device) if is_alone else contextlib.nullcontext()
     try:
@@ -77,7 +77,7 @@ def _sum_batches(
     accelerator: Any,
     should_stop: Callable[[], bool],
 ) -> torch.Tensor:
-    """Of this process' batches: the loss, the right guesses and the predicted tokens, float64 [3]."""
+    """Sums over this process' batches: the loss, the correct guesses and the predicted tokens, float64 [3]."""
     totals = torch.zeros(3, dtype=torch.float64, device="cpu")
     failure: Exception | None = None
     for first in range(0, num_batches, accelerator.num_processes):
@@ -91,7 +91,7 @@ def _sum_batches(
 
 
 def _agree_to_go_on(failure: Exception | None, stop: bool, accelerator: Any) -> None:
-    """Raise in all processes what happened in one."""
+    """Raise an error in all processes if one of them failed or should stop."""
     failures, stops = sum_over_processes(torch.tensor([failure is not None, stop]).double(), accelerator).tolist()
     if failure is not None:
         raise failure
@@ -104,8 +104,8 @@ def _agree_to_go_on(failure: Exception | None, stop: bool, accelerator: Any) -> 
 def _score(
     model: torch.nn.Module, batches: Sequence[Any], first: int, num_batches: int, accelerator: Any
 ) -> torch.Tensor:
-    """This process' batch of a round: its loss, right guesses and predicted tokens, float64 [3]."""
-    # The last round may have too few batches. All processes run the model all the same: a sharded one needs them.
+    """This process' batch of a round: its loss, correct guesses and predicted tokens, float64 [3]."""
+    # The last round may have too few batches. All processes run the model anyway, because a sharded model needs them.
     index = first + accelerator.process_index
     counts = index < num_batches
     batch = batches[index if counts else first]
@@ -126,8 +126,8 @@ def evaluate_mixture(
 ) -> dict[str, Any]:
     """The figures of `evaluate_masked_lm` on the validation splits of a mixture, with the same masks each time.
 
-    Of several corpora, they are the means of each one's own, weighted by their shares in training. Without a
-    validation split there are none.
+    For several corpora, they are means over the corpora, weighted by the shares in training. Without a validation split
+    there are no figures.
     """
     figures = {}
     for name, split in mixture.validation.items():

@@ -1,4 +1,4 @@
-"""What to expect of a run, printed before it starts: epochs, hours, and warnings where those are many."""
+"""What to expect of a run, printed before it starts: epochs, hours, and warnings if these are many."""
 
 import math
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ def what_to_expect(
     peak_flops: float,
     measured: float | None = None,
 ) -> list[str]:
-    """Lines for a person.
+    """Lines for the user on the length of a run and the time that it takes.
 
     Args:
-        setup: the first phase in memory; of a dry run, a small part of it.
-        phases: of the run; of a dry run, those of the real one.
-        given: the run as a person described it, maybe without a number of steps.
+        setup: the first phase as it is set up; in a dry run, a small part of it.
+        phases: of the run; in a dry run, those of the real one.
+        given: the run as the user described it, perhaps without a number of steps.
         peak_flops: FLOP/s of plain matmuls, of all processes.
-        measured: seconds of a step for each token of one process, where steps were timed already.
+        measured: seconds of a step for each token of one process, if steps were timed already.
     """
     lines = []
     if state.step == 0:
@@ -47,7 +47,7 @@ def what_to_expect(
         lines = length_lines(phases[0].arguments, epochs=epochs, tokens=tokens, given=given)
     sizes = [(phase, phase.arguments.max_seq_length) for phase in phases]
     tokens = sum(phase.arguments.batch_size.before(phase.num_steps) * length for phase, length in sizes)
-    # Each process measured its own peak. All must choose the same way, as the timing below is done together.
+    # Each process measured its own peak. All must take the same branch, as they time steps together below.
     by_formula = mean_over_processes(tokens * setup.flops_per_token / (_USUAL_SHARE * peak_flops), accelerator)
     if state.step and state.seconds:
         left = max(0, tokens - state.tokens_seen)
@@ -63,13 +63,13 @@ def what_to_expect(
 def length_lines(
     arguments: PretrainingArguments, *, epochs: float, tokens: int, given: PretrainingArguments
 ) -> list[str]:
-    """Why the run has this length, and what is likely to come of it.
+    """Lines on why the run has this length, and what to expect of it.
 
     Args:
         arguments: the run, with its steps.
         epochs: in these steps.
         tokens: of the corpus.
-        given: the run as a person described it, maybe without steps.
+        given: the run as the user described it, perhaps without steps.
     """
     lines = []
     if given.max_steps is None and given.num_train_epochs is None and given.max_minutes is None:
@@ -98,10 +98,10 @@ def length_lines(
 
 
 def hours_lines(hours: float, *, on_cpu: bool, how: str) -> list[str]:
-    """How long the run takes, and a warning where a CPU is the wrong machine for it.
+    """Lines on how long the run takes, with a warning if a CPU is too slow for it.
 
     Args:
-        how: how the hours were found.
+        how: how the hours were estimated.
     """
     lines = [f"time: about {_duration(hours)} ({how}), evaluations and checkpoints on top"]
     if on_cpu and hours > _MOST_CPU_HOURS:
@@ -114,7 +114,7 @@ def hours_lines(hours: float, *, on_cpu: bool, how: str) -> list[str]:
 
 def _short(tokens: float) -> str:
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if tokens >= 0.9995 * size:  # three digits of what is just below are 1, and not 1e+03
+        if tokens >= 0.9995 * size:  # numbers just below a unit would be shown as 1e+03 of the smaller one
             return f"{tokens / size:.3g} {letter}"
     return f"{tokens:.0f}"
 

@@ -1,7 +1,7 @@
 """Grows a trained model into a larger one: more tokens, more or wider layers, longer sequences.
 
-Each function gives a new model and its pseudo-perplexity beside that of the old one, on the same documents, so that one
-sees what was kept before training goes on. The old model is left as it is.
+Each function returns a new model and the pseudo-perplexities of both models on the same documents. They show how much
+was kept, before training continues. The old model is left as it is.
 
 Shapes: V vocabulary, D hidden size, E embedding size, F feed-forward size, H heads, K head size, P positions.
 """
@@ -26,16 +26,16 @@ from .evaluation import perplexity
 from .initial_model import SPECIAL_TOKEN_IDS
 from .rebuilding import POSITION_TABLE, changed, model_with, take_layers, take_rows
 
-# Where all tokens of a document are masked, one at a time, the work grows with the square of its length.
+# Tokens of a text on which all tokens are masked one at a time: that work grows with the square of the length.
 _EXCERPT = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """A model made from another, and what it costs: pseudo-perplexities before and after.
+    """A model made from another, and the pseudo-perplexities before and after.
 
-    Both divide by the same number of tokens, those of the old model, so that they can be compared even where the new
-    one cuts the text into fewer.
+    Both are per token of the old tokenizer, so that they can be compared even if the new one splits the text into
+    fewer tokens.
     """
 
     model: ClozeBertForMaskedLM
@@ -62,8 +62,8 @@ def pseudo_perplexity(
 
     Args:
         documents: token ids, special tokens included; those are never masked.
-        positions_per_document: at most so many tokens of a document, evenly spaced.
-        num_tokens: divide by this many tokens in place of those that were masked; then all of them are masked.
+        positions_per_document: mask at most this many tokens of a document, evenly spaced.
+        num_tokens: mask all tokens, and divide by this number instead of theirs.
 
     Raises:
         UserError: the model's configuration has no mask token, or there is nothing to mask.
@@ -113,30 +113,30 @@ def _report(old: ClozeBertForMaskedLM, new: ClozeBertForMaskedLM, documents: Doc
 def extend_vocabulary(
     model: ClozeBertForMaskedLM, tokenizer: Any, new_tokens: Sequence[str], *, texts: Sequence[str]
 ) -> WarmStart:
-    """Add tokens; the rows of each begin as the mean of those that it was cut into so far.
+    """Add tokens. The rows of each are initialised to the mean of the rows of its pieces in the old tokenizer.
 
     Args:
         tokenizer: the model's; a copy of it gets the tokens.
-        new_tokens: words or other strings, none of which the tokenizer has. A word is not found inside other words:
-            `ring` leaves "during" as it is cut now.
-        texts: on whose first 64 tokens pseudo-perplexity is measured, per token of the old tokenizer.
+        new_tokens: words or other strings that the tokenizer does not have. A word is not found inside other words:
+            `ring` does not change how "during" is split.
+        texts: pseudo-perplexity is measured on their first 64 tokens, per token of the old tokenizer.
 
     Raises:
-        UserError: a token is known already, or is cut into nothing but unknown tokens.
+        UserError: a token is known already, or is split into unknown tokens only.
     """
     _check_masked_lm(model)
     pieces = _cut(tokenizer, new_tokens)
     larger = copy.deepcopy(tokenizer)
-    # What begins and ends with a letter or a digit is a word, and is not found inside other words.
+    # A token that begins and ends with a letter or a digit is a word, and is not found inside other words.
     larger.add_tokens([AddedToken(token, single_word=token[0].isalnum() and token[-1].isalnum()) for token in pieces])
-    # A model may have more rows than its tokenizer has tokens; those are used up first.
+    # A model may have more rows than its tokenizer has tokens; these rows are used first.
     sources: list[list[int]] = [[row] for row in range(model.config.vocab_size)]
     sources += [[] for _ in range(len(larger) - len(sources))]
     for token, ids in pieces.items():
         sources[larger.convert_tokens_to_ids(token)] = ids
     new = take_rows(model, sources)
     most = model.config.max_position_embeddings
-    # Both models read the same text: the new tokenizer cuts it into fewer tokens, and would reach further.
+    # Both models must read the same text: the new tokenizer needs fewer tokens and would reach further.
     excerpts = [text[: beginning_of(tokenizer, text, min(_EXCERPT, most))[1]] for text in texts]
     old_documents, new_documents = (
         [cut(text, truncation=True, max_length=most)["input_ids"] for text in excerpts] for cut in (tokenizer, larger)
@@ -147,7 +147,7 @@ def extend_vocabulary(
 
 
 def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
-    """The ids into which the tokenizer cuts each new token before it is added."""
+    """The ids into which the old tokenizer splits each new token."""
     known = tokenizer.get_vocab()
     pieces: dict[str, list[int]] = {}
     for token in new_tokens:
@@ -193,7 +193,7 @@ def _check_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int) -> None:
 
 # Width
 
-# Which size the rows and the columns of a weight have; a bias or a norm has that of the rows. `None` stays as it is.
+# The sizes that the rows and columns of a weight depend on; a bias or a norm is like rows. `None`: it does not grow.
 _AXES: dict[str, tuple[str | None, str | None]] = {
     "q_proj": ("heads", "hidden"),
     "k_proj": ("key_heads", "hidden"),
@@ -229,16 +229,16 @@ def grow_width(
     noise: float = 0.01,
     seed: int = 0,
 ) -> WarmStart:
-    """Tile weights to a larger size: unit j is a copy of unit j mod n, and what reads copies reads each in part.
+    """Tile weights to a larger size: unit j is a copy of unit j mod n.
 
-    A weight on an input with c copies is divided by c (Net2Net, Chen et al. 2016), so that sums stay the same. The new
-    model computes what the old one did, exactly where sizes are whole multiples (but for `noise`); elsewhere norms over
-    units that were copied unequally often differ a little. A head's size stays, so heads grow with the hidden size.
+    A weight on an input with c copies is divided by c (Net2Net, Chen et al. 2016), so that sums stay the same. Apart
+    from `noise`, the new model computes exactly what the old one did if sizes are whole multiples. Otherwise norms over
+    units with different numbers of copies differ a little. The head size stays, so heads grow with the hidden size.
 
     Args:
         hidden_size, num_attention_heads, intermediate_size: the new sizes; None: as before.
-        noise: each new weight is moved by a normal number of so many standard deviations of its tensor: copies that are
-            exactly the same get the same gradients, and would stay the same for ever.
+        noise: standard deviation of normal noise on the weights that grow, relative to that of their tensor. Exact
+            copies would get the same gradients and stay the same for ever.
         seed: of the noise.
 
     Raises:
@@ -259,7 +259,7 @@ def grow_width(
             share=module not in _LOOKED_UP and not tied_decoder,
         )
         if name.startswith("head.norm.") and config.tie_word_embeddings:
-            # The tied decoder sums over copies and cannot be divided, as it is also what ids are looked up in.
+            # The tied decoder sums over copies, but it is also the embedding table, so the norm before it is divided.
             tile = tile / _multiplicity(index_of["embedding"], tile)
         if noise and tensor.shape != tile.shape:
             deviation = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
@@ -292,7 +292,7 @@ def _check_width(
         )
     if size != old.hidden_size:
         _check_can_widen(old)
-    # Embeddings as wide as the layers stay so.
+    # Embeddings that are as wide as the layers grow with them.
     embedding_size = None if old.embedding_size == old.hidden_size else old.embedding_size
     return changed(old, **sizes, num_key_value_heads=_key_heads_for(heads, old), embedding_size=embedding_size)
 
@@ -305,7 +305,7 @@ def _check_can_widen(old: ClozeBertConfig) -> None:
 
 
 def _key_heads_for(heads: int, old: ClozeBertConfig) -> int:
-    """The key heads beside so many heads: as many heads share one as before."""
+    """The number of key heads for `heads` query heads, with groups of the same size as before."""
     old_key_heads = old.num_key_value_heads or old.num_attention_heads
     if old_key_heads == old.num_attention_heads:
         return heads
@@ -318,7 +318,7 @@ def _key_heads_for(heads: int, old: ClozeBertConfig) -> int:
 
 
 def _copies(old: ClozeBertConfig, new: ClozeBertConfig) -> dict[str | None, torch.Tensor | None]:
-    """For each kind of axis, which old unit each new unit is a copy of."""
+    """For each kind of axis, the old unit that each new unit is a copy of."""
 
     def wrap(old_size: int, new_size: int) -> torch.Tensor:
         return torch.arange(new_size) % old_size
@@ -330,7 +330,7 @@ def _copies(old: ClozeBertConfig, new: ClozeBertConfig) -> dict[str | None, torc
         None: None,
         "hidden": hidden,
         "embedding": hidden if old.embedding_size in (None, old.hidden_size) else torch.arange(old.embedding_size),
-        # Heads are copied whole, and head j of the new is head j mod H of the old: the same as wrapping their channels.
+        # Heads are copied whole: new head j is old head j mod H, which is the same as wrapping the channels.
         "heads": wrap(old.num_attention_heads * size, new.num_attention_heads * size),
         "key_heads": wrap(old_keys * size, new_keys * size),
         "feed_forward": wrap(old.intermediate_size, new.intermediate_size),
@@ -340,7 +340,7 @@ def _copies(old: ClozeBertConfig, new: ClozeBertConfig) -> dict[str | None, torc
 def _tile(
     tensor: torch.Tensor, rows: torch.Tensor | None, columns: torch.Tensor | None, *, share: bool
 ) -> torch.Tensor:
-    """Copies of rows and columns; with `share`, columns are inputs, and each copy carries its part of the weight."""
+    """Copies of rows and columns. With `share`, columns are inputs, and their copies share the weight evenly."""
     tile = tensor if rows is None else tensor[rows]
     if columns is None:
         return tile.clone()
@@ -349,7 +349,7 @@ def _tile(
 
 
 def _multiplicity(index: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    """How many copies there are of the unit that each unit is a copy of."""
+    """For each new unit, how many copies its old unit has."""
     assert index is not None
     return torch.bincount(index)[index].to(like)
 
@@ -364,12 +364,12 @@ def extend_positions(
     rope_theta: float | None = None,
     documents: Documents,
 ) -> WarmStart:
-    """Longer sequences: rotary positions turn more slowly, learned ones are interpolated, others just go on.
+    """Extend positions: rotary ones rotate more slowly, learned ones are interpolated, sinusoidal ones just continue.
 
     Rotary: the base theta of layers with full attention becomes `rope_theta`, by default theta * s^(K / (K - 2)) for s
-    times the length, which turns the slowest pair of channels by as much at the new end as at the old one (known as
-    NTK-aware). Windows see no further than before, so their base stays. Learned: row p of P' is taken, linearly, at
-    place p (P - 1) / (P' - 1) of the P old rows.
+    times the length (NTK-aware scaling): at the new end, the slowest pair of channels has rotated as far as at the old
+    end before. Windows see no further than before, so their base stays. Learned: row p of the P' new rows is
+    interpolated linearly at p (P - 1) / (P' - 1) in the P old rows.
 
     Raises:
         UserError: not longer than before, or `rope_theta` for a model without rotary positions.
@@ -427,15 +427,15 @@ def grow(
     noise: float = 0.01,
     seed: int = 0,
 ) -> Iterator[tuple[str, WarmStart]]:
-    """Several of the growths above, one upon the other: vocabulary, width, depth, length. Each is given with its name.
+    """Grow vocabulary, width, depth and length, one after the other. Yields the name and the result of each step.
 
     Args:
-        tokenizer: the model's; results hold the one that fits them.
-        texts: on which pseudo-perplexity is measured; longer ones are cut where the model ends.
-        Others: as above; what is None or empty stays as it is.
+        tokenizer: the model's; each result has the tokenizer that fits it.
+        texts: to measure pseudo-perplexity on; they are truncated to the model's longest input.
+        Others: as above; None or empty: unchanged.
 
     Raises:
-        UserError: at the call, before any is done: one of them cannot be, or there is nothing to do.
+        UserError: at the call, before any step: one of them is impossible, or there is nothing to do.
     """
     _check_masked_lm(model)
     _mask_token_of(model.config)

@@ -1,14 +1,14 @@
-"""Token embeddings to begin with, from which tokens stand near which in the text.
+"""Initial token embeddings, from counts of which tokens occur near which in the text.
 
 With random embeddings, most of a short run goes into finding out which tokens are alike. Counting finds much of that in
-seconds. Tokens are compared by positive pointwise mutual information with their contexts, and embeddings are its best
-approximation of their size (Levy and Goldberg 2014, with the square root of the singular values):
+seconds. Tokens are compared by their positive pointwise mutual information with contexts. The embeddings are its best
+low-rank approximation (Levy and Goldberg 2014, with the square root of the singular values):
 
     PPMI(i, j) = max(0, log(n(i, j) n / (n(i) n(j))))        PPMI = U S Vᵀ        E = U √S
 
 A context j is a frequent token in one of four places: directly before, directly after, two to four tokens before, two
 to four after. n(i, j) counts how often token i has context j, n(i) and n(j) are its sums, n the sum of all. The
-decoder's bias begins as the logarithm of each token's frequency.
+decoder's bias is initialised to the logarithm of each token's frequency.
 
 Shapes: N tokens that are counted, V vocabulary, C contexts, E embedding size.
 """
@@ -25,19 +25,19 @@ from ..corpus.packing import RowIndex
 from ..corpus.text_sample import sample_text
 from ..modeling import ClozeBertForMaskedLM
 
-# Where a context token stands. Apart, they say more than together (docs/LOG.md).
+# Where a context token is. Counted separately, the four places say more than together (docs/LOG.md).
 _PLACES = ((-4, -3, -2), (-1,), (1,), (2, 3, 4))
 _FREQUENT, _CELLS = 1024, 1 << 27  # context tokens, at most; the table takes 4 bytes for each cell
-# Of an embedding: so logits are of one size, whatever the width. At width 96 that is a standard deviation of 0.2, about
-# that of trained models; 0.1 learned slower there, and 0.2 at width 384 (docs/LOG.md).
+# Norm of an embedding, so that the size of logits does not depend on the width. At width 96 this is a standard
+# deviation of 0.2, about that of trained models; 0.1 learned slower there, and so did 0.2 at width 384 (docs/LOG.md).
 _NORM = 2.0
 
 
 @torch.no_grad()
 def embed_by_text(model: ClozeBertForMaskedLM, corpora: Mixture, *, max_seq_length: int, seed: int) -> None:
-    """Replace the token embeddings of a new model, and its decoder's bias, by what the text says.
+    """Replace the token embeddings of a new model, and its decoder's bias, by values computed from the text.
 
-    Tokens that the text does not hold keep their random embeddings.
+    Tokens that are not in the text keep their random embeddings.
     """
     embeddings: Any = model.get_input_embeddings()
     decoder: Any = model.get_output_embeddings()
@@ -55,12 +55,12 @@ def embed_by_text(model: ClozeBertForMaskedLM, corpora: Mixture, *, max_seq_leng
 
 
 def _numbered(ids: np.ndarray, lengths: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [N], and which piece of a document each belongs to, [N]."""
+    """Tokens [N], and the number of the piece of a document that each belongs to, [N]."""
     return torch.from_numpy(ids), torch.from_numpy(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
 
 
 def _count_contexts(blocks: Sequence[tuple[torch.Tensor, torch.Tensor]], counts_V: torch.Tensor) -> torch.Tensor:
-    """n(i, j): how often token i has context j, float32 [V, C]; the contexts of one place stand together."""
+    """n(i, j): how often token i has context j, float32 [V, C]; the contexts of one place are adjacent."""
     most = max(1, _CELLS // len(counts_V) // len(_PLACES))
     frequent = min(_FREQUENT, most, int((counts_V > 0).sum()))
     contexts = frequent * len(_PLACES)
@@ -80,7 +80,7 @@ def _count_contexts(blocks: Sequence[tuple[torch.Tensor, torch.Tensor]], counts_
 
 
 def _ppmi(counts_VC: torch.Tensor) -> torch.Tensor:
-    """Positive pointwise mutual information of each pair, 0 where it was not seen; in place of the counts."""
+    """Positive pointwise mutual information of each pair, 0 if it was not seen; computed in place."""
     # At least 1: a text of single tokens has no contexts.
     of_tokens_V1, of_contexts_C = (counts_VC.sum(dim=dim, keepdim=True).clamp(min=1) for dim in (1, 0))
     counts_VC /= of_tokens_V1
@@ -89,16 +89,16 @@ def _ppmi(counts_VC: torch.Tensor) -> torch.Tensor:
 
 
 def _factorise(ppmi_VC: torch.Tensor, *, size: int, seed: int) -> torch.Tensor:
-    """E = U √S, centred, each entry about `_NORM` / √E: [V, E], or fewer columns where there are fewer contexts."""
+    """E = U √S, centred, each entry about `_NORM` / √E: [V, E], or fewer columns if there are fewer contexts."""
     std = _NORM / math.sqrt(size)
     size = min(size, *ppmi_VC.shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         left_VE, singular_E, _ = torch.svd_lowrank(ppmi_VC, q=min(size + 32, *ppmi_VC.shape), niter=3)
-        # Turned at random, so that all channels are alike.
+        # A random rotation, so that all channels are alike.
         turn_EE, _ = torch.linalg.qr(torch.randn(size, size))
     left_VE = left_VE[:, :size]
-    # The sign of a singular vector is arbitrary: its largest entry is positive here, on every machine.
+    # The sign of a singular vector is arbitrary. Making its largest entry positive gives the same on every machine.
     left_VE = left_VE * left_VE.gather(0, left_VE.abs().argmax(dim=0, keepdim=True)).sign()
     found_VE = left_VE * singular_E[:size].sqrt()
     found_VE = (found_VE - found_VE.mean(dim=0)) @ turn_EE

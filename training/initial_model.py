@@ -13,7 +13,7 @@ from ..utils.errors import UserError, as_user_errors
 from ..utils.progress_bar import without_progress_bars
 from ..utils.untrusted import check_model_folder
 
-# What `from_pretrained` says of weights that it did not load as they are.
+# The keys under which `from_pretrained` reports weights that it did not load unchanged.
 _REPORTED = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
 
@@ -21,13 +21,13 @@ def load_configuration(name_or_path: str, *, flag: str = "model_name_or_path") -
     """The configuration of a ClozeBERT model.
 
     Args:
-        flag: which names it.
+        flag: the flag that names it, for messages.
 
     Raises:
         ValueError: it is a model of another kind.
     """
     check_model_folder(name_or_path)
-    # Whatever a library meets in files that others made.
+    # Libraries raise all kinds of exceptions for malformed files.
     with as_user_errors(Exception, about=f"{flag}={name_or_path!r}"):
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
     if config.model_type != "clozebert":
@@ -44,12 +44,12 @@ SPECIAL_TOKEN_IDS = ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token
 
 
 def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast | Corpus) -> None:
-    """The special tokens of the configuration are the tokenizer's, whatever the architecture said before.
+    """Set the special tokens of the configuration to the tokenizer's, whatever the architecture has.
 
-    A corpus names those of the tokenizer that prepared it.
+    Instead of the tokenizer, a corpus that was prepared with it will do.
     """
     had_ends = config.bos_token_id is not None
-    # RoBERTa's positions begin in the row after the padding id's, and only so does it export as one.
+    # RoBERTa's positions begin in the row after the padding id; otherwise a model cannot be exported as a RoBERTa.
     follows_padding = config.position_offset == (config.pad_token_id or 0) + 1
     for name in SPECIAL_TOKEN_IDS:
         setattr(config, name, getattr(tokenizer, name, None))
@@ -65,7 +65,7 @@ def make_model(
     """A model with random weights, or with those of a folder or Hub repository, in float32.
 
     Args:
-        strict: every weight has to be there, and no other.
+        strict: refuse missing and unexpected weights.
     """
     if weights is None:
         return ClozeBertForMaskedLM(config)

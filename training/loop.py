@@ -38,19 +38,19 @@ from .watchdog import SECONDS_TO_COMPILE, Watchdog
 
 logger = logging.getLogger(__name__)
 
-# One gradient that is not finite may be an accident of the data or the hardware; so many in a row are a diverged run.
+# One gradient that is not finite may be an accident of the data or the hardware. This many in a row mean divergence.
 MOST_SKIPS_IN_A_ROW = 10
 
 
 class Pretraining:
-    """A run that is set up, at the step where it begins or goes on.
+    """A run that is set up, at the step where it begins or resumes.
 
     Attributes:
         run: its parts by phase.
         setup: the current phase with its model, optimizer and batches.
         state: what a checkpoint keeps beside weights and optimizer.
         gradient_norm: of the last step.
-        peak_flops: FLOP/s of products of plain matrices, of all processes.
+        peak_flops: FLOP/s of plain matmuls, of all processes.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class Pretraining:
         self._enter(index, checkpoint or arguments.model_name_or_path, tensors)
 
     def _settle_length(self, *, begun: float) -> list[str]:
-        """Give a run whose length nobody named the one that it began with, or the steps that fit its `max_minutes`.
+        """Set the number of steps if no flag does: on resuming, the original one; else what fits into `max_minutes`.
 
         Returns:
-            What a person should know of it.
+            Lines for the user.
         """
         given = self.run.given
-        self._seconds_per_token: float | None = None  # of one process, where steps were timed already
-        self._deadline: Deadline | None = None  # of a run that begins; one that goes on has its steps
+        self._seconds_per_token: float | None = None  # of one process, if steps were timed already
+        self._deadline: Deadline | None = None  # for a new run only; a resumed one keeps its steps
         by_text = given.max_steps is None and given.num_train_epochs is None
         if self.state.step and (by_text or given.max_minutes is not None):
             self.run.phases = with_lengths(self.run.phases[0].arguments, self.state.arguments).split_phases()
@@ -146,7 +146,7 @@ class Pretraining:
         )
 
     def _enter(self, index: int, weights: Any, tensors: dict[str, torch.Tensor] | None) -> None:
-        """Set up a phase with the weights and the optimizer's state that came before, and say what it will do."""
+        """Set up a phase with the previous weights and optimizer state, and print what it will do."""
         self.setup: PhaseSetup = set_up_phase(
             self.run.phases[index],
             self.run.mixtures[index],
@@ -172,9 +172,9 @@ class Pretraining:
                 self.log.say(line)
 
     def train(self, stop: StopRequest) -> dict[str, Any]:
-        """All steps that are left, with their logging, checkpoints and evaluation; then the finished model."""
+        """Run all remaining steps, with logging, checkpoints and evaluation; then save the finished model."""
         several = self.accelerator.num_processes > 1
-        self.stop = StopRequest() if self.dry_run else stop  # a dry run has nothing to save, and goes on to its end
+        self.stop = StopRequest() if self.dry_run else stop  # a dry run has nothing to save, and runs to its end
         self.watchdog = Watchdog(timeout=self.setup.arguments.ddp_timeout, stop=self.stop)
         with self.watchdog.watching() if several else contextlib.nullcontext():
             while not self._train_phase():
@@ -184,7 +184,7 @@ class Pretraining:
             return self._stop()
 
     def _train_phase(self) -> bool:
-        """The steps that are left of the phase, and what it ends with; whether a signal ended it early."""
+        """Run the remaining steps of the phase and close it. Returns whether a signal ended it early."""
         setup, state, accelerator, watch = self.setup, self.state, self.accelerator, Stopwatch()
         if self._was_killed_before_evaluating() and self.evaluate():
             return True
@@ -228,7 +228,7 @@ class Pretraining:
         return self._close_phase()
 
     def _keep_to_time(self) -> None:
-        """Take as many steps in the decay of the learning rate as the pace of the steps before it leaves time for."""
+        """When the learning rate begins to decay, set the number of steps that fit the time, at the pace so far."""
         if self._deadline is None or self.dry_run:
             return
         before = self.setup.phase.num_steps
@@ -254,18 +254,18 @@ class Pretraining:
         self.log.change_length(fitting.num_steps)
 
     def _save_and_evaluate(self) -> bool:
-        """What is due after a step; saved first, so that nothing is lost to an evaluation. Whether a signal came."""
+        """Save and evaluate if due, saving first so that nothing is lost. Returns whether a signal ended it early."""
         if self._is_due(self.setup.arguments.save_steps):
             self.save_checkpoint()
         return self._is_due(self.setup.arguments.eval_steps) and self.evaluate()
 
     def _was_killed_before_evaluating(self) -> bool:
-        """Whether the checkpoint that the run goes on from was saved, but the evaluation of its step not done."""
+        """Whether the run resumes from a checkpoint whose step was due for an evaluation but did not get it."""
         is_due = self._is_due(self.setup.arguments.eval_steps) and self.state.step > self.setup.phase.first_step
         return is_due and self._evaluated_at != self.state.step
 
     def _count_skips(self, num_broken: int) -> None:
-        """Note whether the step was left out because its gradient is not finite; so many in a row end the run."""
+        """Count steps that are skipped because the gradient is not finite. Too many in a row end the run."""
         state, norm = self.state, self.gradient_norm
         if num_broken == 0:
             state.consecutive_skips = 0
@@ -284,8 +284,8 @@ class Pretraining:
             )
 
     def _agree(self, part: torch.Tensor, batches: list[ModelInputs]) -> tuple[float, int, int, bool]:
-        """What all processes know of a step: the loss and the tokens of the global batch, how many gradients are not
-        finite, and whether any process was asked to stop."""
+        """The sums over all processes: the loss and the tokens of the global batch, how many gradients are not finite,
+        and whether any process was asked to stop."""
         tokens = sum(batch["input_ids"].numel() for batch in batches)
         is_broken = not math.isfinite(self.gradient_norm)
         mine = torch.tensor([part.item(), tokens, is_broken, bool(self.stop)], dtype=torch.float64)
@@ -315,7 +315,7 @@ class Pretraining:
     def evaluate(self) -> bool:
         """Log the loss and accuracy on the validation splits, and what is likely wrong with the run.
 
-        An evaluation that fails is said and logged, and the run goes on.
+        An evaluation that fails is reported and logged, and the run continues.
 
         Returns:
             Whether a signal ended it early.
@@ -358,7 +358,7 @@ class Pretraining:
     def save_checkpoint(self) -> None:
         """Commit the model with what resuming needs, as OUTPUT_DIR/checkpoint-STEP."""
         setup, accelerator = self.setup, self.accelerator
-        keeps = accelerator.is_main_process  # which alone writes
+        keeps = accelerator.is_main_process  # only this process writes
         weights = whole_weights(setup.core, keep=keeps)
         tensors = optimizer_state(setup.optimizer.optimizer, keep=keeps)
         state = dataclasses.replace(
@@ -384,17 +384,17 @@ class Pretraining:
         self._saved_at = state.step
 
     def _next_phase(self) -> None:
-        """Begin the next phase from the checkpoint that closed the last one, as a run that is resumed there does."""
+        """Begin the next phase from the checkpoint at the end of the last one, as a run resumed there would."""
         checkpoint = None if self.dry_run else self.output.path / f"checkpoint-{self.state.step}"
         tensors = None if checkpoint is None else read_training_state(checkpoint)[1]
         index = self.setup.phase.index + 1
         self.setup.loader.close()
-        del self.setup  # its model and optimizer, before the next ones take their memory
+        del self.setup  # frees its model and optimizer before the next ones are made
         self.accelerator.free_memory()
         self._enter(index, checkpoint, tensors)
 
     def _close_phase(self) -> bool:
-        """The checkpoint and the evaluation that every phase ends with; whether a signal ended it early."""
+        """Save and evaluate at the end of a phase. Returns whether a signal ended it early."""
         if self.dry_run:
             return False
         if self._saved_at != self.state.step:
@@ -406,11 +406,11 @@ class Pretraining:
             self.log.say(f"saving a checkpoint of step {self.state.step:,} …")
             self.save_checkpoint()
         self.log.say(f"stopped at step {self.state.step}; --resume_from_checkpoint latest goes on from there")
-        # A process that heard nothing itself stops because another did.
+        # A process that got no signal itself stops because another one did.
         return {"stopped_by": self.stop.signal_number or 15, "step": self.state.step}
 
     def _finish(self) -> dict[str, Any]:
-        """The model itself, its curve, card and results; of a dry run nothing but its size."""
+        """Save the model, its curve, card and results, and return the results. For a dry run, return its size only."""
         setup = self.setup
         if self.dry_run:
             return {"dry_run": True, "parameters": setup.core.num_parameters()}
@@ -436,7 +436,7 @@ class Pretraining:
     def close(self) -> None:
         """Stop the loader, the bar and the trackers."""
         try:
-            if hasattr(self, "setup"):  # there is none where a phase could not begin
+            if hasattr(self, "setup"):  # missing if a phase could not begin
                 self.setup.loader.close()
             self.log.close()
             leave(self.accelerator)

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose_muon_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """The type of Muon's products: bf16 where the run computes in it and the device multiplies it in hardware."""
+    """The type of Muon's matmuls: bf16 if the run computes in it and the device multiplies it in hardware."""
     return torch.bfloat16 if precision == "bf16" and has_fast_bf16(device) else torch.float32
 
 
@@ -31,7 +31,7 @@ def make_accelerator(
         timeout: seconds that a process waits for the others.
 
     Raises:
-        ValueError: the launch configuration would silently run something else than it says.
+        ValueError: the launch would silently run something other than the configuration says.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState
@@ -51,7 +51,7 @@ def make_accelerator(
         project_dir=output_dir or None,
         kwargs_handlers=[
             DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
-            # Later than the watchdog, which shows where each process waits.
+            # Longer than the timeout of the watchdog, which shows where each process waits.
             InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=timeout + 30)),
         ],
     )
@@ -67,10 +67,10 @@ def is_sharded() -> bool:
 
 
 def sharding(precision: str) -> Any:
-    """Accelerate's FSDP2 as the launch file says, in mixed precision as under DDP.
+    """Accelerate's FSDP2 as the launch file configures it, in mixed precision as under DDP.
 
-    Weights are gathered in half precision; sums of gradients, the residual stream, tables of positions and the loss are
-    in float32, all of which Accelerate's own policy casts to half precision.
+    Weights are gathered in half precision. Sums of gradients, the residual stream, position tables and the loss are in
+    float32; Accelerate's own policy would cast them to half precision.
     """
     from accelerate import FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -98,9 +98,9 @@ def _check_launch(*, use_cpu: bool) -> None:
 
 
 def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
-    """Whether to compile: as wanted, or, where nothing was said, on CUDA with a compiler for it (Triton).
+    """Whether to compile: as wanted, or by default on CUDA with Triton.
 
-    Not a sharded model: FSDP's hooks would be inside the graphs, and that is untested.
+    By default a sharded model is not compiled, because compilation together with FSDP is untested.
     """
     if wanted is not None:
         return wanted
@@ -113,22 +113,22 @@ def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
 
 
 def begins_slowly(torch_compile: bool | None, device: torch.device) -> bool:
-    """Whether the first steps may take a minute or more longer than the later ones: they compile, or load kernels."""
+    """Whether the first steps may take a minute or more longer than later ones, as they compile or load kernels."""
     return bool(torch_compile) or device.type != "cpu"
 
 
 def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor", dynamic: bool = True) -> None:
-    """Have the parts of a masked-LM model compiled at their first call, for any number of tokens and documents.
+    """Compile the parts of a masked-LM model at their first call, for any number of tokens and documents.
 
     Layers of one kind share a graph, so there are few: the embeddings, a layer of each kind, the head with its loss.
-    Without a C++ compiler on a CPU: a warning.
+    On a CPU without a C++ compiler, this only warns.
     """
     if device.type == "cpu" and not any(shutil.which(name) for name in ("c++", "g++", "clang++", "cl")):
         logger.warning("torch_compile needs a C++ compiler on the CPU, and there is none: running without it")
         return
-    # A graph for each kind of layer, with and without a gradient, in each phase: PyTorch stops at a limit.
+    # There is a graph for each kind of layer, with and without a gradient, in each phase. PyTorch limits their number.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    # Functions and not modules: hooks, such as FSDP's, stay outside.
+    # Functions and not modules are compiled, so that hooks, such as FSDP's, stay outside.
     parts = [(model.model.embeddings, "forward"), *((layer, "forward") for layer in model.model.layers)]
     for module, name in [*parts, (model, "predict")]:
         setattr(module, name, torch.compile(getattr(module, name), dynamic=dynamic, backend=backend))
@@ -136,7 +136,7 @@ def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor"
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Only kernels that give the same bits each time, where it is wanted; an operation without one raises an error."""
+    """If wanted, use only deterministic kernels within the block; an operation without one raises an error."""
     if not wanted:
         yield
         return
@@ -154,5 +154,5 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 def seed_step(seed: int, step: int, rank: int) -> None:
     """Make dropout a function of (seed, step, process): there is no generator state to save."""
-    # A generator's seed has 64 bits; without the remainder a seed from 280 million on has more.
+    # A generator's seed has 64 bits. Without the modulo, seeds above 280 million would need more.
     torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**64)

@@ -4,9 +4,9 @@
     U  = (1 - β) G + β M                    Nesterov's look ahead
     W <- (1 - η λ) W - η sqrt(max(1, rows / columns)) orthogonalize(U)
 
-The formula is that of `torch.optim.Muon`, which takes one matrix after the other, and always in bf16. Here matrices of
-one shape are taken together, in the precision that the device multiplies fast. Of a model that FSDP2 shards, each
-matrix is made orthogonal by one process: its shards travel there, and the result travels back.
+The formula is that of `torch.optim.Muon`, which takes one matrix after the other, always in bf16. Here matrices of one
+shape are processed together, in the precision in which the device is fast. In a model that FSDP2 shards, each matrix is
+made orthogonal by one process: its shards are sent there, and the result is sent back.
 """
 
 from collections import defaultdict
@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-# X <- a X + b (X X^T) X + c (X X^T)^2 X, step by step, moves all singular values towards 1. Each polynomial is the best
-# one for where the one before leaves the values, and 3 % beyond, for what bf16 rounds (Amsel et al. 2025,
-# https://arxiv.org/abs/2505.16932). Values from 0.003 to 1 of the normed matrix end between 0.74 and 1.26; Jordan's one
-# polynomial, five times, leaves them between 0.68 and 1.20.
+# Each step X <- a X + b (X X^T) X + c (X X^T)^2 X moves all singular values towards 1. Each polynomial is optimal for
+# the range in which the one before leaves the values, widened by 3 % for rounding in bf16 (Amsel et al. 2025,
+# https://arxiv.org/abs/2505.16932). Values from 0.003 to 1 of the normalised matrix end between 0.74 and 1.26; Jordan's
+# single polynomial, applied five times, leaves them between 0.68 and 1.20.
 POLYNOMIALS = (
     (8.1431, -22.6779, 15.8451),
     (3.9450, -2.7727, 0.4942),
@@ -30,7 +30,7 @@ POLYNOMIALS = (
     (2.5858, -1.8424, 0.4068),
 )
 _EPSILON = 1e-7
-# Numbers in one stack. On a CPU larger stacks leave the cache and gain nothing.
+# Elements of one stack of matrices. On a CPU, larger stacks do not fit the cache and gain nothing.
 _STACK_ON_CPU, _STACK = 1 << 22, 1 << 26
 
 
@@ -40,7 +40,7 @@ class Muon(torch.optim.Optimizer):
     Args:
         params: parameters of two dimensions, or pairs of a name and a parameter, or groups of them.
         lr: η. weight_decay: λ, decoupled. momentum: β.
-        dtype: of the products.
+        dtype: of the matmuls.
 
     Raises:
         ValueError: a parameter that is not a matrix.
@@ -119,15 +119,15 @@ def orthogonalize(
     dtype: torch.dtype = torch.float32,
     polynomials: Sequence[tuple[float, float, float]] = POLYNOMIALS,
 ) -> list[torch.Tensor]:
-    """About the nearest matrices with orthogonal rows (or columns, where these are fewer): U V^T of U S V^T.
+    """Approximately the nearest matrices with orthonormal rows (or columns, if these are fewer): U V^T of U S V^T.
 
     Args:
-        matrices: of any shapes [rows, columns]. Those of one shape are multiplied together.
-        dtype: of the products.
+        matrices: of any shapes [rows, columns]. Those of one shape are processed in one batch.
+        dtype: of the matmuls.
         polynomials: (a, b, c) of each Newton-Schulz step.
 
     Returns:
-        Matrices of the same shapes, in `dtype`. A matrix of zeros stays one.
+        Matrices of the same shapes, in `dtype`. A matrix of zeros stays zero.
     """
     found: list[torch.Tensor] = list(matrices)
     of_shape: dict[Any, list[int]] = defaultdict(list)
@@ -146,11 +146,11 @@ def orthogonalize(
 def _newton_schulz(
     x_GMN: torch.Tensor, dtype: torch.dtype, polynomials: Sequence[tuple[float, float, float]]
 ) -> torch.Tensor:
-    """The steps for G matrices of one shape, M <= N; for M > N the products stand on the other side.
+    """Newton-Schulz steps for G matrices of one shape, M <= N; for M > N the matmuls are on the other side.
 
-    The square in each polynomial is completed, so that a step is three plain products. With Z = c^(1/4) X:
-    Y = Z Z^T + b / (2 sqrt(c)) I,  c^(1/4) X <- (Y^2 + (a - b^2 / (4 c)) I) Z. What scales Z to the next step's c goes
-    into Y.
+    The square in each polynomial is completed, so that a step is three plain matmuls. With Z = c^(1/4) X:
+    Y = Z Z^T + b / (2 sqrt(c)) I,  c^(1/4) X <- (Y^2 + (a - b^2 / (4 c)) I) Z. The factor that scales Z to the next
+    step's c is part of Y.
     """
     is_tall = x_GMN.shape[1] > x_GMN.shape[2]
     scales = [c**0.25 for _, _, c in polynomials] + [1.0]
@@ -173,7 +173,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def _row_sharding_group(parameter: Any) -> Any:
-    """The processes over which the rows of a parameter are spread, as FSDP2 does it; None of any other layout."""
+    """The process group over which FSDP2 has sharded the rows of a parameter; None for any other layout."""
     if not isinstance(parameter, DTensor):
         return None
     sharded = [dim for dim, placement in enumerate(parameter.placements) if not placement.is_replicate()]
@@ -183,7 +183,7 @@ def _row_sharding_group(parameter: Any) -> Any:
 
 
 def _orthogonalize_gathered(local: torch.Tensor, parameter: DTensor, *, dtype: torch.dtype) -> torch.Tensor:
-    """Of a layout that is not FSDP2's: every process gathers the matrix and keeps its own part of the result."""
+    """For layouts other than FSDP2's: every process gathers the matrix and keeps its own part of the result."""
     mesh, placements = parameter.device_mesh, parameter.placements
     update = DTensor.from_local(local, mesh, placements, shape=parameter.shape, stride=parameter.stride())
     (whole,) = orthogonalize([update.full_tensor()], dtype=dtype)
@@ -193,9 +193,9 @@ def _orthogonalize_gathered(local: torch.Tensor, parameter: DTensor, *, dtype: t
 def _orthogonalize_shards(
     shards: list[torch.Tensor], shapes: list[torch.Size], *, group: Any, dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """This process' rows of matrices that are spread over `group`, each made orthogonal by one process.
+    """This process' rows of the orthogonal matrices. The matrices are sharded over `group`, and each has one owner.
 
-    Two exchanges in all: every number goes to its matrix's owner once, and comes back once.
+    Two exchanges in all: every shard is sent to its matrix's owner and back.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     owned = share_out(shapes, size)
@@ -208,7 +208,7 @@ def _orthogonalize_shards(
 
 
 def _rows_by_process(matrices: list[torch.Tensor], size: int) -> list[list[torch.Tensor]]:
-    """The rows of each matrix that lie on each process: equal chunks, and what is left on the last ones."""
+    """The rows of each matrix on each process: equal chunks, and fewer or none on the last processes."""
     chunks = [-(-len(matrix) // size) for matrix in matrices]
     return [
         [matrix[process * chunk : (process + 1) * chunk] for matrix, chunk in zip(matrices, chunks, strict=True)]
@@ -218,7 +218,7 @@ def _rows_by_process(matrices: list[torch.Tensor], size: int) -> list[list[torch
 
 def _exchange(sent: list[list[torch.Tensor]], received: list[list[torch.Tensor]], *, group: Any) -> None:
     """Send the tensors `sent[i]` to process i of `group`, and fill `received[i]` with those that come from it."""
-    nothing = next(chain(*sent, *received)).new_empty(0)  # there may be no other tensor to send, or to receive
+    nothing = next(chain(*sent, *received)).new_empty(0)  # torch.cat needs a tensor even if nothing is sent or received
     outgoing, incoming = (torch.cat([nothing, *map(torch.flatten, chain(*tensors))]) for tensors in (sent, received))
     to_each, from_each = ([sum(map(torch.numel, tensors)) for tensors in side] for side in (sent, received))
     dist.all_to_all_single(incoming, outgoing, from_each, to_each, group=group)
@@ -228,7 +228,7 @@ def _exchange(sent: list[list[torch.Tensor]], received: list[list[torch.Tensor]]
 
 
 def share_out(shapes: Sequence[Sequence[int]], owners: int) -> list[list[int]]:
-    """Which matrices each owner makes orthogonal: the next largest goes to whoever has the least work."""
+    """Which matrices each owner makes orthogonal: the next largest goes to the owner with the least work."""
     work = [newton_schulz_flops(shape) for shape in shapes]
     owned: list[list[int]] = [[] for _ in range(owners)]
     loads = [0] * owners
@@ -240,6 +240,6 @@ def share_out(shapes: Sequence[Sequence[int]], owners: int) -> list[list[int]]:
 
 
 def newton_schulz_flops(shape: Sequence[int]) -> int:
-    """FLOPs for one matrix [m, n], m <= n: each step takes Z Z^T, the square of that, and a product with Z."""
+    """FLOPs for one matrix [m, n], m <= n: each step computes Z Z^T, its square, and a matmul with Z."""
     m, n = min(shape), max(shape)
     return len(POLYNOMIALS) * (2 * m * m * n + 2 * m**3 + 2 * m * m * n)

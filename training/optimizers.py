@@ -2,8 +2,8 @@
 
 Which group a parameter is in follows from the module that holds it, never from its name: weights of linear layers and
 convolutions decay; embeddings, norms, biases and loose parameters do not. Muon (Jordan et al. 2024) takes the matrices
-between the embeddings and the vocabulary projection, AdamW (Loshchilov & Hutter 2019) all others. The state is tensors
-by parameter name.
+between the embeddings and the vocabulary projection, AdamW (Loshchilov & Hutter 2019) all others. The state is saved as
+tensors by parameter name.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ NamedParameter = tuple[str, nn.Parameter]
 def split_parameters(model: nn.Module) -> tuple[list[NamedParameter], list[NamedParameter]]:
     """All trainable parameters, each once: the matrices (which decay), and the rest.
 
-    A weight that an embedding shares with the vocabulary projection is an embedding; so is the projection's own.
+    The weight of the vocabulary projection counts as an embedding, whether it is tied or not.
     """
     find_output: Any = getattr(model, "get_output_embeddings", lambda: None)
     output = find_output()
@@ -59,7 +59,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for index, part in enumerate(parts):
             for group in part.param_groups:
                 groups.append({**group, "part": index, "initial_lr": group["lr"]})
-        # `param_names` are kept through the groups; the base class wants them as pairs with the parameters.
+        # The base class takes parameter names as pairs with the parameters.
         for group in groups:
             group["params"] = list(zip(group.pop("param_names"), group["params"], strict=True))
         super().__init__(groups, {})
@@ -75,12 +75,12 @@ class CombinedOptimizer(torch.optim.Optimizer):
         return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's own; the parts follow."""
+        """As torch's own, and update the parts."""
         super().load_state_dict(state_dict)
         self._share()
 
     def _share(self) -> None:
-        """Let the parts work on this optimizer's groups and state, which loading and sharding may have replaced."""
+        """Give the parts this optimizer's groups and state, which loading and sharding may have replaced."""
         for index, part in enumerate(self.parts):
             part.param_groups = [group for group in self.param_groups if group["part"] == index]
             part.state = self.state
@@ -97,7 +97,7 @@ def make_optimizer(
     """The optimizer that the arguments ask for, over the trainable parameters of `model`.
 
     Args:
-        muon_dtype: of Muon's products, see `machine.choose_muon_dtype`.
+        muon_dtype: of Muon's matmuls, see `machine.choose_muon_dtype`.
     """
     matrices, rest = split_parameters(model)
     decay = arguments.weight_decay
@@ -136,7 +136,7 @@ def make_optimizer(
 def optimizer_state(optimizer: torch.optim.Optimizer, *, keep: bool = True) -> dict[str, torch.Tensor]:
     """The whole state as `{"exp_avg/NAME": tensor}`, unsharded, on the CPU. Every process of a run must call it.
 
-    A process that has no use for it does not `keep` it: it takes part in the gathering, and copies nothing.
+    With `keep=False`, a process only takes part in the gathering and copies nothing.
     """
     sharded = {
         f"{key}/{name}": value
@@ -181,7 +181,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, to
 
 
 def _check_complete(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse a parameter that has a part of the state that others of its group have."""
+    """Refuse a parameter that has only a part of the state that others of its group have."""
     for group in optimizer.param_groups:
         keys = {key for parameter in group["params"] for key in optimizer.state.get(parameter, {})}
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
@@ -191,7 +191,7 @@ def _check_complete(optimizer: torch.optim.Optimizer) -> None:
 
 
 def whole_tensor(value: Any) -> torch.Tensor:
-    """A tensor of a sharded or ordinary model as an ordinary one on the CPU, sharing no memory with the original."""
+    """A copy of a sharded or ordinary tensor, as an ordinary one on the CPU."""
     tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
     if isinstance(tensor, DTensor):
         tensor = tensor.full_tensor()
@@ -199,10 +199,10 @@ def whole_tensor(value: Any) -> torch.Tensor:
 
 
 def whole_weights(model: nn.Module, *, keep: bool = True) -> dict[str, torch.Tensor] | None:
-    """The weights of a sharded model as ordinary tensors on the CPU; None where they lie whole in the model already.
+    """The weights of a sharded model as ordinary tensors on the CPU; None if the model is not sharded.
 
-    Every process of a run must call it; one that does not `keep` them copies nothing. Of tied weights only the one that
-    is stored appears.
+    Every process of a run must call it; with `keep=False` it copies nothing. Of tied weights, only the stored one is
+    included.
     """
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return None
@@ -211,7 +211,7 @@ def whole_weights(model: nn.Module, *, keep: bool = True) -> dict[str, torch.Ten
 
 
 def _gather(tensors: dict[str, Any], *, keep: bool) -> dict[str, torch.Tensor]:
-    """Each tensor as `whole_tensor` has it, or, of a process that does not `keep` them, nothing but its part in it."""
+    """Each tensor as `whole_tensor` returns it. With `keep=False`, take part in the gathering and return nothing."""
     whole = {}
     for name, value in tensors.items():
         if keep:

@@ -30,8 +30,8 @@ class PhaseSetup:
     """What a phase trains with.
 
     Attributes:
-        core, model: the model itself, and as the machine runs it (DDP, autocast).
-        optimizer: as the machine runs it; `optimizer.optimizer` is our own.
+        core, model: the model itself, and as Accelerate prepared it (DDP, autocast).
+        optimizer: as Accelerate prepared it; `optimizer.optimizer` is our own.
         loader: yields each step's micro-batches and how many tokens this process predicts in them.
         flops_per_token: FLOPs of a training step for each token.
     """
@@ -63,9 +63,9 @@ def set_up_phase(
     """Make the batches, model and optimizer of a phase.
 
     Args:
-        state: the step to go on from, and the fp16 loss scale.
-        weights: the folder or Hub name of the weights that came before; None: random ones.
-        tensors: the optimizer's state that came before.
+        state: the step to continue from, and the fp16 loss scale.
+        weights: the folder or Hub name of the weights to start from; None: random ones.
+        tensors: the optimizer state to start from.
     """
     stream = make_stream(phase, corpora, vocab_size=config.vocab_size)
     core, model, optimizer = set_up_model(
@@ -89,11 +89,11 @@ def set_up_model(
     strict: bool = False,
     corpora: Mixture | None = None,
 ) -> tuple[ClozeBertForMaskedLM, torch.nn.Module, Any]:
-    """The model, the model as the machine runs it, and its optimizer.
+    """The model, the model as Accelerate prepared it, and its optimizer.
 
     Args:
-        strict: the weights are those of this very model.
-        corpora: the text from which a new model's embeddings begin, if they do; None: random ones.
+        strict: the weights must be exactly those of this model.
+        corpora: the text for a new model's embeddings, with `embedding_init="text"`; None: random ones.
     """
     torch.manual_seed(arguments.seed)
     core = make_model(config, weights, strict=strict)
@@ -111,7 +111,7 @@ def set_up_model(
     if arguments.teacher_name_or_path is not None:
         trained = with_teacher(core, arguments.teacher_name_or_path)
     with warnings.catch_warnings():
-        # torch announces another name for the `broadcast_buffers` that Accelerate passes.
+        # torch warns that `broadcast_buffers`, which Accelerate passes, will get another name.
         warnings.simplefilter("ignore", FutureWarning)
         model, optimizer = accelerator.prepare(trained, optimizer)
     return core, model, optimizer

@@ -8,22 +8,21 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
     gradients         4 P
     optimizer         AdamW 8 P; Muon 4 for each weight of its matrices, 8 for each of the rest
     activations       for each layer and token: two norms read 4 D each; linear layers read c (3 D + F); attention
-                      keeps c (D + 2 G) of queries, keys and values; the feed-forward keeps c F before its activation,
-                      gated ones c 3 F, and c F after it, which for many tokens is computed again, as are gated ones'
-                      products. The last layer works for predicted tokens, but for keys and values, on a CPU. With
-                      checkpointing: 4 D a layer, and one layer in full
+                      keeps c (D + 2 G) of queries, keys and values; the feed-forward keeps c 2 F, gated ones c 4 F, of
+                      which half is recomputed if there are many tokens. On a CPU, the last layer works for predicted
+                      tokens only, apart from keys and values. With checkpointing: 4 D a layer, and one layer in full
     logits            M V 2 c: the logits and their gradient, and some rows of both in float32; with a sample of the
-                      vocabulary its S tokens and the label in place of V
+                      vocabulary, its S tokens and the label in place of V
 
 No step on a GPU is shorter than the launches of its kernels, one for each operation, nor than the exchange of the
 gradients between the devices:
 
-    launches          80 a layer and 60 beside in a micro-batch; 20 in an update, with Muon 60 more and 2 for each
-                      matrix: those of one shape are made orthogonal together
-    communication     2 (n - 1) / n 4 P bytes over the link, while the backward pass is at work
+    launches          in a micro-batch 80 a layer and 60 more; in an update 20, with Muon 60 more and 2 for each matrix:
+                      those of one shape are made orthogonal together
+    communication     2 (n - 1) / n 4 P bytes over the link, during the backward pass
 
-On a CPU the C library keeps memory that was freed for later: a process may be larger than its tensors by a tenth to a
-third (`MALLOC_MMAP_THRESHOLD_=262144` in the environment makes it give everything back).
+On a CPU the C library keeps freed memory for later: a process may be larger than its tensors by a tenth to a third
+(`MALLOC_MMAP_THRESHOLD_=262144` in the environment makes it return everything).
 """
 
 import dataclasses
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
     from ..corpus import Mixture
 
 GIB = 1 << 30
-# Room that a plan leaves free: the device's own context, its libraries' workspace, and gaps between blocks.
+# Memory that a plan leaves free: the device's own context, its libraries' workspace, and gaps between blocks.
 _FREE_SHARE, _FREE_BYTES = 0.06, GIB
-# The least seconds that Python takes to launch one operation on the device.
+# The seconds that Python needs at least to launch one operation on the device.
 _LAUNCH_SECONDS = 5e-6
 # How many logits in half precision are widened to float32 at once, by the loss.
 _WIDENED_ON_CPU, _WIDENED = 1 << 20, 1 << 28
@@ -53,7 +52,7 @@ _WIDENED_ON_CPU, _WIDENED = 1 << 20, 1 << 28
 @dataclasses.dataclass(frozen=True)
 class Device:
     """A kind of device: dense bf16 FLOP/s with float32 accumulation, as its maker states them, memory in bytes, and
-    bytes per second to another one in the same machine, in each direction (PCIe where there is nothing better)."""
+    bytes per second to another one in the same machine, in each direction (PCIe if there is nothing faster)."""
 
     name: str
     peak_flops: float
@@ -94,9 +93,9 @@ class Plan:
 
     Attributes:
         device, num_devices: on which it runs.
-        flops_per_step: of the whole global batch, optimizer included; smaller batches of a warm-up take fewer.
-        update_flops: of them, those of the optimizer on one device.
-        memory: bytes by part; `peak_memory` is less than their sum where parts are not held at the same time.
+        flops_per_step: for the whole global batch, optimizer included; smaller batches of a warm-up take fewer.
+        update_flops: the part of these that the optimizer takes on one device.
+        memory: bytes by part; `peak_memory` is less than their sum if parts are not held at the same time.
         largest_batch: rows of the largest micro-batch that fits and divides a process' share; None: not even one row.
     """
 
@@ -132,10 +131,10 @@ def make_plan(
     Args:
         half: compute in bf16 or fp16.
         sharded: weights, gradients and optimizer state are spread over the devices (FSDP2).
-        utilization: the share of the peak that is achieved, where nothing was measured.
+        utilization: the share of the peak that is reached, if nothing was measured.
         document_length: how far attention reaches, see `attention_length`; None: whole rows.
         price_per_hour: of one device.
-        calibration: seconds measured on a device of this kind, in place of `utilization`.
+        calibration: seconds measured on a device of this kind, instead of `utilization`.
 
     Raises:
         ValueError: a value out of range, or a batch that does not fit the number of devices.
@@ -169,19 +168,19 @@ def make_plan(
     passes = 4 if arguments.gradient_checkpointing else 3
     if calibration is None:
         speed = device.peak_flops * utilization
-        # No micro-batch and no update is faster than its kernels are launched.
+        # No micro-batch and no update is faster than the launches of its kernels.
         launches = (0, 0) if on_cpu else launches_of(config, muon=arguments.optimizer == "muon")
         calibration = Calibration(
             max(passes * forward / num_devices / micro_batches / speed, _LAUNCH_SECONDS * launches[0]),
             max(update / speed, _LAUNCH_SECONDS * launches[1]),
         )
-    # Each step has one update. A step of fewer rows, while the batch size warms up, is a part of a whole one.
+    # Each step has one update. While the batch size warms up, a step has fewer rows and counts as a part of a full one.
     size = arguments.batch_size
     of_whole_steps = size.before(arguments.num_steps) / size.rows
     seconds = of_whole_steps * micro_batches * calibration.micro_batch_seconds
     seconds += arguments.num_steps * calibration.update_seconds
     if not on_cpu:
-        # The gradient in float32, to and from every other device (ring all-reduce); of one device nothing.
+        # The gradient in float32, to and from every other device (ring all-reduce); nothing for a single device.
         exchanged = 2 * (num_devices - 1) / num_devices * 4 * parameters_of(config)
         seconds = max(seconds, arguments.num_steps * exchanged / device.link)
     all_tokens = size.before(arguments.num_steps) * arguments.max_seq_length
@@ -195,7 +194,7 @@ def make_plan(
         peak_memory=peak,
         largest_batch=next(fitting, None),
         tokens_per_second=all_tokens / seconds,
-        # Model FLOP/s: what is recomputed does not count as work done.
+        # Model FLOP/s: recomputation does not count as work done.
         utilization=3 * forward / num_devices * of_whole_steps / seconds / device.peak_flops,
         seconds=seconds,
         cost=None if price_per_hour is None else price_per_hour * num_devices * seconds / 3600,
@@ -203,10 +202,10 @@ def make_plan(
 
 
 def launches_of(config: ClozeBertConfig, *, muon: bool = False) -> tuple[int, int]:
-    """Kernels that a micro-batch and an update launch at least, one for each operation on the device.
+    """The least number of kernels that a micro-batch and an update launch, one for each operation on the device.
 
-    On the plain path under bf16 torch dispatches about 155 operations a layer, forward and backward; a kernel for
-    packed attention does the work of some tens of them.
+    On the plain path under bf16, torch dispatches about 155 operations a layer, forward and backward. A kernel for
+    packed attention replaces some tens of them.
     """
     matrices = (7 if config.mlp_type == "glu" else 6) * config.num_hidden_layers
     return 80 * config.num_hidden_layers + 60, 20 + (60 + 2 * matrices if muon else 0)
@@ -219,7 +218,7 @@ def parameters_of(config: ClozeBertConfig) -> int:
 
 
 def matrix_parameters(config: ClozeBertConfig) -> int:
-    """The weights of the linear layers between embeddings and vocabulary projection: half their FLOPs for one token."""
+    """The number of weights of the linear layers between embeddings and decoder: half of their FLOPs for one token."""
     symbols = symbols_of(config, batch_size=1, length=1)
     maps = [part for part in parts_of(config) if not part.name.startswith(("attention, ", "decoder"))]
     return sum(part.count(part.flops, symbols) for part in maps) // 2
@@ -234,13 +233,13 @@ def forward_flops(
     on_cpu: bool,
     vocabulary_sample: int = 0,
 ) -> int:
-    """FLOPs of the matrix products of one forward pass in training.
+    """FLOPs of the matmuls of one forward pass in training.
 
     Args:
         tokens: in the batch.
         length: of a document: how many tokens each one attends to.
         predicted: the share of the tokens that the head sees.
-        on_cpu: the last layer works for these alone there, unless it has a window.
+        on_cpu: the last layer then works for these only, unless it has a window.
         vocabulary_sample: tokens that a prediction is compared with; 0: all.
     """
     window = min(config.sliding_window or 0, length - 1)
@@ -256,7 +255,7 @@ def forward_flops(
 
 
 def _compared(vocabulary_sample: int, config: ClozeBertConfig) -> int:
-    """With how many tokens a prediction is compared: the vocabulary, or the sample and the label."""
+    """How many tokens a prediction is compared with: the vocabulary, or the sample and the label."""
     return vocabulary_sample + 1 if 0 < vocabulary_sample < config.vocab_size else config.vocab_size
 
 
@@ -288,10 +287,10 @@ def mean_attention_length(corpora: "Mixture", *, max_seq_length: int) -> float:
 
 
 def _update_flops(arguments: PretrainingArguments, config: ClozeBertConfig, *, owners: int) -> int:
-    """Muon's Newton-Schulz steps on the device that has most of them; AdamW has no matrix product.
+    """FLOPs of Muon's Newton-Schulz steps, on the device that has most of them; AdamW has no matmuls.
 
     Args:
-        owners: the devices that share the matrices; 1 where each takes all.
+        owners: the number of devices that share the matrices; 1 if each takes all.
     """
     if arguments.optimizer != "muon":
         return 0
@@ -316,11 +315,11 @@ def _memory(
     on_cpu: bool,
     length: float,
 ) -> tuple[dict[str, int], int]:
-    """Bytes by part, and the most that is there at once."""
+    """Bytes by part, and the peak of their sum."""
     parameters, matrices, c = parameters_of(config), matrix_parameters(config), 2 if half else 4
     symbols = symbols_of(config, batch_size=1, length=1)
     tokens = rows * arguments.max_seq_length
-    # The step that predicts most decides.
+    # The step that predicts most tokens sets the peak.
     most = max(arguments.mlm_probability, arguments.final_mlm_probability or 0.0)
     predicted = math.ceil(tokens * most)
     on_muon = matrices if arguments.optimizer == "muon" else 0
@@ -345,7 +344,7 @@ def _memory(
         "logits": predicted * (compared * c * 2 + symbols["E"] * (8 + 2 * c))
         + 8 * min(predicted * compared, _WIDENED_ON_CPU if on_cpu else _WIDENED),
     }
-    # The backward pass frees activations while it makes gradients; in the first micro-batch there are none before it.
+    # The backward pass frees activations while it makes gradients; before the first micro-batch there are no gradients.
     fixed = memory["weights"] + memory["optimizer"]
     passing = memory["activations"] + memory["logits"]
     moving = memory["gradients"] + passing if keeps_gradients else max(memory["gradients"], passing)
@@ -357,13 +356,13 @@ def activation_bytes(
 ) -> float:
     """Bytes that the encoder keeps of each token for the backward pass, without dropout; see the module's formulas.
 
-    On a CPU, documents of one common length keep somewhat less: their attention gathers no copies.
+    On a CPU, documents of one common length keep somewhat less, because their attention gathers no copies.
 
     Args:
-        on_cpu: attention there has no kernel that reads packed runs: it keeps copies, in half precision its weights.
+        on_cpu: attention then has no kernel for packed rows, and keeps copies, or in half precision its weights.
         length: of a document.
-        tokens: of the micro-batch.
-        predicted: the share of them that is.
+        tokens: in the micro-batch.
+        predicted: the share of the tokens that is predicted.
     """
     from ..modeling.kernels import RECOMPUTE_FROM, SHORT_IN_TRAINING
 
@@ -386,7 +385,7 @@ def activation_bytes(
 
 
 def plan_table(plan: Plan) -> Iterator[str]:
-    """The plan for a person, a line for each figure."""
+    """The plan as text, a line for each figure."""
     yield f"parameters            {plan.parameters:>18,}"
     yield f"FLOPs of a step       {plan.flops_per_step:>18.4g}"
     yield f"of them, the update   {plan.update_flops:>18.4g} on each device"

@@ -1,4 +1,4 @@
-"""Makes batches ahead of the loop (data loading), in a thread or in worker processes."""
+"""Prefetches the batches of the loop (data loading), in a thread or in worker processes."""
 
 import functools
 import itertools
@@ -20,7 +20,7 @@ from ..modeling.packed_attention import prepare_attention
 from .signals import STOP_SIGNALS
 
 ModelInputs = dict[str, Any]
-# Steps whose batches are made, or are being made, while one is at work.
+# Steps whose batches are prefetched.
 _AHEAD = 3
 
 
@@ -28,9 +28,9 @@ def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, recurs:
     """A packed batch of `clozebert.corpus` as keyword arguments of `ClozeBertForMaskedLM`, on the CPU.
 
     Args:
-        plan_for: a model's configuration; the plans of its attention on a CPU, in training, are then made here.
-        recurs: fill the predicted tokens up to a size that comes again, with labels that count nowhere: oneDNN
-            compiles a kernel for each shape that it meets, and keeps about a thousand.
+        plan_for: a model's configuration; the plans of its attention for training on a CPU are then made here.
+        recurs: pad the predicted tokens to a number that recurs, with labels that are ignored: oneDNN compiles a
+            kernel for each shape, and keeps about a thousand.
     """
     packed = Packed.from_cu_seq_lens(
         torch.from_numpy(batch.cu_seq_lens),
@@ -58,7 +58,7 @@ def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, recurs:
 
 
 def inputs_maker(config: ClozeBertConfig, accelerator: Any) -> Callable[[Any], ModelInputs]:
-    """`model_inputs` for training on this machine: on a CPU with plans, in half precision there in sizes that recur."""
+    """`model_inputs` for training on this machine: on a CPU with plans and, in half precision, with recurring sizes."""
     on_cpu = accelerator.device.type == "cpu"
     recurs = on_cpu and accelerator.mixed_precision != "no"
     return functools.partial(model_inputs, plan_for=config if on_cpu else None, recurs=recurs)
@@ -66,10 +66,10 @@ def inputs_maker(config: ClozeBertConfig, accelerator: Any) -> Callable[[Any], M
 
 @dataclass
 class StepLoader:
-    """step -> this process' micro-batches as the model's keyword arguments; how many tokens it predicts in them.
+    """Maps a step to this process' micro-batches, as the model's keyword arguments, and their number of predictions.
 
-    `micro_batches`: of a whole global batch; a smaller one takes fewer of the same size. `make_inputs`: see
-    `inputs_maker`. `pins`: into memory from which CUDA copies without a wait.
+    `micro_batches`: of a full global batch; a smaller one has fewer of the same size. `make_inputs`: see
+    `inputs_maker`. `pins`: whether to pin the batches in memory, so that copies to CUDA are asynchronous.
     """
 
     stream: Any
@@ -98,7 +98,7 @@ class StepLoader:
 
 
 def count_predicted(inputs: ModelInputs) -> int:
-    """How many tokens a micro-batch predicts; what it was filled up with does not count."""
+    """How many tokens a micro-batch predicts, without the padding of its labels."""
     return int((inputs["labels"] != IGNORED_LABEL).sum())
 
 
@@ -107,7 +107,7 @@ def pin(inputs: ModelInputs) -> ModelInputs:
 
 
 def to_device(inputs: ModelInputs, device: torch.device) -> ModelInputs:
-    """Copy to an accelerator, without waiting for the copy of what is pinned; on the CPU nothing is copied."""
+    """Copy to an accelerator, asynchronously from pinned memory; on the CPU nothing is copied."""
     if device.type == "cpu":
         return inputs
     return {key: value.to(device, non_blocking=device.type == "cuda") for key, value in inputs.items()}
@@ -116,11 +116,9 @@ def to_device(inputs: ModelInputs, device: torch.device) -> ModelInputs:
 def prefetch(
     load: Callable[[int], Any], start: int, stop: int, *, workers: int = 0, timeout: float = 0.0
 ) -> Generator[Any, None, None]:
-    """`load(start), …, load(stop - 1)` in this order, each made before it is asked for.
+    """Yield `load(start), …, load(stop - 1)` in this order, prefetched.
 
-    Without workers `load` runs in a thread of this process.
-
-    An error while loading is raised where its step would have come.
+    Without workers, `load` runs in a thread of this process. An error in `load` is raised when its step is due.
 
     Args:
         timeout: seconds after which a worker process that makes no batch is an error; 0: never.
@@ -143,11 +141,11 @@ def _from_thread(load: Callable[[int], Any], start: int, stop: int) -> Generator
 
 
 def _limit_to_one_thread(pool: ThreadPoolExecutor) -> None:
-    """Let what a thread computes take one core, as in DataLoader's workers.
+    """Limit what the thread of the pool computes to one core, as in DataLoader's workers.
 
-    OpenMP keeps a team of threads for each thread that computes on several. With two teams there are more threads than
-    cores, and then those of the model's own sleep between operations: a step took half as long
-    again (docs/LOG.md).
+    OpenMP keeps a team of threads for each thread that computes on several cores. With two teams there are more threads
+    than cores, and the threads of the model's team then sleep between operations: a step took 1.5 times as long
+    (docs/LOG.md).
     """
     threads = torch.get_num_threads()
 
@@ -156,7 +154,7 @@ def _limit_to_one_thread(pool: ThreadPoolExecutor) -> None:
         torch.set_num_threads(1)
 
     pool.submit(limit).result()
-    # OpenMP's number was that of one thread; MKL's, and that of threads to come, are the process'.
+    # OpenMP's number is set per thread. MKL's, and that of future threads, are set for the process: restore them.
     torch.set_num_threads(threads)
 
 
@@ -176,7 +174,7 @@ class _Steps(Dataset):
 def _from_processes(
     load: Callable[[int], Any], start: int, stop: int, workers: int, timeout: float
 ) -> Generator[Any, None, None]:
-    # A generator of its own: the loader draws a seed, and must not change the model's random numbers.
+    # Its own generator: the loader draws a seed, which must not change the model's random numbers.
     yield from DataLoader(
         _Steps(load, start, stop),
         batch_size=None,
@@ -189,7 +187,7 @@ def _from_processes(
 
 
 def _ignore_signals(worker: int) -> None:
-    """A worker ignores signals to the whole process group: the main process handles them, and still needs it."""
+    """Ignore signals to the whole process group: the main process handles them, and still needs its workers."""
     signal.set_wakeup_fd(-1)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

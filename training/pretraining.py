@@ -21,11 +21,11 @@ def pretrain(
     write_card: WriteCard | None = None,
     recipe: str | None = None,
 ) -> dict[str, Any]:
-    """Train an encoder from `arguments.corpus` and leave it, in Hub format, in `arguments.output_dir`.
+    """Train an encoder on `arguments.corpus` and save it, in Hub format, in `arguments.output_dir`.
 
     Args:
         arguments: the run.
-        config: the model; with `model_name_or_path` that model's own configuration takes its place.
+        config: the model; with `model_name_or_path` that model's own configuration is used instead.
         write_card: writes a folder's README.md from what is known about the run.
         recipe: the recipe's name, for the card.
 

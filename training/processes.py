@@ -1,4 +1,4 @@
-"""What the processes of a run tell one another."""
+"""Communication between the processes of a run."""
 
 import contextlib
 import re
@@ -13,12 +13,12 @@ from ..utils.errors import UserError
 _Result = TypeVar("_Result")
 # Process groups that were left, see `leave`.
 _left: list[Any] = []
-# How the errors of collective operations begin, or what they name.
+# What the messages of failed collective operations contain.
 _OF_COLLECTIVES = re.compile(r"gloo[/\\]|NCCL|nccl|TCPStore|recvValue|Connection closed by peer")
 
 
 def sum_over_processes(values: torch.Tensor, accelerator: Any) -> torch.Tensor:
-    """The sum of a small tensor over all processes, on the CPU, in the same bits everywhere."""
+    """The sum of a small tensor over all processes, on the CPU, bitwise the same in each."""
     if accelerator.num_processes == 1:
         return values.cpu()
     # MPS has no float64, but no second process either.
@@ -34,13 +34,13 @@ def mean_over_processes(value: float, accelerator: Any) -> float:
 
 
 def on_main_process(accelerator: Any, action: Callable[[], _Result]) -> _Result:
-    """The result of `action` on the main process, in all processes; its error ends them all."""
+    """Run `action` on the main process, and return its result, or raise its error, in all processes."""
     result: list[Any] = [None, None]
     failure: Exception | None = None  # with its traceback, which a broadcast loses
     if accelerator.is_main_process:
         try:
             result[0] = action()
-        except Exception as caught:  # whatever it is, the other processes must not wait for a result
+        except Exception as caught:  # of any kind: the other processes must not wait for a result
             failure = caught
             known = isinstance(caught, UserError)
             result[1] = caught if known else RuntimeError(f"the main process failed: {caught}")
@@ -53,7 +53,7 @@ def on_main_process(accelerator: Any, action: Callable[[], _Result]) -> _Result:
 
 @contextlib.contextmanager
 def lost_processes(accelerator: Any) -> Iterator[None]:
-    """The error of a collective operation, in a run of several processes, in one line: another process has ended.
+    """Report the error of a collective operation in one line: another process of the run has ended.
 
     Raises:
         UserError: in place of that error.

@@ -17,13 +17,13 @@ _STARVED, _STARVED_SECONDS = 0.05, 5.0
 
 
 class RunLog:
-    """Records what happens, on the main process; on the others, and in a dry run, it writes and shows nothing.
+    """Records what happens in a run, in a file, on the terminal and in trackers.
 
     Args:
-        path: the log; entries later than `step`, of a run that was killed, are cut off.
-        evaluated: the step of the last evaluation that counts; one at `step` that does not is cut off too.
+        path: the log file, None for no file. Entries after `step`, from a run that was killed, are removed.
+        evaluated: the step of the last evaluation. If it is not `step`, one logged at `step` is removed too.
         step, max_steps: where the run begins and ends.
-        visible: show the progress bar, or, with `bar=False`, a line for each entry.
+        visible: show the progress bar or, with `bar=False`, a line for each entry.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RunLog:
         )
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         if self.visible:
             tqdm.write(text)
 
@@ -65,7 +65,7 @@ class RunLog:
         self.bar.update(1)
 
     def change_length(self, max_steps: int) -> None:
-        """Where the run ends, from now on."""
+        """Set another number of steps for the bar."""
         self.bar.total = max_steps
         self.bar.refresh()
 
@@ -84,7 +84,7 @@ class RunLog:
             self.say(_one_line(entry))
 
     def warn_of_starvation(self, watch: "Stopwatch") -> None:
-        """Say once that batches come too slowly, when it has cost enough to matter."""
+        """Warn once if batches come too slowly, and only after this has cost some seconds."""
         share = watch.total_waited / max(watch.total_seconds, 1e-9)
         if share > _STARVED and watch.total_waited > _STARVED_SECONDS and not self._warned:
             self._warned = True
@@ -103,7 +103,7 @@ class Stopwatch:
         self._begun = 0.0
 
     def begin(self) -> None:
-        """The loop asks for a batch."""
+        """The loop begins to wait for a batch."""
         self._begun = time.perf_counter()
 
     def got_batch(self) -> None:
@@ -115,7 +115,7 @@ class Stopwatch:
         self.tokens += tokens
 
     def read(self) -> dict[str, float]:
-        """tokens_per_second and data_wait (the share of the time that was spent waiting), and start anew."""
+        """Return tokens_per_second and data_wait (the share of the time spent waiting), and reset them."""
         seconds = max(self.seconds, 1e-9)
         reading = {"tokens_per_second": self.tokens / seconds, "data_wait": self.waited / seconds}
         self.total_seconds += self.seconds

@@ -18,7 +18,7 @@ POSITION_TABLE = "model.embeddings.positions.table.weight"
 
 
 def changed(config: ClozeBertConfig, **changes: Any) -> ClozeBertConfig:
-    """A copy of the configuration with other values, checked as any new one is."""
+    """A copy of the configuration with some values changed, checked like any new one."""
     return ClozeBertConfig.from_dict({**config.to_dict(), **changes})
 
 
@@ -30,12 +30,12 @@ def model_with(config: ClozeBertConfig, tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def evenly_spaced(layers: int, count: int) -> list[int]:
-    """The indices of `count` of so many layers: the first, the last, and others between them."""
+    """`count` evenly spaced indices of `layers` layers, from the first to the last."""
     return [round(index * (layers - 1) / max(1, count - 1)) for index in range(count)]
 
 
 def take_layers(model: ClozeBertForMaskedLM, sources: Sequence[int]) -> ClozeBertForMaskedLM:
-    """A model whose layer i is a copy of layer `sources[i]`, its kind of attention included; all else is copied.
+    """A model whose layer i is a copy of layer `sources[i]`, its type of attention included; all else is copied.
 
     The old model is left as it is.
 
@@ -66,12 +66,12 @@ def take_rows(
 ) -> ClozeBertForMaskedLM:
     """A model whose row w, of embeddings and of the decoder, is the mean of the old rows `sources[w]`.
 
-    A row with one source is copied to the bit. One without any is zero. The old model is left as it is.
+    A row with one source is copied bitwise. One without any is zero. The old model is left as it is.
 
     Args:
         sources: old ids for each new id [W].
-        pad_token_id: the new id of padding (None: as before). Where positions are counted from behind it, as RoBERTa
-            does, the rows of the positions move along.
+        pad_token_id: the new id of padding (None: as before). If the first position is the row after this id, as in
+            RoBERTa, the rows of positions move with it.
     """
     tensors = dict(model.state_dict())
     for name in _BY_TOKEN:

@@ -15,7 +15,7 @@ from .training_state import TrainingState
 
 
 def tracker_settings(arguments: PretrainingArguments) -> dict[str, Any]:
-    """The arguments in types that every tracker takes."""
+    """The arguments, in types that every tracker accepts."""
     return {
         key: value if isinstance(value, (int, float, str)) else str(value)
         for key, value in dataclasses.asdict(arguments).items()
@@ -28,11 +28,11 @@ def epochs_of(setup: PhaseSetup, phase: Phase) -> float:
 
 
 def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: int, accelerator: Any) -> list[str]:
-    """What a phase is going to do, in a few lines for a person.
+    """A few lines for the user on what a phase is going to do.
 
     Args:
         phases: of the run; in a dry run those of the real one, of which `setup` is a small part.
-        index: which of them it is.
+        index: of the phase.
     """
     phase, corpora, config = phases[index], setup.corpora, setup.core.config
     arguments, processes = phase.arguments, accelerator.num_processes
@@ -91,7 +91,7 @@ def results_of(state: TrainingState, *, num_parameters: int, peak_flops: float) 
 def facts_of_run(
     state: TrainingState, run: CheckedRun, *, phase: int, output_dir: Path, recipe: str | None
 ) -> dict[str, Any]:
-    """What the model card can say about a run that has come to the phase of that index."""
+    """The facts for the model card of a run that has reached the phase of index `phase`."""
     import accelerate
     import transformers
 
@@ -117,7 +117,7 @@ def facts_of_run(
 
 
 def _by_phase(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first phase's facts, and what is different in each later one."""
+    """The first phase's facts, and what changes in each later one."""
     shown = dict(facts[0])
     for number in range(1, len(facts)):
         before, here = facts[number - 1], facts[number]
@@ -128,12 +128,12 @@ def _by_phase(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _card_values(arguments: PretrainingArguments) -> dict[str, Any]:
-    """What decided the weights; of Muon nothing where AdamW trained them."""
+    """The arguments that determined the weights, without Muon's if AdamW trained them."""
     values = {name: value for name, value in arguments.decisive().items() if value != []}
     is_used = arguments.optimizer == "muon"
     return {name: value for name, value in values.items() if is_used or not name.startswith("muon_")}
 
 
 def _hub_name(name_or_path: str | None) -> str | None:
-    """The repository that a continued pretraining began from; the path of a local folder is private."""
+    """The Hub repository that the run started from; None for a local folder, whose path is private."""
     return None if name_or_path is None or Path(name_or_path).exists() else name_or_path

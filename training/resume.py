@@ -1,4 +1,4 @@
-"""Resumes a run: from which checkpoint, and whether that belongs to this run."""
+"""Resuming: finds the checkpoint to resume from, and checks that it belongs to this run."""
 
 import logging
 from collections.abc import Callable
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]) -> Path | None:
-    """Where to resume, after a look at the output folder; for the main process only.
+    """The checkpoint to resume from, or None. It also clears the output folder for the run; main process only.
 
     Args:
-        take: takes the output folder for this run, before anything in it is changed.
+        take: locks the output folder for this run, before anything in it is changed.
 
     Raises:
-        UserError: the folder holds a run that is neither to be resumed nor to be deleted, or no whole checkpoint.
+        UserError: the folder holds a run that the arguments neither resume nor overwrite, or a checkpoint is damaged.
     """
     output_dir, wanted = Path(arguments.output_dir), arguments.resume_from_checkpoint
     check_output_dir(
@@ -51,7 +51,7 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
 
 
 def _inputs(arguments: PretrainingArguments) -> list[tuple[str, str | None]]:
-    """What the run reads, each after the flag that names it."""
+    """The inputs of the run, each after the flag that names it."""
     found = [
         (name, getattr(arguments, name))
         for name in ("resume_from_checkpoint", "model_name_or_path", "teacher_name_or_path")
@@ -69,10 +69,10 @@ def _as_list(value: Any) -> list[str]:
 
 
 def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, accelerator: Any) -> int:
-    """Refuse to go on with another corpus, stream or model; report what else has changed.
+    """Refuse to resume with another corpus, other batches or another model; report other changes.
 
     Returns:
-        The phase to go on in: that of the checkpoint, at its end too, for its last evaluation may be missing.
+        The index of the checkpoint's phase, even at the end of it, because its last evaluation may be missing.
     """
     step, last = state.step, run.phases[-1]
     if step > last.last_step:
@@ -83,7 +83,7 @@ def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, acc
     forbidden += _other_corpus(state, run.mixtures[phase.index].fingerprint)
     saved = load_configuration(str(checkpoint))
     if saved.vocab_size >= len(run.tokenizer):
-        # A run that began with another number of rows keeps it.
+        # A run that began with another vocabulary size keeps it.
         for config in run.configs:
             config.vocab_size = saved.vocab_size
     forbidden += _other_model(saved, run.configs[phase.index])
@@ -121,7 +121,7 @@ def _other_model(saved: ClozeBertConfig, config: ClozeBertConfig) -> list[str]:
 
 
 def _other_machine(state: TrainingState, accelerator: Any) -> list[str]:
-    """Differences of the machine, with which a resumed run is not bitwise the same."""
+    """Differences of the machine, because of which the resumed run is not bitwise the same."""
     now = {
         "threads": torch.get_num_threads(),
         "world_size": accelerator.num_processes,

@@ -1,4 +1,4 @@
-"""How many steps a run has where no flag says so: epochs by the size of the text.
+"""The number of steps of a run if no flag sets it: epochs by the size of the text.
 
     epochs(T) = 40 (10 M / T)^(1/3), rounded, from 1 to 40; T: tokens of the corpus
 
@@ -24,7 +24,7 @@ _TOKENS_OF_MOST_EPOCHS = 10e6
 
 
 def epochs_by_text(tokens: int, *, continued: bool = False) -> int:
-    """Passes over a corpus of `tokens` tokens; `continued`: from the weights of another model."""
+    """The default number of passes over `tokens` tokens; `continued`: from the weights of another model."""
     epochs = MOST_EPOCHS * (_TOKENS_OF_MOST_EPOCHS / max(tokens, 1)) ** (1 / 3)
     if continued:
         return max(1, min(_MOST_EPOCHS_CONTINUED, round(epochs / 2)))
@@ -32,7 +32,7 @@ def epochs_by_text(tokens: int, *, continued: bool = False) -> int:
 
 
 def rows_of_text(corpora: "Mixture", *, max_seq_length: int) -> int:
-    """Rows in which all documents come once."""
+    """The number of rows that hold every document once."""
     from ..corpus.packing import RowIndex
 
     return sum(RowIndex(corpus, max_seq_length=max_seq_length).num_rows for corpus in corpora.corpora)
@@ -55,7 +55,7 @@ def length_by_text(arguments: PretrainingArguments, corpora: "Mixture") -> Pretr
     steps = max(1, int(rows / arguments.global_batch_size))
     try:
         if arguments.initial_global_batch_size is not None:
-            # While the batch warms up a step takes fewer rows: the most steps that take no more than there are.
+            # While the batch size warms up, a step takes fewer rows. Find the most steps that do not exceed `rows`.
             most = max(steps, int(rows / arguments.initial_global_batch_size))
             steps = bisect_right(
                 range(most + 1), rows, lo=steps + 1, key=lambda n: arguments.of_length(n).batch_size.before(n)

@@ -1,4 +1,4 @@
-"""Merges a recipe and the flags over it into the settings of a run and of its model. Needs no torch."""
+"""Merges a recipe and the flags that override it into the settings of a run and its model. Needs no torch."""
 
 import dataclasses
 import itertools
@@ -37,7 +37,7 @@ MODEL_FLAGS = {
     "attention_probs_dropout_prob": "dropout of attention weights",
     "output_projection_init": "initial weights of projections into the residual stream: normal, scaled or zero",
 }
-# What the constructor of a configuration makes of a person's values.
+# What the constructor of a configuration raises for wrong values of the user.
 _MISTAKES = (ValueError, TypeError, AttributeError, KeyError, OverflowError, StrictDataclassError)
 # The peak learning rate of a run that continues from a model, as a share of that from random weights.
 _CONTINUED_RATE = 0.2
@@ -47,7 +47,7 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
     """A recipe and the flags that override it, as fields of the run and of the model (with its `architecture`).
 
     Raises:
-        ValueError: a key that neither knows.
+        ValueError: a key that belongs to neither.
     """
     recipe, model = _read_recipe(name)
     of_run = PretrainingArguments.field_names()
@@ -65,7 +65,7 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
                 f"them"
             )
     keep_schedule_shape(recipe, flags)
-    if flags.get("lr_scheduler_type", "wsd") != "wsd":  # a recipe's decay is one of wsd
+    if flags.get("lr_scheduler_type", "wsd") != "wsd":  # a recipe's decay_steps are for wsd
         recipe.pop("decay_steps", None)
     return {**recipe, **run_flags}, {**model, **model_flags}
 
@@ -84,8 +84,8 @@ def _read_recipe(name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
-    """Where a flag changes a recipe's length, its warm-ups and decay keep their share of it."""
-    # Beside max_minutes, max_steps says what warm-ups and decay are shares of.
+    """If a flag changes a recipe's length, its warm-ups and decay keep their share of it."""
+    # With max_minutes, the recipe's max_steps stays: warm-ups and decay are shares of it.
     if "max_steps" not in flags and "num_train_epochs" not in flags:
         return
     recipe.pop("num_train_epochs", None)
@@ -105,14 +105,14 @@ def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
 
 
 def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str]:
-    """Lower the peak learning rates of a run that continues from a model, where no flag sets them.
+    """Lower the peak learning rates of a run that continues from a model, unless flags set them.
 
     Args:
         settings: fields of the run; changed in place.
-        flags: that were given.
+        flags: the flags that were given.
 
     Returns:
-        what a person should know of it.
+        Lines for the user.
     """
     if settings.get("model_name_or_path") is None:
         return []
@@ -137,10 +137,10 @@ def make_config(model: dict[str, Any]) -> ClozeBertConfig:
 
 
 def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfig:
-    """The model's configuration in a phase; of nested values only what the phase names is different.
+    """The model's configuration in a phase. In nested values, only what the phase names changes.
 
     Raises:
-        ValueError: a field that the configuration has not.
+        ValueError: a field that the configuration does not have.
     """
     if not phase.model:
         return config
@@ -150,14 +150,14 @@ def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfi
 
 
 def _reject_unknown_fields(model: dict[str, Any], *, where: str) -> None:
-    """Refuse what no configuration has; the error names our own fields alone, and not those of the base class."""
+    """Refuse unknown fields. The error suggests our own fields only, not those of the base class."""
     known = ClozeBertConfig.field_names()
     unknown = [name for name in model if name not in known]
     reject_unknown_keys(unknown, ClozeBertConfig.__annotations__, where=where)
 
 
 def merge_nested(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`values` with `changes` in their places, mapping by mapping."""
+    """A copy of `values` with `changes`, merged recursively."""
     merged = dict(values)
     for name, change in changes.items():
         before = merged.get(name)
@@ -179,7 +179,7 @@ def pretraining_flags(
 
     Args:
         more: a program's own flags; they come first.
-        more_of_model: fields of the model beside `MODEL_FLAGS`, with their help.
+        more_of_model: fields of the model besides `MODEL_FLAGS`, with their help.
         shown: the values of a recipe, which the help shows as defaults.
         needed: the fields of the run that the program cannot do without.
         idle: the fields of the run that the program has no use for; they come last.
@@ -234,7 +234,7 @@ def recipe_notes() -> list[str]:
 
 
 def hints() -> dict[str, str]:
-    """What to do instead of flags that pretraining does not have, by their names."""
+    """For flags that pretraining does not have, by name: what to do instead."""
     found = dict.fromkeys(
         (name for name in ClozeBertConfig.__annotations__ if name not in MODEL_FLAGS),
         "set it in a recipe file, under `model:`",
@@ -266,7 +266,7 @@ def hints() -> dict[str, str]:
 
 
 def read_flag(name: str, value: Any) -> Any:
-    """The model's fields and `phases` come as text, read as a recipe's value is: `12`, `1e-5`, `{rope_theta: 1e4}`."""
+    """A flag's value. Text for the model's fields and `phases` is YAML: `12`, `1e-5`, `{rope_theta: 1e4}`."""
     if name not in (*ClozeBertConfig.__annotations__, "phases"):
         return value
     with as_user_errors(ValueError, about=f"--{name} {value}"):

@@ -27,7 +27,7 @@ Weights = dict[str, torch.Tensor]
 
 
 class OutputFolder:
-    """Writes what a run leaves; for the main process only.
+    """Writes the output of a run; for the main process only.
 
     Args:
         write_card: writes a folder's README.md from what is known about the run.
@@ -38,11 +38,11 @@ class OutputFolder:
         self._lock: FileLock | None = None
 
     def take(self) -> None:
-        """Take the folder for this run; see `lock_folder`."""
+        """Lock the folder for this run; see `lock_folder`."""
         self._lock = lock_folder(self.path)
 
     def release(self) -> None:
-        """Leave the folder to others."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.release()
 
@@ -59,7 +59,7 @@ class OutputFolder:
         """Commit the model with what resuming needs, as checkpoint-STEP.
 
         Args:
-            weights: the whole weights of a sharded model; None: those of the model.
+            weights: the gathered weights of a sharded model; None: those of the model.
             tensors: the optimizer's state.
             facts: for the card.
             keep: how many of the newest checkpoints stay; None: all.
@@ -75,7 +75,7 @@ class OutputFolder:
         commit_checkpoint(self.path, state, tensors, write, keep=keep)
 
     def describe_checkpoint(self, step: int, facts: dict[str, Any]) -> None:
-        """Write the card of a checkpoint anew, with what an evaluation has found since."""
+        """Rewrite the card of a checkpoint, with the results of a later evaluation."""
         folder = self.path / f"checkpoint-{step}"
         if self.write_card is not None and folder.is_dir():
             self.write_card(folder, facts)

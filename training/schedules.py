@@ -1,8 +1,8 @@
 """Learning-rate schedules: pure functions from a step to a factor, so that resuming needs no schedule state.
 
 Steps are counted from 0; `factor(step)` scales the learning rate of the update made in that step. Warm-up is linear,
-(step + 1) / (warmup_steps + 1), so the first update already moves; the factor is 1 at step = warmup_steps.
-With t in [0, 1) the share of the decay that lies behind:
+(step + 1) / (warmup_steps + 1), so the first factor is above 0, and the factor is 1 at step = warmup_steps.
+With t in [0, 1) the elapsed share of the decay:
 
     linear      1 - t                       from the end of warm-up to max_steps
     cosine      (1 + cos(pi t)) / 2         from the end of warm-up to max_steps (Loshchilov & Hutter 2017)
@@ -34,5 +34,5 @@ def learning_rate_factor(
 
 
 def _share(step: int, start: int, end: int) -> float:
-    """How much of [start, end) lies behind `step`; 0 before it begins."""
+    """The share of [start, end) that has elapsed at `step`; 0 before it begins."""
     return max(0, step - start) / max(1, end - start)

@@ -52,7 +52,7 @@ def score_frozen_masks(
     total, done = min(len(batches), max_batches or len(batches)), itertools.count()
 
     def report_and_go_on() -> bool:
-        """Before each batch, and after the last one."""
+        """Called before each batch, and after the last one."""
         number = next(done)
         if report is not None and number:
             report(number, total)
@@ -76,13 +76,13 @@ def score_pseudo_perplexity(
     positions_per_document: int | None = None,
     report: _Report | None = None,
 ) -> dict[str, float]:
-    """exp(-(1/N) sum_t log p(x_t | x without x_t)) over the first documents of a split.
+    """exp(-(1/N) sum_t log p(x_t | x without x_t)) over documents of a split.
 
     A document longer than a row is cut into pieces of `max_seq_length`, each with its special tokens.
 
     Args:
         max_documents: how many documents, evenly spaced over the split; None: all.
-        positions_per_document: at most so many tokens of each piece; None: all.
+        positions_per_document: at most this many tokens of each piece; None: all.
         report: called with (tokens scored, tokens in all).
 
     Raises:
@@ -121,7 +121,7 @@ def read_minimal_pairs(paths: Sequence[str | Path]) -> Paradigms:
     Each line holds `sentence_good` and `sentence_bad`. A file is one paradigm, named after its `UID` or the file.
 
     Raises:
-        ValueError: a path that holds no pairs, or a line that is none.
+        ValueError: a path that holds no pairs, or a line that is not a pair.
     """
     files: list[Path] = []
     for path in map(Path, paths):
@@ -182,7 +182,7 @@ def score_minimal_pairs(
     sentences = sorted({sentence for pairs in paradigms.values() for pair in pairs for sentence in pair})
     documents = tokenizer(sentences, add_special_tokens=True)["input_ids"]
     _check_lengths(sentences, documents, max_seq_length)
-    # The unknown token stands for text: leaving it out would favour unknown words.
+    # The unknown token is scored, because it represents text: leaving it out would favour unknown words.
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     scores = masked_log_likelihoods(
         model, documents, mask_token_id=tokenizer.mask_token_id, never_masked=special, report=report
@@ -229,7 +229,7 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
             use_safetensors=True,
             output_loading_info=True,
         )
-    except Exception as error:  # whatever a library meets in files that others made
+    except Exception as error:  # libraries raise all kinds of exceptions for malformed files
         raise UserError(f"model_name_or_path={name_or_path!r} cannot be loaded: {first_line(error)}") from None
     if missing := sorted(report["missing_keys"]):
         raise UserError(
@@ -240,6 +240,6 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
 
 
 def precision_of(device: torch.device, precision: str) -> torch.autocast:
-    """Compute in `bf16` or `fp16` where that was chosen (`choose_precision`); `no`: as the weights are."""
+    """Autocast to `bf16` or `fp16` (see `choose_precision`); with `no`, compute in the type of the weights."""
     dtype = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     return torch.autocast(device.type, dtype=dtype, enabled=precision != "no")

@@ -51,7 +51,7 @@ class StopRequest:
         self.request(number)
 
     def _hear(self, number: int) -> None:
-        """Say at once what is going to happen, while a step is still at work; a second SIGINT ends the process."""
+        """Print at once what will happen, while a step is still running; a second SIGINT ends the process."""
         if number not in STOP_SIGNALS:
             return
         begun = self.seconds_since()  # not None where the main thread has noted this very signal already
@@ -64,9 +64,9 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator["StopRequest"]:
-        """Take over the signals for a while; in a thread other than the main one, where Python cannot, do nothing.
+        """Handle the signals within the block. In a thread other than the main one, where Python cannot, do nothing.
 
-        A signal that is ignored, as SIGHUP under nohup, stays so.
+        A signal that is ignored, such as SIGHUP under nohup, stays ignored.
         """
         if threading.current_thread() is not threading.main_thread():
             yield self
@@ -82,14 +82,14 @@ class StopRequest:
 
 
 class LeftEarlyError(Exception):
-    """A stop was asked for within a forward or a backward pass."""
+    """A stop was requested within a forward or a backward pass."""
 
 
 @contextlib.contextmanager
 def leaving_early(model: torch.nn.Module, should_stop: Callable[[], bool], device: torch.device) -> Iterator[None]:
-    """On a CPU, where one pass through a large model takes many seconds, ask twice in each layer whether to stop.
+    """On a CPU, check twice in each layer whether to stop, as one pass through a large model takes many seconds.
 
-    On other devices nothing is changed: the host is ahead of the device, and a pass is short.
+    On other devices this does nothing: the host runs ahead of the device, and a pass is short.
 
     Raises:
         LeftEarlyError: out of the model's forward pass, or out of `backward`; gradients are incomplete then.
@@ -102,7 +102,7 @@ def leaving_early(model: torch.nn.Module, should_stop: Callable[[], bool], devic
     def at_part(_: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         ask()
         if inputs[0].requires_grad:
-            inputs[0].register_hook(ask)  # on the way back
+            inputs[0].register_hook(ask)  # in the backward pass
 
     parts: list[torch.nn.Module] = []
     for layer in model.modules() if device.type == "cpu" else ():

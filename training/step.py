@@ -21,12 +21,12 @@ from .time_budget import StepTime
 def accumulate_gradient(
     model: torch.nn.Module, batches: list[ModelInputs], *, num_predicted: int, accelerator: Any, stop: object = None
 ) -> torch.Tensor | None:
-    """Forward and backward of one process' micro-batches.
+    """Run the forward and backward passes of one process' micro-batches.
 
     Args:
         num_predicted: tokens that this process predicts in them.
-        stop: where it becomes true, a process that is alone leaves out the rest, and the result is None. Several have
-            to agree first, after the step.
+        stop: when it becomes true, a single process skips the rest, and the result is None. Several processes only
+            stop after the step, when they have agreed.
 
     Returns:
         This process' part of the loss, a scalar: the sum over its predicted tokens, divided by how many all processes
@@ -57,7 +57,7 @@ def accumulate_gradient(
 
 def clip_gradient(model: torch.nn.Module, *, max_grad_norm: float, accelerator: Any) -> float:
     """Clip the gradient to a norm (0: do not clip), and return the norm that it had before."""
-    # The one moment in a step where the host waits for the device.
+    # The host waits for the device here, the first time in a step.
     return whole_tensor(accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)).item()
 
 
@@ -69,7 +69,7 @@ def update_weights(optimizer: Any, *, num_broken: int, accelerator: Any) -> None
     """
     scaler = accelerator.scaler
     if num_broken == 0 or (scaler is not None and num_broken == accelerator.num_processes):
-        # The fp16 scaler has to see an overflow, so as to lower its scale; it leaves the weights alone then.
+        # The fp16 scaler has to see an overflow to lower its scale; it then does not change the weights.
         optimizer.step()
     elif scaler is not None:
         scaler.update(scaler.get_scale() * scaler.get_backoff_factor())

@@ -9,15 +9,15 @@ from typing import Any
 
 from .arguments import LENGTHS, PretrainingArguments
 
-# Steps are timed for a fiftieth of the time that the run has, but some at least, and not for ever.
+# Steps are timed for this share of the run's time, but at least this many, and for at most so many seconds.
 _SHARE_FOR_TIMING, _LEAST_TIMED, _MOST_SECONDS = 0.02, 4, 60.0
-# The first ones compile kernels and get memory from the system.
+# The first steps, which compile kernels and allocate memory.
 _WARM_UP = 2
-# Where decay begins, at least this share of it is kept, whatever the time.
+# At least this share of the planned decay is kept, however little time is left.
 _LEAST_DECAY = 0.1
-# Kept free for checkpoints, the plot, and a machine that slows down a little.
+# The share of the time kept free for checkpoints, the plot, and a machine that slows down a little.
 _RESERVE = 0.03
-# A forward pass alone, in shares of a training step.
+# The time of a forward pass, as a share of forward and backward.
 FORWARD_SHARE = 1 / 3
 
 MOST_TIMED = 200
@@ -42,12 +42,12 @@ def time_steps(
     """Time training steps: the medians after a warm-up.
 
     Args:
-        step: takes one and says how long each part took.
-        seconds: to do so for; some steps are taken in any case, and no more than `MOST_TIMED`.
-        agree: the mean of a number over all processes, the same in each, so that all take as many steps; where there is
-            one process, the number itself.
-        longest: seconds after which no further step is timed; a single step may take a large part of the time.
-        begins_slowly: the warm-up is taken whatever it takes, and neither `seconds` nor `longest` counts it.
+        step: takes a step and returns the time of each part.
+        seconds: how long to time; some steps are taken in any case, and no more than `MOST_TIMED`.
+        agree: returns the mean of a number over all processes, so that all take the same number of steps; for a single
+            process, the number itself.
+        longest: seconds after which no further step is timed, even if there were few; a single step may take long.
+        begins_slowly: the steps of the warm-up are always taken, and do not count in `seconds` or `longest`.
     """
     times: list[StepTime] = []
     begun = time.perf_counter()
@@ -69,7 +69,7 @@ def time_steps(
 def time_run(
     step: Callable[[], StepTime], *, seconds: float, agree: Callable[[float], float], begins_slowly: bool = False
 ) -> StepTime:
-    """`time_steps` of a run that has so many seconds, for a small part of them."""
+    """`time_steps` for a small part of the `seconds` that a run has."""
     enough = min(_SHARE_FOR_TIMING * seconds, _MOST_SECONDS)
     return time_steps(step, seconds=enough, agree=agree, longest=seconds / 10, begins_slowly=begins_slowly)
 
@@ -80,35 +80,35 @@ def steps_in(
     """How many steps of a run, with their evaluations, fit into `seconds`; at least one.
 
     Args:
-        eval_tokens: that one process evaluates each time.
+        eval_tokens: tokens of one process in each evaluation.
     """
     size, micro_batches = arguments.batch_size, arguments.micro_batches(world_size)
-    # Of a batch size that warms up, a part of the steps takes fewer micro-batches.
+    # While the batch size warms up, steps have fewer micro-batches.
     mean_share = size.before(arguments.num_steps) / size.rows / arguments.num_steps
     tokens = arguments.tokens_per_step / world_size / micro_batches
     evaluation = step.micro_batch * FORWARD_SHARE * eval_tokens / tokens
     of_step = mean_share * micro_batches * step.micro_batch + step.update
     left = seconds * (1 - _RESERVE)
-    # Every so many steps or, in a short run, twice; see PretrainingArguments.of_length.
+    # Evaluations are every `eval_steps` or, in a short run, two; see PretrainingArguments.of_length.
     often = int((left - evaluation) / (of_step + evaluation / (arguments.eval_steps or math.inf)))
     twice = int((left - 2 * evaluation) / of_step)
     return max(1, min(often, twice) if arguments.eval_steps else often)
 
 
 def with_lengths(arguments: PretrainingArguments, lengths: Mapping[str, Any]) -> PretrainingArguments:
-    """The run with these numbers of steps: of all of it, and of its warm-ups and decay."""
+    """The run with these numbers of steps: in all, and of its warm-ups and decay."""
     return dataclasses.replace(arguments.of_length(lengths["max_steps"]), **{name: lengths[name] for name in LENGTHS})
 
 
 class Deadline:
-    """When a run has to end. It counts the steps once more where the decay of the learning rate (`wsd`) begins.
+    """The time at which a run has to end. It recounts the steps when the decay of the learning rate (`wsd`) begins.
 
-    The first seconds of a run do not show how fast a machine is that throttles, or is shared with others.
+    The first seconds of a run do not show the speed of a machine that throttles or is shared with others.
 
     Args:
         ends: when, by `time.monotonic`.
         run: as it was before its steps were counted.
-        most_steps: that the run needs, whatever the time; None: as many as fit.
+        most_steps: the most that the run needs, even if there is more time; None: as many as fit.
     """
 
     def __init__(self, ends: float, run: PretrainingArguments, *, most_steps: int | None):
@@ -118,10 +118,10 @@ class Deadline:
     def recount(
         self, arguments: PretrainingArguments, step: int, *, agree: Callable[[float], float]
     ) -> PretrainingArguments | None:
-        """Called before each step: the run with the steps that still fit, where their number changes.
+        """The run with the number of steps that still fit, or None if it does not change. Called before each step.
 
-        The pace is that of the second half of the steps so far, evaluations and checkpoints included. Runs whose early
-        steps depend on the number of steps, and other schedules, keep theirs.
+        The pace is that of the second half of the steps so far, evaluations and checkpoints included. Other schedules,
+        and runs whose early steps depend on the number of steps, keep their number.
         """
         begins = arguments.num_steps - arguments.num_decay_steps
         if arguments.lr_scheduler_type != "wsd" or arguments.final_mlm_probability or arguments.batch_warmup_steps:

@@ -29,22 +29,22 @@ class DamageError(UserError):
 
 @dataclass
 class TrainingState:
-    """What a resumed run has to know beside weights and optimizer tensors.
+    """What a resumed run needs besides weights and optimizer tensors.
 
     Attributes:
         step: updates made so far.
         tokens_seen: tokens trained on so far.
         skipped_steps: steps whose gradient was not finite.
-        consecutive_skips: how many of these were the last ones.
-        losses: of the steps since the last log entry, whose mean the next entry holds.
-        train_loss: what the last log entry held.
+        consecutive_skips: how many of these came in a row, up to the last step.
+        losses: of the steps since the last log entry; the next entry has their mean.
+        train_loss: the loss in the last log entry.
         seconds: spent training so far.
         evaluation: the last validation figures, and the step they belong to.
-        arguments: those of the run's PretrainingArguments that decide what the weights become.
-        model_flops: FLOPs of the model so far, without what was recomputed.
+        arguments: those of the run's PretrainingArguments that determine the weights.
+        model_flops: FLOPs of the model so far, without recomputation.
         corpus_fingerprint: which corpora the batches come from.
         phase, first_step: which phase of the run this is, and how many steps came before it.
-        threads, world_size, precision: bitwise equality is promised only where these stay the same.
+        threads, world_size, precision: bitwise equality is promised only if these stay the same.
         scaler: the fp16 loss scale, if any.
     """
 
@@ -73,7 +73,7 @@ class Binding:
 
     Attributes:
         files: SHA-256 by name, of all files but the state, the manifest and the card.
-        tensors: by file of tensors and by tensor, its type and shape.
+        tensors: the type and shape of each tensor, by file and name.
     """
 
     files: dict[str, str]
@@ -89,7 +89,7 @@ def read_state(directory: Path) -> tuple[TrainingState, Binding | None]:
     """The inverse of `write_state`; a checkpoint of format 1 has no binding.
 
     Raises:
-        DamageError: it cannot be read, or holds what no run writes.
+        DamageError: it cannot be read, or holds values that no run writes.
     """
     values = read_json(directory / STATE_FILE)
     digest = values.pop("sha256", None)
@@ -124,7 +124,7 @@ def read_training_state(directory: Path) -> tuple[TrainingState, dict[str, torch
 
 
 def _check_types(kind: type, values: dict[str, Any]) -> None:
-    """Refuse fields that a dataclass has not, lacks, or has of another type."""
+    """Refuse unknown fields, missing fields, and values of the wrong type."""
     hints = typing.get_type_hints(kind)
     if unknown := sorted(values.keys() - hints.keys()):
         raise DamageError(f"its state has a field that no state has: {unknown[0]}")
@@ -171,11 +171,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """A mapping from a JSON file.
 
     Raises:
-        DamageError: it cannot be read, or is none.
+        DamageError: it cannot be read, or does not hold a mapping.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except Exception as error:  # whatever it is: deep nesting is a RecursionError
+    except Exception as error:  # of any kind: deep nesting is a RecursionError
         raise DamageError(f"{path.name} cannot be read ({type(error).__name__})") from error
     if not isinstance(values, dict):
         raise DamageError(f"{path.name} holds no mapping")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from .signals import StopRequest
 
-# After a signal, or when the launcher is gone, a process has so many seconds to save and end.
+# After a signal, or when the launcher is gone, a process is ended after this many seconds without progress.
 SECONDS_TO_STOP = 50.0
 _INTERVAL = 1.0
 # Compiling in the first step may take long.
@@ -21,8 +21,8 @@ class Watchdog:
     """Checks every second whether this process, one of several, makes progress. If it hangs, prints where, and ends it.
 
     Args:
-        timeout: seconds without progress after which a process hangs.
-        stop: is made to stop the run when the launcher is gone.
+        timeout: seconds without progress after which a process counts as hung.
+        stop: requested by the watchdog when the launcher is gone.
     """
 
     def __init__(self, *, timeout: float, stop: StopRequest):
@@ -32,7 +32,7 @@ class Watchdog:
         self._ended = threading.Event()
 
     def progress(self, *, allow: float = 0.0) -> None:
-        """The run goes on; what comes next may take `allow` seconds more than the timeout."""
+        """Note progress. What comes next may take `allow` seconds more than the timeout."""
         self._progress = time.monotonic() + allow
 
     @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""What every room may use: files, devices, memory. Not shipped with checkpoints."""
+"""Helpers that every part of the package may use: files, devices, memory. Not shipped with checkpoints."""

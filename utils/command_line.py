@@ -1,6 +1,6 @@
-"""Command-line parsing: the flags of a program, read and shown by `--help`.
+"""Command-line parsing: the flags of a program and its `--help`.
 
-Names are written with underscores; dashes are understood too.
+Flags are written with underscores; dashes are accepted too.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 
 from .errors import exit_with_error, nearest_name
 
-# What people type who come from other programs, and the flag that they mean; `transformers` has most of these names.
+# Flags that people know from other programs, mostly `transformers`, and the flag of ours that they mean.
 _OTHER_NAMES = {
     "lr": "learning_rate", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs", "steps": "max_steps",
     "max_train_steps": "max_steps", "num_training_steps": "max_steps", "model": "model_name_or_path",
@@ -38,7 +38,7 @@ _OTHER_NAMES = {
 }  # fmt: skip
 
 
-# What stands for a flag's value in the help, by how its name ends.
+# The placeholder of a flag's value in the help, by how the flag's name ends.
 _METAVARS = {
     "_dir": "DIR", "directory": "DIR", "_file": "FILE", "_column": "COLUMN", "model_name_or_path": "NAME",
     "tokenizer_name": "NAME", "dataset_name": "NAME", "config": "NAME", "architecture": "NAME",
@@ -51,10 +51,11 @@ class Flag:
 
     Attributes:
         kind: its type: bool, int, float, str, `list[…]`, `Literal[…]`, or one of these or None.
-        default: None also where something else decides; `shown` says what stands for it in the help.
-        section: the heading that it stands under; the first ones have none.
-        is_needed: the program cannot do without it, but it may come from elsewhere, such as a recipe.
-        metavar: what stands for its value: DIR, FILE, N.
+        default: the default value; None also where the program computes the value.
+        section: its heading in the help; flags without one come first.
+        is_needed: the program needs a value, but it may come from elsewhere, such as a recipe.
+        metavar: the placeholder for its value in the help: DIR, FILE, N.
+        shown: shown in the help instead of `default`.
     """
 
     name: str
@@ -74,8 +75,8 @@ def flag(help: str, default: Any = None, section: str = "", **about: Any) -> Any
 
     Args:
         default: `...` for a flag that is required.
-        section: the heading that it stands under in the help; the first ones have none.
-        about: `choices` and `metavar`, as of `Flag`, and what else a program wants to know of the field.
+        section: its heading in the help; flags without one come first.
+        about: `choices` and `metavar`, as in `Flag`, and any other metadata that a program reads from the field.
     """
     metadata = {"help": help, "section": section, **about}
     if default is ...:
@@ -107,14 +108,14 @@ def flags_of(arguments_class: type) -> list[Flag]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads flags; a mistake is one line that names the way out.
+    """Reads flags. A mistake is reported in one line that says what to do.
 
     Args:
         flags: in the order in which the help shows them; those without a section come first.
-        prog: the command as a person typed it.
-        examples: whole commands without `prog`: what stands after it.
+        prog: the command as the user typed it.
+        examples: example command lines without `prog`.
         notes: lines at the end of the help.
-        hints: of a name that is no flag: what to do instead.
+        hints: for names that are not flags, what to do instead.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class Parser(argparse.ArgumentParser):
         return vars(namespace)
 
     def about_unknown(self, word: str) -> str:
-        """`unknown flag --vocab_sise; did you mean --vocab_size?`"""
+        """The message for an unknown flag: `unknown flag --vocab_sise; did you mean --vocab_size?`"""
         if not word.startswith("--"):
             return f"unexpected argument {word!r}; flags begin with --"
         name = word[2:].split("=")[0].replace("-", "_")
@@ -192,7 +193,7 @@ def _with_underscores(word: str) -> str:
 
 
 class _Extend(argparse.Action):
-    """A list that is given in several parts: `--input a --input b` is `--input a b`."""
+    """Joins a list given in several parts: `--input a --input b` is `--input a b`."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         before: Any = getattr(namespace, self.dest, None)
@@ -220,7 +221,7 @@ def _add(group: Any, flag: Flag) -> None:
 
 
 def _bare(kind: Any) -> Any:
-    """The type without `| None`; of `int | float`, float."""
+    """The type without `| None`; for `int | float`, float."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         kinds = [one for one in typing.get_args(kind) if one is not type(None)]
         return float if float in kinds else kinds[0]
@@ -271,7 +272,7 @@ def _boolean(text: str) -> bool:
 
 
 def _text(text: str) -> str:
-    """As it is; `~/` is the home, which a shell leaves as it is in `--output_dir=~/encoder`."""
+    """The text, with `~/` expanded: a shell does not expand it in `--output_dir=~/encoder`."""
     return os.path.expanduser(text) if text.startswith("~/") else text
 
 

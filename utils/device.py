@@ -1,4 +1,4 @@
-"""Devices: which one to use, which precision it is fast at, its FLOP/s and its memory."""
+"""Devices: which one to use, which precision is fast on it, its FLOP/s and its memory."""
 
 import logging
 import os
@@ -10,12 +10,12 @@ from .errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# Seconds after which no further product of matrices is timed.
+# Seconds of timed matmuls after which the measurement stops.
 _LONG_ENOUGH = 0.5
 
 
 def find_device(*, use_cpu: bool = False) -> torch.device:
-    """This machine's accelerator: CUDA, else MPS; the CPU where there is none, or where it is asked for."""
+    """This machine's accelerator: CUDA, else MPS. The CPU if there is none or `use_cpu` is set."""
     if use_cpu:
         return torch.device("cpu")
     if torch.cuda.is_available():
@@ -24,10 +24,10 @@ def find_device(*, use_cpu: bool = False) -> torch.device:
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:
-    """`auto` -> `bf16` where the machine multiplies it in hardware, else `no`; other values as they are.
+    """Turn `auto` into `bf16` if the device multiplies it in hardware, else `no`. Other values are returned unchanged.
 
     Raises:
-        ValueError: the device cannot do what is wanted.
+        ValueError: the device does not support the wanted precision.
     """
     if wanted == "auto":
         return "bf16" if has_fast_bf16(device) else "no"
@@ -44,11 +44,11 @@ def choose_precision(wanted: str, device: torch.device) -> str:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bf16 in hardware. A CPU that has not takes eighty times as long as in float32."""
+    """Whether the device multiplies bf16 in hardware. A CPU that does not is eighty times slower than in float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":
-        # ATEN_CPU_CAPABILITY=avx2 in the environment makes a CPU work as one that has no more.
+        # ATEN_CPU_CAPABILITY=avx2 in the environment makes PyTorch treat any CPU as one without AVX512.
         if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
             return False
         checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
@@ -57,17 +57,17 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def measure_matmul_flops(device: torch.device, precision: str, *, size: int | None = None) -> float:
-    """The FLOP/s that this device reaches in a plain product of two square matrices: the best of eight at most.
+    """The FLOP/s of this device in a matmul of two square matrices: the best of at most eight.
 
-    Takes about a tenth of a second on a GPU or a few cores. The peak that a model's own FLOP/s are compared with.
+    Takes about a tenth of a second on a GPU or a few cores. A model's own FLOP/s are compared with this peak.
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     size = size or (8192 if device.type == "cuda" else 768)
-    # A generator of its own: the run's seed decides the weights, and must not be used up here.
+    # Its own generator: drawing from the global one would change the weights that the run's seed gives.
     generator = torch.Generator(device).manual_seed(0)
     left, right = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     seconds: list[float] = []
-    # Half precision that a CPU only emulates takes seconds for one product.
+    # On a CPU that emulates half precision, one matmul takes seconds.
     while len(seconds) < 8 and sum(seconds) < _LONG_ENOUGH:
         wait_for(device)
         begun = time.perf_counter()
@@ -78,7 +78,7 @@ def measure_matmul_flops(device: torch.device, precision: str, *, size: int | No
 
 
 def memory_of(device: torch.device) -> float:
-    """Bytes of memory: the GPU's, else the machine's."""
+    """The memory of the GPU, or else of the machine, in bytes."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     try:

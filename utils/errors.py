@@ -1,7 +1,7 @@
-"""`UserError`, for a person's mistakes as opposed to bugs of ours, and `did_you_mean`.
+"""`UserError`, for mistakes of the user as opposed to bugs of ours, and `did_you_mean`.
 
 A program shows a `UserError` as one line and exits with status 2. Every other exception keeps its traceback and exits
-with status 1. So `UserError` is raised on purpose only: where a value is checked, or where a person's path is opened.
+with status 1. So raise `UserError` only where a value is checked or a path that the user gave is opened.
 """
 
 import difflib
@@ -12,42 +12,42 @@ from typing import NoReturn
 
 
 class UserError(ValueError):
-    """A person's mistake. The message names the argument, its value and the way out."""
+    """A mistake of the user. The message names the argument, its value and what to do."""
 
 
 class UserFileError(UserError, OSError):
-    """A file or folder that a person named cannot be read or written."""
+    """A file or folder that the user named cannot be read or written."""
 
 
 class MissingFileError(UserFileError, FileNotFoundError):
-    """A file or folder that a person named is not there."""
+    """A file or folder that the user named does not exist."""
 
 
 class ExistingFileError(UserFileError, FileExistsError):
-    """A file or folder that a person named is there, and must not be written over."""
+    """A file or folder that the user named already exists and must not be overwritten."""
 
 
 class MissingPackageError(UserError, ImportError):
-    """A package that a person has to install for what they ask."""
+    """A package that the user has to install for what they asked for."""
 
 
 def exit_with_error(message: str) -> NoReturn:
     """End the program with status 2 and one line on stderr."""
-    # One write: print makes two, and the lines of two processes could mingle.
+    # A single write: print makes two, and the lines of two processes could interleave.
     sys.stderr.write(f"error: {message}\n")
     sys.exit(2)
 
 
 @contextmanager
 def as_user_errors(*kinds: type[Exception], about: str = "") -> Iterator[None]:
-    """Around the one call that takes a person's values: what it raises of `kinds` becomes a `UserError`.
+    """Turn exceptions of `kinds` into `UserError`, around a single call that takes the user's values.
 
-    For code that cannot raise one itself: `configuration/` and `modeling/`, which travel with checkpoints, and
-    libraries. Around more than such a call it would hide bugs.
+    For code that cannot raise `UserError` itself: libraries, and `configuration/` and `modeling/`, which travel with
+    checkpoints. Around more than one such call it would hide bugs.
 
     Args:
-        kinds: the exceptions that mean a person's mistake there; none given: `ValueError`.
-        about: what the person gave, to stand before the message: `--config tiny.yaml`.
+        kinds: the exceptions that mean a mistake of the user in this call; by default `ValueError`.
+        about: what the user gave, as a prefix of the message: `--config tiny.yaml`.
     """
     wanted = kinds or (ValueError,)
     try:
@@ -70,7 +70,7 @@ def _kind_of(error: Exception) -> type[UserError]:
 
 
 def check_at_least(values: object, **bounds: float) -> None:
-    """Refuse a field of `values` that is less than its bound; None is no number, and passes.
+    """Refuse a field of `values` that is less than its bound; None passes.
 
     Raises:
         UserError: names the field.
@@ -82,18 +82,18 @@ def check_at_least(values: object, **bounds: float) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What a library says is wrong, without the pages that some of them write; else the name of its kind of error."""
+    """The first line of an error's message, since some libraries write pages; without a message, the error's type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def nearest_name(name: object, known: Iterable[object]) -> str | None:
-    """The known name that `name` is likely meant to be, if one comes near."""
+    """The known name that resembles `name` most, if any is similar enough."""
     found = difflib.get_close_matches(str(name), list(map(str, known)), n=1)
     return found[0] if found else None
 
 
 def did_you_mean(name: object, known: Iterable[object], *, otherwise: str | None = None) -> str:
-    """`did you mean 'hidden_size'?`; where nothing comes near, `otherwise`, or else the known names."""
+    """`did you mean 'hidden_size'?`; if no name is similar, `otherwise`, or by default the known names."""
     names = [str(one) for one in known]
     nearest = nearest_name(name, names)
     if nearest is not None:

@@ -1,8 +1,8 @@
-"""Writes files whole or not at all, hashes them, and says what may be overwritten.
+"""Writes files atomically, hashes them, and decides what may be overwritten.
 
-Whatever is being written has a name that begins with `INCOMPLETE`, beside its place, and is renamed when it is whole
-and on the disk. So a reader, or a run that was killed, never meets half of a file or folder under its name. While it is
-being written it is locked: what a killed program left has no lock, and the next one that writes there removes it.
+A file or folder is written beside its final path, under a name that begins with `INCOMPLETE`. It is renamed when it is
+complete and flushed to disk, so nothing half-written ever has the final name, even after a kill. While it is written it
+is locked. What a killed program leaves has no lock, and the next program that writes there removes it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from .errors import ExistingFileError, UserError, UserFileError
 fcntl: ModuleType | None
 try:
     import fcntl
-except ImportError:  # Windows has no such locks
+except ImportError:  # Windows
     fcntl = None
 
 INCOMPLETE = ".incomplete-"
@@ -54,7 +54,7 @@ def sha256_of_file(path: Path) -> str:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes its name, and the place of an older one, when it is whole."""
+    """Open a temporary file that is renamed to `path` when it is complete, replacing an older file."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_left_over(path)
@@ -68,7 +68,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
                 if fcntl is not None:
                     os.replace(temporary, path)
-            if fcntl is None:  # Windows does not rename what is open, nor does it lock
+            if fcntl is None:  # Windows cannot rename an open file
                 os.replace(temporary, path)
         except BaseException:
             for left in (_unseen(temporary), temporary):
@@ -78,21 +78,21 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8: a reader sees the old or the new content."""
+    """Write a text file in UTF-8, atomically."""
     with whole_file(path) as file:
         file.write(text.encode("utf-8"))
 
 
 @contextmanager
 def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A folder to fill, which takes the name `path` when it is whole; after an error nothing of it stays.
+    """A temporary folder to fill, renamed to `path` when it is complete; after an error it is deleted.
 
     Args:
-        replace: the folder of that name, if there is one, is deleted then.
+        replace: then delete an existing folder of that name.
 
     Raises:
-        UserFileError: the disk takes no more, or must not be written to.
-        ExistingFileError: there is one that is not empty, and `replace` is not set.
+        UserFileError: the disk is full or cannot be written to.
+        ExistingFileError: a folder of that name exists and is not empty, and `replace` is not set.
     """
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,17 +124,17 @@ def whole_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def whole_files(directory: Path, *, replacing: Iterable[str] = ()) -> Iterator[Path]:
-    """A folder to fill, whose content moves into `directory` when it is whole; after an error nothing of it stays.
+    """A temporary folder to fill; its content moves into `directory` when it is complete. After an error it is deleted.
 
     Args:
-        replacing: patterns as of `written_in`: what matches them is deleted then, and everything else stays, but for
-            files of the same names.
+        replacing: patterns as in `written_in`. Whatever matches them is deleted at the end. Everything else stays,
+            except files with the same names as new ones.
     """
     if not directory.exists():
         with whole_folder(directory) as folder:
             yield folder
         return
-    # Inside, so that moving is renaming, whatever is mounted where.
+    # Inside `directory`, so that moving is a rename on one file system.
     new, old = directory / "new", directory / "old"
     with disk_errors(directory):
         remove_left_over(new)
@@ -177,12 +177,12 @@ def remove_left_over(path: Path) -> None:
 
 
 def flush_folder(directory: Path) -> None:
-    """Push every file and folder below `directory` to the disk, readable as the process' umask says."""
+    """Flush every file and folder below `directory` to disk, with the permissions that the umask gives."""
     umask = os.umask(0)
     os.umask(umask)
     for path in directory.rglob("*"):
         if path.is_file():
-            # safetensors creates its files readable by their owner alone.
+            # safetensors creates files that only their owner can read.
             path.chmod(0o666 & ~umask)
             with path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -207,9 +207,9 @@ def _left_over(path: Path, kind: str = "") -> list[Path]:
 
 
 def _unseen(path: Path) -> Path:
-    """The name of a file or folder until it is locked, where the system has locks: `_left_over` does not look for it.
+    """The name of a file or folder before it is locked, on systems with locks; `_left_over` does not match it.
 
-    Otherwise another program that writes the same thing could take it for left over, and remove it.
+    Otherwise another program that writes to the same path could take it for a leftover and remove it.
     """
     return path if fcntl is None else path.with_name(f"{path.name}-new")
 
@@ -221,7 +221,7 @@ def _show(path: Path) -> None:
 
 @contextmanager
 def _locked_folder(folder: Path) -> Iterator[None]:
-    """Make a folder and lock it, where the system can; the lock ends with the process at the latest."""
+    """Make a folder and lock it, on systems with locks. The lock ends with the process at the latest."""
     _unseen(folder).mkdir()
     if fcntl is None:  # Windows
         yield
@@ -236,20 +236,20 @@ def _locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock what is new; who looks whether it is locked holds it for a moment only."""
-    # Not every network file system has locks; what is left over stays there then.
+    """Lock a new file or folder. This may wait a moment for a program that is checking the lock."""
+    # Some network file systems have no locks; leftovers stay there.
     with contextlib.suppress(OSError):
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock of a file or folder, or it cannot be told."""
+    """Whether a program holds the lock of a file or folder. True also if that cannot be determined."""
     if fcntl is None:
         return True
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:  # it has just got its name, or is somebody else's
+    except OSError:  # just renamed, or owned by another user
         return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -261,7 +261,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _merge(source: Path, target: Path) -> None:
-    """Move what `source` holds into `target`, folder by folder."""
+    """Move the content of `source` into `target`, folder by folder."""
     for path in sorted(source.iterdir()):
         if path.is_dir() and (target / path.name).is_dir():
             _merge(path, target / path.name)
@@ -270,8 +270,8 @@ def _merge(source: Path, target: Path) -> None:
 
 
 def _flush_entries(directory: Path) -> None:
-    """Push the names in a folder to the disk."""
-    # Windows opens no directories; there, a rename is as durable as the file system makes it.
+    """Flush a folder's entries to disk, so that renames in it are durable."""
+    # Windows cannot open a directory to flush it.
     with contextlib.suppress(PermissionError):
         descriptor = os.open(directory, os.O_RDONLY)
         try:
@@ -287,8 +287,8 @@ def written_in(directory: Path, patterns: Iterable[str]) -> list[Path]:
     """What a program wrote into its output folder, by the patterns that it declares.
 
     Args:
-        patterns: regular expressions of whole paths below `directory`, with `/` between the parts: `checkpoint-\\d+`
-            is such a folder with all that it holds, `checkpoint-notes` is none.
+        patterns: regular expressions for whole paths below `directory`, with `/` between the parts. `checkpoint-\\d+`
+            matches such a folder with its content, but not `checkpoint-notes`.
     """
     expressions = [re.compile(pattern) for pattern in patterns]
     depth = 1 + max((expression.pattern.count("/") for expression in expressions), default=-1)
@@ -305,7 +305,7 @@ def written_in(directory: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def remove_written(directory: Path, patterns: Iterable[str]) -> None:
-    """Delete what a program wrote, and folders that this leaves empty; everything else stays."""
+    """Delete what a program wrote, and the folders that this leaves empty. Everything else stays."""
     for path in written_in(directory, patterns):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -330,18 +330,18 @@ def check_output_dir(
     name: str = "output_dir",
     way_out: str = "give --overwrite_output_dir or another folder",
 ) -> None:
-    """The one rule for output folders: one that holds something is refused, unless `overwrite`.
+    """Refuse an output folder that is not empty, unless `overwrite` is set.
 
     Overwriting deletes what the program wrote before, which is what `written` matches, and nothing else.
 
     Args:
         written: the patterns that the program declares, see `written_in`.
-        inputs: the files and folders that the program is going to read, each after the flag that names it.
-        name: of the flag that names the folder.
-        way_out: what else a person can do, for the message.
+        inputs: the files and folders that the program is going to read, as pairs of flag and path.
+        name: the flag that names the folder.
+        way_out: what the user can do instead, for the message.
 
     Raises:
-        ExistingFileError: it is a file, or a folder that holds something.
+        ExistingFileError: it is a file, a folder that is not empty, or in use by another program.
         UserError: overwriting would delete an input.
     """
     folder = Path(directory)
@@ -349,7 +349,7 @@ def check_output_dir(
         raise ExistingFileError(f"{name}={directory} is a link to a path that does not exist: give a folder")
     if folder.exists() and not folder.is_dir():
         raise ExistingFileError(f"{name}={directory} is a file: give a folder")
-    # A killed program's half-written folders may go. Those that a running program has locked may not.
+    # Half-written folders may be removed if their program was killed, but not if a running program has locked them.
     half_written = [*folder.glob(f"{INCOMPLETE}*"), *_half_written(Path(os.path.abspath(folder)))]
     if fcntl is not None and any(path.is_dir() and _is_locked(path) for path in half_written):
         raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
@@ -362,7 +362,7 @@ def check_output_dir(
 
 
 def _check_inputs_stay(deleted: Iterable[Path], inputs: Iterable[tuple[str, str | Path | None]], *, name: str) -> None:
-    """Refuse to delete what the program is going to read, or what lies in a folder that it is going to read."""
+    """Refuse to delete an input of the program, or files directly in a folder that it is going to read."""
     paths = [path.resolve() for path in deleted]
     for flag, value in inputs:
         if value is None:
@@ -375,22 +375,22 @@ def _check_inputs_stay(deleted: Iterable[Path], inputs: Iterable[tuple[str, str 
 
 @contextmanager
 def disk_errors(place: Path, *, way_out: str = "give another folder") -> Iterator[None]:
-    """A disk that is full and a folder that cannot be written to as a person's error.
+    """Report a full disk or a folder that cannot be written to as an error of the user.
 
     Raises:
-        UserFileError: one of them, whichever library met it.
+        UserFileError: either of them, whichever library raised it.
     """
     try:
         yield
     except Exception as error:
-        # Libraries in Rust tell of the number in words.
+        # Libraries written in Rust give the error number in the message only.
         in_words = re.search(r"\(os error (\d+)\)", str(error))
         number = getattr(error, "errno", None) or (int(in_words.group(1)) if in_words else None)
         if number in _FULL:
             raise UserFileError(f"{place} cannot be written ({os.strerror(number)}): {way_out}") from error
         if number in _CLOSED:
             where = getattr(error, "filename", None) or place
-            # A person knows the place, not the name under which it is being written.
+            # The user knows the final path, not the temporary name.
             where = place if Path(os.fsdecode(where)).name.startswith(INCOMPLETE) else where
             raise UserFileError(f"{where} cannot be read or written ({os.strerror(number)}): {way_out}") from error
         raise

@@ -13,26 +13,26 @@ NO_LIMIT = 1 << 30
 
 
 def longest_input(model: nn.Module, tokenizer: Any) -> int:
-    """The most tokens of one sequence, special ones included, by the model's positions and its tokenizer.
+    """The most tokens of one sequence, special ones included, that the model's positions and the tokenizer allow.
 
-    A model with relative or rotary positions has the length that its configuration states. `NO_LIMIT` where neither
-    model nor tokenizer states one.
+    For relative or rotary positions this is the length in the configuration. `NO_LIMIT` if neither model nor tokenizer
+    states a limit.
     """
-    limits = [NO_LIMIT, int(tokenizer.model_max_length)]  # a tokenizer without a limit says 1e30
+    limits = [NO_LIMIT, int(tokenizer.model_max_length)]  # 1e30 for a tokenizer without a limit
     config: Any = model.config
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
         limits.append(positions)
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(getattr(module, "weight", None), torch.Tensor):
-            # RoBERTa and MPNet count positions from padding_idx + 1: the rows up to there belong to no token.
+            # RoBERTa and MPNet count positions from padding_idx + 1: the rows before that belong to no token.
             padding_idx = getattr(module, "padding_idx", None)
             limits.append(len(module.weight) - (0 if padding_idx is None else padding_idx + 1))
     return min(limits)
 
 
 def announce_length(folder: Path, model: nn.Module) -> None:
-    """Let the tokenizer in a folder announce no longer input than the model takes: there pipelines cut a text."""
+    """Lower `model_max_length` of the tokenizer in a folder to what the model takes: pipelines truncate texts there."""
     settings = read_tokenizer_settings(folder)
     stated = settings.get("model_max_length", NO_LIMIT)
     longest = longest_input(model, SimpleNamespace(model_max_length=stated))
@@ -41,9 +41,9 @@ def announce_length(folder: Path, model: nn.Module) -> None:
 
 
 def beginning_of(tokenizer: Any, text: str, tokens: int) -> tuple[list[int], int]:
-    """The ids of the first tokens of a text, special ones included, and the place in it where they end.
+    """The ids of the first tokens of a text, special ones included, and the character at which they end.
 
-    Only as much of the text is tokenized as that takes.
+    Tokenizes only as much of the text as needed.
     """
     characters = 16 * tokens
     while True:

@@ -1,8 +1,8 @@
-"""Ctrl-C ends a program soon, whatever it is doing.
+"""Makes Ctrl-C end a program soon, whatever it is doing.
 
-Python runs a signal's handler between two of its own instructions. A long call into a library, such as the training of
-a tokenizer, gives it none. So a thread is told of the signal too, by a pipe; when the program has not ended by itself
-within `PATIENCE` seconds, the thread ends it. What was being written then lies under a temporary name (`utils/files`).
+Python runs signal handlers only between bytecode instructions, so not during a long call into a library, such as the
+training of a tokenizer. Therefore a pipe also reports the signal to a thread. If the program has not ended within
+`PATIENCE` seconds, the thread ends it. Files being written then stay under temporary names (`utils/files`).
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _interrupted = False
 
 
 def is_interrupted() -> bool:
-    """Whether Ctrl-C was pressed and is to end the program."""
+    """Whether Ctrl-C was pressed and should end the program."""
     return _interrupted
 
 
@@ -27,8 +27,8 @@ def is_interrupted() -> bool:
 def answering_interrupts() -> Iterator[None]:
     """End the program soon after SIGINT.
 
-    In a thread other than the main one, on Windows, and where somebody handles SIGINT already, nothing is changed. Who
-    handles it within, as pretraining does, takes over the pipe too.
+    Does nothing in a thread other than the main one, on Windows, or if SIGINT already has a handler. Code inside that
+    installs its own handler, such as pretraining, takes over the pipe too.
     """
     global _interrupted
     _interrupted = False
@@ -54,9 +54,9 @@ def answering_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def hearing_signals(heard: Callable[[int], None]) -> Iterator[None]:
-    """Call `heard` in a thread with the number of each signal, also while the main thread runs no Python.
+    """Call `heard` in a thread with the number of each signal, even while the main thread runs no Python code.
 
-    Only the main thread can ask for this. It hears the signals that have a handler in Python.
+    Only the main thread can use this. It covers the signals that have a handler in Python.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -72,11 +72,11 @@ def hearing_signals(heard: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        os.close(writing)  # which ends the thread, unless a forked child holds it too
+        os.close(writing)  # ends the thread, unless a forked child has the pipe open too
 
 
 def end_after_patience() -> None:
-    """From a thread: end the process, unless it ends by itself before."""
+    """Called in a thread: end the process, unless it ends by itself within `PATIENCE` seconds."""
     time.sleep(PATIENCE)
     _end()
 
@@ -87,8 +87,8 @@ def _end() -> None:
 
 
 def say_now(line: str) -> None:
-    """Write a line to stderr past Python's own files, whose locks the main thread may hold."""
-    # A bar may stand on this line.
+    """Write a line to stderr without Python's file objects, whose locks the main thread may hold."""
+    # Overwrites a progress bar on this line.
     start = "\r\033[K" if sys.stderr.isatty() else ""
     with contextlib.suppress(OSError):
         os.write(2, f"{start}{line}\n".encode())

@@ -10,21 +10,21 @@ from filelock import FileLock, Timeout
 from .errors import UserError, as_user_errors
 from .files import LOCK_NAME, disk_errors
 
-# A program that was killed may leave children, which hold its lock until they notice.
+# A killed program may leave children, which hold its lock until they exit.
 _SECONDS = 8.0
 
 
 def lock_folder(folder: Path, *, seconds: float = _SECONDS) -> FileLock:
-    """Take an output folder for this process, until it releases the lock or ends in any way; the folder is made.
+    """Create and lock an output folder for this process, until it releases the lock or ends.
 
     Args:
-        seconds: to wait for another program.
+        seconds: how long to wait for another program.
 
     Raises:
-        UserError: another program has it, or it cannot be made.
+        UserError: another program holds the lock, or the folder cannot be created.
     """
     with disk_errors(folder):
-        with as_user_errors(FileNotFoundError, about=f"output_dir={folder} cannot be made"):  # as below /proc
+        with as_user_errors(FileNotFoundError, about=f"output_dir={folder} cannot be made"):  # for example in /proc
             folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK_NAME)
         try:
@@ -40,10 +40,10 @@ def lock_folder(folder: Path, *, seconds: float = _SECONDS) -> FileLock:
 
 @contextmanager
 def owned_folder(folder: Path) -> Iterator[bool]:
-    """`lock_folder` around a run; of several processes the main one holds it.
+    """`lock_folder` around a run. With several processes, only the main one takes the lock.
 
     Yields:
-        whether this is the main process.
+        Whether this is the main process.
     """
     if os.environ.get("RANK", "0") != "0":
         yield False

@@ -1,4 +1,4 @@
-"""Tells the allocator of a CPU to keep freed memory for reuse."""
+"""Tells the C library's allocator to keep freed memory for reuse."""
 
 import ctypes
 import sys
@@ -8,11 +8,11 @@ _MOST = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep the memory that it frees, for its next tensors; whether that could be arranged.
+    """Make this process keep the memory that it frees, for its next tensors. Returns whether that succeeded.
 
-    By default the GNU C library gives large blocks back to the system at once, and the system clears every page of the
-    next one: a third of a training step goes into that (docs/LOG.md). The process' peak is what it was, but it
-    stays there. Other systems and libraries are left alone.
+    By default the GNU C library returns large blocks to the system at once, and the system clears every page of the
+    next one, which takes a third of a training step (docs/LOG.md). The peak memory of the process does not change, but
+    its memory stays at the peak. Does nothing on other systems and libraries.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -20,5 +20,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    # Before its version 2.35 the library took no more than half of a heap of 64 MiB.
+    # Before version 2.35 the library accepts at most half of a 64 MiB heap.
     return any(mallopt(_M_MMAP_THRESHOLD, most) for most in (_MOST, 2**25)) and bool(mallopt(_M_TRIM_THRESHOLD, _MOST))

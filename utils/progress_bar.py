@@ -1,4 +1,4 @@
-"""Progress bars; where there is no terminal, such as in a log file, a line a minute."""
+"""Progress bars; without a terminal, such as in a log file, one line per minute."""
 
 import sys
 import threading
@@ -13,7 +13,7 @@ SECONDS_BETWEEN_LINES = 60.0
 
 
 class _Lines(tqdm):
-    """The same figures as a line of their own, now and then."""
+    """Prints the bar's figures as a line of their own, at most once a minute."""
 
     @staticmethod
     def status_printer(file: Any) -> Any:
@@ -25,7 +25,7 @@ class _Lines(tqdm):
         return print_status
 
     def display(self, *arguments: Any, **options: Any) -> Any:
-        """A line, unless one was written a moment ago: `set_postfix` and the like ask for one each time."""
+        """Print a line, unless the last one is less than a minute old: `set_postfix` calls this each time."""
         now = time.monotonic()
         if now - getattr(self, "_last_line", self._begun) < SECONDS_BETWEEN_LINES:
             return None
@@ -33,7 +33,7 @@ class _Lines(tqdm):
         return super().display(*arguments, **options)
 
     def close(self) -> None:
-        """End without a last line: whoever asked for the work says what came of it."""
+        """End without a last line: the caller reports the result."""
         if not self.disable:
             self.disable = True
             self._decr_instances(self)  # type: ignore[attr-defined]
@@ -46,17 +46,17 @@ class _Lines(tqdm):
 def progress_bar(
     iterable: Iterable[Any] | None = None, *, description: str, unit: str, total: float | None = None, **options: Any
 ) -> Any:
-    """tqdm's bar, or its lines where stderr is no terminal; options as tqdm's.
+    """A tqdm bar, or lines if stderr is not a terminal; `options` are tqdm's.
 
-    A job that ends within a minute leaves no line.
+    Without a terminal, a job that ends within a minute prints no line.
 
     Args:
-        total: of the units; None where nobody knows.
+        total: number of units; None if unknown.
     """
     shared: dict[str, Any] = {"desc": description, "unit": unit, "total": total, **options}
     if sys.stderr.isatty():
         return tqdm(iterable, dynamic_ncols=True, **shared)
-    # A bar of no width: the figures alone.
+    # The figures without a bar.
     lines = {
         "mininterval": SECONDS_BETWEEN_LINES,
         "maxinterval": SECONDS_BETWEEN_LINES,
@@ -67,7 +67,7 @@ def progress_bar(
 
 @contextmanager
 def heartbeat(description: str) -> Iterator[None]:
-    """Where stderr is no terminal, a line a minute while a library is at work that shows a bar in terminals only."""
+    """Without a terminal, print a line per minute during the work of a library that shows its bar in terminals only."""
     ended = threading.Event()
 
     def beat() -> None:
@@ -85,7 +85,7 @@ def heartbeat(description: str) -> Iterator[None]:
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Without transformers' own bars, for reading and writing shards, among those of the program."""
+    """Turn off transformers' own bars for reading and writing shards."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -105,7 +105,7 @@ class StageBars:
         self._bar: Any = None
 
     def begin(self, description: str) -> "StageBars":
-        """The next calls are about another stage."""
+        """Start the bar of the next stage."""
         self.close()
         self._bar = progress_bar(description=description, unit=self.unit, leave=False)
         return self

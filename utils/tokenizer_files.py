@@ -8,7 +8,7 @@ from typing import Any
 from .files import write_text
 
 _SETTINGS = "tokenizer_config.json"
-# How a tokenizer was loaded here. transformers saves that beside the tokenizer's settings.
+# Settings that say how a tokenizer was loaded on this machine. transformers saves them with the others.
 _HOW_IT_WAS_LOADED = ("is_local", "local_files_only", "name_or_path", "tokenizer_file")
 
 
@@ -30,6 +30,6 @@ def read_tokenizer_settings(directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def write_tokenizer_settings(directory: str | os.PathLike, settings: dict[str, Any]) -> None:
-    """tokenizer_config.json of a folder, whole or not at all."""
+    """Write a folder's tokenizer_config.json, atomically."""
     text = json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True)
     write_text(Path(directory) / _SETTINGS, f"{text}\n")

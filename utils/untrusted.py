@@ -1,7 +1,7 @@
-"""Checks files that others made: names that stay in their folder, JSON of a known form, no pickles.
+"""Checks untrusted files: names must stay in their folder, JSON must have a known form, pickles are refused.
 
-A manifest or an index of a stranger may name any path. So a name is checked before a byte is fetched or read, and a
-link is followed only where it leads to a file of the same folder, or of the same repository in the Hub's cache.
+An untrusted manifest or index may name any path. So each name is checked before anything is fetched or read. A link is
+followed only if it leads to a file in the same folder, or in the same repository in the Hub's cache.
 """
 
 import json
@@ -17,19 +17,17 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether a name is that of a file beside the one that names it: no folder, no drive, nothing that cannot be
-    printed.
-    """
+    """Whether a name is a plain file name: no folder, no drive, no unprintable characters."""
     if not isinstance(name, str) or name in ("", ".", "..") or len(name) > 255 or not name.isprintable():
         return False
     return not set(name) & set("/\\:")
 
 
 def is_within(path: Path, folder: Path) -> bool:
-    """Whether what a path leads to, links followed, lies in a folder; or in its repository in the Hub's cache."""
+    """Whether a path, after following links, lies in a folder, or in the folder's repository in the Hub's cache."""
     try:
         target, home = path.resolve(), folder.resolve()
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a name that cannot be one
+    except (OSError, RuntimeError, ValueError):  # a loop of links, an invalid name
         return False
     if target.is_relative_to(home):
         return True
@@ -39,13 +37,13 @@ def is_within(path: Path, folder: Path) -> bool:
 
 
 def file_beside(folder: Path, name: object, *, where: object) -> Path:
-    """The file `name` of a folder, as a file in it names it.
+    """The path of the file `name`, which a file in the same folder refers to.
 
     Args:
-        where: what names it, for the message.
+        where: what refers to it, for the message.
 
     Raises:
-        UserError: the name leads, or a link of that name leads, out of the folder.
+        UserError: the name, or a link of that name, leads out of the folder.
     """
     if not is_plain_name(name):
         raise UserError(f"{where} names the file {shown(name)}, which is not a file of its folder")
@@ -56,10 +54,10 @@ def file_beside(folder: Path, name: object, *, where: object) -> Path:
 
 
 def parse_json(content: bytes, *, where: object) -> Any:
-    """The value of some JSON.
+    """Parse JSON.
 
     Raises:
-        UserError: it is not JSON in UTF-8, or holds numbers or nesting that no file of ours has.
+        UserError: it is not JSON in UTF-8, or its numbers are too long or its nesting too deep.
     """
     try:
         return json.loads(content.decode("utf-8"))
@@ -73,7 +71,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
     Raises:
         MissingFileError: there is no such file.
-        UserError: it cannot be read, or holds something else.
+        UserError: it cannot be read, is larger than `LARGEST_JSON`, or does not hold a JSON object.
     """
     try:
         if path.stat().st_size > LARGEST_JSON:
@@ -91,13 +89,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False) -> None:
-    """Refuse a folder of a model or tokenizer that leads out of itself, or whose weights are pickles alone.
+    """Refuse the folder of a model or tokenizer if it refers to files outside, or if its only weights are pickles.
 
     A name on the Hub passes: the Hub's own library checks names, and `use_safetensors=True` reads no pickle.
 
     Raises:
-        MissingFileError: no such folder, and nothing on the Hub is named so.
-        UserError: a JSON file that is none, an index or a link that leads out, or weights as a pickle only.
+        MissingFileError: there is no such folder, and it cannot be a name on the Hub.
+        UserError: invalid JSON, an index or a link that leads out of the folder, or weights only as a pickle.
     """
     home = Path(folder)
     if not home.is_dir():
@@ -116,10 +114,10 @@ def check_model_folder(folder: str | os.PathLike, *, allow_pickle: bool = False)
 
 
 def _check_file(path: Path, home: Path) -> None:
-    """Refuse a link that leads out of the folder, and a JSON file that is none."""
+    """Refuse a link that leads out of the folder, and a configuration or index that is not valid JSON."""
     if path.is_symlink() and not is_within(path, home):
         raise UserError(f"{path} is a link that leaves its folder: put the file itself there")
-    # Other JSON is large, and tokenizers says what is wrong with it.
+    # Other JSON files are large, and the tokenizers library reports what is wrong with them.
     if path.name.endswith(("config.json", ".index.json")):
         values = read_json_object(path)
         if path.name.endswith(".index.json"):
@@ -136,13 +134,13 @@ def _refuse_pickles(paths: Iterable[Path]) -> None:
 
 
 def shards_of(index: Path, values: dict[str, Any] | None = None) -> list[Path]:
-    """The files of weights that an index names, each once, by name.
+    """The weight files that an index names, each once, sorted by name.
 
     Args:
-        values: what the index holds, if it has been read.
+        values: the content of the index, if it has been read.
 
     Raises:
-        UserError: it names none, or one that is not a file of its folder.
+        UserError: the index names no files, or one that is not in its folder.
     """
     weights = (read_json_object(index) if values is None else values).get("weight_map")
     if not isinstance(weights, dict) or not weights:
@@ -156,5 +154,5 @@ def shards_of(index: Path, values: dict[str, Any] | None = None) -> list[Path]:
 
 
 def shown(value: object) -> str:
-    """A value that a stranger wrote, for a message: short, and nothing in it that a terminal obeys."""
+    """An untrusted value for a message: shortened, and without control characters for a terminal."""
     return ascii(value)[:80]

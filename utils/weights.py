@@ -9,13 +9,13 @@ from transformers import initialization as init
 
 
 def make_empty(model_class: Any, config: PreTrainedConfig, **options: Any) -> Any:
-    """A model whose parameters have no values yet; its buffers have theirs."""
+    """A model with uninitialised parameters and initialised buffers."""
     with init.no_init_weights():
         return model_class(config, **options)
 
 
 def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Make `tensors`, in their own data type, the parameters of `model`, and tie again what is tied.
+    """Make `tensors`, in their own data type, the parameters of `model`, and tie the tied weights again.
 
     Raises:
         RuntimeError: a tensor is missing, left over or of another shape.
