@@ -5,8 +5,9 @@
     W <- (1 - η λ) W - η sqrt(max(1, rows / columns)) orthogonalize(U)
 
 The formula is that of `torch.optim.Muon`, which takes one matrix after the other, always in bf16. Here matrices of one
-shape are processed together, in the precision in which the device is fast. In a model that FSDP2 shards, each matrix is
-made orthogonal by one process: its shards are sent there, and the result is sent back.
+shape are processed together, in the precision in which the device is fast. The matrix of a projection to or from
+attention's heads can be made orthogonal head by head, which takes a fraction of the time. In a model that FSDP2 shards,
+each matrix is made orthogonal by one process: its shards are sent there, and the result is sent back.
 """
 
 from collections import defaultdict
@@ -30,6 +31,8 @@ POLYNOMIALS = (
     (2.5858, -1.8424, 0.4068),
 )
 _EPSILON = 1e-7
+# How a matrix is cut into one matrix for each head: along which dimension, and the head size. None: it stays whole.
+Heads = tuple[int, int] | None
 # Elements of one stack of matrices. On a CPU, larger stacks do not fit the cache and gain nothing.
 _STACK_ON_CPU, _STACK = 1 << 22, 1 << 26
 
@@ -38,7 +41,8 @@ class Muon(torch.optim.Optimizer):
     """Muon for matrices, sharded by FSDP2 or not.
 
     Args:
-        params: parameters of two dimensions, or pairs of a name and a parameter, or groups of them.
+        params: parameters of two dimensions, or pairs of a name and a parameter, or groups of them. A group may have
+            `heads` for its matrices: (dimension, head size).
         lr: η. weight_decay: λ, decoupled. momentum: β.
         dtype: of the matmuls.
 
@@ -55,7 +59,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         dtype: torch.dtype = torch.float32,
     ):
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "heads": None})
         self.dtype = dtype
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -69,29 +73,39 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self._update(parameters, lr=group["lr"], decay=group["weight_decay"], momentum=group["momentum"])
+        groups = [
+            (group, [parameter for parameter in group["params"] if parameter.grad is not None])
+            for group in self.param_groups
+        ]
+        parameters = [parameter for _, of_group in groups for parameter in of_group]
+        heads = [group["heads"] for group, of_group in groups for _ in of_group]
+        updates = [update for group, of_group in groups for update in self._momentum(of_group, group["momentum"])]
+        # Together for all groups, so that sharded matrices are exchanged once.
+        orthogonal = dict(zip(parameters, self._orthogonalize(updates, parameters, heads), strict=True))
+        for group, of_group in groups:
+            lr, decay = group["lr"], group["weight_decay"]
+            for parameter in of_group:
+                rows, columns = parameter.shape
+                weight, alpha = _local(parameter), -lr * max(1.0, rows / columns) ** 0.5
+                weight.mul_(1 - lr * decay).add_(orthogonal[parameter], alpha=alpha)
         return result
 
-    def _update(self, parameters: list[nn.Parameter], *, lr: float, decay: float, momentum: float) -> None:
+    def _momentum(self, parameters: list[nn.Parameter], momentum: float) -> list[torch.Tensor]:
+        """Update the momentum of each parameter, and return Nesterov's look ahead, or this process' shard of it."""
+        if not parameters:
+            return []
         for parameter in parameters:
             if "momentum_buffer" not in self.state[parameter]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         grads = [_local(parameter.grad) for parameter in parameters]
         momenta = [_local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
-        weights = [_local(parameter) for parameter in parameters]
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
-        updates = list(torch._foreach_lerp(grads, momenta, momentum))
-        for weight, update, parameter in zip(
-            weights, self._orthogonalize(updates, parameters), parameters, strict=True
-        ):
-            rows, columns = parameter.shape
-            weight.mul_(1 - lr * decay).add_(update, alpha=-lr * max(1.0, rows / columns) ** 0.5)
+        return list(torch._foreach_lerp(grads, momenta, momentum))
 
-    def _orthogonalize(self, updates: list[torch.Tensor], parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-        """The update of each parameter, or this process' shard of it, made orthogonal as a whole."""
+    def _orthogonalize(
+        self, updates: list[torch.Tensor], parameters: list[nn.Parameter], heads: list[Heads]
+    ) -> list[torch.Tensor]:
+        """The update of each parameter, or this process' shard of it, made orthogonal."""
         whole: list[int] = []
         of_group: dict[Any, list[int]] = defaultdict(list)
         found: list[torch.Tensor] = list(updates)
@@ -100,14 +114,23 @@ class Muon(torch.optim.Optimizer):
             if group is not None:
                 of_group[group].append(index)
             elif isinstance(parameter, DTensor):
-                found[index] = _orthogonalize_gathered(updates[index], parameter, dtype=self.dtype)
+                found[index] = _orthogonalize_gathered(updates[index], parameter, heads[index], dtype=self.dtype)
             else:
                 whole.append(index)
-        for index, update in zip(whole, orthogonalize([updates[i] for i in whole], dtype=self.dtype), strict=True):
+        for index, update in zip(
+            whole,
+            orthogonalize([updates[i] for i in whole], heads=[heads[i] for i in whole], dtype=self.dtype),
+            strict=True,
+        ):
             found[index] = update
         for group, indices in of_group.items():
-            shapes = [parameters[index].shape for index in indices]
-            shards = _orthogonalize_shards([updates[i] for i in indices], shapes, group=group, dtype=self.dtype)
+            shards = _orthogonalize_shards(
+                [updates[i] for i in indices],
+                [parameters[i].shape for i in indices],
+                [heads[i] for i in indices],
+                group=group,
+                dtype=self.dtype,
+            )
             for index, shard in zip(indices, shards, strict=True):
                 found[index] = shard
         return found
@@ -116,6 +139,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonalize(
     matrices: Sequence[torch.Tensor],
     *,
+    heads: Sequence[Heads] | None = None,
     dtype: torch.dtype = torch.float32,
     polynomials: Sequence[tuple[float, float, float]] = POLYNOMIALS,
 ) -> list[torch.Tensor]:
@@ -123,13 +147,31 @@ def orthogonalize(
 
     Args:
         matrices: of any shapes [rows, columns]. Those of one shape are processed in one batch.
+        heads: for each matrix, how it is cut; each part is then made orthogonal by itself.
         dtype: of the matmuls.
         polynomials: (a, b, c) of each Newton-Schulz step.
 
     Returns:
         Matrices of the same shapes, in `dtype`. A matrix of zeros stays zero.
     """
-    found: list[torch.Tensor] = list(matrices)
+    cuts = heads or [None] * len(matrices)
+    parts = [_cut(matrix, cut) for matrix, cut in zip(matrices, cuts, strict=True)]
+    done = iter(_orthogonalize_whole(list(chain(*parts)), dtype, polynomials))
+    return [_join([next(done) for _ in of_one], cut) for of_one, cut in zip(parts, cuts, strict=True)]
+
+
+def _cut(matrix: torch.Tensor, heads: Heads) -> Sequence[torch.Tensor]:
+    return [matrix] if heads is None else matrix.split(heads[1], dim=heads[0])
+
+
+def _join(parts: list[torch.Tensor], heads: Heads) -> torch.Tensor:
+    return parts[0] if heads is None else torch.cat(parts, dim=heads[0])
+
+
+def _orthogonalize_whole(
+    matrices: list[torch.Tensor], dtype: torch.dtype, polynomials: Sequence[tuple[float, float, float]]
+) -> list[torch.Tensor]:
+    found = list(matrices)
     of_shape: dict[Any, list[int]] = defaultdict(list)
     for index, matrix in enumerate(matrices):
         of_shape[(matrix.shape, matrix.device)].append(index)
@@ -182,27 +224,30 @@ def _row_sharding_group(parameter: Any) -> Any:
     return parameter.device_mesh.get_group(sharded[0])
 
 
-def _orthogonalize_gathered(local: torch.Tensor, parameter: DTensor, *, dtype: torch.dtype) -> torch.Tensor:
+def _orthogonalize_gathered(
+    local: torch.Tensor, parameter: DTensor, heads: Heads, *, dtype: torch.dtype
+) -> torch.Tensor:
     """For layouts other than FSDP2's: every process gathers the matrix and keeps its own part of the result."""
     mesh, placements = parameter.device_mesh, parameter.placements
     update = DTensor.from_local(local, mesh, placements, shape=parameter.shape, stride=parameter.stride())
-    (whole,) = orthogonalize([update.full_tensor()], dtype=dtype)
+    (whole,) = orthogonalize([update.full_tensor()], heads=[heads], dtype=dtype)
     return distribute_tensor(whole.contiguous(), mesh, placements, src_data_rank=None).to_local()
 
 
 def _orthogonalize_shards(
-    shards: list[torch.Tensor], shapes: list[torch.Size], *, group: Any, dtype: torch.dtype
+    shards: list[torch.Tensor], shapes: list[torch.Size], heads: list[Heads], *, group: Any, dtype: torch.dtype
 ) -> list[torch.Tensor]:
     """This process' rows of the orthogonal matrices. The matrices are sharded over `group`, and each has one owner.
 
     Two exchanges in all: every shard is sent to its matrix's owner and back.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    owned = share_out(shapes, size)
+    owned = share_out(shapes, size, heads=heads)
     here = [[shards[index].to(dtype, copy=True) for index in indices] for indices in owned]
     whole = [shards[0].new_empty(shapes[index], dtype=dtype) for index in owned[rank]]
     _exchange(here, _rows_by_process(whole, size), group=group)
-    _exchange(_rows_by_process(orthogonalize(whole, dtype=dtype), size), here, group=group)
+    orthogonal = orthogonalize(whole, heads=[heads[index] for index in owned[rank]], dtype=dtype)
+    _exchange(_rows_by_process(orthogonal, size), here, group=group)
     found = dict(zip(chain(*owned), chain(*here), strict=True))
     return [found[index] for index in range(len(shards))]
 
@@ -227,9 +272,10 @@ def _exchange(sent: list[list[torch.Tensor]], received: list[list[torch.Tensor]]
         place.copy_(numbers.view_as(place))
 
 
-def share_out(shapes: Sequence[Sequence[int]], owners: int) -> list[list[int]]:
+def share_out(shapes: Sequence[Sequence[int]], owners: int, *, heads: Sequence[Heads] | None = None) -> list[list[int]]:
     """Which matrices each owner makes orthogonal: the next largest goes to the owner with the least work."""
-    work = [newton_schulz_flops(shape) for shape in shapes]
+    cuts = heads or [None] * len(shapes)
+    work = [newton_schulz_flops(shape, heads=cut) for shape, cut in zip(shapes, cuts, strict=True)]
     owned: list[list[int]] = [[] for _ in range(owners)]
     loads = [0] * owners
     for index in sorted(range(len(shapes)), key=lambda i: -work[i]):
@@ -239,7 +285,10 @@ def share_out(shapes: Sequence[Sequence[int]], owners: int) -> list[list[int]]:
     return owned
 
 
-def newton_schulz_flops(shape: Sequence[int]) -> int:
+def newton_schulz_flops(shape: Sequence[int], *, heads: Heads = None) -> int:
     """FLOPs for one matrix [m, n], m <= n: each step computes Z Z^T, its square, and a matmul with Z."""
+    if heads is not None:
+        dimension, size = heads
+        return shape[dimension] // size * newton_schulz_flops((size, shape[1 - dimension]))
     m, n = min(shape), max(shape)
     return len(POLYNOMIALS) * (2 * m * m * n + 2 * m**3 + 2 * m * m * n)

@@ -2,10 +2,11 @@
 
 Which group a parameter is in follows from the module that holds it, never from its name: weights of linear layers and
 convolutions decay; embeddings, norms, biases and loose parameters do not. Muon (Jordan et al. 2024) takes the matrices
-between the embeddings and the vocabulary projection, AdamW (Loshchilov & Hutter 2019) all others. The state is saved as
-tensors by parameter name.
+between the embeddings and the vocabulary projection, attention's head by head; AdamW (Loshchilov & Hutter 2019) takes
+all others. The state is saved as tensors by parameter name.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ..modeling.attention import Attention
 from ..utils.errors import UserError
 from .arguments import PretrainingArguments
-from .muon import Muon
+from .muon import Heads, Muon
 
 _MATRIX_MODULES = (nn.Linear, nn.modules.conv._ConvNd, nn.Bilinear, nn.MultiheadAttention)
 _EMBEDDING_MODULES = (nn.Embedding, nn.EmbeddingBag)
@@ -45,6 +47,17 @@ def split_parameters(model: nn.Module) -> tuple[list[NamedParameter], list[Named
             is_matrix = parameter in in_matrix_modules and parameter not in embeddings
             (matrices if is_matrix else rest).append((name, parameter))
     return matrices, rest
+
+
+def heads_of_matrices(model: nn.Module) -> dict[nn.Parameter, Heads]:
+    """How Muon cuts the matrices of attention: the rows of queries, keys and values by head, the columns of outputs."""
+    found: dict[nn.Parameter, Heads] = {}
+    for module in model.modules():
+        if isinstance(module, Attention):
+            for layer in (module.q_proj, module.k_proj, module.v_proj):
+                found[layer.weight] = (0, module.head_dim)
+            found[module.o_proj.weight] = (1, module.head_dim)
+    return found
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
@@ -108,9 +121,13 @@ def make_optimizer(
         matrices = [(name, parameter) for name, parameter in matrices if parameter.dim() != 2]
     parts: list[torch.optim.Optimizer] = []
     if for_muon:
+        heads = heads_of_matrices(model)
+        by_heads: dict[Heads, list[NamedParameter]] = defaultdict(list)
+        for name, parameter in for_muon:
+            by_heads[heads.get(parameter)].append((name, parameter))
         parts.append(
             Muon(
-                for_muon,
+                [{"params": parameters, "heads": cut} for cut, parameters in by_heads.items()],
                 lr=arguments.muon_learning_rate,
                 weight_decay=decay,
                 momentum=arguments.muon_momentum,

@@ -298,10 +298,14 @@ def _update_flops(arguments: PretrainingArguments, config: ClozeBertConfig, *, o
 
     symbols = symbols_of(config, batch_size=1, length=1)
     d, g, f, e = (symbols[name] for name in "DGFE")
+    k = d // config.num_attention_heads
     feed_forward = [(f, d), (d, f), (f, d)] if config.mlp_type == "glu" else [(f, d), (d, f)]
-    shapes = [(d, d), (g, d), (g, d), (d, d), *feed_forward] * config.num_hidden_layers
-    shapes += [(e, d)] * config.prediction_dense
-    return max(sum(newton_schulz_flops(shapes[index]) for index in owned) for owned in share_out(shapes, owners))
+    attention = [((d, d), (0, k)), ((g, d), (0, k)), ((g, d), (0, k)), ((d, d), (1, k))]
+    matrices = [*attention, *((shape, None) for shape in feed_forward)] * config.num_hidden_layers
+    matrices += [((e, d), None)] * config.prediction_dense
+    shapes, heads = zip(*matrices, strict=True)
+    work = [newton_schulz_flops(shape, heads=cut) for shape, cut in matrices]
+    return max(sum(work[index] for index in owned) for owned in share_out(shapes, owners, heads=heads))
 
 
 def _memory(

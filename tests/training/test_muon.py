@@ -13,7 +13,10 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
-from clozebert.training.muon import POLYNOMIALS, Muon, orthogonalize, share_out
+from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
+from clozebert.training.arguments import PretrainingArguments
+from clozebert.training.muon import POLYNOMIALS, Muon, newton_schulz_flops, orthogonalize, share_out
+from clozebert.training.optimizers import make_optimizer
 
 JORDAN = ((3.4445, -4.7750, 2.0315),) * 5
 SHAPES = [(12, 12), (12, 31), (31, 12), (12, 12), (12, 31), (1, 7), (7, 1)]
@@ -98,6 +101,36 @@ def test_updates_are_those_of_torchs_muon(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+def test_a_matrix_is_made_orthogonal_head_by_head() -> None:
+    rows, columns, whole = (torch.randn(12, 20, dtype=torch.float64) for _ in range(3))
+    found = orthogonalize([rows, columns, whole], heads=[(0, 3), (1, 5), None], dtype=torch.float64)
+    expected = [
+        torch.cat([orthogonalize([part], dtype=torch.float64)[0] for part in matrix.split(size, dim)], dim)
+        for matrix, dim, size in ((rows, 0, 3), (columns, 1, 5), (whole, 0, 12))
+    ]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    heads = found[0].reshape(4, 3, 20)
+    assert torch.linalg.svdvals(heads).sub(1).abs().max() < 0.27  # the polynomials' bounds, see POLYNOMIALS
+    assert torch.linalg.svdvals(found[0]).max() > 1.3  # as a whole, it is not orthogonal
+
+
+def test_attention_is_cut_by_heads() -> None:
+    config = ClozeBertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2
+    )
+    arguments = PretrainingArguments(corpus=["-"], tokenizer_name="-", output_dir="-", optimizer="muon", max_steps=1)
+    optimizer = make_optimizer(ClozeBertForMaskedLM(config), arguments)
+    heads = {
+        name.split(".")[-2]: group.get("heads")
+        for group in optimizer.param_groups
+        for name in group["param_names"]
+        if "attention" in name and name.endswith("proj.weight")
+    }
+    assert heads == {"q_proj": (0, 8), "k_proj": (0, 8), "v_proj": (0, 8), "o_proj": (1, 8)}
+    assert newton_schulz_flops((32, 32), heads=(0, 8)) == 4 * newton_schulz_flops((8, 32))
+
+
 def test_what_is_no_matrix_is_refused() -> None:
     with pytest.raises(ValueError, match=r"it was given a parameter of shape \(4,\)"):
         Muon([nn.Parameter(torch.zeros(4))], lr=0.1)
@@ -121,7 +154,13 @@ class Linears(nn.Module):
 
 
 def _train(model: Linears, *, steps: int) -> Muon:
-    optimizer = Muon(model.parameters(), lr=0.05, weight_decay=0.1)
+    by_rows, by_columns, *others = model.parameters()
+    groups = [
+        {"params": [by_rows], "heads": (0, 4)},
+        {"params": [by_columns], "heads": (1, 4)},
+        {"params": others},
+    ]
+    optimizer = Muon(groups, lr=0.05, weight_decay=0.1)
     for step in range(steps):
         for seed, parameter in enumerate(model.parameters()):
             torch.manual_seed(100 * step + seed)
