@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from clozebert.corpus.encoding import LONGEST_PART, Encoder
-from clozebert.corpus.formats import LARGEST_DOCUMENT
-from clozebert.corpus.prepare import prepare
-from clozebert.corpus.readers import Reader
-from clozebert.corpus.tables import BadText, open_table
+from clozebert.corpus.preparation.prepare import prepare
+from clozebert.corpus.readers.formats import LARGEST_DOCUMENT
+from clozebert.corpus.readers.inputs import Reader
+from clozebert.corpus.readers.tables import BadText, open_table
 from clozebert.corpus.tokenizer import load_tokenizer, train_tokenizer
 from clozebert.utils.errors import UserError
 

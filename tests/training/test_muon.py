@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
-from clozebert.training.muon import POLYNOMIALS, Muon, orthogonalize, share_out
+from clozebert.training.optimizers.muon import POLYNOMIALS, Muon, orthogonalize, share_out
 
 JORDAN = ((3.4445, -4.7750, 2.0315),) * 5
 SHAPES = [(12, 12), (12, 31), (31, 12), (12, 12), (12, 31), (1, 7), (7, 1)]
