@@ -4,7 +4,7 @@ Each stage leaves its complete result in OUTPUT_DIR/adaptation, or nothing:
 
     teacher/        if a student is trained: the original model, converted to ClozeBERT
     start/          the model that training starts from, converted to ClozeBERT   start.py
-    corpus/ …       the texts, tokenized                                          corpus/prepare.py
+    corpus/ …       the texts, tokenized                                          corpus/preparation/prepare.py
     before.json     the losses before training
     run/            the training run, with its checkpoints                        training/pretraining.py
 
@@ -28,8 +28,8 @@ import transformers
 from ..configuration import ClozeBertConfig
 from ..corpus import Corpus, Masking
 from ..corpus.encoding import Encoder
-from ..corpus.prepare import prepare
-from ..corpus.readers import Reader
+from ..corpus.preparation.prepare import prepare
+from ..corpus.readers.inputs import Reader
 from ..corpus.shards import open_split
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..hub.card import read_card, write_card
@@ -37,9 +37,9 @@ from ..hub.convert import save_native
 from ..hub.loading import WEIGHTS, quiet
 from ..modeling import ClozeBertForMaskedLM
 from ..training.checks import check_tokenizer
+from ..training.planning.time_budget import FORWARD_SHARE
 from ..training.pretraining import pretrain
 from ..training.scoring import precision_of, score_frozen_masks
-from ..training.time_budget import FORWARD_SHARE
 from ..utils.device import choose_precision
 from ..utils.errors import UserError, UserFileError
 from ..utils.files import disk_errors, remove_written, sha256_of_file, whole_files, whole_folder, write_text

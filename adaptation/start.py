@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ..configuration import ClozeBertConfig
 from ..corpus.encoding import Encoder, split_encoded
-from ..corpus.readers import Reader
+from ..corpus.readers.inputs import Reader
 from ..corpus.tokenizer import load_tokenizer, tokenizer_differences, tokenizer_facts
 from ..hub.convert import load_clozebert_masked_lm
 from ..hub.convert_config import config_from_native
@@ -21,8 +21,8 @@ from ..hub.loading import WEIGHTS, find_folder, quiet, read_config
 from ..hub.natives import architecture_of
 from ..hub.processors import TOKENIZER_FILE_NAMES
 from ..modeling import ClozeBertForMaskedLM
-from ..training.initial_model import load_configuration, set_token_ids
-from ..training.rebuilding import evenly_spaced, take_layers, take_rows
+from ..training.initialization.initial_model import load_configuration, set_token_ids
+from ..training.initialization.rebuilding import evenly_spaced, take_layers, take_rows
 from ..utils.errors import UserError
 from ..utils.files import sha256_of_file, written_in
 from ..utils.tokenizer_files import save_tokenizer

@@ -30,13 +30,13 @@ from clozebert.adaptation.start import make_start, open_source_model
 from clozebert.adaptation.vocabulary import extend
 from clozebert.configuration import ClozeBertConfig
 from clozebert.corpus import Corpus, Masking
-from clozebert.corpus.prepare import prepare
-from clozebert.corpus.readers import Reader
+from clozebert.corpus.preparation.prepare import prepare
+from clozebert.corpus.readers.inputs import Reader
 from clozebert.corpus.tokenizer import load_tokenizer, train_tokenizer
 from clozebert.hub.convert import from_native, save_native
 from clozebert.hub.loading import load_clozebert
 from clozebert.training.arguments import PretrainingArguments
-from clozebert.training.initial_model import set_token_ids
+from clozebert.training.initialization.initial_model import set_token_ids
 from clozebert.training.pretraining import pretrain
 from clozebert.training.scoring import score_frozen_masks
 from clozebert.utils.tokenizer_files import save_tokenizer

@@ -156,7 +156,7 @@ def profile() -> None:
 
     from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
     from clozebert.modeling.packed import Packed
-    from clozebert.training.machine import compile_model
+    from clozebert.training.runtime.machine import compile_model
 
     device, found = torch.device("cuda"), {}
     for way in ("compiled", "eager"):

@@ -211,7 +211,7 @@ def measure_beginning(corpus: str, tokenizer_name: str, architecture: str) -> fl
     from clozebert.corpus import Mixture, RowIndex
     from clozebert.corpus.text_sample import count_tokens
     from clozebert.corpus.tokenizer import load_tokenizer
-    from clozebert.training.initial_embeddings import embed_by_text
+    from clozebert.training.initialization.initial_embeddings import embed_by_text
 
     config = ClozeBertConfig.from_name(architecture, vocab_size=len(load_tokenizer(tokenizer_name)))
     model, corpora = ClozeBertForMaskedLM(config), Mixture([corpus])

@@ -25,10 +25,10 @@ def measure(recipe: str, *, pairs: int, threads: int, precision: str) -> dict[st
     import torch
 
     from clozebert.training.arguments import PretrainingArguments
-    from clozebert.training.calibration import micro_batches
-    from clozebert.training.machine import make_accelerator
     from clozebert.training.phase_setup import set_up_model
+    from clozebert.training.planning.calibration import micro_batches
     from clozebert.training.run_settings import make_config, split_settings
+    from clozebert.training.runtime.machine import make_accelerator
     from clozebert.training.step import timed_step
 
     torch.set_num_threads(threads)

@@ -30,8 +30,8 @@ SIDES = ("ours", "reference")
 def ours(files: list[str], tokenizer_name: str, cores: int, folder: Path) -> dict[str, float]:
     """Prepare with this package."""
     from clozebert.corpus import Corpus, RowIndex
-    from clozebert.corpus.prepare import prepare
-    from clozebert.corpus.readers import Reader
+    from clozebert.corpus.preparation.prepare import prepare
+    from clozebert.corpus.readers.inputs import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(tokenizer_name)
@@ -86,7 +86,7 @@ def one_run(side: str, files: list[str], tokenizer_name: str, cores: int) -> dic
 
 def compare(files: list[str], *, cores: int, repeats: int, vocab_size: int) -> dict[str, Any]:
     """Train a tokenizer, run both sides in turn, and summarise."""
-    from clozebert.corpus.readers import Reader
+    from clozebert.corpus.readers.inputs import Reader
     from clozebert.corpus.tokenizer import train_tokenizer
 
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}

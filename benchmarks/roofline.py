@@ -142,7 +142,7 @@ def compiled_kernels(*, joins: bool, has_triton: bool, loss_only: bool) -> list[
     from torch._inductor.decomposition import select_decomp_table
 
     from clozebert.modeling import joined, window_attention
-    from clozebert.training.machine import compile_model
+    from clozebert.training.runtime.machine import compile_model
 
     graphs: list[Graph] = []
 

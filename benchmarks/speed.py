@@ -265,7 +265,7 @@ def processor() -> str:
 def flops_per_second(row: Row, result: dict[str, Any]) -> float:
     """Model FLOP/s of our side, by clozebert's own FLOP count."""
     from clozebert import ClozeBertConfig
-    from clozebert.training.planning import forward_flops
+    from clozebert.training.planning.memory_and_time import forward_flops
 
     ours = result["sides"]["ours"]
     config = ClozeBertConfig.from_name(f"{row.shape}-base")

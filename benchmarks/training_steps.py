@@ -67,8 +67,8 @@ def our_steps(recipe: str, corpus: str, tokenizer_name: str, folder: str, **flag
     """The steps of our own loop, without its logging and evaluation."""
     from clozebert.training.arguments import PretrainingArguments
     from clozebert.training.loop import Pretraining
-    from clozebert.training.machine import seed_step
     from clozebert.training.run_settings import make_config, split_settings
+    from clozebert.training.runtime.machine import seed_step
     from clozebert.training.step import accumulate_gradient, clip_gradient, update_weights
 
     flags |= {"corpus": corpus, "tokenizer_name": tokenizer_name, "output_dir": folder, "disable_tqdm": True}

@@ -2,16 +2,15 @@
 
 What each file does, in the order in which text passes through them:
 
-    inputs       readers: files, folders, globs, datasets, installed packages (input_files, installed_python)
-    one file     formats: the documents of a file (compression, binary_files, xml_texts)
-    tables       tables: CSV, TSV, JSON, Parquet, datasets (delimited, json_records, columns)
-    tokens       tokenizer: trains and loads; encoding: texts to ids and word starts
-    preparing    preparation: the flags; prepare: the work (duplicates, parallel, parts)
-    on disk      shards: writes and reads a corpus (manifest, integrity, remote)
-    batches      batches: the rows of a step (batch_size, packing, masking, mixtures, vocabulary_sample,
-                 randomness); text_sample: the rows that are counted before training
-
-demo_tasks makes labelled data for the demonstration.
+    readers/        inputs: files, folders, globs, datasets, installed packages (input_files)
+                    formats: the documents of a file (compression, binary_files, xml_texts)
+                    tables: CSV, TSV, JSON, Parquet, datasets (delimited, json_records, columns)
+    tokens          tokenizer: trains and loads; encoding: texts to ids and word starts
+    preparation/    pipeline: the flags; prepare: the work (duplicates, parallel, parts)
+    on disk         shards: writes and reads a corpus (manifest, integrity, remote)
+    batches         batches: the rows of a step (batch_size, packing, masking, mixtures, vocabulary_sample,
+                    randomness); text_sample: the rows that are counted before training
+    demo/           the demonstration's corpus (installed_python) and its labelled data (tasks)
 """
 
 from .batch_size import BatchSize

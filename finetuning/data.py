@@ -7,8 +7,8 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ..corpus.columns import is_number
-from ..corpus.tables import TableFile, open_dataset
+from ..corpus.readers.columns import is_number
+from ..corpus.readers.tables import TableFile, open_dataset
 from ..utils.errors import UserError
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
 from .sequence_task import (

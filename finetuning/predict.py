@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from ..corpus.compression import bare_suffix, read_text
-from ..corpus.tables import TABLE_SUFFIXES, not_utf8, open_table
+from ..corpus.readers.compression import bare_suffix, read_text
+from ..corpus.readers.tables import TABLE_SUFFIXES, not_utf8, open_table
 from ..utils.device import find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import whole_file

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..corpus.columns import is_number
+from ..corpus.readers.columns import is_number
 from ..modeling.heads import sequence_loss
 from ..modeling.kernels import widen
 from ..utils.errors import UserError

@@ -1,7 +1,7 @@
 """Labelled tables in memory: their columns, which of them is text or label, and the line on which each row begins.
 
-`corpus.tables` reads them, as for pretraining. A row that cannot be read raises an error that names its line: silently
-dropped rows would make the scores silently wrong.
+`corpus.readers.tables` reads them, as for pretraining. A row that cannot be read raises an error that names its line:
+silently dropped rows would make the scores silently wrong.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from ..corpus.columns import (
+from ..corpus.readers.columns import (
     LABEL_COLUMNS,
     PAIR_COLUMNS,
     PARTIAL_TEXT_COLUMNS,
@@ -19,7 +19,7 @@ from ..corpus.columns import (
     text_column_of,
     usual_column,
 )
-from ..corpus.tables import BadText, Row, TableFile, lone_surrogate, open_table
+from ..corpus.readers.tables import BadText, Row, TableFile, lone_surrogate, open_table
 from ..utils.errors import UserError
 
 

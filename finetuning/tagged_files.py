@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ..corpus.compression import bare_suffix, read_text
 from ..corpus.encoding import UNSPACED_SCRIPTS
-from ..corpus.tables import TableFile, open_table
+from ..corpus.readers.compression import bare_suffix, read_text
+from ..corpus.readers.tables import TableFile, open_table
 from ..utils.errors import UserError
 from .tables import good_rows
 from .tags import OUTSIDE, TaggedSentence

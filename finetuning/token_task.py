@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..corpus.compression import bare_suffix
+from ..corpus.readers.compression import bare_suffix
 from ..modeling.heads import IGNORED_LABEL, cross_entropy
 from ..modeling.kernels import widen
 from ..utils.errors import UserError

@@ -88,7 +88,7 @@ def parse_run_flags(
 
 def read_file(name: str, file: str) -> str:
     """The text of the file that the flag `name` names."""
-    from clozebert.corpus.compression import read_text
+    from clozebert.corpus.readers.compression import read_text
 
     path = Path(file)
     if not path.is_file():

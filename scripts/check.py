@@ -47,8 +47,8 @@ def _check_model(folder: Path) -> tuple[str, list[str], str]:
     Returns:
         what the folder is, what is wrong with it, and the message if nothing is wrong.
     """
-    from clozebert.training.checkpoints import list_checkpoints
-    from clozebert.training.training_state import STATE_FOLDER
+    from clozebert.training.checkpoints.folders import list_checkpoints
+    from clozebert.training.checkpoints.training_state import STATE_FOLDER
 
     checkpoints = [folder] if (folder / STATE_FOLDER).is_dir() else list_checkpoints(folder)
     # The checkpoints of fine-tuning are written by transformers and have no manifest.
@@ -70,7 +70,7 @@ def _check_model(folder: Path) -> tuple[str, list[str], str]:
 
 def _check_checkpoints(checkpoints: Sequence[Path]) -> tuple[list[str], int]:
     """What is wrong with some checkpoints, and how many files they hold."""
-    from clozebert.training.damage import find_damage
+    from clozebert.training.checkpoints.damage import find_damage
 
     damages = ((checkpoint, find_damage(checkpoint)) for checkpoint in checkpoints)
     problems = [f"{checkpoint}: {damage}" for checkpoint, damage in damages if damage]

@@ -121,7 +121,7 @@ def show_fill_mask(encoder: Path) -> None:
 
 def write_tasks(folder: Path, *, examples: int) -> None:
     """Write the data of both fine-tuning tasks."""
-    from clozebert.corpus.demo_tasks import write_package_task, write_token_kind_task
+    from clozebert.corpus.demo.tasks import write_package_task, write_token_kind_task
 
     write_package_task(folder / "packages", examples=examples)
     write_token_kind_task(folder / "token_kinds", examples=examples)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from clozebert.corpus import Corpus, Masking
-    from clozebert.corpus.readers import Reader
+    from clozebert.corpus.readers.inputs import Reader
     from clozebert.utils.progress_bar import StageBars
 
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     """Measure everything that was asked for: name -> value."""
     from clozebert.corpus import Masking
-    from clozebert.corpus.readers import Reader
+    from clozebert.corpus.readers.inputs import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.scoring import load_masked_lm, precision_of, read_minimal_pairs, score_minimal_pairs
     from clozebert.utils.device import choose_precision, find_device
@@ -174,7 +174,7 @@ def _open(folder: str, split: str, tokenizer: Any) -> "Corpus":
 
 def _prepare(reader: "Reader", tokenizer: Any, folder: str) -> "Corpus":
     from clozebert.corpus import Corpus
-    from clozebert.corpus.prepare import prepare
+    from clozebert.corpus.preparation.prepare import prepare
 
     prepare(reader, tokenizer=tokenizer, output_dir=Path(folder) / "text", validation_fraction=0.0)
     return Corpus(Path(folder) / "text")

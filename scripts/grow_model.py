@@ -41,12 +41,12 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parse(GrowArguments, argv, doc=__doc__, verb="grow")
     check_at_least(arguments, num_texts=1)
 
-    from clozebert.corpus.readers import Reader
+    from clozebert.corpus.readers.inputs import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.hub.card import write_card
     from clozebert.hub.convert import facts_of_origin, load_clozebert_masked_lm
     from clozebert.hub.loading import find_folder, quiet
-    from clozebert.training.growth import grow
+    from clozebert.training.initialization.growth import grow
 
     check_output_dir(arguments.output_dir, way_out="give another folder")
     new_tokens = _new_tokens(arguments.new_tokens or [])

@@ -19,7 +19,7 @@ from clozebert.utils.errors import UserError, check_at_least, reject_unknown_key
 if TYPE_CHECKING:
     from clozebert.corpus import Mixture
     from clozebert.training.arguments import Phase, PretrainingArguments
-    from clozebert.training.planning import Device
+    from clozebert.training.planning.memory_and_time import Device
 
 _STEPS_OF_AN_UNKNOWN_TEXT = 10_000
 _IDLE = ("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "report_to", "disable_tqdm")
@@ -62,7 +62,7 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
     With `model_name_or_path`, that model's configuration replaces `config`, as in a run. In a run with phases, each
     phase is planned, and `seconds` and `cost` are the totals.
     """
-    from clozebert.training.initial_model import load_configuration
+    from clozebert.training.initialization.initial_model import load_configuration
 
     check_at_least(given, price_per_hour=0, calibrate_seconds=0)
     run, corpora = _run_of(settings)
@@ -91,7 +91,7 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
 def _run_of(settings: dict[str, Any]) -> "tuple[PretrainingArguments, Mixture | None]":
     """The run with its number of steps, and its corpora if they are given."""
     from clozebert.training.arguments import PretrainingArguments
-    from clozebert.training.run_length import length_by_text
+    from clozebert.training.planning.run_length import length_by_text
 
     # A run needs these paths, a plan does not.
     paths = {"corpus": settings.get("corpus") or "-", "tokenizer_name": settings.get("tokenizer_name") or "-"}
@@ -108,7 +108,7 @@ def _run_of(settings: dict[str, Any]) -> "tuple[PretrainingArguments, Mixture | 
 def _set_vocabulary(config: Any, tokenizer_name: str | None, corpora: "Mixture | None", *, vocab_size: Any) -> None:
     """Set the model's vocabulary to that of the corpus or, without a corpus, of the tokenizer."""
     from clozebert.corpus.tokenizer import load_tokenizer
-    from clozebert.training.initial_model import SPECIAL_TOKEN_IDS, padded_vocabulary, set_token_ids
+    from clozebert.training.initialization.initial_model import SPECIAL_TOKEN_IDS, padded_vocabulary, set_token_ids
 
     if corpora is not None:
         set_token_ids(config, corpora.corpora[0])
@@ -131,9 +131,9 @@ def _plan_phase(
     Args:
         machine: the kind of device, the precision, and torch's device if steps can be timed.
     """
-    from clozebert.training.calibration import calibrate
     from clozebert.training.checks import check_model
-    from clozebert.training.planning import make_plan, mean_attention_length, plan_table
+    from clozebert.training.planning.calibration import calibrate
+    from clozebert.training.planning.memory_and_time import make_plan, mean_attention_length, plan_table
     from clozebert.training.run_settings import phase_configuration
 
     arguments, config = phase.arguments, phase_configuration(config, phase)
@@ -194,7 +194,7 @@ def _open_corpora(arguments: Any) -> "Mixture":
 
 def _find_device(given: PlanArguments, arguments: Any) -> "tuple[Device, str, Any]":
     """The kind of device, the precision that a run uses there and, for this machine, torch's device."""
-    from clozebert.training.planning import DEVICES, Device
+    from clozebert.training.planning.memory_and_time import DEVICES, Device
 
     if given.device is not None:
         if given.calibrate:

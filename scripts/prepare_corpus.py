@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read, tokenize, write, and print a summary."""
     arguments = parse(Arguments, argv, doc=__doc__, verb="prepare-corpus")
 
-    from clozebert.corpus.preparation import Preparation
+    from clozebert.corpus.preparation.pipeline import Preparation
     from clozebert.utils.progress_bar import progress_bar
 
     part, num_parts = arguments.part, arguments.num_parts

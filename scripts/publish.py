@@ -87,8 +87,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _checkpoints(arguments: PublishArguments, source: Path) -> list[Path]:
     """The training checkpoints to publish in addition to the folder; raises if any of them or the folder is damaged."""
-    from clozebert.training.checkpoints import list_checkpoints
-    from clozebert.training.damage import find_damage
+    from clozebert.training.checkpoints.damage import find_damage
+    from clozebert.training.checkpoints.folders import list_checkpoints
 
     found = list_checkpoints(source) if arguments.all_checkpoints else []
     if arguments.all_checkpoints:

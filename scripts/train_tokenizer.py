@@ -16,7 +16,7 @@ from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 
 if TYPE_CHECKING:
-    from clozebert.corpus.readers import Reader
+    from clozebert.corpus.readers.inputs import Reader
 
 
 @dataclass
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from pathlib import Path
 
-    from clozebert.corpus.readers import Reader
+    from clozebert.corpus.readers.inputs import Reader
     from clozebert.corpus.tokenizer import TOKENIZER_FILES, check_choices, train_tokenizer
     from clozebert.utils.files import check_output_dir, whole_files
     from clozebert.utils.progress_bar import heartbeat

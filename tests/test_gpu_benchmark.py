@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clozebert.training.progress import RunLog
+from clozebert.training.reporting.progress import RunLog
 
 PATH = Path(__file__).resolve().parent.parent / "benchmarks" / "gpu.py"
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,6 +160,29 @@ def test_no_python_file_is_longer_than_500_lines() -> None:
     lengths = {path.relative_to(ROOT).as_posix(): len(path.read_text("utf-8").splitlines()) for path in paths}
     assert len(lengths) > 200
     assert {name: length for name, length in lengths.items() if length > 500} == {}
+
+
+# How many Python files may lie directly in one folder of the package. The two largest rooms are divided further.
+# modeling/ is flat, with 23, because its files travel flat with each checkpoint.
+MOST_FILES = 24
+MOST_FILES_OF = {"training": 16, "corpus": 16}
+
+
+def crowded_folders(paths: list[Path], root: Path) -> dict[str, int]:
+    """The folders of a package that hold too many Python files, each with their number."""
+    counts = Counter(path.relative_to(root).parent for path in paths)
+    most = {folder: MOST_FILES_OF.get(folder.parts[0], MOST_FILES) for folder in counts}
+    return {folder.as_posix(): count for folder, count in counts.items() if count > most[folder]}
+
+
+def test_no_folder_holds_too_many_files() -> None:
+    assert crowded_folders(PACKAGE_FILES, ROOT) == {}
+
+
+def test_the_rule_of_folders_can_fail() -> None:
+    numbers = {"modeling": 24, "hub": 25, "corpus": 16, "training": 17, "training/planning": 17, "corpus/readers": 9}
+    paths = [Path("/", folder, f"{i}.py") for folder, count in numbers.items() for i in range(count)]
+    assert crowded_folders(paths, Path("/")) == {"hub": 25, "training": 17, "training/planning": 17}
 
 
 # What every program has, and what every module that logs has.

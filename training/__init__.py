@@ -1,4 +1,17 @@
-"""Pretraining. Names load on first use: `PretrainingArguments` needs no torch."""
+"""Pretraining. Names load on first use: `PretrainingArguments` needs no torch.
+
+What each file and folder is for:
+
+    settings            arguments: every field of a run; run_settings: fields from recipes and phases; checks
+    the loop            pretraining: one run; loop, step; phase_setup; batches, prefetch; resume
+    scores              evaluation, scoring; distillation: a student and its teacher
+    initialization/     the model that a run starts from: new, loaded, or grown from a smaller one
+    optimizers/         parameter groups, Muon, learning-rate schedules
+    planning/           memory and time, by formulas and by measuring; how long to train
+    checkpoints/        their folders, what is saved in them, and how they are checked for damage
+    reporting/          progress, curves, results, warnings
+    runtime/            the machine, the processes, signals, the watchdog
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -6,23 +19,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .arguments import PretrainingArguments
     from .evaluation import evaluate_masked_lm
-    from .growth import extend_positions, extend_vocabulary, grow, grow_depth, grow_width, pseudo_perplexity
-    from .optimizers import make_optimizer
+    from .initialization.growth import (
+        extend_positions,
+        extend_vocabulary,
+        grow,
+        grow_depth,
+        grow_width,
+        pseudo_perplexity,
+    )
+    from .optimizers.parameter_groups import make_optimizer
+    from .optimizers.schedules import learning_rate_factor
     from .pretraining import pretrain
-    from .schedules import learning_rate_factor
 
 _MODULE_OF_NAME = {
     "PretrainingArguments": "arguments",
     "evaluate_masked_lm": "evaluation",
-    "extend_positions": "growth",
-    "extend_vocabulary": "growth",
-    "grow": "growth",
-    "grow_depth": "growth",
-    "grow_width": "growth",
-    "learning_rate_factor": "schedules",
-    "make_optimizer": "optimizers",
+    "extend_positions": "initialization.growth",
+    "extend_vocabulary": "initialization.growth",
+    "grow": "initialization.growth",
+    "grow_depth": "initialization.growth",
+    "grow_width": "initialization.growth",
+    "learning_rate_factor": "optimizers.schedules",
+    "make_optimizer": "optimizers.parameter_groups",
     "pretrain": "pretraining",
-    "pseudo_perplexity": "growth",
+    "pseudo_perplexity": "initialization.growth",
 }
 
 __all__ = [

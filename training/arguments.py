@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least, did_you_mean, reject_unknown_keys
-from .schedules import learning_rate_factor
+from .optimizers.schedules import learning_rate_factor
 
 if TYPE_CHECKING:
     from ..corpus import BatchSize

@@ -16,10 +16,10 @@ from ..corpus.tokenizer import load_tokenizer, tokenizer_differences
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
 from .arguments import Phase, PretrainingArguments
-from .initial_model import load_configuration, padded_vocabulary, set_token_ids
-from .machine import is_sharded
-from .run_length import length_by_text
+from .initialization.initial_model import load_configuration, padded_vocabulary, set_token_ids
+from .planning.run_length import length_by_text
 from .run_settings import phase_configuration
+from .runtime.machine import is_sharded
 
 
 @dataclass

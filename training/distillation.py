@@ -20,7 +20,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from ..modeling import ClozeBertForMaskedLM
 from ..modeling.heads import IGNORED_LABEL
 from ..modeling.packed import Packed
-from .initial_model import load_configuration, make_model
+from .initialization.initial_model import load_configuration, make_model
 
 # w: the teacher's share of what the logits learn.
 TEACHER_SHARE = 0.8

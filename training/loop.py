@@ -16,25 +16,25 @@ from ..utils.errors import UserError
 from ..utils.files import WriteCard
 from .arguments import PretrainingArguments
 from .batches import load_batches
-from .calibration import choose_length
+from .checkpoints.saving import OutputFolder
+from .checkpoints.training_state import TrainingState, read_training_state
 from .checks import check_run
-from .doctor import Doctor
 from .evaluation import EvaluationStoppedError, evaluate_mixture
-from .expectations import what_to_expect
-from .machine import choose_compilation, make_accelerator, seed_step
-from .optimizers import optimizer_state, whole_weights
+from .optimizers.parameter_groups import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase
+from .planning.calibration import choose_length
+from .planning.expectations import what_to_expect
+from .planning.time_budget import Deadline, with_lengths
 from .prefetch import ModelInputs
-from .processes import leave, mean_over_processes, on_main_process, sum_over_processes
-from .progress import EVALUATION_FAILED, LOG_NAME, RunLog, Stopwatch
-from .reporting import facts_of_run, plan_lines, results_of, speed, tracker_settings
+from .reporting.doctor import Doctor
+from .reporting.progress import EVALUATION_FAILED, LOG_NAME, RunLog, Stopwatch
+from .reporting.run_facts import facts_of_run, plan_lines, results_of, speed, tracker_settings
 from .resume import check_resume, find_checkpoint
-from .saving import OutputFolder
-from .signals import StopRequest
+from .runtime.machine import choose_compilation, make_accelerator, seed_step
+from .runtime.processes import leave, mean_over_processes, on_main_process, sum_over_processes
+from .runtime.signals import StopRequest
+from .runtime.watchdog import SECONDS_TO_COMPILE, Watchdog
 from .step import accumulate_gradient, clip_gradient, update_weights
-from .time_budget import Deadline, with_lengths
-from .training_state import TrainingState, read_training_state
-from .watchdog import SECONDS_TO_COMPILE, Watchdog
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from ..corpus import BatchStream, Mixture
 from ..modeling import ClozeBertForMaskedLM
 from .arguments import Phase, PretrainingArguments
 from .batches import load_batches, make_stream
+from .checkpoints.training_state import TrainingState
 from .distillation import with_teacher
-from .initial_embeddings import embed_by_text
-from .initial_model import make_model
-from .machine import choose_compilation, choose_muon_dtype, compile_model
-from .optimizers import load_optimizer_state, make_optimizer
-from .planning import forward_flops, mean_attention_length
-from .training_state import TrainingState
+from .initialization.initial_embeddings import embed_by_text
+from .initialization.initial_model import make_model
+from .optimizers.parameter_groups import load_optimizer_state, make_optimizer
+from .planning.memory_and_time import forward_flops, mean_attention_length
+from .runtime.machine import choose_compilation, choose_muon_dtype, compile_model
 
 _DRY_STEPS = 2
 

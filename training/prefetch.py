@@ -17,7 +17,7 @@ from ..modeling.encoder import RECURRING_SIZE
 from ..modeling.heads import IGNORED_LABEL
 from ..modeling.packed import Packed
 from ..modeling.packed_attention import prepare_attention
-from .signals import STOP_SIGNALS
+from .runtime.signals import STOP_SIGNALS
 
 ModelInputs = dict[str, Any]
 # Steps whose batches are prefetched.

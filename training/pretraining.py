@@ -9,9 +9,9 @@ from ..configuration import ClozeBertConfig
 from ..utils.files import WriteCard, disk_errors
 from .arguments import PretrainingArguments
 from .loop import Pretraining
-from .machine import deterministic
-from .processes import lost_processes
-from .signals import StopRequest
+from .runtime.machine import deterministic
+from .runtime.processes import lost_processes
+from .runtime.signals import StopRequest
 
 
 def pretrain(

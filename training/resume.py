@@ -11,11 +11,11 @@ from ..configuration import ClozeBertConfig
 from ..utils.errors import UserError
 from ..utils.files import check_output_dir, remove_written
 from .arguments import Phase, PretrainingArguments, there_and_here
-from .checkpoints import RUN_FILES, clear_way, newest_valid
+from .checkpoints.damage import find_damage
+from .checkpoints.folders import RUN_FILES, clear_way, newest_valid
+from .checkpoints.training_state import TrainingState, read_state
 from .checks import CheckedRun
-from .damage import find_damage
-from .initial_model import load_configuration
-from .training_state import TrainingState, read_state
+from .initialization.initial_model import load_configuration
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..corpus import Corpus, Masking, ValidationBatches
-from ..corpus.tables import BadText, open_table
+from ..corpus.readers.tables import BadText, open_table
 from ..modeling.packed_view import packed_view
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
 from ..utils.errors import UserError, first_line

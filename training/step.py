@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ..utils.device import wait_for
-from .optimizers import whole_tensor
+from .optimizers.parameter_groups import whole_tensor
+from .planning.time_budget import StepTime
 from .prefetch import ModelInputs, count_predicted, to_device
-from .signals import LeftEarlyError, leaving_early
-from .time_budget import StepTime
+from .runtime.signals import LeftEarlyError, leaving_early
 
 
 def accumulate_gradient(

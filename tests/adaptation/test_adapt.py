@@ -216,7 +216,7 @@ def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path
 
 
 def test_a_corpus_of_another_tokenizer_is_refused(bert: Path, texts: Path, tmp_path: Path) -> None:
-    from clozebert.corpus.preparation import Preparation
+    from clozebert.corpus.preparation.pipeline import Preparation
 
     save_tokenizer(make_tokenizer("bpe"), tmp_path / "bpe")
     Preparation([str(texts / "new.txt")], str(tmp_path / "bpe"), str(tmp_path / "corpus"), num_processes=1).run()

@@ -14,7 +14,7 @@ from clozebert.adaptation import vocabulary
 from clozebert.adaptation.start import open_source_model, used_ids
 from clozebert.adaptation.vocabulary import UNIGRAM_BONUS, NewVocabulary, extend, read_spec, trim
 from clozebert.corpus.tokenizer import make_id_tokenizer
-from clozebert.training.rebuilding import take_rows
+from clozebert.training.initialization.rebuilding import take_rows
 from clozebert.utils.errors import UserError
 
 ALGORITHMS = ("bpe", "wordpiece", "unigram")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from clozebert.corpus import Corpus, ShardWriter, installed_python
+from clozebert.corpus import Corpus, ShardWriter
+from clozebert.corpus.demo import installed_python
 from clozebert.corpus.tokenizer import ALGORITHMS, train_tokenizer
 
 VOCAB_SIZE = 97

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clozebert.corpus.binary_files import what_it_is
-from clozebert.corpus.readers import Reader
+from clozebert.corpus.readers.binary_files import what_it_is
+from clozebert.corpus.readers.inputs import Reader
 from clozebert.utils.errors import UserError
 
 

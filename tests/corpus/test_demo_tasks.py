@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clozebert.corpus import demo_tasks
-from clozebert.corpus.installed_python import Docstring
+from clozebert.corpus.demo import tasks
+from clozebert.corpus.demo.installed_python import Docstring
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -30,9 +30,9 @@ def test_packages_are_balanced_and_no_docstring_is_in_two_splits(
         for name, size in sizes.items()
         for i in range(size)
     ]
-    monkeypatch.setattr(demo_tasks, "read_installed_python", lambda: docstrings)
-    demo_tasks.write_package_task(tmp_path, examples=160)
-    splits = {split: read_csv(tmp_path / f"{split}.csv") for split in demo_tasks.SPLITS}
+    monkeypatch.setattr(tasks, "read_installed_python", lambda: docstrings)
+    tasks.write_package_task(tmp_path, examples=160)
+    splits = {split: read_csv(tmp_path / f"{split}.csv") for split in tasks.SPLITS}
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 160, "validation": 20, "test": 20}
     everything = [row for rows in splits.values() for row in rows]
     assert len({row["text"] for row in everything}) == 200
@@ -40,13 +40,13 @@ def test_packages_are_balanced_and_no_docstring_is_in_two_splits(
 
 
 def test_one_package_is_nothing_to_tell_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_tasks, "read_installed_python", list)
+    monkeypatch.setattr(tasks, "read_installed_python", list)
     with pytest.raises(ValueError, match="fewer than two packages"):
-        demo_tasks.write_package_task(tmp_path, examples=10)
+        tasks.write_package_task(tmp_path, examples=10)
 
 
 def test_token_kinds_are_what_tokenize_says(tmp_path: Path) -> None:
-    demo_tasks.write_token_kind_task(tmp_path, examples=120)
+    tasks.write_token_kind_task(tmp_path, examples=120)
     lines = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     assert 60 <= len(lines) <= 120
     kinds = Counter()
@@ -63,5 +63,5 @@ def test_token_kinds_are_what_tokenize_says(tmp_path: Path) -> None:
                 assert first.type == tokenize.NUMBER
     assert set(kinds) >= {"keyword", "name", "builtin", "operator", "string"}
     again = tmp_path / "again"
-    demo_tasks.write_token_kind_task(again, examples=120)
+    tasks.write_token_kind_task(again, examples=120)
     assert (again / "test.jsonl").read_bytes() == (tmp_path / "test.jsonl").read_bytes()

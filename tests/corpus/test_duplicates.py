@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from clozebert.corpus.duplicates import NearDuplicates, signature
+from clozebert.corpus.preparation.duplicates import NearDuplicates, signature
 
 
 def words(seed: int, count: int = 400) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clozebert.corpus import Corpus
-from clozebert.corpus.preparation import Preparation
+from clozebert.corpus.preparation.pipeline import Preparation
 from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.utils.errors import UserError
 

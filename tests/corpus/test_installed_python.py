@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clozebert.corpus import installed_python
-from clozebert.corpus.installed_python import Docstring, held_out_packages, read_installed_python
-from clozebert.corpus.readers import Reader
+from clozebert.corpus.demo import installed_python
+from clozebert.corpus.demo.installed_python import Docstring, held_out_packages, read_installed_python
+from clozebert.corpus.readers.inputs import Reader
 
 SOURCE = '''
 """Module of mylib, with a good many words."""

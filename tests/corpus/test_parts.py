@@ -9,9 +9,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from clozebert.corpus import Corpus
-from clozebert.corpus.parts import cut, part_folder
-from clozebert.corpus.preparation import Merge, Preparation
-from clozebert.corpus.readers import Reader
+from clozebert.corpus.preparation.parts import cut, part_folder
+from clozebert.corpus.preparation.pipeline import Merge, Preparation
+from clozebert.corpus.readers.inputs import Reader
 
 from .test_prepare import files_of
 

@@ -10,9 +10,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from clozebert.corpus import Corpus, RowIndex
-from clozebert.corpus import prepare as preparation
-from clozebert.corpus.prepare import prepare
-from clozebert.corpus.readers import Reader
+from clozebert.corpus.preparation import prepare as preparation
+from clozebert.corpus.preparation.prepare import prepare
+from clozebert.corpus.readers.inputs import Reader
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clozebert.corpus import formats
-from clozebert.corpus.readers import Reader
+from clozebert.corpus.readers import formats
+from clozebert.corpus.readers.inputs import Reader
 
 DOCUMENTS = [
     "First line.\nSecond “line”.",

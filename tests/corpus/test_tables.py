@@ -18,10 +18,10 @@ import zstandard
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from clozebert.corpus import json_records
-from clozebert.corpus.columns import find_text_column
-from clozebert.corpus.readers import Reader
-from clozebert.corpus.tables import BadText, Row, open_table
+from clozebert.corpus.readers import json_records
+from clozebert.corpus.readers.columns import find_text_column
+from clozebert.corpus.readers.inputs import Reader
+from clozebert.corpus.readers.tables import BadText, Row, open_table
 from clozebert.finetuning.tables import read_table
 from clozebert.utils.errors import UserError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clozebert.corpus import xml_texts
-from clozebert.corpus.readers import Reader
+from clozebert.corpus.readers import xml_texts
+from clozebert.corpus.readers.inputs import Reader
 from clozebert.utils.errors import UserError
 
 PUBMED = """<?xml version="1.0" encoding="utf-8"?>

@@ -9,8 +9,8 @@ import pytest
 from checkpoint_damage import MANIFEST, Damage, mend_manifest, mended_damages, plain_damages
 from pretraining_helpers import run_here
 
-from clozebert.training.checkpoints import clear_way, newest_valid
-from clozebert.training.damage import find_damage
+from clozebert.training.checkpoints.damage import find_damage
+from clozebert.training.checkpoints.folders import clear_way, newest_valid
 
 
 @pytest.fixture(scope="module")

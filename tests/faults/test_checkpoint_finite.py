@@ -10,8 +10,8 @@ from pretraining_helpers import log_of, run_forked, run_here
 from safetensors.torch import load_file
 
 from clozebert.training import loop
-from clozebert.training.checkpoints import list_checkpoints
-from clozebert.training.damage import find_damage, first_not_finite
+from clozebert.training.checkpoints.damage import find_damage, first_not_finite
+from clozebert.training.checkpoints.folders import list_checkpoints
 
 RUN = {"max_steps": 12, "save_steps": 4, "eval_steps": 0}
 

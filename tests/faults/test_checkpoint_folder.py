@@ -16,8 +16,9 @@ from pretraining_helpers import model_config, run_forked, run_here, settings
 from safetensors.torch import save
 
 from clozebert.scripts import check
-from clozebert.training import PretrainingArguments, checkpoints, pretrain
-from clozebert.training.damage import find_damage
+from clozebert.training import PretrainingArguments, pretrain
+from clozebert.training.checkpoints import folders
+from clozebert.training.checkpoints.damage import find_damage
 from clozebert.utils.errors import UserError
 from clozebert.utils.locks import lock_folder
 
@@ -144,13 +145,13 @@ def test_a_file_that_grows_too_large_is_one_line(
     """From step 4 on the system lets no file grow beyond 64 kB: the checkpoint of step 8 does not fit."""
 
     def prelude(rank: int) -> None:
-        commit = checkpoints.prune_checkpoints
+        commit = folders.prune_checkpoints
 
         def limited(*args: Any, **options: Any) -> None:
             commit(*args, **options)
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 
-        checkpoints.prune_checkpoints = limited
+        folders.prune_checkpoints = limited
 
     begun = time.monotonic()
     statuses = run_forked(prepared, tmp_path / "run", processes=processes, prelude=prelude, **RUN)
@@ -185,7 +186,7 @@ def test_a_disk_fault_in_a_save_is_one_line(
         elif place == "os.replace":
             real, os.replace = os.replace, fault
         elif place == "safetensors":
-            real, checkpoints.save_file = checkpoints.save_file, fault
+            real, folders.save_file = folders.save_file, fault
         else:
             real, Path.open = Path.open, fault  # type: ignore[method-assign,assignment]
 

@@ -14,10 +14,10 @@ from disturbances import Watch, break_disk
 from pretraining_helpers import assert_same_bits, in_forks, run_forked
 
 from clozebert.corpus import Corpus
-from clozebert.corpus.prepare import prepare
-from clozebert.corpus.readers import Reader
+from clozebert.corpus.preparation.prepare import prepare
+from clozebert.corpus.readers.inputs import Reader
 from clozebert.corpus.tokenizer import load_tokenizer
-from clozebert.training.checkpoints import newest_valid
+from clozebert.training.checkpoints.folders import newest_valid
 from clozebert.utils.errors import UserError
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from clozebert.configuration import ClozeBertConfig, load_recipe
 from clozebert.corpus.manifest import parse_manifest
-from clozebert.corpus.readers import Reader
+from clozebert.corpus.readers.inputs import Reader
 from clozebert.hub.card import read_card
 from clozebert.training.run_settings import make_config, split_settings
 from clozebert.utils.errors import UserError

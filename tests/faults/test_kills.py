@@ -11,8 +11,8 @@ import pytest
 from disturbances import Watch, run_killed
 from pretraining_helpers import assert_same_bits
 
-from clozebert.training.checkpoints import newest_valid
-from clozebert.training.damage import step_of
+from clozebert.training.checkpoints.damage import step_of
+from clozebert.training.checkpoints.folders import newest_valid
 
 SAVE_STEPS, STEPS, KILLS_OF_A_RUN = 2, 6, 4
 RUN = {

@@ -19,7 +19,7 @@ from clozebert.finetuning.models import load_auto_tokenizer, load_config
 from clozebert.hub.demo_page import load_subject
 from clozebert.hub.loading import find_folder, load_clozebert
 from clozebert.hub.publishing import publish
-from clozebert.training.initial_model import load_configuration
+from clozebert.training.initialization.initial_model import load_configuration
 from clozebert.training.scoring import load_masked_lm
 from clozebert.utils.errors import UserError, as_user_errors
 from clozebert.utils.untrusted import is_plain_name, is_within

@@ -12,8 +12,8 @@ import pytest
 from disturbances import Watch, run_signalled
 from pretraining_helpers import assert_same_bits, run_forked
 
-from clozebert.training.checkpoints import newest_valid
-from clozebert.training.damage import step_of
+from clozebert.training.checkpoints.damage import step_of
+from clozebert.training.checkpoints.folders import newest_valid
 
 STEPS, SAVE_STEPS = 16, 6
 RUN = {

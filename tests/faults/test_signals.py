@@ -15,7 +15,7 @@ import pytest
 from pretraining_helpers import MODEL_FLAGS, REPOSITORY, flags, log_of, run_forked, settings
 
 from clozebert.training import evaluation
-from clozebert.training.damage import find_damage
+from clozebert.training.checkpoints.damage import find_damage
 
 LONG = {"max_steps": 100_000, "save_steps": 0, "eval_steps": 0, "logging_steps": 1}
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from clozebert.corpus.encoding import LONGEST_PART, Encoder
-from clozebert.corpus.formats import LARGEST_DOCUMENT
-from clozebert.corpus.prepare import prepare
-from clozebert.corpus.readers import Reader
-from clozebert.corpus.tables import BadText, open_table
+from clozebert.corpus.preparation.prepare import prepare
+from clozebert.corpus.readers.formats import LARGEST_DOCUMENT
+from clozebert.corpus.readers.inputs import Reader
+from clozebert.corpus.readers.tables import BadText, open_table
 from clozebert.corpus.tokenizer import load_tokenizer, train_tokenizer
 from clozebert.utils.errors import UserError
 
@@ -231,8 +231,8 @@ def test_a_parquet_file_with_a_flipped_bit_is_an_error_or_the_same(tmp_path: Pat
 MEASURE = """
 import resource, sys, time
 from pathlib import Path
-from clozebert.corpus.prepare import prepare
-from clozebert.corpus.readers import Reader
+from clozebert.corpus.preparation.prepare import prepare
+from clozebert.corpus.readers.inputs import Reader
 from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.utils.errors import UserError
 tokenizer = load_tokenizer(sys.argv[1])
@@ -341,8 +341,8 @@ def test_a_long_line_is_read_in_pieces(tmp_path: Path, suffix: str) -> None:
 
 SLOW = """
 import sys, time
-from clozebert.corpus import prepare
-from clozebert.corpus.readers import Reader
+from clozebert.corpus.preparation import prepare
+from clozebert.corpus.readers.inputs import Reader
 from clozebert.corpus.tokenizer import load_tokenizer
 class Slow(Reader):
     def __iter__(self):

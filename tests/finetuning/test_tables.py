@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clozebert.corpus.tables import open_dataset, open_table
+from clozebert.corpus.readers.tables import open_dataset, open_table
 from clozebert.finetuning.arguments import SequenceArguments
 from clozebert.finetuning.data import read_data
 from clozebert.finetuning.sequence_task import (

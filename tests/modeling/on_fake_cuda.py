@@ -222,7 +222,7 @@ def graphs() -> dict[str, Any]:
 
     For the first recipe of each program.
     """
-    from clozebert.training import machine
+    from clozebert.training.runtime import machine
 
     found = {}
     for recipe, *others in recipes_by_program():

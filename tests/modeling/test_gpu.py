@@ -6,7 +6,7 @@ from encoder_cases import MIXED_LAYERS, VOCABULARY
 from rounding import LENGTHS, Rounding, logits_and_gradients, make_batch, make_model
 from triton_cases import JOINED, WINDOWS, joined_error, window_errors
 
-from clozebert.training.machine import compile_model
+from clozebert.training.runtime.machine import compile_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parent))
 from pretraining_helpers import MODEL_FLAGS, flags, make_corpus, settings
 from terminal import after, in_terminal
 
-from clozebert.training.checkpoints import list_checkpoints
+from clozebert.training.checkpoints.folders import list_checkpoints
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such terminals")
 

@@ -10,7 +10,8 @@ import pytest
 from transformers import AutoTokenizer
 from warm_python import WarmPython
 
-from clozebert.corpus import BatchStream, Corpus, Masking, installed_python
+from clozebert.corpus import BatchStream, Corpus, Masking
+from clozebert.corpus.demo import installed_python
 from clozebert.corpus.tokenizer import train_tokenizer
 from clozebert.scripts import prepare_corpus
 from clozebert.scripts._program import run

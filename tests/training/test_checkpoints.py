@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from clozebert import ClozeBertConfig
-from clozebert.training.checkpoints import clear_way, commit_checkpoint, list_checkpoints, newest_valid
-from clozebert.training.damage import find_damage
-from clozebert.training.training_state import TrainingState, read_training_state
+from clozebert.training.checkpoints.damage import find_damage
+from clozebert.training.checkpoints.folders import clear_way, commit_checkpoint, list_checkpoints, newest_valid
+from clozebert.training.checkpoints.training_state import TrainingState, read_training_state
 
 
 def commit(output_dir: Path, step: int, *, keep: int | None = None) -> Path:

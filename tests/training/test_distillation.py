@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import BatchStream, Corpus, Masking
 from clozebert.training.distillation import TEACHER_SHARE, Distillation, _Imitation
+from clozebert.training.initialization.rebuilding import evenly_spaced, take_layers
 from clozebert.training.prefetch import model_inputs
-from clozebert.training.rebuilding import evenly_spaced, take_layers
 from clozebert.utils.errors import UserError
 
 

@@ -34,8 +34,7 @@ from clozebert.corpus import BatchStream, Corpus, Masking, ValidationBatches
 from clozebert.training.arguments import PretrainingArguments
 from clozebert.training.batches import make_masking
 from clozebert.training.evaluation import evaluate_masked_lm
-from clozebert.training.machine import make_accelerator
-from clozebert.training.optimizers import (
+from clozebert.training.optimizers.parameter_groups import (
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
@@ -43,7 +42,8 @@ from clozebert.training.optimizers import (
     whole_weights,
 )
 from clozebert.training.prefetch import StepLoader
-from clozebert.training.processes import sum_over_processes
+from clozebert.training.runtime.machine import make_accelerator
+from clozebert.training.runtime.processes import sum_over_processes
 from clozebert.training.step import accumulate_gradient
 
 STEPS = 20

@@ -14,7 +14,8 @@ from pretraining_helpers import VOCAB_SIZE, log_of, make_corpus, make_tokenizer,
 
 from clozebert.corpus import Corpus, ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
-from clozebert.training import PretrainingArguments, doctor, pretrain
+from clozebert.training import PretrainingArguments, pretrain
+from clozebert.training.reporting import doctor
 from clozebert.utils import device as devices
 from clozebert.utils.device import measure_matmul_flops
 

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.training.machine import sharding
-from clozebert.training.optimizers import make_optimizer, optimizer_state, whole_weights
+from clozebert.training.optimizers.parameter_groups import make_optimizer, optimizer_state, whole_weights
 from clozebert.training.prefetch import StepLoader
-from clozebert.training.processes import sum_over_processes
+from clozebert.training.runtime.machine import sharding
+from clozebert.training.runtime.processes import sum_over_processes
 from clozebert.training.step import accumulate_gradient
 
 STEPS = 20

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from clozebert.configuration import list_recipes
 from clozebert.scripts import finetune_sequence_classification, finetune_token_classification
 from clozebert.scripts.pretrain_mlm import main as pretrain
-from clozebert.training import muon
+from clozebert.training.optimizers import muon
 
 
 class RefuseHalfPrecision(TorchDispatchMode):

@@ -23,7 +23,7 @@ from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import Mixture, ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
 from clozebert.scripts import pretrain_mlm
-from clozebert.training.initial_embeddings import embed_by_text
+from clozebert.training.initialization.initial_embeddings import embed_by_text
 
 WORDS = 40
 SIZE = 45  # of the vocabulary, five special tokens included

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clozebert.training import machine
+from clozebert.training.runtime import machine
 from clozebert.utils.device import find_device
 
 

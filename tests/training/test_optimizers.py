@@ -10,8 +10,13 @@ from torch import nn
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.training.arguments import PretrainingArguments
-from clozebert.training.muon import Muon
-from clozebert.training.optimizers import load_optimizer_state, make_optimizer, optimizer_state, split_parameters
+from clozebert.training.optimizers.muon import Muon
+from clozebert.training.optimizers.parameter_groups import (
+    load_optimizer_state,
+    make_optimizer,
+    optimizer_state,
+    split_parameters,
+)
 
 
 def arguments(**changes: Any) -> PretrainingArguments:

@@ -19,11 +19,12 @@ from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.modeling import kernels
 from clozebert.modeling.packed import Packed
 from clozebert.scripts.plan import main
-from clozebert.training import PretrainingArguments, muon
-from clozebert.training.calibration import calibrate, micro_batches
-from clozebert.training.initial_model import SPECIAL_TOKEN_IDS, set_token_ids
-from clozebert.training.optimizers import make_optimizer
-from clozebert.training.planning import (
+from clozebert.training import PretrainingArguments
+from clozebert.training.initialization.initial_model import SPECIAL_TOKEN_IDS, set_token_ids
+from clozebert.training.optimizers import muon
+from clozebert.training.optimizers.parameter_groups import make_optimizer
+from clozebert.training.planning.calibration import calibrate, micro_batches
+from clozebert.training.planning.memory_and_time import (
     DEVICES,
     GIB,
     Calibration,

@@ -4,8 +4,8 @@ import types
 
 import pytest
 
-from clozebert.training.curves import read_log
-from clozebert.training.reporting import _card_values
+from clozebert.training.reporting.curves import read_log
+from clozebert.training.reporting.run_facts import _card_values
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pretraining_helpers import assert_same_bits, log_of, rows_of, run_forked, run_here
 
-from clozebert.training.damage import find_damage
-from clozebert.training.training_state import read_training_state
+from clozebert.training.checkpoints.damage import find_damage
+from clozebert.training.checkpoints.training_state import read_training_state
 
 STEPS = 40
 RUN = {"max_steps": STEPS, "save_steps": 17, "eval_steps": 20, "logging_steps": 3, "save_total_limit": 3}

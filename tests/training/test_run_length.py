@@ -16,13 +16,13 @@ from clozebert.corpus import BatchSize, Mixture, ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
 from clozebert.training import checks
 from clozebert.training.arguments import PretrainingArguments
-from clozebert.training.checkpoints import list_checkpoints
+from clozebert.training.checkpoints.folders import list_checkpoints
+from clozebert.training.checkpoints.training_state import read_training_state
 from clozebert.training.checks import check_run
-from clozebert.training.expectations import hours_lines, length_lines
-from clozebert.training.initial_model import padded_vocabulary
-from clozebert.training.run_length import epochs_by_text, length_by_text, rows_of_text
+from clozebert.training.initialization.initial_model import padded_vocabulary
+from clozebert.training.planning.expectations import hours_lines, length_lines
+from clozebert.training.planning.run_length import epochs_by_text, length_by_text, rows_of_text
 from clozebert.training.run_settings import make_config, read_flag, split_settings, suit_continuing
-from clozebert.training.training_state import read_training_state
 from clozebert.utils.errors import UserError
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from clozebert.training.schedules import SCHEDULES, learning_rate_factor
+from clozebert.training.optimizers.schedules import SCHEDULES, learning_rate_factor
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -8,14 +8,15 @@ import pytest
 import yaml
 from pretraining_helpers import assert_same_bits, run_forked, run_here
 
-from clozebert.training import calibration, loop, time_budget
+from clozebert.training import loop
 from clozebert.training.arguments import LENGTHS, PretrainingArguments
-from clozebert.training.checkpoints import list_checkpoints
-from clozebert.training.curves import read_log
-from clozebert.training.progress import LOG_NAME
+from clozebert.training.checkpoints.folders import list_checkpoints
+from clozebert.training.checkpoints.training_state import read_training_state
+from clozebert.training.planning import calibration, time_budget
+from clozebert.training.planning.time_budget import Deadline, StepTime, steps_in, time_run
+from clozebert.training.reporting.curves import read_log
+from clozebert.training.reporting.progress import LOG_NAME
 from clozebert.training.run_settings import split_settings
-from clozebert.training.time_budget import Deadline, StepTime, steps_in, time_run
-from clozebert.training.training_state import read_training_state
 
 RUN: dict[str, Any] = {
     "max_steps": 100, "warmup_steps": 10, "lr_scheduler_type": "wsd", "decay_steps": 40, "logging_steps": 1,

@@ -16,7 +16,7 @@ from clozebert.corpus.vocabulary_sample import VocabularySampler
 from clozebert.scripts import pretrain_mlm
 from clozebert.training import PretrainingArguments, checks
 from clozebert.training.batches import make_sampler
-from clozebert.training.planning import forward_flops
+from clozebert.training.planning.memory_and_time import forward_flops
 from clozebert.training.prefetch import StepLoader, count_predicted
 from clozebert.training.step import accumulate_gradient
 from clozebert.utils.errors import UserError

@@ -12,10 +12,11 @@ import torch
 from pretraining_helpers import model_config, run_here, settings
 
 from clozebert.corpus import Mixture
-from clozebert.training import calibration, machine, time_budget
 from clozebert.training.arguments import PretrainingArguments
 from clozebert.training.batches import make_stream
-from clozebert.training.time_budget import StepTime, time_run
+from clozebert.training.planning import calibration, time_budget
+from clozebert.training.planning.time_budget import StepTime, time_run
+from clozebert.training.runtime import machine
 
 COMPILATION, WARM = 60.0, 2.0
 

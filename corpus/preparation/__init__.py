@@ -1,0 +1,1 @@
+"""Preparing a corpus: from texts to shards, here or in parts on several machines."""

@@ -1,0 +1,55 @@
+"""Near-duplicate documents by MinHash (Broder, 1997).
+
+A document is treated as the set of its lower-cased five-word shingles. Its signature is the minima of 64 hash functions
+over that set. Two documents agree in each minimum with probability J, the Jaccard similarity of their sets. Signatures
+that agree in all four numbers of any of 16 bands are compared: a document that agrees with an earlier one in at least
+0.8 of the 64 is a near duplicate. Each document kept takes about 2 KB of memory; for tens of millions of documents, use
+a dedicated tool.
+"""
+
+import zlib
+
+import numpy as np
+
+from ..randomness import derive, fold
+
+_SHINGLE_WORDS = 5
+_HASHES = 64
+_BANDS = 16
+_THRESHOLD = 0.8
+_BLOCK = 1 << 14
+_KEYS = np.array([derive(number) for number in range(_HASHES)], dtype=np.uint64)
+
+
+def signature(text: str) -> bytes:
+    """The MinHash signature of a text: uint32 [64] in bytes."""
+    words = np.array([zlib.crc32(word.encode("utf-8")) for word in text.lower().split()], dtype=np.uint64)
+    count = max(1, len(words) - _SHINGLE_WORDS + 1)
+    shingles = np.zeros(count, dtype=np.uint64)
+    for place in range(min(_SHINGLE_WORDS, len(words))):
+        shingles = fold(shingles, words[place : place + count])
+    shingles = np.unique(shingles)
+    smallest = np.full(_HASHES, np.iinfo(np.uint64).max, dtype=np.uint64)
+    for first in range(0, len(shingles), _BLOCK):
+        hashed = fold(_KEYS[:, None], shingles[None, first : first + _BLOCK])
+        smallest = np.minimum(smallest, hashed.min(axis=1))
+    return (smallest >> np.uint64(32)).astype("<u4").tobytes()
+
+
+class NearDuplicates:
+    """Remembers the documents that are kept, and recognises near duplicates of them."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[int, bytes], bytes] = {}
+
+    def seen(self, signature: bytes) -> bool:
+        """Whether an earlier document is nearly the same; if not, this one is remembered."""
+        width = len(signature) // _BANDS
+        bands = [(band, signature[band * width : (band + 1) * width]) for band in range(_BANDS)]
+        mine = np.frombuffer(signature, dtype="<u4")
+        candidates = {self._buckets[band] for band in bands if band in self._buckets}
+        if any(np.mean(mine == np.frombuffer(other, dtype="<u4")) >= _THRESHOLD for other in candidates):
+            return True
+        for band in bands:
+            self._buckets.setdefault(band, signature)
+        return False

@@ -1,0 +1,1 @@
+"""Reading texts: inputs, file formats, tables."""

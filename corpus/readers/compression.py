@@ -1,0 +1,133 @@
+"""Opens plain and compressed files (.gz, .bz2, .xz, .zst) as bytes whose lines end in `\n` or `\r\n`.
+
+A file that is truncated, damaged, in UTF-16, or not text (PDF, images, archives) raises an error and is not read in
+part.
+"""
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ...utils.errors import MissingFileError, MissingPackageError, UserError, UserFileError, as_user_errors
+from .binary_files import what_it_is
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+_BLOCK = 1 << 16
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def bare_suffix(path: str | Path) -> str:
+    """The suffix without that of a compression, in lower case: `.csv` for `a.CSV.gz`."""
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
+@contextmanager
+def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
+    """The content of a file, and a function that returns how many bytes of the file on disk have been read.
+
+    If no line ends in `\\n`, each `\\r` becomes `\\n` (files of old Macs).
+
+    Raises:
+        MissingFileError: there is no such file.
+        MissingPackageError: the package that reads this compression is not installed.
+        UserError: it is a folder or a pipe, is damaged or in UTF-16, or is not plain text, such as a PDF.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserFileError(f"{path} is a folder; name a file in it")
+    if not path.exists():
+        raise MissingFileError(f"no such file: {path}")
+    if not path.is_file():
+        raise UserFileError(f"{path} is a pipe or a device, and texts are read more than once: write them into a file")
+    with as_user_errors(OSError):
+        raw = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
+    with raw:
+        read = _reader(path, raw)
+        first = _fill(read)
+        if first.startswith(_UTF_16):
+            raise UserError(f"{path} is in UTF-16: convert it to UTF-8")
+        if path.suffix.lower() != ".parquet" and (found := what_it_is(first)):
+            raise UserError(f"{path} is {found[0]}: {found[1]}")
+        is_old = b"\r" in first and b"\n" not in first
+        yield io.BufferedReader(_Content(first, read, is_old), _BLOCK), raw.tell
+
+
+def read_text(path: str | Path) -> str:
+    """The whole text of a file in UTF-8; a byte-order mark is dropped.
+
+    Raises:
+        UserError: as `open_decompressed`; or bytes that are not UTF-8 (the message names the line).
+    """
+    with open_decompressed(path) as (file, _):
+        data = file.read()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}, line {line}: not UTF-8 (byte 0x{data[error.start]:02x}); convert the file") from None
+
+
+class _Content(io.RawIOBase):
+    """A stream of the bytes that were read first and of what `read` gives after them; optionally `\n` for each `\r`."""
+
+    def __init__(self, first: bytes, read: Callable[[int], bytes], replaces_returns: bool) -> None:
+        self._first, self._read, self._replaces_returns = first, read, replaces_returns
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        size = len(buffer)
+        block, self._first = self._first[:size] or self._read(size), self._first[size:]
+        buffer[: len(block)] = block.replace(b"\r", b"\n") if self._replaces_returns else block
+        return len(block)
+
+
+def _fill(read: Callable[[int], bytes]) -> bytes:
+    """The first `_BLOCK` bytes, or all if there are fewer."""
+    blocks, size = [], 0
+    while size < _BLOCK and (block := read(_BLOCK - size)):
+        blocks.append(block)
+        size += len(block)
+    return b"".join(blocks)
+
+
+def _reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
+    """A function that reads the content of a file; it raises a `UserError` that names a damaged or truncated file."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        read: Callable[[int], bytes] = gzip.GzipFile(fileobj=raw).read
+    elif suffix == ".bz2":
+        read = bz2.BZ2File(raw).read
+    elif suffix == ".xz":
+        read = lzma.LZMAFile(raw).read  # noqa: SIM115 - the caller closes the file
+    elif suffix in COMPRESSIONS:
+        read = _zstd_reader(path, raw)
+    else:
+        return raw.read
+
+    def checked(size: int) -> bytes:
+        try:
+            return read(size)
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            raise UserError(f"{path} is not a whole {suffix} file: {error}") from None
+
+    return checked
+
+
+def _zstd_reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
+    """Read by Arrow, which reads all frames and, unlike `zstandard`, raises an error for a truncated file."""
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise MissingPackageError(f"reading {path.name} needs pyarrow: pip install pyarrow") from None
+    return pa.CompressedInputStream(raw, "zstd").read

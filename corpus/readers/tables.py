@@ -1,0 +1,444 @@
+"""Reads rows of tables: CSV, TSV, JSON lines and arrays, Parquet, datasets of the Hub. All programs use it.
+
+Every row of a table is given once, with the line on which it begins, or as a `BadText` that says what is wrong with it.
+If it is unclear where rows end, for example after a broken quote, an error names the file and line. Plain and
+compressed files are read as a stream.
+"""
+
+import io
+import json
+import operator
+import os
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from ...utils.errors import MissingFileError, MissingPackageError, UserError, first_line
+from . import json_records
+from .columns import USUAL_COLUMNS, is_number
+from .compression import bare_suffix, open_decompressed
+from .delimited import Dialect, find_dialect, read_records
+
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
+_HEAD_ROWS, _HEAD_CELLS = 10_000, 1 << 22  # rows and characters that are read to find out what the columns hold
+
+
+class Row(NamedTuple):
+    """One row: the line on which it begins (or its number, if the table has no lines), and its cells by column."""
+
+    line: int
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BadText:
+    """A row or document that is not valid: where, and why."""
+
+    line: int
+    reason: str
+    unit: str = "line"
+
+
+class TableFile:
+    """A table that is read as a stream and can be read repeatedly.
+
+    Attributes:
+        source: its name for messages; for a file, its path.
+        unit: what `Row.line` counts: `line` or `row`.
+        bytes_read: how many bytes of the file the current reading has read.
+    """
+
+    unit = "line"
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.bytes_read = 0
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns; for JSON, those of the first object that has any."""
+        raise NotImplementedError
+
+    @property
+    def all_columns(self) -> list[str]:
+        """The names of the columns; for JSON, those of many objects."""
+        return self.columns
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the file names its columns; otherwise they are called 1, 2, 3 …"""
+        return True
+
+    @property
+    def is_sure_of_columns(self) -> bool:
+        """Whether the column names are certain: the first row of a CSV or TSV may be data."""
+        return True
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
+        """All rows, with a `BadText` for each invalid one; `columns`: which cells to return (None: all)."""
+        raise NotImplementedError
+
+    @cached_property
+    def head(self) -> list[Row]:
+        """The first valid rows, which show what the columns hold."""
+        found, size = [], 0
+        for row in self.rows():
+            if isinstance(row, Row):
+                found.append(row)
+                size += sum(len(value) for value in row.values.values() if isinstance(value, str))
+            if len(found) >= _HEAD_ROWS or size >= _HEAD_CELLS:
+                break
+        return found
+
+    def where(self, line: int) -> str:
+        """`train.csv, line 12`."""
+        return f"{self.source}, {self.unit} {line}"
+
+
+def open_table(path: str | Path, *, has_header: bool | None = None, wanted: Sequence[str] = ()) -> TableFile:
+    """Open a table file; its suffix (without that of a compression) tells the format.
+
+    Args:
+        has_header: whether the first row of a CSV or TSV names the columns; None to find out.
+        wanted: the columns that will be read. A number that is not in the first row means a column of a CSV or TSV
+            without header.
+
+    Raises:
+        UserError: the suffix is not one of `TABLE_SUFFIXES`.
+    """
+    suffix = bare_suffix(path)
+    if suffix in (".csv", ".tsv"):
+        return _Delimited(str(path), tab=suffix == ".tsv", has_header=has_header, wanted=wanted)
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        return _Json(str(path))
+    if suffix == ".parquet":
+        return _Parquet(str(path))
+    raise UserError(
+        f"{path}: cannot tell its format from the suffix {suffix!r}; use one of {', '.join(TABLE_SUFFIXES)}"
+    )
+
+
+# CSV and TSV ---------------------------------------------------------------------------------------------------------
+
+
+class _Header(NamedTuple):
+    """The column names; the first row and its line; whether that row is a header, and whether this is certain."""
+
+    names: list[str]
+    cells: list[str]
+    line: int
+    is_there: bool
+    is_sure: bool
+
+
+class _Delimited(TableFile):
+    """CSV and TSV."""
+
+    def __init__(self, path: str, *, tab: bool, has_header: bool | None, wanted: Sequence[str]) -> None:
+        super().__init__(path)
+        self._tab, self._wanted = tab, wanted
+        self._given_header = has_header
+
+    @property
+    def columns(self) -> list[str]:
+        return self._header.names
+
+    @property
+    def has_header(self) -> bool:
+        return self._header.is_there
+
+    @property
+    def is_sure_of_columns(self) -> bool:
+        return self._header.is_sure
+
+    @contextmanager
+    def _opened(self) -> Iterator[TextIO]:
+        with open_decompressed(self.source) as (file, position):
+            self._position = position
+            # Bytes that are not UTF-8 become lone surrogates, which are detected in their row.
+            yield io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+
+    @cached_property
+    def _dialect(self) -> Dialect:
+        return find_dialect(self._opened, tab=self._tab, source=self.source)
+
+    def _records(self) -> Generator[tuple[int, list[str]], None, None]:
+        """(line, cells) of all records; blank lines are skipped, unless the file has one column."""
+        dialect = self._dialect
+        with self._opened() as file:
+            width = 0
+            for line, cells in read_records(file, dialect, self.source):
+                if len(cells) == 1 and width != 1 and not cells[0].strip():
+                    continue
+                width = width or len(cells)
+                self.bytes_read = self._position()
+                yield line, cells
+
+    @cached_property
+    def _header(self) -> _Header:
+        records = self._records()
+        line, first = next(records, (0, []))
+        is_there, is_sure = self._given_header, True
+        if is_there is None:
+            is_there, is_sure = self._find_header(first, records)
+        records.close()
+        if not is_there:
+            return _Header(_numbers(len(first)), first, line, False, is_sure)
+        names = [name.strip() or str(number) for number, name in enumerate(first, start=1)]
+        _refuse_repeated(names, self.where(line))
+        return _Header(names, first, line, True, is_sure)
+
+    def _find_header(self, first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[bool, bool]:
+        """Whether the first row is a header, and whether that is certain.
+
+        It is a header if it holds a wanted or a common column name. If columns are wanted by number, it is data.
+        Otherwise it is data if a cell is a number or occurs again further down in its column.
+        """
+        if not set(self._wanted).isdisjoint(map(str.strip, first)):
+            return True, True
+        if self._wanted and set(self._wanted) <= set(_numbers(len(first))):
+            return False, True
+        if {cell.strip().lower() for cell in first} & USUAL_COLUMNS:
+            return True, True
+        if any(is_number(cell) for cell in first) or _comes_again(first, records):
+            return False, True
+        return True, False
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
+        header = self._header
+        names, width = header.names, len(header.names)
+        checked = [(name, names.index(name)) for name in (names if columns is None else columns)]
+        for line, cells in self._records():
+            if len(cells) != width:
+                reason = f"{len(cells)} columns where the first row has {width}; quote a cell that holds the separator"
+                yield BadText(line, reason)
+            elif header.is_there and cells == header.cells:
+                if line != header.line:
+                    yield BadText(line, "the header stands here again: two tables were joined; remove this line")
+            else:
+                bad = next((byte for _, place in checked if (byte := not_utf8(cells[place])) is not None), None)
+                values = {name: cells[place] for name, place in checked}
+                reason = "" if bad is None else f"byte 0x{bad:02x} is not UTF-8: convert the file"
+                yield BadText(line, reason) if reason else Row(line, values)
+
+
+def _comes_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> bool:
+    """Whether a cell of the first row occurs again in its column within the first thousands of rows."""
+    size = 0
+    for count, (_, cells) in enumerate(records):
+        if len(cells) == len(first) and any(map(operator.eq, cells, first)):
+            return True
+        size += sum(map(len, cells))
+        if count >= _HEAD_ROWS or size >= _HEAD_CELLS:
+            break
+    return False
+
+
+def _refuse_repeated(names: list[str], where: str) -> None:
+    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
+    if count > 1:
+        raise UserError(f"{where}: two columns are named {name!r}")
+
+
+def _numbers(width: int) -> list[str]:
+    return [str(number) for number in range(1, width + 1)]
+
+
+def not_utf8(cell: str) -> int | None:
+    """The first byte of a text that was not UTF-8, if such bytes were read as lone surrogates; None: all of it was."""
+    character = lone_surrogate(cell)
+    return None if character is None else ord(character) - 0xDC00
+
+
+def lone_surrogate(text: str) -> str | None:
+    """The first lone surrogate of a text; JSON holds one if a text was cut within an emoji."""
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return text[error.start]
+    return None
+
+
+# JSON, Parquet and datasets ------------------------------------------------------------------------------------------
+
+
+class _Json(TableFile):
+    """JSON lines, or one JSON array of objects."""
+
+    @cached_property
+    def columns(self) -> list[str]:
+        return next((list(row.values) for row in self.rows() if isinstance(row, Row) and row.values), [])
+
+    @cached_property
+    def all_columns(self) -> list[str]:
+        return list(dict.fromkeys(chain.from_iterable(row.values for row in self.head)))
+
+    @cached_property
+    def _is_array(self) -> bool:
+        with open_decompressed(self.source) as (file, _):
+            return json_records.begins_array(file)
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
+        is_array = self._is_array
+        with open_decompressed(self.source) as (file, position):
+            if is_array:
+                text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+                records = json_records.read_array(text, self.source)
+            else:
+                records = json_records.read_lines(file, self.source)
+            for line, record in records:
+                self.bytes_read = position()
+                if isinstance(record, dict):
+                    yield Row(line, record)
+                elif isinstance(record, json_records.RecordError):
+                    yield BadText(line, str(record))
+                else:
+                    yield BadText(line, f"expected a JSON object, found {type(record).__name__}")
+
+
+class _Parquet(TableFile):
+    """A Parquet file; `Row.line` is the number of the row."""
+
+    unit = "row"
+
+    @cached_property
+    def columns(self) -> list[str]:
+        with self._opened() as file:
+            names = list(file.schema_arrow.names)
+        _refuse_repeated(names, self.source)
+        return names
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
+        wanted = self.columns if columns is None else list(columns)
+        number, size = 0, os.path.getsize(self.source)
+        with self._opened() as file:
+            classes = _classes_of_features(_features_in(file.schema_arrow.metadata))
+            batches = iter(file.iter_batches(columns=wanted, batch_size=1024))
+            while True:
+                try:
+                    batch = next(batches, None)
+                    rows = [] if batch is None else batch.to_pylist()
+                except Exception as error:  # Arrow's own errors, OSError, and text that is not UTF-8
+                    raise UserError(
+                        f"{self.source} is damaged in or after row {number + 1}: {first_line(error)}"
+                    ) from None
+                if batch is None:
+                    break
+                for values in rows:
+                    number += 1
+                    self.bytes_read = size * number // max(file.metadata.num_rows, 1)
+                    values |= {name: _named(values[name], classes[name]) for name in classes if name in values}
+                    yield Row(number, values)
+            if number != file.metadata.num_rows:
+                raise UserError(f"{self.source} is damaged: {number} rows instead of {file.metadata.num_rows}")
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        try:
+            import pyarrow as pa
+            from pyarrow import parquet
+        except ImportError:
+            raise MissingPackageError(f"reading {self.source} needs pyarrow: pip install pyarrow") from None
+        with open_decompressed(self.source):  # for its readable error messages
+            pass
+        try:
+            file = parquet.ParquetFile(self.source, page_checksum_verification=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise UserError(f"{self.source} is not a Parquet file: {error}") from None
+        with file:
+            yield file
+
+
+def _features_in(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """What `datasets` recorded about the columns of a Parquet file, parsed from JSON; empty if it recorded nothing."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+class DatasetTable(TableFile):
+    """A split of a dataset on the Hub; class numbers become class names."""
+
+    unit = "row"
+
+    def __init__(self, source: str, records: Any) -> None:
+        super().__init__(source)
+        self._records = records
+        self._features = getattr(records, "features", None) or {}
+
+    @cached_property
+    def columns(self) -> list[str]:
+        return list(self._features) or list(next(iter(self._records), {}))
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row | BadText]:
+        wanted = self.columns if columns is None else columns
+        classes = _classes_of_features(self._features)
+        for number, record in enumerate(self._records, start=1):
+            yield Row(number, {name: _named(record.get(name), classes.get(name)) for name in wanted})
+
+
+def _classes_of_features(features: Any) -> dict[str, list[str]]:
+    """The class names of each column of class numbers, or of lists of them (`ner_tags`)."""
+    found = {name: _classes_of(feature) for name, feature in features.items()}
+    return {name: classes for name, classes in found.items() if classes}
+
+
+def _classes_of(feature: Any) -> list[str] | None:
+    """The class names of one column; `feature` comes from `datasets`, as an object or parsed from JSON."""
+    if isinstance(feature, list):  # the older notation for a list
+        return _classes_of(feature[0]) if feature else None
+    kind, names, inner = (
+        feature.get(name) if isinstance(feature, dict) else getattr(feature, name, None)
+        for name in ("_type", "names", "feature")
+    )
+    if kind == "ClassLabel":
+        return names
+    return None if inner is None else _classes_of(inner)
+
+
+def _named(value: Any, classes: list[str] | None) -> Any:
+    """Class numbers as names, also inside lists."""
+    if classes is None:
+        return value
+    if isinstance(value, list):
+        return [_named(item, classes) for item in value]
+    if not isinstance(value, int):
+        return value
+    if value >= len(classes):
+        raise UserError(f"class number {value}, but the data name {len(classes)} classes: {', '.join(classes[:9])}")
+    return classes[value] if value >= 0 else None  # -1 marks the hidden labels of a test split
+
+
+def open_dataset(name: str, configuration: str | None, *, split: str | None = None) -> dict[str, TableFile]:
+    """The splits of a dataset on the Hub, or one of them, which is streamed if the machine is online.
+
+    Raises:
+        MissingPackageError: `datasets` is not installed.
+        MissingFileError: the dataset does not exist or cannot be loaded.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise MissingPackageError("a dataset of the Hub needs datasets: pip install datasets") from None
+    from huggingface_hub import HfApi, constants
+
+    is_local = Path(name).exists()
+    try:
+        if not constants.HF_HUB_OFFLINE and not is_local:
+            HfApi().dataset_info(name, timeout=10)  # without this, an unknown name is retried for half a minute
+        # Offline nothing can be streamed, but the cache may hold the dataset.
+        is_streamed = split is not None and not constants.HF_HUB_OFFLINE
+        loaded = datasets.load_dataset(name, configuration, split=split, streaming=is_streamed)
+        if split is not None:
+            return {split: DatasetTable(name, loaded)}
+        return {part: DatasetTable(f"{name} ({part})", records) for part, records in loaded.items()}
+    except Exception as error:  # connection, repository and format errors have no common type
+        raise MissingFileError(f"the dataset {name} cannot be loaded: {first_line(error)}") from error

@@ -1,0 +1,145 @@
+"""Reads texts from XML: PubMed citations, JATS articles (PubMed Central, bioRxiv), and plain XML.
+
+A document is a `PubmedArticle`, a JATS `article` or, in other XML, a child of the root; a root whose children are
+paragraphs is one document. The text is, for PubMed, the title and the abstract; for JATS, the title, the abstract and
+the body without tables, formulas and references; for other XML, the text of all elements. Each block element is a line.
+
+The file is read piece by piece with expat, Python's own parser. A file that declares entities raises an error: a few
+lines of them can expand to gigabytes.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+from xml.parsers import expat
+
+from ...utils.errors import UserError
+from .tables import BadText
+
+XML_SUFFIXES = (".xml", ".nxml")
+
+_DOCUMENTS = ("PubmedArticle", "PubmedBookArticle", "article")
+# The elements of a PubMed or JATS document that are read, and those that are left out, also within the former.
+_READ = ("ArticleTitle", "BookTitle", "AbstractText", "article-title", "subtitle", "abstract", "body")
+_LEFT_OUT = ("ref-list", "back", "table", "tex-math", "math", "object-id", "inline-formula", "disp-formula", "fn-group",
+             "counts", "journal-meta")  # fmt: skip
+_PARAGRAPHS = ("p", "para", "paragraph", "title", "head", "s", "l", "line", "lg", "sentence", "h1", "h2", "h3", "h4")
+# Inline elements; any other element begins a new line at its start and its end.
+_INLINE = ("a", "abbr", "abbrev", "b", "bold", "chemical", "code", "em", "email", "emphasis", "ext-link", "foreign",
+           "g", "hi", "i", "italic", "link", "monospace", "name", "named-content", "q", "quote", "ref", "roman", "sc",
+           "span", "strong", "styled-content", "sub", "sup", "term", "u", "underline", "uri", "w", "xref")  # fmt: skip
+_BLOCK = 1 << 16
+
+
+def texts_of_xml(file: BinaryIO, path: Path) -> Iterator[str | BadText]:
+    """Each document; the last item is a `BadText` if the file is not well formed or uses an undefined entity.
+
+    Raises:
+        UserError: the file declares entities.
+    """
+    documents = _Documents(path)
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler = documents.start
+    parser.EndElementHandler = documents.end
+    parser.CharacterDataHandler = documents.text
+    parser.EntityDeclHandler = documents.entity
+    parser.SkippedEntityHandler = lambda name, is_parameter: documents.skipped(
+        name, is_parameter, parser.CurrentLineNumber
+    )
+    ended = False
+    while not ended:
+        block = file.read(_BLOCK)
+        ended = not block
+        try:
+            parser.Parse(block, ended)
+        except expat.ExpatError as error:
+            yield from documents.finished()
+            reason = expat.errors.messages.get(error.code, str(error))
+            yield BadText(error.lineno, f"it is not well-formed XML ({reason})")
+            return
+        yield from documents.finished()
+    if documents.skipped_entity is not None:
+        line, name = documents.skipped_entity
+        yield BadText(line, f"&{name}; is defined nowhere in the file")
+
+
+class _Documents:
+    """Follows the elements and collects the text of each document."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.skipped_entity: tuple[int, str] | None = None
+        self._open: list[str] = []
+        self._depth = 0  # the depth of the current document's element; 0: no document is open
+        self._first_child: str | None = None
+        self._read = self._left_out = 0  # how many elements of _READ and _LEFT_OUT are open
+        self._pieces: list[str] = []  # of the current line
+        self._line_is_read = False
+        self._lines: list[tuple[bool, str]] = []
+        self._done: list[str] = []
+
+    def finished(self) -> Iterator[str]:
+        """The documents that have ended since the last call."""
+        done, self._done = self._done, []
+        return iter(done)
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        name = name.rpartition(":")[2]
+        self._open.append(name)
+        depth = len(self._open)
+        if depth == 2 and self._first_child is None:
+            self._first_child = name
+        if name in _DOCUMENTS:
+            if not (self._depth and self._open[self._depth - 1] in _DOCUMENTS):
+                self._close()
+                self._depth = depth
+        elif depth == 2 and not self._depth:
+            # The root is the document where its children are paragraphs.
+            self._depth = 1 if self._first_child in _PARAGRAPHS else 2
+        if name not in _INLINE:
+            self._end_line()
+        self._read += name in _READ
+        self._left_out += name in _LEFT_OUT
+
+    def end(self, name: str) -> None:
+        name = self._open[-1]
+        if name not in _INLINE:
+            self._end_line()
+        self._read -= name in _READ
+        self._left_out -= name in _LEFT_OUT
+        depth = len(self._open)
+        if depth == self._depth or depth == 1:
+            self._close()
+            self._depth = 0
+        self._open.pop()
+
+    def text(self, text: str) -> None:
+        if not self._left_out:
+            self._pieces.append(text)
+            self._line_is_read = self._read > 0
+
+    def entity(self, name: str, *_: object) -> None:
+        raise UserError(
+            f"{self.path} declares the XML entity {name!r}; such files are not read, as entities can stand for "
+            f"gigabytes: replace the entities, for example with xmllint --noent"
+        )
+
+    def skipped(self, name: str, is_parameter: bool, line: int) -> None:
+        if not is_parameter and self.skipped_entity is None:
+            self.skipped_entity = (line, name)
+
+    def _end_line(self) -> None:
+        line = " ".join("".join(self._pieces).split())
+        if line:
+            self._lines.append((self._line_is_read, line))
+        self._pieces = []
+
+    def _close(self) -> None:
+        """End the document: keep the lines to read or, if there are none, all lines."""
+        self._end_line()
+        is_known = self._depth > 0 and self._open[self._depth - 1] in _DOCUMENTS
+        chosen = [line for is_read, line in self._lines if is_read] if is_known else []
+        if self._lines:
+            self._done.append("\n".join(chosen or [line for _, line in self._lines]))
+        self._lines = []

@@ -1,0 +1,487 @@
+"""Grows a trained model into a larger one: more tokens, more or wider layers, longer sequences.
+
+Each function returns a new model and the pseudo-perplexities of both models on the same documents. They show how much
+was kept, before training continues. The old model is left as it is.
+
+Shapes: V vocabulary, D hidden size, E embedding size, F feed-forward size, H heads, K head size, P positions.
+"""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from tokenizers import AddedToken
+from torch.nn import functional as F
+
+from ...configuration.configuration_clozebert import ClozeBertConfig
+from ...modeling.modeling_clozebert import ClozeBertForMaskedLM
+from ...modeling.pseudo_likelihood import Documents, masked_log_likelihoods
+from ...utils.errors import UserError
+from ...utils.input_length import beginning_of
+from ...utils.progress_bar import StageBars
+from ..evaluation import perplexity
+from .initial_model import SPECIAL_TOKEN_IDS
+from .rebuilding import POSITION_TABLE, changed, model_with, take_layers, take_rows
+
+# Tokens of a text on which all tokens are masked one at a time: that work grows with the square of the length.
+_EXCERPT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """A model made from another, and the pseudo-perplexities before and after.
+
+    Both are per token of the old tokenizer, so that they can be compared even if the new one splits the text into
+    fewer tokens.
+    """
+
+    model: ClozeBertForMaskedLM
+    before: float
+    after: float
+    tokenizer: Any = None
+
+    def __str__(self) -> str:
+        return f"pseudo-perplexity {self.before:.4g} before, {self.after:.4g} after"
+
+
+# Measuring
+
+
+def pseudo_perplexity(
+    model: ClozeBertForMaskedLM,
+    documents: Documents,
+    *,
+    positions_per_document: int = 32,
+    batch_size: int = 32,
+    num_tokens: int | None = None,
+) -> float:
+    """exp(-(1/N) sum_t log p(x_t | x without x_t)) (Salazar et al. 2020): each token masked by itself in turn.
+
+    Args:
+        documents: token ids, special tokens included; those are never masked.
+        positions_per_document: mask at most this many tokens of a document, evenly spaced.
+        num_tokens: mask all tokens, and divide by this number instead of theirs.
+
+    Raises:
+        UserError: the model's configuration has no mask token, or there is nothing to mask.
+    """
+    loss, count = _masked_loss(model, documents, None if num_tokens else positions_per_document, batch_size)
+    return perplexity(loss / (num_tokens or count))
+
+
+def _masked_loss(
+    model: ClozeBertForMaskedLM, documents: Documents, positions_per_document: int | None, batch_size: int
+) -> tuple[float, int]:
+    """The sum of -log p over the tokens that are masked one at a time, and their number."""
+    config = model.config
+    mask_token_id = _mask_token_of(config)
+    special = {getattr(config, name) for name in SPECIAL_TOKEN_IDS}
+    scores = masked_log_likelihoods(
+        model,
+        documents,
+        mask_token_id=mask_token_id,
+        never_masked=special - {None},
+        positions_per_document=positions_per_document,
+        tokens_per_batch=batch_size * max(map(len, documents), default=1),
+        report=StageBars(unit=" tokens").begin("measuring"),
+    )
+    count = sum(map(len, scores))
+    if count == 0:
+        raise UserError("documents hold no token that could be masked: give some text")
+    return -sum(float(score.sum()) for score in scores), count
+
+
+def _mask_token_of(config: ClozeBertConfig) -> int:
+    if config.mask_token_id is None:
+        raise UserError(
+            "mask_token_id of the model's configuration is not set, and pseudo-perplexity masks tokens: "
+            "set model.config.mask_token_id = tokenizer.mask_token_id"
+        )
+    return config.mask_token_id
+
+
+def _report(old: ClozeBertForMaskedLM, new: ClozeBertForMaskedLM, documents: Documents) -> WarmStart:
+    return WarmStart(new, pseudo_perplexity(old, documents), pseudo_perplexity(new, documents))
+
+
+# Vocabulary
+
+
+def extend_vocabulary(
+    model: ClozeBertForMaskedLM, tokenizer: Any, new_tokens: Sequence[str], *, texts: Sequence[str]
+) -> WarmStart:
+    """Add tokens. The rows of each are initialised to the mean of the rows of its pieces in the old tokenizer.
+
+    Args:
+        tokenizer: the model's; a copy of it gets the tokens.
+        new_tokens: words or other strings that the tokenizer does not have. A word is not found inside other words:
+            `ring` does not change how "during" is split.
+        texts: pseudo-perplexity is measured on their first 64 tokens, per token of the old tokenizer.
+
+    Raises:
+        UserError: a token is known already, or is split into unknown tokens only.
+    """
+    _check_masked_lm(model)
+    pieces = _cut(tokenizer, new_tokens)
+    larger = copy.deepcopy(tokenizer)
+    # A token that begins and ends with a letter or a digit is a word, and is not found inside other words.
+    larger.add_tokens([AddedToken(token, single_word=token[0].isalnum() and token[-1].isalnum()) for token in pieces])
+    # A model may have more rows than its tokenizer has tokens; these rows are used first.
+    sources: list[list[int]] = [[row] for row in range(model.config.vocab_size)]
+    sources += [[] for _ in range(len(larger) - len(sources))]
+    for token, ids in pieces.items():
+        sources[larger.convert_tokens_to_ids(token)] = ids
+    new = take_rows(model, sources)
+    most = model.config.max_position_embeddings
+    # Both models must read the same text: the new tokenizer needs fewer tokens and would reach further.
+    excerpts = [text[: beginning_of(tokenizer, text, min(_EXCERPT, most))[1]] for text in texts]
+    old_documents, new_documents = (
+        [cut(text, truncation=True, max_length=most)["input_ids"] for text in excerpts] for cut in (tokenizer, larger)
+    )
+    loss, count = _masked_loss(model, old_documents, None, 32)
+    after = pseudo_perplexity(new, new_documents, num_tokens=count)
+    return WarmStart(new, perplexity(loss / count), after, larger)
+
+
+def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
+    """The ids into which the old tokenizer splits each new token."""
+    known = tokenizer.get_vocab()
+    pieces: dict[str, list[int]] = {}
+    for token in new_tokens:
+        if token in known:
+            raise UserError(f"new_tokens holds {token!r}, which the tokenizer has already")
+        cut, cut_after_space = tokenizer([token, f" {token}"], add_special_tokens=False)["input_ids"]
+        for ids in (cut, cut_after_space):
+            if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
+                entry = tokenizer.convert_ids_to_tokens(ids[0])
+                raise UserError(f"new_tokens holds {token!r}, which the tokenizer has already: as {entry!r}")
+        ids = [i for i in cut if i != tokenizer.unk_token_id]
+        if not ids:
+            raise UserError(
+                f"new_tokens holds {token!r}, of which the tokenizer knows no part: it has no embedding to begin from"
+            )
+        pieces[token] = ids
+    return pieces
+
+
+# Depth
+
+
+def grow_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int, *, documents: Documents) -> WarmStart:
+    """Repeat layers in place: layer i of m is a copy of layer floor(i n / m) of n, its kind of attention included.
+
+    Raises:
+        UserError: fewer layers than there are.
+    """
+    _check_depth(model, num_hidden_layers)
+    old_layers = model.config.num_hidden_layers
+    sources = [index * old_layers // num_hidden_layers for index in range(num_hidden_layers)]
+    return _report(model, take_layers(model, sources), documents)
+
+
+def _check_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int) -> None:
+    _check_masked_lm(model)
+    old = model.config.num_hidden_layers
+    if num_hidden_layers < old:
+        raise UserError(f"num_hidden_layers={num_hidden_layers} is less than the model's {old}: grow only adds layers")
+    if old == 1 and num_hidden_layers > 1 and not model.config.first_attention_norm:
+        raise UserError("first_attention_norm=False and a single layer: there is no norm to copy for a second")
+
+
+# Width
+
+# The sizes that the rows and columns of a weight depend on; a bias or a norm is like rows. `None`: it does not grow.
+_AXES: dict[str, tuple[str | None, str | None]] = {
+    "q_proj": ("heads", "hidden"),
+    "k_proj": ("key_heads", "hidden"),
+    "v_proj": ("key_heads", "hidden"),
+    "o_proj": ("hidden", "heads"),
+    "gate_proj": ("feed_forward", "hidden"),
+    "up_proj": ("feed_forward", "hidden"),
+    "down_proj": ("hidden", "feed_forward"),
+    "attention_norm": ("hidden", None),
+    "mlp_norm": ("hidden", None),
+    "final_norm": ("hidden", None),
+    "q_norm": (None, None),
+    "k_norm": (None, None),
+    "projection": ("hidden", None),
+    "dense": ("embedding", "hidden"),
+    "norm": ("embedding", None),
+    # Embeddings are looked up, so their columns are outputs.
+    "word_embeddings": (None, "embedding"),
+    "token_type_embeddings": (None, "embedding"),
+    "table": (None, "embedding"),
+    "decoder": (None, "embedding"),
+}
+_LOOKED_UP = ("word_embeddings", "token_type_embeddings", "table")
+
+
+def grow_width(
+    model: ClozeBertForMaskedLM,
+    *,
+    hidden_size: int | None = None,
+    num_attention_heads: int | None = None,
+    intermediate_size: int | None = None,
+    documents: Documents,
+    noise: float = 0.01,
+    seed: int = 0,
+) -> WarmStart:
+    """Tile weights to a larger size: unit j is a copy of unit j mod n.
+
+    A weight on an input with c copies is divided by c (Net2Net, Chen et al. 2016), so that sums stay the same. Apart
+    from `noise`, the new model computes exactly what the old one did if sizes are whole multiples. Otherwise norms over
+    units with different numbers of copies differ a little. The head size stays, so heads grow with the hidden size.
+
+    Args:
+        hidden_size, num_attention_heads, intermediate_size: the new sizes; None: as before.
+        noise: standard deviation of normal noise on the weights that grow, relative to that of their tensor. Exact
+            copies would get the same gradients and stay the same for ever.
+        seed: of the noise.
+
+    Raises:
+        UserError: a size shrinks, a head's size changes, or the model's positions or embeddings cannot be tiled.
+    """
+    config = _check_width(model, hidden_size, num_attention_heads, intermediate_size)
+    index_of = _copies(model.config, config)
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        module = name.split(".")[-2]
+        rows, columns = _AXES[module]
+        tied_decoder = module == "decoder" and config.tie_word_embeddings
+        tile = _tile(
+            tensor,
+            index_of[rows],
+            index_of[columns] if tensor.dim() > 1 else None,
+            share=module not in _LOOKED_UP and not tied_decoder,
+        )
+        if name.startswith("head.norm.") and config.tie_word_embeddings:
+            # The tied decoder sums over copies, but it is also the embedding table, so the norm before it is divided.
+            tile = tile / _multiplicity(index_of["embedding"], tile)
+        if noise and tensor.shape != tile.shape:
+            deviation = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
+            tile = tile + noise * deviation * torch.randn(tile.shape, generator=generator).to(tile)
+        tensors[name] = tile.to(tensor.dtype)
+    return _report(model, model_with(config, tensors), documents)
+
+
+def _check_width(
+    model: ClozeBertForMaskedLM, hidden_size: int | None, num_attention_heads: int | None, intermediate_size: int | None
+) -> ClozeBertConfig:
+    _check_masked_lm(model)
+    old = model.config
+    sizes = {
+        "hidden_size": hidden_size or old.hidden_size,
+        "num_attention_heads": num_attention_heads or old.num_attention_heads,
+        "intermediate_size": intermediate_size or old.intermediate_size,
+    }
+    for name, size in sizes.items():
+        if size < getattr(old, name):
+            raise UserError(
+                f"{name}={size} is less than the model's {getattr(old, name)}: grow only makes models larger"
+            )
+    heads, size = sizes["num_attention_heads"], sizes["hidden_size"]
+    head_size = old.hidden_size // old.num_attention_heads
+    if size != heads * head_size:
+        raise UserError(
+            f"hidden_size={size} must be num_attention_heads={heads} times the model's head size of {head_size}: "
+            f"{size // head_size} heads"
+        )
+    if size != old.hidden_size:
+        _check_can_widen(old)
+    # Embeddings that are as wide as the layers grow with them.
+    embedding_size = None if old.embedding_size == old.hidden_size else old.embedding_size
+    return changed(old, **sizes, num_key_value_heads=_key_heads_for(heads, old), embedding_size=embedding_size)
+
+
+def _check_can_widen(old: ClozeBertConfig) -> None:
+    if old.position_embedding_type == "sinusoidal":
+        raise UserError("position_embedding_type='sinusoidal' is a function of hidden_size: it cannot be tiled")
+    if old.tie_word_embeddings and not old.prediction_dense:
+        raise UserError("tie_word_embeddings needs prediction_dense: a layer before the decoder that can be scaled")
+
+
+def _key_heads_for(heads: int, old: ClozeBertConfig) -> int:
+    """The number of key heads for `heads` query heads, with groups of the same size as before."""
+    old_key_heads = old.num_key_value_heads or old.num_attention_heads
+    if old_key_heads == old.num_attention_heads:
+        return heads
+    if heads % old.num_attention_heads:
+        raise UserError(
+            f"num_attention_heads={heads} must be a multiple of the model's {old.num_attention_heads}, as groups of "
+            f"heads share num_key_value_heads={old_key_heads}"
+        )
+    return old_key_heads * heads // old.num_attention_heads
+
+
+def _copies(old: ClozeBertConfig, new: ClozeBertConfig) -> dict[str | None, torch.Tensor | None]:
+    """For each kind of axis, the old unit that each new unit is a copy of."""
+
+    def wrap(old_size: int, new_size: int) -> torch.Tensor:
+        return torch.arange(new_size) % old_size
+
+    size = old.hidden_size // old.num_attention_heads
+    old_keys, new_keys = (c.num_key_value_heads or c.num_attention_heads for c in (old, new))
+    hidden = wrap(old.hidden_size, new.hidden_size)
+    return {
+        None: None,
+        "hidden": hidden,
+        "embedding": hidden if old.embedding_size in (None, old.hidden_size) else torch.arange(old.embedding_size),
+        # Heads are copied whole: new head j is old head j mod H, which is the same as wrapping the channels.
+        "heads": wrap(old.num_attention_heads * size, new.num_attention_heads * size),
+        "key_heads": wrap(old_keys * size, new_keys * size),
+        "feed_forward": wrap(old.intermediate_size, new.intermediate_size),
+    }
+
+
+def _tile(
+    tensor: torch.Tensor, rows: torch.Tensor | None, columns: torch.Tensor | None, *, share: bool
+) -> torch.Tensor:
+    """Copies of rows and columns. With `share`, columns are inputs, and their copies share the weight evenly."""
+    tile = tensor if rows is None else tensor[rows]
+    if columns is None:
+        return tile.clone()
+    tile = tile[:, columns]
+    return tile / _multiplicity(columns, tile) if share else tile
+
+
+def _multiplicity(index: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """For each new unit, how many copies its old unit has."""
+    assert index is not None
+    return torch.bincount(index)[index].to(like)
+
+
+# Length
+
+
+def extend_positions(
+    model: ClozeBertForMaskedLM,
+    max_position_embeddings: int,
+    *,
+    rope_theta: float | None = None,
+    documents: Documents,
+) -> WarmStart:
+    """Extend positions: rotary ones rotate more slowly, learned ones are interpolated, sinusoidal ones just continue.
+
+    Rotary: the base theta of layers with full attention becomes `rope_theta`, by default theta * s^(K / (K - 2)) for s
+    times the length (NTK-aware scaling): at the new end, the slowest pair of channels has rotated as far as at the old
+    end before. Windows see no further than before, so their base stays. Learned: row p of the P' new rows is
+    interpolated linearly at p (P - 1) / (P' - 1) in the P old rows.
+
+    Raises:
+        UserError: not longer than before, or `rope_theta` for a model without rotary positions.
+    """
+    _check_length(model, max_position_embeddings, rope_theta)
+    old = model.config
+    length, kind = old.max_position_embeddings, old.position_embedding_type
+    changes: dict[str, Any] = {"max_position_embeddings": max_position_embeddings}
+    tensors = dict(model.state_dict())
+    if kind == "rope":
+        changes["rope_parameters"] = _slower(old, max_position_embeddings / length, rope_theta)
+    elif kind == "absolute":
+        table_PE, offset = tensors[POSITION_TABLE], old.position_offset
+        longer = F.interpolate(
+            table_PE[offset:].T[None].float(), size=max_position_embeddings, mode="linear", align_corners=True
+        )
+        tensors[POSITION_TABLE] = torch.cat([table_PE[:offset], longer[0].T.to(table_PE.dtype)])
+    return _report(model, model_with(changed(old, **changes), tensors), documents)
+
+
+def _check_length(model: ClozeBertForMaskedLM, max_position_embeddings: int, rope_theta: float | None) -> None:
+    _check_masked_lm(model)
+    length, kind = model.config.max_position_embeddings, model.config.position_embedding_type
+    if max_position_embeddings <= length:
+        raise UserError(f"max_position_embeddings={max_position_embeddings} must exceed the model's {length}")
+    if rope_theta is not None and kind != "rope":
+        raise UserError(f"rope_theta={rope_theta} needs rotary positions, but position_embedding_type={kind!r}")
+
+
+def _slower(config: ClozeBertConfig, factor: float, rope_theta: float | None) -> dict[str, Any]:
+    """The rotary parameters with another base in layers with full attention."""
+    parameters: Any = copy.deepcopy(config.rope_parameters)
+    size = config.hidden_size // config.num_attention_heads
+    of_full = parameters if config.layer_types is None else parameters.get("full_attention")
+    if of_full is not None:
+        of_full["rope_theta"] = float(rope_theta or of_full["rope_theta"] * factor ** (size / max(size - 2, 1)))
+    return parameters
+
+
+# All of them
+
+
+def grow(
+    model: ClozeBertForMaskedLM,
+    tokenizer: Any,
+    *,
+    texts: Sequence[str],
+    new_tokens: Sequence[str] = (),
+    hidden_size: int | None = None,
+    num_attention_heads: int | None = None,
+    intermediate_size: int | None = None,
+    num_hidden_layers: int | None = None,
+    max_position_embeddings: int | None = None,
+    rope_theta: float | None = None,
+    noise: float = 0.01,
+    seed: int = 0,
+) -> Iterator[tuple[str, WarmStart]]:
+    """Grow vocabulary, width, depth and length, one after the other. Yields the name and the result of each step.
+
+    Args:
+        tokenizer: the model's; each result has the tokenizer that fits it.
+        texts: to measure pseudo-perplexity on; they are truncated to the model's longest input.
+        Others: as above; None or empty: unchanged.
+
+    Raises:
+        UserError: at the call, before any step: one of them is impossible, or there is nothing to do.
+    """
+    _check_masked_lm(model)
+    _mask_token_of(model.config)
+    if rope_theta is not None and max_position_embeddings is None:
+        raise UserError(f"rope_theta={rope_theta} goes with max_position_embeddings: give that too")
+    _cut(tokenizer, new_tokens)
+    sizes: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_attention_heads,
+        "intermediate_size": intermediate_size,
+    }
+    steps: dict[str, Callable[..., WarmStart]] = {}
+    if any(sizes.values()):
+        _check_width(model, **sizes)
+        steps["width"] = functools.partial(grow_width, **sizes, noise=noise, seed=seed)
+    if num_hidden_layers is not None:
+        _check_depth(model, num_hidden_layers)
+        steps["depth"] = functools.partial(grow_depth, num_hidden_layers=num_hidden_layers)
+    if max_position_embeddings is not None:
+        _check_length(model, max_position_embeddings, rope_theta)
+        steps["length"] = functools.partial(
+            extend_positions, max_position_embeddings=max_position_embeddings, rope_theta=rope_theta
+        )
+    if not new_tokens and not steps:
+        raise UserError("nothing to grow: give new_tokens, a size, num_hidden_layers or max_position_embeddings")
+    return _take(steps, model, tokenizer, texts, new_tokens)
+
+
+def _take(
+    steps: Mapping[str, Callable[..., WarmStart]], model: Any, tokenizer: Any, texts: Sequence[str], new_tokens: Any
+) -> Iterator[tuple[str, WarmStart]]:
+    length = model.config.max_position_embeddings
+    if new_tokens:
+        result = extend_vocabulary(model, tokenizer, new_tokens, texts=texts)
+        model, tokenizer = result.model, result.tokenizer
+        yield "vocabulary", result
+    documents = [beginning_of(tokenizer, text, length)[0] for text in texts]
+    for name, step in steps.items():
+        result = step(model, documents=documents)
+        model = result.model
+        if name == "length":
+            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer.model_max_length = model.config.max_position_embeddings
+        yield name, dataclasses.replace(result, tokenizer=tokenizer)
+
+
+def _check_masked_lm(model: Any) -> None:
+    if not isinstance(model, ClozeBertForMaskedLM):
+        raise UserError(f"a {type(model).__name__} was given: only a ClozeBertForMaskedLM can grow")

@@ -1,0 +1,84 @@
+"""The model that a run starts from: its configuration, its special tokens, random or loaded weights."""
+
+import os
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+from ...configuration import ClozeBertConfig
+from ...corpus import Corpus
+from ...modeling import ClozeBertForMaskedLM
+from ...utils.errors import UserError, as_user_errors
+from ...utils.progress_bar import without_progress_bars
+from ...utils.untrusted import check_model_folder
+
+# The keys under which `from_pretrained` reports weights that it did not load unchanged.
+_REPORTED = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+
+
+def load_configuration(name_or_path: str, *, flag: str = "model_name_or_path") -> ClozeBertConfig:
+    """The configuration of a ClozeBERT model.
+
+    Args:
+        flag: the flag that names it, for messages.
+
+    Raises:
+        ValueError: it is a model of another kind.
+    """
+    check_model_folder(name_or_path)
+    # Libraries raise all kinds of exceptions for malformed files.
+    with as_user_errors(Exception, about=f"{flag}={name_or_path!r}"):
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
+    if config.model_type != "clozebert":
+        raise UserError(f"{flag}={name_or_path!r} is a {config.model_type} model: convert it first (clozebert convert)")
+    return config
+
+
+def padded_vocabulary(tokens: int) -> int:
+    """The size of the model's vocabulary: that of the tokenizer, rounded up to a multiple of 64 for fast matmuls."""
+    return -(-tokens // 64) * 64
+
+
+SPECIAL_TOKEN_IDS = ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id", "bos_token_id", "eos_token_id")
+
+
+def set_token_ids(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast | Corpus) -> None:
+    """Set the special tokens of the configuration to the tokenizer's, whatever the architecture has.
+
+    Instead of the tokenizer, a corpus that was prepared with it will do.
+    """
+    had_ends = config.bos_token_id is not None
+    # RoBERTa's positions begin in the row after the padding id; otherwise a model cannot be exported as a RoBERTa.
+    follows_padding = config.position_offset == (config.pad_token_id or 0) + 1
+    for name in SPECIAL_TOKEN_IDS:
+        setattr(config, name, getattr(tokenizer, name, None))
+    if had_ends and config.bos_token_id is None:
+        config.bos_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
+    if config.position_rule == "non_pad" and follows_padding:
+        config.position_offset = tokenizer.pad_token_id + 1
+
+
+def make_model(
+    config: ClozeBertConfig, weights: str | os.PathLike | None, *, strict: bool = False
+) -> ClozeBertForMaskedLM:
+    """A model with random weights, or with those of a folder or Hub repository, in float32.
+
+    Args:
+        strict: refuse missing and unexpected weights.
+    """
+    if weights is None:
+        return ClozeBertForMaskedLM(config)
+    with without_progress_bars():
+        loaded: Any = ClozeBertForMaskedLM.from_pretrained(
+            weights, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+        )
+    model, report = loaded
+    if strict and (wrong := [str(name) for kind in _REPORTED for name in report.get(kind) or ()]):
+        raise UserError(f"{weights} does not hold the weights of this model: {wrong[0]} is missing, or does not fit")
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"model_name_or_path={str(weights)!r} has no masked-LM head: {missing[0]} would be random; "
+            "take the checkpoint that still has it"
+        )
+    return model

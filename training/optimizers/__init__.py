@@ -1,0 +1,1 @@
+"""Optimizers: parameter groups, Muon, learning-rate schedules."""

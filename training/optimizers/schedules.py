@@ -1,0 +1,38 @@
+"""Learning-rate schedules: pure functions from a step to a factor, so that resuming needs no schedule state.
+
+Steps are counted from 0; `factor(step)` scales the learning rate of the update made in that step. Warm-up is linear,
+(step + 1) / (warmup_steps + 1), so the first factor is above 0, and the factor is 1 at step = warmup_steps.
+With t in [0, 1) the elapsed share of the decay:
+
+    linear      1 - t                       from the end of warm-up to max_steps
+    cosine      (1 + cos(pi t)) / 2         from the end of warm-up to max_steps (Loshchilov & Hutter 2017)
+    wsd         1, then 1 - sqrt(t)         over the last decay_steps (warm-up, stable, decay; Hägele et al. 2024)
+"""
+
+import math
+
+from ...utils.errors import UserError
+
+SCHEDULES = ("linear", "cosine", "wsd")
+
+
+def learning_rate_factor(
+    step: int, *, schedule: str, max_steps: int, warmup_steps: int = 0, decay_steps: int = 0
+) -> float:
+    """The factor in [0, 1] of the update made in `step`; 0 from `max_steps` on."""
+    if step >= max_steps:
+        return 0.0
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    if schedule == "linear":
+        return 1.0 - _share(step, warmup_steps, max_steps)
+    if schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * _share(step, warmup_steps, max_steps)))
+    if schedule == "wsd":
+        return 1.0 - math.sqrt(_share(step, max(warmup_steps, max_steps - decay_steps), max_steps))
+    raise UserError(f"lr_scheduler_type={schedule!r} must be one of {', '.join(SCHEDULES)}")
+
+
+def _share(step: int, start: int, end: int) -> float:
+    """The share of [start, end) that has elapsed at `step`; 0 before it begins."""
+    return max(0, step - start) / max(1, end - start)

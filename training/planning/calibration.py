@@ -1,0 +1,230 @@
+"""Times the steps of a run on this machine: for `plan --calibrate`, and for `--max_minutes`."""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ...configuration import ClozeBertConfig
+from ...corpus import BatchStream, Mixture
+from ...modeling.packed import Packed
+from ...utils.device import wait_for
+from ...utils.errors import UserError
+from ...utils.progress_bar import progress_bar
+from ..arguments import PretrainingArguments
+from ..batches import make_masking
+from ..checkpoints.training_state import TrainingState
+from ..checks import CheckedRun
+from ..evaluation import evaluate_mixture
+from ..phase_setup import PhaseSetup, set_up_model, set_up_phase
+from ..prefetch import ModelInputs, count_predicted, inputs_maker, model_inputs
+from ..runtime.machine import begins_slowly, make_accelerator
+from ..runtime.processes import mean_over_processes
+from ..step import accumulate_gradient, timed_step
+from .memory_and_time import Calibration
+from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
+
+# For `seconds_per_token`: the tokens of a timed step on a CPU, and the seconds of a step after which no other is timed.
+_TIMED_TOKENS, _LONG_SECONDS = 4096, 3.0
+
+
+def calibrate(
+    arguments: PretrainingArguments,
+    config: ClozeBertConfig,
+    *,
+    device: torch.device,
+    precision: str,
+    seconds: float = 20.0,
+    corpora: Mixture | None = None,
+) -> Calibration:
+    """Train for some seconds, with one micro-batch per update, and time both.
+
+    The batches are those of the run itself if its corpora are given, else random tokens with one document per row.
+    """
+    accelerator = make_accelerator(mixed_precision=precision, use_cpu=device.type == "cpu")
+    rows = min(arguments.per_device_train_batch_size, arguments.global_batch_size)
+    before = _peak_bytes(device, reset=True)
+    core, model, optimizer = set_up_model(arguments, config, accelerator=accelerator)
+    batches = micro_batches(arguments, config, corpora, rows=rows, make_inputs=inputs_maker(core.config, accelerator))
+    with progress_bar(description="timing steps", unit=" s", total=round(seconds), leave=False) as bar:
+        begun = time.monotonic()
+
+        def step() -> StepTime:
+            taken = timed_step(
+                model, optimizer, next(batches), max_grad_norm=arguments.max_grad_norm, accelerator=accelerator
+            )
+            bar.update(min(round(time.monotonic() - begun), bar.total) - bar.n)
+            return taken
+
+        slow = begins_slowly(arguments.torch_compile, device)
+        timing = time_steps(step, seconds=seconds, begins_slowly=slow)
+    after = _peak_bytes(device, reset=False)
+    accelerator.free_memory()
+    peak = None if before is None or after is None else after - before
+    return Calibration(timing.micro_batch, timing.update, peak)
+
+
+def micro_batches(
+    arguments: PretrainingArguments,
+    config: ClozeBertConfig,
+    corpora: Mixture | None,
+    *,
+    rows: int,
+    make_inputs: Callable[[Any], ModelInputs] = model_inputs,
+) -> Iterator[ModelInputs]:
+    """Yield micro-batches of the run or, without corpora, the same random one each time; on the CPU."""
+    if corpora is None:
+        yield from itertools.repeat(_random_batch(arguments, config, rows=rows))
+        return
+    stream = BatchStream(
+        corpora.corpora,
+        max_seq_length=arguments.max_seq_length,
+        global_batch_size=rows,
+        masking=make_masking(arguments, rate=arguments.mean_mlm_probability),
+        seed=arguments.seed,
+        weights=corpora.shares,
+    )
+    for step in itertools.count():
+        yield make_inputs(stream.batch(step))
+
+
+def _random_batch(arguments: PretrainingArguments, config: ClozeBertConfig, *, rows: int) -> ModelInputs:
+    length = arguments.max_seq_length
+    predicted = math.ceil(rows * length * arguments.mlm_probability)
+    return {
+        "input_ids": torch.randint(config.vocab_size, (1, rows * length)),
+        "packed": Packed.from_lengths([length] * rows, torch.device("cpu")),
+        "masked_positions": torch.randperm(rows * length)[:predicted].sort().values,
+        "labels": torch.randint(config.vocab_size, (predicted,)),
+    }
+
+
+def _peak_bytes(device: torch.device, *, reset: bool) -> float | None:
+    """The peak memory in bytes: on the GPU since `reset`, or of this process on a CPU; None if it is unknown."""
+    if device.type == "cuda":
+        if reset:
+            torch.cuda.reset_peak_memory_stats(device)
+        return float(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+        import sys
+    except ImportError:  # Windows
+        return None
+    # Kilobytes, but bytes on macOS.
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+
+
+def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[PretrainingArguments, str, float]:
+    """The run with as many steps as fit into its `max_minutes`.
+
+    If the text set the length of the run, it gets no more steps than that. A `max_steps` that was given together with
+    `max_minutes` only says what warm-ups and decay are shares of.
+
+    Args:
+        begun: when the run began, by `time.monotonic`.
+
+    Returns:
+        The run, a line for the user, and the seconds of a step, without its update, for each token of one process.
+    """
+    arguments, given, mixture = run.phases[0].arguments, run.given, run.mixtures[0]
+    assert arguments.max_minutes is not None
+    seconds, processes = 60 * arguments.max_minutes, accelerator.num_processes
+    timing, again = _time_and_forget(run, accelerator=accelerator, seconds=seconds)
+    gone = mean_over_processes(time.monotonic() - begun + again, accelerator)
+    evaluated = sum(split.num_tokens for split in mixture.validation.values())
+    if arguments.max_eval_batches is not None:
+        of_batch = arguments.per_device_eval_batch_size * arguments.max_seq_length
+        evaluated = min(evaluated, arguments.max_eval_batches * of_batch * len(mixture.validation))
+    steps = steps_in(
+        seconds - gone, timing, arguments=arguments, world_size=processes, eval_tokens=evaluated / processes
+    )
+    said = (
+        f"max_minutes={arguments.max_minutes:g}: {steps:,} steps fit; a micro-batch took {timing.micro_batch:.3g} s "
+        f"and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
+    )
+    of_token = timing.micro_batch / (arguments.rows_at_once(processes) * arguments.max_seq_length)
+    if steps >= arguments.num_steps and given.max_steps is None:
+        return arguments, f"{said}; the run needs {arguments.num_steps:,}", of_token
+    try:
+        return (arguments if given.max_steps is not None else given).of_length(steps), said, of_token
+    except UserError as error:
+        raise UserError(f"max_minutes={arguments.max_minutes:g} is enough for {steps:,} steps: {error}") from None
+
+
+def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
+    """Seconds of a forward and backward pass for each token of one process, on the run's own rows.
+
+    It has no side effects: no weight changes, and each training step seeds its own random numbers.
+    """
+    arguments, device = setup.arguments, accelerator.device
+    rows = arguments.rows_at_once(accelerator.num_processes)
+    if device.type == "cpu":
+        rows = max(1, min(rows, _TIMED_TOKENS // arguments.max_seq_length))
+    batch = inputs_maker(setup.core.config, accelerator)(setup.stream.rows(0, rows, step=0))
+    # The first step compiles kernels and allocates memory. On a CPU without compilation this takes little time.
+    needed = 2 if begins_slowly(arguments.torch_compile, device) else 1
+    seconds: list[float] = []
+    while len(seconds) < needed or (len(seconds) < 3 and mean_over_processes(seconds[-1], accelerator) < _LONG_SECONDS):
+        begun = time.perf_counter()
+        # Processes do not exchange this gradient.
+        with accelerator.no_sync(setup.model):
+            accumulate_gradient(setup.model, [batch], num_predicted=count_predicted(batch), accelerator=accelerator)
+        wait_for(device)
+        seconds.append(time.perf_counter() - begun)
+        setup.optimizer.zero_grad()
+    return mean_over_processes(min(seconds[needed - 1 :]), accelerator) / batch["input_ids"].numel()
+
+
+def _time_and_forget(run: CheckedRun, *, accelerator: Any, seconds: float) -> tuple[StepTime, float]:
+    """Time steps of one micro-batch on the run's own batches, and discard everything that they changed.
+
+    Returns:
+        The times, and the seconds that setting up the phase took; the run itself will set it up again.
+    """
+    scaler = None if accelerator.scaler is None else accelerator.scaler.state_dict()
+    found = _time_steps_of(run, accelerator=accelerator, seconds=seconds)
+    accelerator.free_memory()
+    if scaler is not None:
+        accelerator.scaler.load_state_dict(scaler)
+    return found
+
+
+def _time_steps_of(run: CheckedRun, *, accelerator: Any, seconds: float) -> tuple[StepTime, float]:
+    arguments, processes = run.phases[0].arguments, accelerator.num_processes
+    timed = arguments.of_one_micro_batch(arguments.rows_at_once(processes), processes).of_length(MOST_TIMED)
+    begun = time.monotonic()
+    setup = set_up_phase(
+        dataclasses.replace(run.phases[0], num_steps=MOST_TIMED, arguments=timed),
+        run.mixtures[0],
+        run.configs[0],
+        accelerator=accelerator,
+        state=TrainingState(step=0),
+        weights=None,
+    )
+    setting_up = time.monotonic() - begun
+    setup.optimizer.optimizer.set_learning_rate(0.0)
+    batches = (batch for of_step, _ in setup.loader for batch in of_step)
+
+    def step() -> StepTime:
+        return timed_step(
+            setup.model, setup.optimizer, next(batches), max_grad_norm=timed.max_grad_norm, accelerator=accelerator
+        )
+
+    def agree(value: float) -> float:
+        return mean_over_processes(value, accelerator)
+
+    slow = begins_slowly(timed.torch_compile, accelerator.device)
+    timing = time_run(step, seconds=seconds, agree=agree, begins_slowly=slow)
+    setup.loader.close()
+    if slow:
+        # The run's own model reuses what this compiles, so that this time has passed before the steps are counted. An
+        # evaluation that fails here also fails in the run, which reports it and continues.
+        with contextlib.suppress(Exception):
+            once = dataclasses.replace(timed, max_eval_batches=1)
+            evaluate_mixture(setup.model, run.mixtures[0], once, accelerator=accelerator)
+    return timing, setting_up

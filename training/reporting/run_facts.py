@@ -1,0 +1,139 @@
+"""What a run reports: its plan, its results, and the facts for its model card."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..arguments import Phase, PretrainingArguments
+from ..checkpoints.training_state import TrainingState
+from ..checks import CheckedRun
+from ..phase_setup import PhaseSetup
+from .curves import CURVE_NAME
+
+
+def tracker_settings(arguments: PretrainingArguments) -> dict[str, Any]:
+    """The arguments, in types that every tracker accepts."""
+    return {
+        key: value if isinstance(value, (int, float, str)) else str(value)
+        for key, value in dataclasses.asdict(arguments).items()
+    }
+
+
+def epochs_of(setup: PhaseSetup, phase: Phase) -> float:
+    """How often a phase sees the rows of its corpora."""
+    return phase.arguments.batch_size.before(phase.num_steps) / setup.stream.rows_per_epoch
+
+
+def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: int, accelerator: Any) -> list[str]:
+    """A few lines for the user on what a phase is going to do.
+
+    Args:
+        phases: of the run; in a dry run those of the real one, of which `setup` is a small part.
+        index: of the phase.
+    """
+    phase, corpora, config = phases[index], setup.corpora, setup.core.config
+    arguments, processes = phase.arguments, accelerator.num_processes
+    micro_batches = arguments.micro_batches(processes)
+    rows = arguments.rows_at_once(processes)
+    smallest = arguments.batch_size.smallest * arguments.max_seq_length
+    rising = f", rising from {smallest:,} over {arguments.batch_warmup_steps:,}"
+    of_all = f" of {phases[-1].last_step:,}" if len(phases) > 1 else ""
+    begins_from_text = arguments.embedding_init == "text" and arguments.model_name_or_path is None and step == 0
+    lines = [
+        f"model: {setup.core.num_parameters():,} parameters, "
+        f"{config.num_hidden_layers} layers of {config.hidden_size}, "
+        f"vocabulary {config.vocab_size:,}{'; its embeddings begin from the text' if begins_from_text else ''}",
+        f"corpus: {corpora.num_tokens:,} tokens in {corpora.num_documents:,} documents, "
+        f"{setup.stream.rows_per_epoch:,} rows of {arguments.max_seq_length}",
+        f"steps: {phase.num_steps:,}{of_all} of {arguments.tokens_per_step:,} tokens"
+        f"{rising if arguments.batch_warmup_steps else ''}, {epochs_of(setup, phase):.2f} epochs; "
+        f"{processes} process(es) x {micro_batches} micro-batch(es) x {rows} row(s)",
+        f"{arguments.optimizer}, {arguments.warmup_steps:,} steps of warm-up, {arguments.lr_scheduler_type}; "
+        f"precision {accelerator.mixed_precision} on {accelerator.device.type}",
+    ]
+    if len(corpora.names) > 1:
+        shares = zip(corpora.names, corpora.shares, strict=True)
+        lines[2:2] = ["rows from " + ", ".join(f"{name} {share:.1%}" for name, share in shares)]
+    if len(phases) > 1:
+        lines[:0] = [f"phase {phase.index + 1} of {len(phases)}"]
+    return [*lines, f"resumed at step {step}"] if step > phase.first_step else lines
+
+
+def speed(flops: float, *, peak: float) -> dict[str, float]:
+    """Model FLOP/s of all processes together, and their share of the measured speed of plain matmuls.
+
+    Args:
+        peak: FLOP/s of plain matmuls, of all processes.
+    """
+    return {"model_flops_per_second": flops, "model_flops_share": flops / peak}
+
+
+def results_of(state: TrainingState, *, num_parameters: int, peak_flops: float) -> dict[str, Any]:
+    """The content of all_results.json."""
+    evaluation = {key: value for key, value in state.evaluation.items() if key != "step"}
+    seconds = max(state.seconds, 1e-9)
+    return {
+        "step": state.step,
+        "train_loss": state.train_loss,
+        **evaluation,
+        "tokens_seen": state.tokens_seen,
+        "train_runtime": state.seconds,
+        "tokens_per_second": state.tokens_seen / seconds,
+        **speed(state.model_flops / seconds, peak=peak_flops),
+        "skipped_steps": state.skipped_steps,
+        "parameters": num_parameters,
+    }
+
+
+def facts_of_run(
+    state: TrainingState, run: CheckedRun, *, phase: int, output_dir: Path, recipe: str | None
+) -> dict[str, Any]:
+    """The facts for the model card of a run that has reached the phase of index `phase`."""
+    import accelerate
+    import transformers
+
+    evaluation, upto = state.evaluation, phase + 1
+    return {
+        "name": output_dir.resolve().name,
+        "corpus": _by_phase([mixture.facts() for mixture in run.mixtures[:upto]]),
+        "hyperparameters": _by_phase([_card_values(phase.arguments) for phase in run.phases[:upto]]),
+        "recipe": recipe,
+        "base_model": _hub_name(run.phases[0].arguments.model_name_or_path),
+        "steps": state.step,
+        "tokens": state.tokens_seen,
+        "seconds": state.seconds,
+        "validation_loss": evaluation.get("eval_loss"),
+        "metrics": {"masked-LM accuracy": evaluation["eval_accuracy"]} if evaluation else {},
+        "curve": CURVE_NAME,
+        "versions": {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "accelerate": accelerate.__version__,
+        },
+    }
+
+
+def _by_phase(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first phase's facts, and what changes in each later one."""
+    shown = dict(facts[0])
+    for number in range(1, len(facts)):
+        before, here = facts[number - 1], facts[number]
+        changed = {key: value for key, value in here.items() if before.get(key) != value}
+        if changed:
+            shown[f"phase {number + 1}"] = changed
+    return shown
+
+
+def _card_values(arguments: PretrainingArguments) -> dict[str, Any]:
+    """The arguments that determined the weights, without Muon's if AdamW trained them."""
+    values = {name: value for name, value in arguments.decisive().items() if value != []}
+    is_used = arguments.optimizer == "muon"
+    return {name: value for name, value in values.items() if is_used or not name.startswith("muon_")}
+
+
+def _hub_name(name_or_path: str | None) -> str | None:
+    """The Hub repository that the run started from; None for a local folder, whose path is private."""
+    return None if name_or_path is None or Path(name_or_path).exists() else name_or_path

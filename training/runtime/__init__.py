@@ -1,0 +1,1 @@
+"""What a run stands on: the machine, the processes, signals, the watchdog."""
