@@ -51,7 +51,7 @@ def split_parameters(model: nn.Module) -> tuple[list[NamedParameter], list[Named
 
 def heads_of_matrices(model: nn.Module) -> dict[nn.Parameter, Heads]:
     """How Muon cuts the matrices of attention: the rows of queries, keys and values by head, the columns of outputs."""
-    found: dict[nn.Parameter, Heads] = {}
+    found: dict[Any, Heads] = {}
     for module in model.modules():
         if isinstance(module, Attention):
             for layer in (module.q_proj, module.k_proj, module.v_proj):
