@@ -86,7 +86,7 @@ def find_config(name: str) -> "ClozeBertConfig":
     if name in ARCHITECTURES:
         return ClozeBertConfig.from_name(name)
     if path.suffix in (".yaml", ".yml") or name in list_recipes():
-        return make_config(split_settings(name, {})[1])
+        return make_config(split_settings(name, {})[1], recipe=name)
     known = sorted({*ARCHITECTURES, *list_recipes()})
     raise UserError(f"{name!r} is neither an architecture, a recipe nor a folder; {did_you_mean(name, known)}")
 

@@ -52,8 +52,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         idle=_IDLE,
     )
     given = PlanArguments(**{flag.name: flags.pop(flag.name) for flag in own_flags if flag.name in flags})
-    settings, model = split_settings(flags.pop("config", None), flags)
-    plan(given, settings, make_config(model), vocab_size=flags.get("vocab_size"))
+    recipe = flags.pop("config", None)
+    settings, model = split_settings(recipe, flags)
+    plan(given, settings, make_config(model, recipe=recipe), vocab_size=flags.get("vocab_size"))
 
 
 def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_size: int | None = None) -> None:

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if os.environ.get("RANK", "0") == "0":
         print("".join(f"{line}\n" for line in said), end="", flush=True)
     arguments = PretrainingArguments(**settings)
-    config = make_config(model)
+    config = make_config(model, recipe=name)
 
     from clozebert.hub.card import write_card
     from clozebert.training.pretraining import pretrain
