@@ -4,9 +4,9 @@
     clozebert describe bert-base --batch_size 16 --sequence_length 512
     clozebert describe encoder --text 'the cat sat on the mat'
 
-What is described is a named architecture, a recipe (its name or a YAML file) or a folder with a config.json. With
-`--text`: where the heads of a model look. The formulas are what is computed and what is printed: one string each, see
-`clozebert.configuration.costs`.
+You name an architecture, a recipe (its name or a YAML file) or a folder with a config.json. With `--text`, the program
+shows which tokens of the text each attention head looks at. It prints the formulas that it evaluates: they are strings
+in `clozebert.configuration.costs`.
 """
 
 import dataclasses

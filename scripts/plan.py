@@ -4,8 +4,8 @@
     clozebert plan --config bert-base --max_steps 100000 --device h100 --num_devices 8 --price_per_hour 2.5
     clozebert plan --config small --corpus corpus --calibrate
 
-All flags of pretraining are understood. Without `--device` the plan is for this machine; `--calibrate` trains for some
-seconds to measure it, on the run's own batches where there is a `--corpus`.
+The program takes all flags of pretraining. Without `--device`, the plan is for this machine. `--calibrate` trains for
+some seconds to measure the machine's speed. With `--corpus`, it measures on the run's own batches.
 """
 
 import dataclasses
