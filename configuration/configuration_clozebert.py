@@ -243,8 +243,9 @@ class ClozeBertConfig(PreTrainedConfig):
             hint = _did_you_mean(name, ARCHITECTURES, otherwise=f"known: {', '.join(ARCHITECTURES)}")
             raise ValueError(f"unknown architecture {name!r}; {hint}")
         fields = copy.deepcopy(ARCHITECTURES[name])
-        if "layer_types" in fields and "num_hidden_layers" in overrides:
-            fields["layer_types"] = every_third_full(overrides["num_hidden_layers"])
+        layers = overrides.get("num_hidden_layers")
+        if "layer_types" in fields and isinstance(layers, int):  # the constructor refuses anything else
+            fields["layer_types"] = every_third_full(layers)
         return cls(**{**fields, **overrides})
 
     @classmethod

@@ -176,7 +176,9 @@ class TokenArguments(FinetuningArguments):
     tag_column: str | None = flag("Column or field of the tag: a name, or a number from 1 (-1: the last).")
     tag_scheme: str = flag("auto, iob1, iob2, bioes or plain.", "auto", section=_DATA)
     label_subwords: str = flag(
-        "Sub-words that carry their word's tag in training: 'first' or 'all'.", "all", section=_DATA
+        "Subwords that carry their word's tag in training: 'all', or 'first' (then tag with clozebert predict).",
+        "all",
+        section=_DATA,
     )
 
 

@@ -16,6 +16,7 @@ from ..corpus.readers.columns import (
     check_column,
     is_number,
     looks_like_text,
+    other_separator,
     text_column_of,
     usual_column,
 )
@@ -135,6 +136,8 @@ def find_columns(
             flags[name] = flag
     if text_pair_column is not None and text_column is None:
         raise UserError("--text_pair_column needs --text_column beside it")
+    if with_label and (said := other_separator(list(table.columns), table.source)):
+        raise UserError(f"{table.source}: {said}")
     label = label_column or usual_column(list(table.columns), LABEL_COLUMNS, taken=(text_column, text_pair_column))
     if text_column is not None:
         text, pair = text_column, text_pair_column

@@ -22,7 +22,7 @@ Shapes: B rows, T tokens, N tokens of a packed row, D hidden size, H heads, K he
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -355,8 +355,7 @@ class _CrossEntropyOfRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_MC: torch.Tensor, labels_M: torch.Tensor, ignored: int) -> torch.Tensor:
-        parts = logits_MC.split(_rows_at_once(logits_MC))
-        log_sums_M = torch.cat([widen(rows).logsumexp(dim=-1) for rows in parts])
+        log_sums_M = torch.cat([widen(rows).logsumexp(dim=-1) for (rows,) in few_rows_at_once(logits_MC)])
         ctx.save_for_backward(logits_MC, labels_M, log_sums_M)
         ctx.ignored = ignored
         counted_M = labels_M != ignored
@@ -372,9 +371,8 @@ class _CrossEntropyOfRows(torch.autograd.Function):
             probabilities = probabilities - F.one_hot(labels_M.clamp(min=0), logits_MC.shape[1])
             return (probabilities * scale_M[:, None]).to(logits_MC.dtype), None, None
         grad_MC = torch.empty_like(logits_MC)
-        tensors = (logits_MC, grad_MC, log_sums_M, labels_M, scale_M)
-        chunks = (x.split(_rows_at_once(logits_MC)) for x in tensors)
-        for rows, out, log_sums, labels, scale in zip(*chunks, strict=True):
+        parts = few_rows_at_once(logits_MC, grad_MC, log_sums_M, labels_M, scale_M)
+        for rows, out, log_sums, labels, scale in parts:
             # d(-log softmax(x)[label]) / dx = softmax(x) - 1[label]
             probabilities = torch.sub(rows, log_sums[:, None], out=out if out.dtype == log_sums.dtype else None).exp_()
             probabilities.scatter_add_(1, labels.clamp(min=0)[:, None], -torch.ones_like(log_sums)[:, None])
@@ -384,13 +382,17 @@ class _CrossEntropyOfRows(torch.autograd.Function):
         return grad_MC, None, None
 
 
-def _rows_at_once(logits_MC: torch.Tensor) -> int:
-    """Rows that are widened together: about 4 MB on a CPU, where they stay in its cache, and 1 GB elsewhere."""
-    return max(1, (1 << 20 if logits_MC.device.type == "cpu" else 1 << 28) // max(1, logits_MC.shape[-1]))
+def few_rows_at_once(logits_MC: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same few rows of each tensor, part by part.
+
+    A part has about 4 MB of widened logits on a CPU, where they stay in its cache, and 1 GB elsewhere.
+    """
+    rows = max(1, (1 << 20 if logits_MC.device.type == "cpu" else 1 << 28) // max(1, logits_MC.shape[1]))
+    return zip(*(tensor.split(rows) for tensor in (logits_MC, *others)), strict=True)
 
 
 __all__ = [
-    "Dropout", "attend", "cast_once", "dropout", "is_autocast", "is_plain", "is_traced", "is_transformed", "keep_wide",
-    "linear", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate", "rotated",
-    "summed_cross_entropy", "value_outside", "values_of", "widen",
+    "Dropout", "attend", "cast_once", "dropout", "few_rows_at_once", "is_autocast", "is_plain", "is_traced",
+    "is_transformed", "keep_wide", "linear", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads",
+    "rotate", "rotated", "summed_cross_entropy", "value_outside", "values_of", "widen",
 ]  # fmt: skip

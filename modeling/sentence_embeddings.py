@@ -43,12 +43,15 @@ def encode(
         [S, D], or for `pooling=None` a list of S tensors [T, D]; in the model's type, on its device.
 
     Raises:
-        ValueError: one text instead of a list of them, an unknown pooling, a text longer than the model's learned
-            positions, or a model with a head.
+        ValueError: one text instead of a list of them, an item that is no string, an unknown pooling, a text longer
+            than the model's learned positions, or a model with a head.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts={texts[:40]!r} is one text: give a list of texts")
     texts = list(texts)
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"texts[{index}]={str(text)[:40]} is a {type(text).__name__} and not a string")
     ids = tokenizer(texts, add_special_tokens=True, verbose=False)["input_ids"] if texts else []
     return encode_ids(model, ids, pooling=pooling, tokens_per_batch=tokens_per_batch)
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""A finished pretraining run as the folder that is published: weights in bf16, and a card with what is known of it.
+"""Turn a finished pretraining run into the folder that is published, with weights in bf16 and a model card.
 
     python release/complete.py --run runs/release/clozebert-books --output_dir rounded
     python release/complete.py --run runs/release/clozebert-books --masked_lm masked_lm.json --output_dir complete
 
-The first form leaves the card out; `clozebert evaluate` measures these weights. The books come from books.tsv, scores
-of fine-tuning from scores.json, and what else there is to say of the run that made the weights from training.md; all
-three lie beside this file.
+The first command writes no card. Measure its weights with `clozebert evaluate`. The second command takes that
+measurement and writes the card too. The card lists the books from books.tsv and the scores of fine-tuning from
+scores.json, and quotes training.md on how the run went. These three files lie beside this one.
 """
 
 import argparse

@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""What the released model had learned at each checkpoint of its run: held-out loss, and BLiMP without any training.
+r"""Score checkpoints of the released model's run, and draw held-out loss and BLiMP accuracy over the training time.
 
     python release/over_time.py --run runs/release/clozebert-books --corpus runs/release/corpus --blimp BLIMP \
         --results release/over_time.json --image docs/images/over_time.png
 
-`clozebert evaluate` scores every `--every`th checkpoint and the last; what the results hold is not scored again. The
-run needs `--save_total_limit` large enough to have kept them. Minutes are those of training, without evaluations.
+The program scores a checkpoint with `clozebert evaluate`, without fine-tuning. It scores the checkpoints whose step is
+a multiple of `--every`, and the last one. It does not repeat scores that the results file holds already. The run needs
+a `--save_total_limit` that keeps these checkpoints. The minutes are minutes of training, without evaluations.
 """
 
 import argparse

@@ -3,10 +3,10 @@
 
     clozebert adapt --model_name_or_path bert-base-uncased --input my_text/ --output_dir adapted --max_minutes 60
 
-The encoder is a BERT, RoBERTa, ModernBERT … with its masked-LM head, of the Hub or a folder. Masked-language modelling
-continues on the text, with another vocabulary if wanted: --extend_vocabulary, --trim_vocabulary or --tokenizer_name.
---replay_input mixes in text of the old kind, against forgetting. The output folder gets a model of the same
-architecture, report.md and a model card. The same command goes on where it was stopped.
+The encoder is a BERT, RoBERTa, ModernBERT … with its masked-LM head, from the Hub or a folder. The program continues
+masked-language modelling on the new text. `--extend_vocabulary`, `--trim_vocabulary` and `--tokenizer_name` change the
+vocabulary. `--replay_input` mixes in text of the old kind, so that the model forgets less. The output folder gets a
+model of the same architecture, report.md and a model card. After an interruption, the same command continues the run.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@
     clozebert check CORPUS
     clozebert check RUN
 
-Prints what was compared. Where something is damaged, every damaged file is named and the status is 2.
+The program prints what it compared. If files are damaged, it names each of them and exits with status 2.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
     clozebert demo --output_dir runs/demo
 
-Every step is a command of `clozebert`, printed as you would type it for text of your own.
+Each step is a `clozebert` command. The program prints the command, so that you can repeat it with text of your own.
 """
 
 import json

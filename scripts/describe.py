@@ -4,9 +4,9 @@
     clozebert describe bert-base --batch_size 16 --sequence_length 512
     clozebert describe encoder --text 'the cat sat on the mat'
 
-What is described is a named architecture, a recipe (its name or a YAML file) or a folder with a config.json. With
-`--text`: where the heads of a model look. The formulas are what is computed and what is printed: one string each, see
-`clozebert.configuration.costs`.
+You name an architecture, a recipe (its name or a YAML file) or a folder with a config.json. With `--text`, the program
+shows which tokens of the text each attention head looks at. It prints the formulas that it evaluates: they are strings
+in `clozebert.configuration.costs`.
 """
 
 import dataclasses
@@ -86,7 +86,7 @@ def find_config(name: str) -> "ClozeBertConfig":
     if name in ARCHITECTURES:
         return ClozeBertConfig.from_name(name)
     if path.suffix in (".yaml", ".yml") or name in list_recipes():
-        return make_config(split_settings(name, {})[1])
+        return make_config(split_settings(name, {})[1], recipe=name)
     known = sorted({*ARCHITECTURES, *list_recipes()})
     raise UserError(f"{name!r} is neither an architecture, a recipe nor a folder; {did_you_mean(name, known)}")
 

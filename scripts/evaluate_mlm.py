@@ -4,8 +4,8 @@
     clozebert evaluate encoder --corpus corpus
     clozebert evaluate bert-base-cased --input held_out.txt
 
-Loss and accuracy on frozen masks, pseudo-perplexity, BLiMP's minimal pairs, of any `AutoModelForMaskedLM`: ours, and
-every other masked-LM model of transformers.
+The scores are loss and accuracy on frozen masks, pseudo-perplexity, and the share of BLiMP's minimal pairs that the
+model gets right. The model may be any that `AutoModelForMaskedLM` loads.
 """
 
 import dataclasses

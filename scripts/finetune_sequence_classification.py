@@ -2,7 +2,7 @@
 
     clozebert finetune-sequence --model_name_or_path encoder --train_file train.csv --output_dir classifier
 
-One label, several labels, or a number; single texts or pairs.
+An example is a text or a pair of texts. Its label is one class, several classes, or a number.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
     clozebert finetune-token --model_name_or_path encoder --train_file train.conllu --output_dir tagger
 
-Entities, parts of speech, slots.
+The tags may be named entities, parts of speech or slots.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
     clozebert grow --model_name_or_path encoder --input sample.txt --output_dir larger --num_hidden_layers 12
 
-What each growth costs is measured: pseudo-perplexity before and after. Then go on training the larger model:
+The program measures pseudo-perplexity before and after each growth. Train the larger model afterwards:
 `clozebert pretrain --model_name_or_path larger …`
 """
 

@@ -2,7 +2,7 @@
 
     clozebert launch-config gpus
 
-For several GPUs, FSDP, several machines, or CPU processes:
+There are files for several GPUs, FSDP, several machines, and processes on CPUs. Start a run with one of them:
 
 accelerate launch --config_file "$(clozebert launch-config gpus)" --num_processes 4 -m clozebert.scripts.pretrain_mlm …
 """

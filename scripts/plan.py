@@ -4,8 +4,8 @@
     clozebert plan --config bert-base --max_steps 100000 --device h100 --num_devices 8 --price_per_hour 2.5
     clozebert plan --config small --corpus corpus --calibrate
 
-All flags of pretraining are understood. Without `--device` the plan is for this machine; `--calibrate` trains for some
-seconds to measure it, on the run's own batches where there is a `--corpus`.
+The program takes all flags of pretraining. Without `--device`, the plan is for this machine. `--calibrate` trains for
+some seconds to measure the machine's speed. With `--corpus`, it measures on the run's own batches.
 """
 
 import dataclasses
@@ -52,8 +52,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         idle=_IDLE,
     )
     given = PlanArguments(**{flag.name: flags.pop(flag.name) for flag in own_flags if flag.name in flags})
-    settings, model = split_settings(flags.pop("config", None), flags)
-    plan(given, settings, make_config(model), vocab_size=flags.get("vocab_size"))
+    recipe = flags.pop("config", None)
+    settings, model = split_settings(recipe, flags)
+    plan(given, settings, make_config(model, recipe=recipe), vocab_size=flags.get("vocab_size"))
 
 
 def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_size: int | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Predict with a fine-tuned model over files or lines of standard input.
+"""Predict labels or tags with a fine-tuned model, for files or lines of standard input.
 
     clozebert predict --model_name_or_path classifier --input texts.csv --output_file labels.jsonl
 
-Labels of texts, or tags and entities of words, as JSON lines with scores.
+The output is JSON lines. Each holds the labels of a text, or the tags of its words and its entities, with scores.
 """
 
 import sys

@@ -7,9 +7,9 @@
     … --num_parts 16 --part 3      one part of the files, on any of several machines; and when all are there,
     … --num_parts 16               the corpus: the same bytes as without parts
 
-Reads text, XML (PubMed, JATS, plain), JSON lines, CSV, TSV and Parquet, also compressed; folders, globs,
-`installed-python` and datasets of the Hub. Writes CORPUS/train and CORPUS/validation, each with a manifest that
-accounts for every document.
+The input may be text, XML (PubMed, JATS, plain), JSON lines, CSV, TSV and Parquet, also compressed. You can name files,
+folders, globs, datasets on the Hub, or `installed-python`: the docstrings of the installed Python packages. The program
+writes CORPUS/train and CORPUS/validation. Each has a manifest that accounts for every document.
 """
 
 from collections.abc import Sequence

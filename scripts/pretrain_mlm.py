@@ -6,8 +6,8 @@
 
     accelerate launch --config_file LAUNCH.yaml -m clozebert.scripts.pretrain_mlm --config tiny …
 
-A recipe (`--config`, a name or a YAML file) holds everything a run needs but its paths; every field of a recipe, and
-many fields of the model's configuration, is a flag that overrides it.
+A recipe (`--config`: a name or a YAML file) holds everything that a run needs except its paths. Every field of a recipe
+is also a flag, and so are many fields of the model's configuration. Flags override the recipe.
 """
 
 import os
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if os.environ.get("RANK", "0") == "0":
         print("".join(f"{line}\n" for line in said), end="", flush=True)
     arguments = PretrainingArguments(**settings)
-    config = make_config(model)
+    config = make_config(model, recipe=name)
 
     from clozebert.hub.card import write_card
     from clozebert.training.pretraining import pretrain

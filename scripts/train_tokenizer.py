@@ -3,7 +3,7 @@
 
     clozebert train-tokenizer --input my_text/ --algorithm bpe --vocab_size 32768 --output_dir tokenizer
 
-It is saved so that `AutoTokenizer.from_pretrained` loads it.
+`AutoTokenizer.from_pretrained` loads the result.
 """
 
 import sys

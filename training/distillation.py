@@ -9,7 +9,6 @@ states, w the teacher's share:
 The cosine is left out if the two have hidden states of different sizes.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from ..modeling import ClozeBertForMaskedLM
 from ..modeling.heads import IGNORED_LABEL
+from ..modeling.kernels import few_rows_at_once
 from ..modeling.packed import Packed
 from .initialization.initial_model import load_configuration, make_model
 
@@ -94,7 +94,7 @@ class _Imitation(torch.autograd.Function):
         total = logits_MV.new_zeros((), dtype=wide)
         # fp16 would lose small gradients before they are multiplied by the loss scale.
         grad_MV = torch.empty_like(logits_MV, dtype=wide if logits_MV.dtype == torch.float16 else None)
-        for narrow, wanted, labels, grad in _in_parts(logits_MV, wanted_MV, labels_M, grad_MV):
+        for narrow, wanted, labels, grad in few_rows_at_once(logits_MV, wanted_MV, labels_M, grad_MV):
             logits, token, counts = narrow.to(wide), labels.clamp(min=0)[:, None], labels != IGNORED_LABEL
             q, log_sum_q = _softmax_and_log_sum(logits)
             p, log_sum_p = _softmax_and_log_sum(wanted.to(wide))
@@ -119,12 +119,6 @@ def _softmax_and_log_sum(x_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     powers_RV = (x_RV - largest_R1).exp_()
     sums_R1 = powers_RV.sum(-1, keepdim=True)
     return powers_RV.div_(sums_R1), (largest_R1 + sums_R1.log()).squeeze(1)
-
-
-def _in_parts(logits_MV: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Some rows of each tensor at a time: about 4 MB of logits on a CPU, and 1 GB elsewhere."""
-    rows = max(1, (1 << 20 if logits_MV.device.type == "cpu" else 1 << 28) // max(1, logits_MV.shape[1]))
-    return zip(*(tensor.split(rows) for tensor in (logits_MV, *others)), strict=True)
 
 
 def with_teacher(student: ClozeBertForMaskedLM, name_or_path: str) -> Distillation:

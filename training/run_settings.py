@@ -129,11 +129,23 @@ def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str
     return [f"continuing from {settings['model_name_or_path']}: {', '.join(lines)}, and fewer epochs; flags change it"]
 
 
-def make_config(model: dict[str, Any]) -> ClozeBertConfig:
-    """The configuration that the fields of `model` describe, over those of its `architecture`."""
-    architecture = model.pop("architecture", None)
+def make_config(model: dict[str, Any], *, recipe: str | None = None) -> ClozeBertConfig:
+    """The configuration that the fields of `model` describe, over those of its `architecture`.
+
+    Args:
+        recipe: the recipe of the run. A message names it if the mistake is in the recipe, and not in a flag.
+    """
     with as_user_errors(*_MISTAKES):
-        return ClozeBertConfig(**model) if architecture is None else ClozeBertConfig.from_name(architecture, **model)
+        try:
+            return _configure(**model)
+        except _MISTAKES:
+            with as_user_errors(*_MISTAKES, about=f"recipe {recipe}"):
+                _configure(**_read_recipe(recipe)[1])
+            raise
+
+
+def _configure(*, architecture: str | None = None, **fields: Any) -> ClozeBertConfig:
+    return ClozeBertConfig(**fields) if architecture is None else ClozeBertConfig.from_name(architecture, **fields)
 
 
 def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfig:
@@ -144,8 +156,9 @@ def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfi
     """
     if not phase.model:
         return config
-    _reject_unknown_fields(phase.model, where=f"phases[{phase.index - 1}], under `model`")
-    with as_user_errors(*_MISTAKES):
+    where = f"phases[{phase.index - 1}], under `model`"
+    _reject_unknown_fields(phase.model, where=where)
+    with as_user_errors(*_MISTAKES, about=where):
         return ClozeBertConfig.from_dict(merge_nested(config.to_dict(), phase.model))
 
 
@@ -211,7 +224,7 @@ def shown_values(name: str | None, architecture: str | None) -> dict[str, Any]:
     """What a recipe and its architecture set, for the help: fields of the run and of the model."""
     flags = {} if architecture is None else {"architecture": architecture}
     settings, model = split_settings(name, flags)
-    config = make_config(dict(model))
+    config = make_config(model, recipe=name)
     return {**settings, "architecture": model.get("architecture"), **{key: getattr(config, key) for key in MODEL_FLAGS}}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...utils.errors import UserError, did_you_mean
+from .compression import bare_suffix
 
 if TYPE_CHECKING:
     from .tables import TableFile
@@ -24,6 +25,8 @@ LABEL_COLUMNS = (
     "label", "labels", "category", "categories", "class", "target", "intent", "sentiment", "topic", "tag", "tags",
     "score", "rating", "stars", "similarity", "similarity_score", "y",
 )  # fmt: skip
+# What programs write into a .csv besides commas and semicolons, and the way out.
+_OTHER_SEPARATORS = {"\t": ("tabs", "give its name the suffix .tsv"), "|": ("|", "write it with commas")}
 USUAL_COLUMNS = frozenset((*TEXT_COLUMNS, *PARTIAL_TEXT_COLUMNS, *LABEL_COLUMNS, *sum(PAIR_COLUMNS, ())))
 
 
@@ -45,10 +48,11 @@ def find_text_column(table: "TableFile", wanted: str | None, *, flag: str = "--t
     )
     if found is not None:
         return found
+    separator = other_separator(columns, table.source)
     numbered = "" if table.is_sure_of_columns else ", or its number if the first row is no header"
     raise UserError(
         f"{table.source}: cannot tell which column is the text; give --text_column (columns: {', '.join(columns)})"
-        f"{numbered}"
+        f"{numbered}{separator and '; '}{separator}"
     )
 
 
@@ -73,9 +77,18 @@ def text_column_of(columns: Sequence[str], values_of: Callable[[str], Sequence[A
 def check_column(columns: Sequence[str], name: str, source: str, flag: str) -> str:
     """`name`, if the table has that column; else an error that names the flag and the most similar column."""
     if name not in columns:
-        hint = did_you_mean(name, columns, otherwise=f"it has {', '.join(columns)}")
+        hint = other_separator(columns, source) or did_you_mean(name, columns, otherwise=f"it has {', '.join(columns)}")
         raise UserError(f"{flag} {name}: {source} has no such column; {hint}")
     return name
+
+
+def other_separator(first_row: Sequence[str], source: str) -> str:
+    """What is wrong with a CSV whose first row is one cell that holds tabs or `|`; else an empty string."""
+    if len(first_row) == 1 and bare_suffix(source) == ".csv":
+        for separator, (name, way_out) in _OTHER_SEPARATORS.items():
+            if separator in first_row[0]:
+                return f"cells of a .csv are separated by commas or semicolons; the first row has {name}: {way_out}"
+    return ""
 
 
 def usual_column(columns: Sequence[str], names: Sequence[str], *, taken: Sequence[str | None] = ()) -> str | None:

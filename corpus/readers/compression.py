@@ -1,10 +1,11 @@
 """Opens plain and compressed files (.gz, .bz2, .xz, .zst) as bytes whose lines end in `\n` or `\r\n`.
 
-A file that is truncated, damaged, in UTF-16, or not text (PDF, images, archives) raises an error and is not read in
-part.
+A file that is truncated, damaged, in UTF-16 or UTF-32, or not text (PDF, images, archives) raises an error and is not
+read in part.
 """
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -19,7 +20,11 @@ from .binary_files import what_it_is
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _BLOCK = 1 << 16
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+# Byte order marks. The longer ones come first: that of UTF-32 (little-endian) begins with that of UTF-16.
+_OTHER_UNICODE = (
+    (codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"), (codecs.BOM_UTF16_BE, "UTF-16"),
+)  # fmt: skip
 
 
 def bare_suffix(path: str | Path) -> str:
@@ -39,7 +44,7 @@ def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[],
     Raises:
         MissingFileError: there is no such file.
         MissingPackageError: the package that reads this compression is not installed.
-        UserError: it is a folder or a pipe, is damaged or in UTF-16, or is not plain text, such as a PDF.
+        UserError: it is a folder or a pipe, is damaged, in UTF-16 or UTF-32, or is not plain text, such as a PDF.
     """
     path = Path(path)
     if path.is_dir():
@@ -53,8 +58,8 @@ def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[],
     with raw:
         read = _reader(path, raw)
         first = _fill(read)
-        if first.startswith(_UTF_16):
-            raise UserError(f"{path} is in UTF-16: convert it to UTF-8")
+        if encoding := next((name for mark, name in _OTHER_UNICODE if first.startswith(mark)), None):
+            raise UserError(f"{path} is in {encoding}: convert it to UTF-8")
         if path.suffix.lower() != ".parquet" and (found := what_it_is(first)):
             raise UserError(f"{path} is {found[0]}: {found[1]}")
         is_old = b"\r" in first and b"\n" not in first

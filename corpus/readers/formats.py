@@ -95,14 +95,17 @@ def id_reader(vocab_size: int) -> ReadCell:
 def _plain_texts(file: BinaryIO, separator: str) -> Iterator[str | BadText]:
     for first_line, raw in _runs(file, separator):
         try:
-            yield raw.decode("utf-8").replace("\r\n", "\n").strip("\n")
+            text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             line = first_line + raw.count(b"\n", 0, error.start)
             yield BadText(line, f"byte 0x{raw[error.start]:02x} is not UTF-8: convert the file")
+        else:
+            if text.strip():
+                yield text.replace("\r\n", "\n").strip("\n")
 
 
 def _runs(file: BinaryIO, separator: str) -> Iterator[tuple[int, bytes]]:
-    """The documents of a text file as (number of the first line, bytes)."""
+    """The documents of a text file as (number of the first line, bytes); some may be blank."""
     run: list[bytes] = []
     first_line, size = 1, 0
     for number, line in _lines(file):
@@ -114,10 +117,9 @@ def _runs(file: BinaryIO, separator: str) -> Iterator[tuple[int, bytes]]:
             size += len(line)
             ends_here = separator == "line" or size >= LARGEST_DOCUMENT or not line.endswith(b"\n")
         if ends_here and run:
-            if separator != "line" or not _is_blank(b"".join(run)):
-                yield first_line, b"".join(run)
+            yield first_line, b"".join(run)
             run = []
-    if not _is_blank(b"".join(run)):
+    if run:
         yield first_line, b"".join(run)
 
 

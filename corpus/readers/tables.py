@@ -9,6 +9,7 @@ import io
 import json
 import operator
 import os
+import re
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple, TextIO
 
 from ...utils.errors import MissingFileError, MissingPackageError, UserError, first_line
 from . import json_records
-from .columns import USUAL_COLUMNS, is_number
+from .columns import USUAL_COLUMNS, is_number, other_separator
 from .compression import bare_suffix, open_decompressed
 from .delimited import Dialect, find_dialect, read_records
 
@@ -183,6 +184,7 @@ class _Delimited(TableFile):
     def _header(self) -> _Header:
         records = self._records()
         line, first = next(records, (0, []))
+        self._refuse_other_separator(first, line)
         is_there, is_sure = self._given_header, True
         if is_there is None:
             is_there, is_sure = self._find_header(first, records)
@@ -192,6 +194,13 @@ class _Delimited(TableFile):
         names = [name.strip() or str(number) for number, name in enumerate(first, start=1)]
         _refuse_repeated(names, self.where(line))
         return _Header(names, first, line, True, is_sure)
+
+    def _refuse_other_separator(self, first: list[str], line: int) -> None:
+        """Refuse a CSV with tabs or `|` between the usual or wanted names: each row would be one long text."""
+        if said := other_separator(first, self.source):
+            names = {name.strip() for name in re.split(r"[\t|]", first[0])}
+            if not names.isdisjoint(self._wanted) or {name.lower() for name in names} & USUAL_COLUMNS:
+                raise UserError(f"{self.where(line)}: {said}")
 
     def _find_header(self, first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[bool, bool]:
         """Whether the first row is a header, and whether that is certain.
@@ -216,7 +225,7 @@ class _Delimited(TableFile):
         for line, cells in self._records():
             if len(cells) != width:
                 reason = f"{len(cells)} columns where the first row has {width}; quote a cell that holds the separator"
-                yield BadText(line, reason)
+                yield BadText(line, other_separator(header.cells, self.source) or reason)
             elif header.is_there and cells == header.cells:
                 if line != header.line:
                     yield BadText(line, "the header stands here again: two tables were joined; remove this line")

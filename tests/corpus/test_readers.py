@@ -113,12 +113,19 @@ def test_a_line_of_wide_spaces_is_blank(tmp_path: Path, blank: str) -> None:
         read(tmp_path / "b.txt")
 
 
+def test_no_document_is_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a piece of a long one; spaces are those of Unicode, as in a blank line."""
+    monkeypatch.setattr(formats, "LARGEST_DOCUMENT", 16)
+    (tmp_path / "a.txt").write_bytes(("一\n" + "\n" * 60 + "\u3000" * 10 + "\n二\n").encode())
+    assert read(tmp_path / "a.txt", document_separator="file") == ["一", "二"]
+
+
 @given(st.text(alphabet="aé漢🤗 \n", max_size=400), st.sampled_from(["blank_line", "line", "file"]))
 def test_what_is_too_long_is_cut_and_not_lost(text: str, separator: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "LARGEST_DOCUMENT", 16)
         found = list(formats._plain_texts(io.BytesIO(text.encode()), separator))
-    assert all(isinstance(document, str) and document.strip() for document in found if separator != "file")
+    assert all(isinstance(document, str) and document.strip() for document in found)
     assert "".join("".join(map(str, found)).split()) == "".join(text.split())
     assert all(len(str(document).encode()) < 32 for document in found)
 

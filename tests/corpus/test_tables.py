@@ -22,7 +22,7 @@ from clozebert.corpus.readers import json_records
 from clozebert.corpus.readers.columns import find_text_column
 from clozebert.corpus.readers.inputs import Reader
 from clozebert.corpus.readers.tables import BadText, Row, open_table
-from clozebert.finetuning.tables import read_table
+from clozebert.finetuning.tables import find_columns, read_table
 from clozebert.utils.errors import UserError
 
 Rows = list[list[str]]
@@ -225,6 +225,9 @@ def test_compressed_tables(folder: Path, name: str, suffix: str) -> None:
         ("a.csv", 'text,label\n"a,x\nb,y\n', r"a\.csv, line 2: broken quote in the row that begins here"),
         ("a.csv", "text,label\na\n", r"a\.csv, line 2: 1 columns where the first row has 2"),
         ("a.csv", "text,label\na, b,x\n", r"a\.csv, line 2: 3 columns .* quote a cell that holds the separator"),
+        ("a.csv", "text\tlabel\na\tx\n", r"a\.csv, line 1: cells of a \.csv .* has tabs: .* suffix \.tsv"),
+        ("a.csv", "id | Text\n1 | a\n", r"a\.csv, line 1: cells of a \.csv .* has \|: write it with commas"),
+        ("a.csv", "words\tkind\na, b\tx\n", r"a\.csv(, line 2:| has no such column;) cells of a \.csv .* has tabs"),
         ("a.csv", "text,label\na,x\n".encode("utf-16"), r"a\.csv is in UTF-16"),
         ("a.json", '[{"text": "a"}\n {"text": "b"}]', r"a\.json, line 2: not JSON: expected ]"),
         ("a.json", '[{"text": "a"},\n\n {"text": "b}]', r"a\.json, line 3: not JSON"),
@@ -236,6 +239,25 @@ def test_compressed_tables(folder: Path, name: str, suffix: str) -> None:
 )
 def test_what_would_merge_or_lose_rows_is_refused(folder: Path, name: str, content: str | bytes, message: str) -> None:
     check_refused(folder / name, content if isinstance(content, bytes) else content.encode(), message)
+
+
+def test_a_csv_with_tabs_under_other_names(folder: Path) -> None:
+    path, said = folder / "a.csv", r"cells of a \.csv are separated by commas or semicolons; the first row has tabs"
+    path.write_text("words\tkind\na b\tx\nb c\ty\n")
+    with pytest.raises(UserError, match=said):
+        find_columns(read_table(str(path)))
+    with pytest.raises(UserError, match=rf"--label_column klass: .*no such column; {said}"):
+        find_columns(read_table(str(path)), label_column="klass")
+    with pytest.raises(UserError, match=rf"line 1: {said}"):
+        read_table(str(path), wanted=["kind"])
+    path.write_text("words\ta|b\n7\n8\n")
+    with pytest.raises(UserError, match=said):
+        list(Reader([path]).texts())
+    # One column of texts in which tabs or bars occur is a table like any other.
+    path.write_text("a\tb c\nd | e f\ng h\n")
+    assert list(Reader([path], text_column="1").texts()) == ["a\tb c", "d | e f", "g h"]
+    path.write_text('text\n"a\tb"\nc | d\n')
+    assert list(Reader([path]).texts()) == ["a\tb", "c | d"]
 
 
 def test_lines_are_those_of_the_file(folder: Path) -> None:

@@ -150,10 +150,12 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> Non
         (b"one\0\n\ntwo", "holds no text|is a binary file"),
         (b"\n\n \n\t\n", None),
         (b"\xff\xfeo\0n\0e\0", "UTF-16"),
+        (b"\xff\xfe\0\0" + "one".encode("utf-32-le"), "UTF-32"),
+        (b"\0\0\xfe\xff" + "one".encode("utf-32-be"), "UTF-32"),
         (b"one\n\n\xed\xa0\x80\n", "0xed is not UTF-8"),  # a lone surrogate in the bytes of UTF-8
         (b"one\n\ncaf\xe9\n", "line 3: byte 0xe9"),
     ],
-    ids=["bom", "blank", "nul", "binary", "nothing", "utf16", "surrogate", "latin1"],
+    ids=["bom", "blank", "nul", "binary", "nothing", "utf16", "utf32", "utf32-be", "surrogate", "latin1"],
 )
 def test_bytes_of_text(tmp_path: Path, content: bytes, expected: Any, separator: str) -> None:
     (tmp_path / "a.txt").write_bytes(content)

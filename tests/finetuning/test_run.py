@@ -106,7 +106,7 @@ def test_entities_in_the_pipeline(
     find = pipeline("token-classification", str(output), aggregation_strategy="simple")
     found = [(e["entity_group"], e["start"], e["end"]) for e in find("Ada Lovelace runs to Paris today")]
     expected = [("PER", 0, 12), ("LOC", 21, 26)]
-    if model == "roberta":  # byte-level offsets of the first sub-word begin at the space in some versions
+    if model == "roberta":  # byte-level offsets of the first subword begin at the space in some versions
         found = [(label, start + (start > 0 and start == 20), end) for label, start, end in found]
     assert found == expected
 

@@ -1,4 +1,4 @@
-"""Alignment: words, sub-words and windows, for every kind of tokenizer."""
+"""Alignment: words, subwords and windows, for every kind of tokenizer."""
 
 import itertools
 import sys
@@ -42,7 +42,7 @@ def with_spaces(documents: list[list[str]]) -> list[list[bool]]:
 @settings(max_examples=40, deadline=None)
 @given(documents=SENTENCES)
 def test_every_word_has_subwords_and_is_read_exactly_once(kind: str, documents: list[list[str]]) -> None:
-    """words -> sub-words -> words, for words of any characters, in windows so small that they overlap."""
+    """words -> subwords -> words, for words of any characters, in windows so small that they overlap."""
     maker = WindowMaker(TOKENIZERS[kind], max_seq_length=9, overlap=3)
     subwords = maker.subwords_of(documents, with_spaces(documents))
     assert [[bool(word) for word in words] for words in subwords] == [[True] * len(words) for words in documents]
@@ -56,7 +56,7 @@ def test_every_word_has_subwords_and_is_read_exactly_once(kind: str, documents: 
         for word, position in window.words:
             assert window.target[position] == word
             assert window.input_ids[position] == subwords[window.example][word][0]
-    # every sub-word of every word is trained on exactly once
+    # every subword of every word is trained on exactly once
     labels = [label for window in windows for label in window.target if label != IGNORED_LABEL]
     assert len(labels) == sum(len(word) for words in subwords for word in words)
 
@@ -75,7 +75,7 @@ def test_words_with_spaces_between_tokenise_like_their_text(kind: str, words: li
 @settings(max_examples=40, deadline=None)
 @given(documents=SENTENCES)
 def test_bytes_of_a_word_come_back_from_its_subwords(kind: str, documents: list[list[str]]) -> None:
-    """Byte-level tokenizers lose nothing, so decoding a word's own sub-words must give the word."""
+    """Byte-level tokenizers lose nothing, so decoding a word's own subwords must give the word."""
     tokenizer = TOKENIZERS[kind]
     subwords = WindowMaker(tokenizer, max_seq_length=9).subwords_of(documents, with_spaces(documents))
     for words, ids in zip(documents, subwords, strict=True):
@@ -97,7 +97,7 @@ def test_a_word_that_tokenises_to_nothing_becomes_the_unknown_token() -> None:
 
 @pytest.mark.parametrize(("subwords", "expected"), [("first", [1, -100, -100]), ("all", [1, 2, 2])])
 def test_which_subwords_carry_the_label(subwords: str, expected: list[int]) -> None:
-    """An entity begins but once: its B- stands on the first sub-word alone."""
+    """An entity begins but once: its B- stands on the first subword alone."""
     tokenizer = TOKENIZERS["wordpiece"]
     word = next(w for w in ("xyz", "qzj", "zqx") if len(tokenizer.tokenize(w)) == 3)
     task = TokenTask(label_names=["O", "B-X", "I-X"], entities=True, label_subwords=subwords)

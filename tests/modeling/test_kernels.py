@@ -116,6 +116,15 @@ def test_the_loss_of_half_precision_logits_is_float32s(dtype):
     assert not half.grad[::7].any()
 
 
+@pytest.mark.parametrize(("rows", "columns", "sizes"), [(5, 1 << 19, [2, 2, 1]), (2, 1 << 21, [1, 1]), (0, 7, [0])])
+def test_few_rows_are_taken_at_once(rows, columns, sizes):
+    """Of every tensor the same, 4 MB of float32 at most, or one row."""
+    logits, others = torch.zeros(rows, columns, dtype=torch.bfloat16), torch.arange(rows)
+    parts = list(kernels.few_rows_at_once(logits, others))
+    assert [len(part) for part, _ in parts] == [len(part) for _, part in parts] == sizes
+    assert torch.cat([part for _, part in parts]).equal(others)
+
+
 def test_the_gradient_of_a_half_precision_loss_has_a_gradient():
     """As a penalty on gradients asks for, and a product with the Hessian: sum of (d loss / d logits)^2."""
     from clozebert.modeling.heads import cross_entropy

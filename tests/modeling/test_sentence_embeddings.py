@@ -81,6 +81,9 @@ def test_the_model_is_left_in_its_mode_without_gradients(sequences):
 def test_mistakes(model, sequences):
     with pytest.raises(ValueError, match="is one text: give a list"):
         encode(model, None, "one text")
+    for other, kind in ((None, "NoneType"), (float("nan"), "float"), (("one", "pair"), "tuple")):
+        with pytest.raises(ValueError, match=rf"texts\[1\]=.* is a {kind} and not a string"):
+            encode(model, None, ["one", other])
     with pytest.raises(ValueError, match="pooling='sum' must be one of mean, cls, max"):
         encode_ids(model, sequences, pooling="sum")
     with pytest.raises(ValueError, match="sequence 1 is empty"):

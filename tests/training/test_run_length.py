@@ -188,6 +188,24 @@ def test_fields_of_the_model_are_read_as_yaml() -> None:
         make_config({"architecture": "nano", "layer_types": None, "rope_parameters": {"rope_theta": "fast"}})
 
 
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("model: {hidden_size: -3}", "hidden_size=-3 must be at least 1"),
+        ("architecture: nano\nmodel: {num_hidden_layers: many}", "'num_hidden_layers' .*'many'"),
+        ("architecture: nanoo", "unknown architecture 'nanoo'"),
+    ],
+)
+def test_a_mistake_in_the_model_of_a_recipe_names_the_recipe(tmp_path: Path, recipe: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(recipe)
+    with pytest.raises(UserError, match=rf"recipe .*mine\.yaml: (?s:.*){message}"):
+        make_config(split_settings(str(path), {})[1], recipe=str(path))
+    # A flag's own mistake is not the recipe's.
+    with pytest.raises(UserError, match=r"^norm_type='batchnorm' must be one of"):
+        make_config(split_settings("nano", {"norm_type": "batchnorm"})[1], recipe="nano")
+
+
 def test_the_vocabulary_is_the_tokenizers(tmp_path: Path) -> None:
     assert [padded_vocabulary(size) for size in (1, 64, 65, 30_522)] == [64, 64, 128, 30_528]
     prepared = make_corpus(tmp_path)
