@@ -198,7 +198,7 @@ def packed_batch(ids: Any, labels: Any, lengths: list[int]) -> Any:
 def our_steps(specification: dict[str, Any], batches: list[list[list[int]]]) -> tuple[Callable[..., float], Any]:
     """Training steps as in `clozebert pretrain` by default, with its own functions over packed batches."""
     from clozebert.training import PretrainingArguments
-    from clozebert.training.optimizers.parameter_groups import make_optimizer
+    from clozebert.training.optimizers.optimizer import make_optimizer
     from clozebert.training.prefetch import inputs_maker, pin, prefetch
     from clozebert.training.runtime.machine import choose_compilation, compile_model, make_accelerator
     from clozebert.training.step import accumulate_gradient, clip_gradient, update_weights

@@ -6,7 +6,7 @@ What each file and folder is for:
     the loop            pretraining: one run; loop, step; phase_setup; batches, prefetch; resume
     scores              evaluation, scoring; distillation: a student and its teacher
     initialization/     the model that a run starts from: new, loaded, or grown from a smaller one
-    optimizers/         parameter groups, Muon, learning-rate schedules
+    optimizers/         which one takes which parameter, Muon, learning-rate schedules, their state
     planning/           memory and time, by formulas and by measuring; how long to train
     checkpoints/        their folders, what is saved in them, and how they are checked for damage
     reporting/          progress, curves, results, warnings
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         grow_width,
         pseudo_perplexity,
     )
-    from .optimizers.parameter_groups import make_optimizer
+    from .optimizers.optimizer import make_optimizer
     from .optimizers.schedules import learning_rate_factor
     from .pretraining import pretrain
 
@@ -40,7 +40,7 @@ _MODULE_OF_NAME = {
     "grow_depth": "initialization.growth",
     "grow_width": "initialization.growth",
     "learning_rate_factor": "optimizers.schedules",
-    "make_optimizer": "optimizers.parameter_groups",
+    "make_optimizer": "optimizers.optimizer",
     "pretrain": "pretraining",
     "pseudo_perplexity": "initialization.growth",
 }

@@ -20,7 +20,7 @@ from .checkpoints.saving import OutputFolder
 from .checkpoints.training_state import TrainingState, read_training_state
 from .checks import check_run
 from .evaluation import EvaluationStoppedError, evaluate_mixture
-from .optimizers.parameter_groups import optimizer_state, whole_weights
+from .optimizers.state import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase
 from .planning.calibration import choose_length
 from .planning.expectations import what_to_expect

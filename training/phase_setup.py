@@ -18,7 +18,8 @@ from .checkpoints.training_state import TrainingState
 from .distillation import with_teacher
 from .initialization.initial_embeddings import embed_by_text
 from .initialization.initial_model import make_model
-from .optimizers.parameter_groups import load_optimizer_state, make_optimizer
+from .optimizers.optimizer import make_optimizer
+from .optimizers.state import load_optimizer_state
 from .planning.memory_and_time import forward_flops, mean_attention_length
 from .runtime.machine import choose_compilation, choose_muon_dtype, compile_model
 

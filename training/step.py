@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..utils.device import wait_for
-from .optimizers.parameter_groups import whole_tensor
+from .optimizers.state import whole_tensor
 from .planning.time_budget import StepTime
 from .prefetch import ModelInputs, count_predicted, to_device
 from .runtime.signals import LeftEarlyError, leaving_early

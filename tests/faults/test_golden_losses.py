@@ -21,7 +21,7 @@ from clozebert import ClozeBertForMaskedLM  # noqa: E402
 from clozebert.corpus import BatchStream, Corpus  # noqa: E402
 from clozebert.training.arguments import PretrainingArguments  # noqa: E402
 from clozebert.training.batches import make_masking  # noqa: E402
-from clozebert.training.optimizers.parameter_groups import make_optimizer  # noqa: E402
+from clozebert.training.optimizers.optimizer import make_optimizer  # noqa: E402
 from clozebert.training.prefetch import StepLoader  # noqa: E402
 from clozebert.training.run_settings import make_config, split_settings  # noqa: E402
 from clozebert.training.runtime.processes import sum_over_processes  # noqa: E402

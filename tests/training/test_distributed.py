@@ -34,13 +34,8 @@ from clozebert.corpus import BatchStream, Corpus, Masking, ValidationBatches
 from clozebert.training.arguments import PretrainingArguments
 from clozebert.training.batches import make_masking
 from clozebert.training.evaluation import evaluate_masked_lm
-from clozebert.training.optimizers.parameter_groups import (
-    load_optimizer_state,
-    make_optimizer,
-    optimizer_state,
-    whole_tensor,
-    whole_weights,
-)
+from clozebert.training.optimizers.optimizer import make_optimizer
+from clozebert.training.optimizers.state import load_optimizer_state, optimizer_state, whole_tensor, whole_weights
 from clozebert.training.prefetch import StepLoader
 from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.runtime.processes import sum_over_processes

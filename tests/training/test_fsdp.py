@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.training.optimizers.parameter_groups import make_optimizer, optimizer_state, whole_weights
+from clozebert.training.optimizers.optimizer import make_optimizer
+from clozebert.training.optimizers.state import optimizer_state, whole_weights
 from clozebert.training.prefetch import StepLoader
 from clozebert.training.runtime.machine import sharding
 from clozebert.training.runtime.processes import sum_over_processes

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.training.arguments import PretrainingArguments
 from clozebert.training.optimizers.muon import POLYNOMIALS, Muon, newton_schulz_flops, orthogonalize, share_out
-from clozebert.training.optimizers.parameter_groups import make_optimizer
+from clozebert.training.optimizers.optimizer import make_optimizer
 
 JORDAN = ((3.4445, -4.7750, 2.0315),) * 5
 SHAPES = [(12, 12), (12, 31), (31, 12), (12, 12), (12, 31), (1, 7), (7, 1)]

@@ -11,12 +11,8 @@ from torch import nn
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.training.arguments import PretrainingArguments
 from clozebert.training.optimizers.muon import Muon
-from clozebert.training.optimizers.parameter_groups import (
-    load_optimizer_state,
-    make_optimizer,
-    optimizer_state,
-    split_parameters,
-)
+from clozebert.training.optimizers.optimizer import make_optimizer, split_parameters
+from clozebert.training.optimizers.state import load_optimizer_state, optimizer_state
 
 
 def arguments(**changes: Any) -> PretrainingArguments:

@@ -25,7 +25,7 @@ from clozebert.corpus import BatchStream, Corpus, Masking
 from clozebert.corpus.randomness import derive
 from clozebert.training import PretrainingArguments, loop, pretrain
 from clozebert.training.evaluation import mix_figures
-from clozebert.training.optimizers.parameter_groups import make_optimizer
+from clozebert.training.optimizers.optimizer import make_optimizer
 from clozebert.training.prefetch import StepLoader
 from clozebert.training.step import accumulate_gradient
 

@@ -22,7 +22,7 @@ from clozebert.scripts.plan import main
 from clozebert.training import PretrainingArguments
 from clozebert.training.initialization.initial_model import SPECIAL_TOKEN_IDS, set_token_ids
 from clozebert.training.optimizers import muon
-from clozebert.training.optimizers.parameter_groups import make_optimizer
+from clozebert.training.optimizers.optimizer import make_optimizer
 from clozebert.training.planning.calibration import calibrate, micro_batches
 from clozebert.training.planning.memory_and_time import (
     DEVICES,

@@ -1,1 +1,1 @@
-"""Optimizers: parameter groups, Muon, learning-rate schedules."""
+"""Optimizers: which one takes which parameter, Muon, learning-rate schedules, the state in checkpoints."""
