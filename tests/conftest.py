@@ -22,6 +22,11 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# Where Python is told to keep nothing of what it compiles, as in many containers, each process that the tests start
+# would compile torch and transformers anew, more than half of its first seconds. So it is kept, away from all sources.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPOSITORY / "build" / "bytecode")
 # So that `warm_python` is importable, whichever way pytest is started.
 if str(REPOSITORY / "tests") not in sys.path:
     sys.path.append(str(REPOSITORY / "tests"))
