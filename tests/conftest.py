@@ -13,9 +13,11 @@ if os.environ.get("CLOZEBERT_TEST_GPU") != "1":
 
 import gc
 import importlib.util
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -27,6 +29,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPOSITORY / "build" / "bytecode")
+    # What earlier tests compiled in their temporary folders, nobody imports again.
+    shutil.rmtree(f"{sys.pycache_prefix}{tempfile.gettempdir()}", ignore_errors=True)
 # So that `warm_python` is importable, whichever way pytest is started.
 if str(REPOSITORY / "tests") not in sys.path:
     sys.path.append(str(REPOSITORY / "tests"))
