@@ -13,15 +13,24 @@ if os.environ.get("CLOZEBERT_TEST_GPU") != "1":
 
 import gc
 import importlib.util
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# Where Python is told to keep nothing of what it compiles, as in many containers, each process that the tests start
+# would compile torch and transformers anew, more than half of its first seconds. So it is kept, away from all sources.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPOSITORY / "build" / "bytecode")
+    # What earlier tests compiled in their temporary folders, nobody imports again.
+    shutil.rmtree(f"{sys.pycache_prefix}{tempfile.gettempdir()}", ignore_errors=True)
 # So that `warm_python` is importable, whichever way pytest is started.
 if str(REPOSITORY / "tests") not in sys.path:
     sys.path.append(str(REPOSITORY / "tests"))

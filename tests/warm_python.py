@@ -34,6 +34,9 @@ READ_AT_IMPORT, READ_BY_HUB = (
     ("HF_", "TRANSFORMERS_"),
 )
 
+# Where transformers writes code that comes with a model: a fork is told.
+MODULES = "HF_MODULES_CACHE"
+
 
 class WarmPython:
     """Starts Python processes by forking one that has imported torch and what else takes long.
@@ -63,6 +66,7 @@ class WarmPython:
         """
         environment = dict(os.environ if env is None else env)
         names = {name for name in environment.keys() | self._environment.keys() if name.startswith(self._fixed)}
+        names.discard(MODULES)
         changed = sorted(name for name in names if environment.get(name) != self._environment.get(name))
         assert not changed, f"a fork is too late for {', '.join(changed)}: start a process"
         with tempfile.TemporaryDirectory() as folder:
@@ -128,6 +132,10 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    if MODULES in os.environ:
+        for name in ("transformers.utils", "transformers.utils.hub", "transformers.dynamic_module_utils"):
+            if name in sys.modules:
+                setattr(sys.modules[name], MODULES, os.environ[MODULES])
     status: Any = 0
     try:
         _run(request["arguments"])

@@ -6,6 +6,7 @@
 A process of its own, and one for all: the fake device must be there before torch (benchmarks/fake_cuda.py).
 """
 
+import gc
 import itertools
 import json
 import sys
@@ -105,14 +106,38 @@ def _has_tensors(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(one, torch.Tensor) for one in value)
 
 
+# Models that differ in these numbers alone have the same operators.
+NUMBERS = {
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+    "max_position_embeddings", "sliding_window", "layer_types", "norm_eps", "pad_token_id", "bos_token_id",
+    "eos_token_id", "cls_token_id", "sep_token_id",
+}  # fmt: skip
+
+
+def recipes_by_program() -> list[list[str]]:
+    """The recipes, together where their models differ in `NUMBERS` alone."""
+    found: dict[str, list[str]] = {}
+    for recipe in list_recipes():
+        settings = configuration(recipe, **WITHOUT_DROPOUT).to_dict()
+        rest = {name: value for name, value in settings.items() if name not in NUMBERS}
+        has_windows = settings["layer_types"] is not None
+        found.setdefault(json.dumps([rest, has_windows], sort_keys=True, default=str), []).append(recipe)
+    return list(found.values())
+
+
 def cases() -> list[tuple[str, str, str, tuple[int, int]]]:
-    """Recipe, precision, variant, capability: half of all combinations, in which every three of the four stand."""
+    """Recipe, precision, variant, capability: half of all combinations, in which every three of the four stand.
+
+    Of recipes with the same operators the first stands there; the others follow, and have one step each.
+    """
     halves = (((7, 5), (8, 0)), ((8, 0), (7, 5)))
-    return [
+    firsts, others = zip(*((first, rest) for first, *rest in recipes_by_program()), strict=True)
+    found = [
         (recipe, precision, variant, capability)
-        for (i, recipe), (j, variant) in itertools.product(enumerate(list_recipes()), enumerate(VARIANTS))
+        for (i, recipe), (j, variant) in itertools.product(enumerate(firsts), enumerate(VARIANTS))
         for precision, capability in zip(("bf16", "fp16"), halves[(i + j) % 2], strict=True)
     ]
+    return found + [(recipe, "bf16", "as it is", (8, 0)) for recipe in itertools.chain.from_iterable(others)]
 
 
 def kernels() -> list[dict[str, Any]]:
@@ -198,25 +223,6 @@ def windows() -> list[list[Any]]:
     return found
 
 
-# Models that differ in these numbers alone have the same operators.
-NUMBERS = {
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
-    "max_position_embeddings", "sliding_window", "layer_types", "norm_eps", "pad_token_id", "bos_token_id",
-    "eos_token_id", "cls_token_id", "sep_token_id",
-}  # fmt: skip
-
-
-def recipes_by_program() -> list[list[str]]:
-    """The recipes, together where their models differ in `NUMBERS` alone."""
-    found: dict[str, list[str]] = {}
-    for recipe in list_recipes():
-        settings = configuration(recipe, **WITHOUT_DROPOUT).to_dict()
-        rest = {name: value for name, value in settings.items() if name not in NUMBERS}
-        has_windows = settings["layer_types"] is not None
-        found.setdefault(json.dumps([rest, has_windows], sort_keys=True, default=str), []).append(recipe)
-    return list(found.values())
-
-
 def graphs() -> dict[str, Any]:
     """Training steps over batches with other boundaries, compiled as a run compiles: how many graphs there are.
 
@@ -251,4 +257,5 @@ def graphs() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what is imported is no garbage
     print(json.dumps({"kernels": kernels(), "doors": doors(), "windows": windows(), "graphs": graphs()}))

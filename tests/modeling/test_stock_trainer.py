@@ -7,8 +7,6 @@ and predictions are equal. Dropout is off, as its random numbers differ.
 import gc
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -178,17 +176,17 @@ def test_resuming_from_a_checkpoint_of_trainer_ends_as_the_run_that_was_not_stop
 
 
 @pytest.fixture(scope="module")
-def remote_runs(tmp_path_factory):
+def remote_runs(tmp_path_factory, python):
     """Every head plain and the masked LM with everything, as remote code in a process without clozebert."""
     root = tmp_path_factory.mktemp("remote")
     cases = [(model_type, name) for model_type, name in CASES if model_type != "modernbert"]
     for model_type, name in cases:
         from_native(make_native(model_type, name)).save_pretrained(root / name)
     wanted = [(name, "plain") for _, name in cases] + [("masked lm", "all")]
-    command = [sys.executable, stock_training.__file__, str(root), json.dumps(wanted)]
     environment = {**os.environ, "HF_MODULES_CACHE": str(root / "modules")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, check=False)
+    done = python.run([stock_training.__file__, root, json.dumps(wanted)], env=environment, cwd=root)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert list((root / "modules" / "transformers_modules").rglob("modeling*.py")), "the code came from elsewhere"
     return root
 
 

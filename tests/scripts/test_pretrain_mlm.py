@@ -152,10 +152,11 @@ def check_dry_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str], *
 
 
 @pytest.mark.parametrize("name", list_recipes())
-def test_every_recipe_passes_a_dry_run_with_one_layer(
+def test_every_recipe_passes_a_dry_run_with_one_narrow_layer(
     name: str, prepared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_dry_run(name, prepared, capsys, "--num_hidden_layers", "1")
+    narrow = ("--hidden_size", "96", "--intermediate_size", "160")
+    check_dry_run(name, prepared, capsys, "--num_hidden_layers", "1", *narrow)
 
 
 @pytest.mark.slow

@@ -48,8 +48,8 @@ def run_steps(folder: Path, output_dir: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("recipe", list_recipes())
 def test_a_step_of_every_recipe(recipe: str, prepared: Path, tmp_path: Path, mode: RefuseHalfPrecision) -> None:
-    """With its evaluation; of the recipe's shape, but two layers, a small vocabulary, and rows of the test's corpus."""
-    small = {"num_hidden_layers": 2, "global_batch_size": 4}
+    """With its evaluation; of the recipe's kind, but narrow, and on the test's small vocabulary and rows."""
+    small = {"num_hidden_layers": 2, "hidden_size": 96, "intermediate_size": 160, "global_batch_size": 4}
     run_steps(prepared, tmp_path / "run", config=recipe, **small)
 
 

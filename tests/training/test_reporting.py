@@ -40,4 +40,5 @@ def test_a_last_line_that_a_killed_run_left_unfinished_is_no_damage(tmp_path, re
     log = tmp_path / "training_log.jsonl"
     log.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "lo')
     assert read_log(log) == [{"step": 1, "loss": 2.5}]
-    assert not recwarn
+    # Others' garbage may be collected here, with warnings of its own.
+    assert not [warning for warning in recwarn if "training_log" in str(warning.message)]
