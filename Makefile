@@ -12,6 +12,12 @@ TORCH := $(VENV)/.torch
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 
+# Where Python is told to keep nothing of what it compiles, each program here would compile torch and transformers anew.
+ifdef PYTHONDONTWRITEBYTECODE
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
+endif
+
 .PHONY: demo test test-slow faults docs doors lint types bench gpu release clean
 
 # --no-compile: Python compiles what it imports, a small part of all this, by itself.
