@@ -25,8 +25,21 @@ LABEL_COLUMNS = (
     "label", "labels", "category", "categories", "class", "target", "intent", "sentiment", "topic", "tag", "tags",
     "score", "rating", "stars", "similarity", "similarity_score", "y",
 )  # fmt: skip
-# What programs write into a .csv besides commas and semicolons, and the way out.
-_OTHER_SEPARATORS = {"\t": ("tabs", "give its name the suffix .tsv"), "|": ("|", "write it with commas")}
+# By suffix: the separators that are read, and what other programs write instead, with the way out.
+_OTHER_SEPARATORS = {
+    ".csv": (
+        "commas or semicolons",
+        {"\t": ("tabs", "give its name the suffix .tsv"), "|": ("|", "write it with commas")},
+    ),
+    ".tsv": (
+        "tabs",
+        {
+            ",": ("commas", "give its name the suffix .csv"),
+            ";": ("semicolons", "give its name the suffix .csv"),
+            "|": ("|", "write it with tabs"),
+        },
+    ),
+}
 USUAL_COLUMNS = frozenset((*TEXT_COLUMNS, *PARTIAL_TEXT_COLUMNS, *LABEL_COLUMNS, *sum(PAIR_COLUMNS, ())))
 
 
@@ -83,11 +96,13 @@ def check_column(columns: Sequence[str], name: str, source: str, flag: str) -> s
 
 
 def other_separator(first_row: Sequence[str], source: str) -> str:
-    """What is wrong with a CSV whose first row is one cell that holds tabs or `|`; else an empty string."""
-    if len(first_row) == 1 and bare_suffix(source) == ".csv":
-        for separator, (name, way_out) in _OTHER_SEPARATORS.items():
+    """What is wrong with a table whose first row is one cell that holds another separator; else an empty string."""
+    suffix = bare_suffix(source)
+    if len(first_row) == 1 and suffix in _OTHER_SEPARATORS:
+        expected, others = _OTHER_SEPARATORS[suffix]
+        for separator, (name, way_out) in others.items():
             if separator in first_row[0]:
-                return f"cells of a .csv are separated by commas or semicolons; the first row has {name}: {way_out}"
+                return f"cells of a {suffix} are separated by {expected}; the first row has {name}: {way_out}"
     return ""
 
 

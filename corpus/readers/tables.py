@@ -196,9 +196,9 @@ class _Delimited(TableFile):
         return _Header(names, first, line, True, is_sure)
 
     def _refuse_other_separator(self, first: list[str], line: int) -> None:
-        """Refuse a CSV with tabs or `|` between the usual or wanted names: each row would be one long text."""
+        """Refuse a table with another separator between the usual or wanted names: each row would be one long text."""
         if said := other_separator(first, self.source):
-            names = {name.strip() for name in re.split(r"[\t|]", first[0])}
+            names = {name.strip() for name in re.split(r"[\t|,;]", first[0])}
             if not names.isdisjoint(self._wanted) or {name.lower() for name in names} & USUAL_COLUMNS:
                 raise UserError(f"{self.where(line)}: {said}")
 

@@ -227,6 +227,7 @@ def test_compressed_tables(folder: Path, name: str, suffix: str) -> None:
         ("a.csv", "text,label\na, b,x\n", r"a\.csv, line 2: 3 columns .* quote a cell that holds the separator"),
         ("a.csv", "text\tlabel\na\tx\n", r"a\.csv, line 1: cells of a \.csv .* has tabs: .* suffix \.tsv"),
         ("a.csv", "id | Text\n1 | a\n", r"a\.csv, line 1: cells of a \.csv .* has \|: write it with commas"),
+        ("a.tsv", "text,label\na,x\n", r"a\.tsv, line 1: cells of a \.tsv .* has commas: .* suffix \.csv"),
         ("a.csv", "words\tkind\na, b\tx\n", r"a\.csv(, line 2:| has no such column;) cells of a \.csv .* has tabs"),
         ("a.csv", "text,label\na,x\n".encode("utf-16"), r"a\.csv is in UTF-16"),
         ("a.json", '[{"text": "a"}\n {"text": "b"}]', r"a\.json, line 2: not JSON: expected ]"),
