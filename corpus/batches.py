@@ -13,9 +13,9 @@ import numpy as np
 
 from ..utils.errors import UserError
 from .batch_size import BatchSize
-from .masking import REPLACE, SPLIT, Masking, runs, select
+from .masking import Masking, corrupt, select
 from .packing import NUM_SPECIAL_TOKENS, RowIndex
-from .randomness import below, derive, fold, permute, ragged_arange, uniform
+from .randomness import derive, fold, permute, ragged_arange
 from .shards import Corpus
 from .vocabulary_sample import VocabularySample, VocabularySampler
 
@@ -278,7 +278,16 @@ def _assemble(corpora: Sequence[Corpus], segments: _Segments, masking: Masking, 
     corpus, lengths = corpora[0], segments.lengths
     ids, selected = _selection(corpora, segments, masking, rate=rate)
     labels = ids[selected]
-    ids[selected] = _corrupted(corpus, segments, masking, selected, labels)
+    ids[selected] = corrupt(
+        masking,
+        selected,
+        labels,
+        keys=segments.keys,
+        firsts=segments.firsts,
+        lengths=lengths,
+        mask_token_id=corpus.mask_token_id,
+        ordinary_token_ids=corpus.ordinary_token_ids,
+    )
     sizes = lengths + NUM_SPECIAL_TOKENS
     ends = np.cumsum(sizes)
     # A token of segment s comes after the tokens before it, s pairs of special tokens, and its own [CLS].
@@ -296,20 +305,6 @@ def _assemble(corpora: Sequence[Corpus], segments: _Segments, masking: Masking, 
         labels=labels,
         sample_ids=segments.sample_ids,
     )
-
-
-def _corrupted(
-    corpus: Corpus, segments: _Segments, masking: Masking, selected: np.ndarray, originals: np.ndarray
-) -> np.ndarray:
-    """What replaces the selected tokens; int64 [selected]."""
-    positions = ragged_arange(segments.firsts, segments.lengths)
-    token_keys = fold(np.repeat(segments.keys, segments.lengths), positions)
-    decided_at = runs(selected, segments.lengths) if masking.unit == "span" else np.flatnonzero(selected)
-    split = uniform(fold(token_keys[decided_at], SPLIT))
-    ordinary = corpus.ordinary_token_ids
-    replacements = ordinary[below(fold(token_keys[selected], REPLACE), len(ordinary))]
-    shown = np.where(split < masking.mask_share + masking.random_share, replacements, originals)
-    return np.where(split < masking.mask_share, corpus.mask_token_id, shown)
 
 
 def _check_corpora(corpora: Sequence[Corpus]) -> None:

@@ -23,12 +23,11 @@ from functools import lru_cache
 import numpy as np
 
 from ..utils.errors import UserError, reject_unknown_keys
-from .randomness import fold, ragged_arange, uniform
+from .randomness import below, fold, ragged_arange, uniform
 
 UNITS = ("token", "word", "span")
 # A separate random stream for each kind of decision.
-_SELECT, _SPAN_LENGTH, _BEFORE = 0, 1, 2
-SPLIT, REPLACE = 3, 4
+_SELECT, _SPAN_LENGTH, _BEFORE, _SPLIT, _REPLACE = 0, 1, 2, 3, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +118,37 @@ def select(
     return chosen[np.cumsum(starts) - 1] & predictable
 
 
-def runs(selected: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def corrupt(
+    masking: Masking,
+    selected: np.ndarray,
+    originals: np.ndarray,
+    *,
+    keys: np.ndarray,
+    firsts: np.ndarray,
+    lengths: np.ndarray,
+    mask_token_id: int,
+    ordinary_token_ids: np.ndarray,
+) -> np.ndarray:
+    """What replaces the M selected tokens; N tokens in S segments, concatenated.
+
+    Args:
+        selected: bool [N], as `select` returns it.
+        originals: int64 [M].
+        keys, firsts, lengths: [S], as `select` takes them.
+        ordinary_token_ids: int64, what a random token is drawn from.
+
+    Returns:
+        int64 [M].
+    """
+    token_keys = fold(np.repeat(keys, lengths), ragged_arange(firsts, lengths))
+    decided_at = _runs(selected, lengths) if masking.unit == "span" else np.flatnonzero(selected)
+    split = uniform(fold(token_keys[decided_at], _SPLIT))
+    random = ordinary_token_ids[below(fold(token_keys[selected], _REPLACE), len(ordinary_token_ids))]
+    shown = np.where(split < masking.mask_share + masking.random_share, random, originals)
+    return np.where(split < masking.mask_share, mask_token_id, shown)
+
+
+def _runs(selected: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """For each selected token, where its run of adjacent selected tokens begins in the segment; int64 [selected]."""
     places = np.flatnonzero(selected)
     follows = np.zeros(len(selected), dtype=bool)

@@ -1,4 +1,4 @@
-"""Downloads corpora from URLs (`s3://…`, `gs://…`, `hf://…`, `https://…`) into a local cache, once.
+"""Downloads prepared corpora from URLs (`s3://…`, `gs://…`, `hf://…`, `https://…`) into a local cache, once.
 
 A corpus is copied into the user's cache, under the hash of its manifests. Each file is checked against the size and
 SHA-256 of the manifest during the download and gets its name when it is complete; the manifest comes last. So an

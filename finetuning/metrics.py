@@ -1,4 +1,4 @@
-"""Metrics of fine-tuning (accuracy, F1, correlations …), each with its majority baseline.
+"""Metrics of fine-tuning (accuracy, F1 of classes and entities, correlations …), each with its majority baseline.
 
 The functions use scikit-learn and seqeval, and import them only when called.
 """

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Attention over packed documents on a CPU, in tiles.
+"""Attention over packed documents on a CPU, full or in a sliding window, in tiles.
 
 A tile is a block of queries with the keys that they may attend to. Full attention has one tile per document. A window
 of W has one tile per block of queries, with W more keys on either side, so its cost grows as O(N W). Tiles of about the

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Embeddings of tokens, positions (learned, sinusoidal, tables of RoPE) and image patches.
+"""Embeddings of tokens, positions (learned, sinusoidal, cosines and sines of RoPE) and image patches.
 
 Shapes: B rows, T tokens of a row (packed: B = 1 and all documents in one row), D hidden size, E embedding size, K head
 size.

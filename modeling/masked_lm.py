@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""`ClozeBertForMaskedLM`: the encoder with its masked-LM head and loss.
+"""`ClozeBertForMaskedLM`: the encoder with its masked-LM head, which predicts at the masked positions only.
 
 Shapes: B rows, T tokens of a row, D hidden size, V vocabulary, M masked positions.
 """

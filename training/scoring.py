@@ -1,4 +1,4 @@
-"""Scores a trained masked-LM model: fixed masks, pseudo-perplexity, minimal pairs.
+"""Scores a trained masked-LM model: fixed masks, pseudo-perplexity, minimal pairs (BLiMP).
 
 Works on any `AutoModelForMaskedLM`. The masks are a function of (seed, document, position), so two models with one
 tokenizer predict the same tokens, and their figures can be compared.

@@ -1,4 +1,4 @@
-"""Opens plain and compressed files (.gz, .bz2, .xz, .zst) as bytes whose lines end in `\n` or `\r\n`.
+r"""Opens plain and compressed files (.gz, .bz2, .xz, .zst) as bytes whose lines end in `\n` or `\r\n`.
 
 A file that is truncated, damaged, in UTF-16 or UTF-32, or not text (PDF, images, archives) raises an error and is not
 read in part.

@@ -1,4 +1,4 @@
-"""Reads rows of tables: CSV, TSV, JSON lines and arrays, Parquet, datasets of the Hub. All programs use it.
+"""Reads rows of tables: CSV, TSV, JSON lines and arrays, Parquet, datasets of the Hub (streamed).
 
 Every row of a table is given once, with the line on which it begins, or as a `BadText` that says what is wrong with it.
 If it is unclear where rows end, for example after a broken quote, an error names the file and line. Plain and

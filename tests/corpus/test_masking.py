@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from clozebert.corpus import BatchStream, Masking
-from clozebert.corpus.masking import UNITS, _span_distribution, runs, select
+from clozebert.corpus.masking import UNITS, _runs, _span_distribution, select
 from clozebert.corpus.randomness import fold
 
 from .conftest import VOCAB_SIZE, Written
@@ -116,7 +116,7 @@ def test_selected_tokens_are_split_as_asked(
 
 def test_a_span_is_shown_one_way() -> None:
     selected = np.array([0, 1, 1, 0, 1, 1, 1, 1, 0, 1], dtype=bool)
-    assert runs(selected, np.array([6, 4])).tolist() == [1, 1, 4, 4, 6, 6, 9]
+    assert _runs(selected, np.array([6, 4])).tolist() == [1, 1, 4, 4, 6, 6, 9]
 
 
 @pytest.mark.parametrize("unit", UNITS)

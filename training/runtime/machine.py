@@ -1,4 +1,4 @@
-"""Sets up the machine: Accelerate, processes, precision, compilation, determinism."""
+"""Sets up the machine: Accelerate, processes, compilation, determinism, the precision of Muon."""
 
 import datetime
 import importlib.util
