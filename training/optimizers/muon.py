@@ -156,33 +156,36 @@ def orthogonalize(
     """
     cuts = heads or [None] * len(matrices)
     parts = [_cut(matrix, cut) for matrix, cut in zip(matrices, cuts, strict=True)]
-    done = iter(_orthogonalize_whole(list(chain(*parts)), dtype, polynomials))
-    return [_join([next(done) for _ in of_one], cut) for of_one, cut in zip(parts, cuts, strict=True)]
-
-
-def _cut(matrix: torch.Tensor, heads: Heads) -> Sequence[torch.Tensor]:
-    return [matrix] if heads is None else matrix.split(heads[1], dim=heads[0])
-
-
-def _join(parts: list[torch.Tensor], heads: Heads) -> torch.Tensor:
-    return parts[0] if heads is None else torch.cat(parts, dim=heads[0])
-
-
-def _orthogonalize_whole(
-    matrices: list[torch.Tensor], dtype: torch.dtype, polynomials: Sequence[tuple[float, float, float]]
-) -> list[torch.Tensor]:
-    found = list(matrices)
+    found: list[torch.Tensor] = list(matrices)
     of_shape: dict[Any, list[int]] = defaultdict(list)
-    for index, matrix in enumerate(matrices):
-        of_shape[(matrix.shape, matrix.device)].append(index)
-    for (shape, device), indices in of_shape.items():
-        size = max(1, (_STACK_ON_CPU if device.type == "cpu" else _STACK) // shape.numel())
+    for index, part_GMN in enumerate(parts):
+        of_shape[(part_GMN.shape[1:], part_GMN.device)].append(index)
+    for (_, device), indices in of_shape.items():
+        most = _STACK_ON_CPU if device.type == "cpu" else _STACK
+        size = max(1, most // max(parts[index].numel() for index in indices))
         for first in range(0, len(indices), size):
-            part = indices[first : first + size]
-            stack = torch.stack([matrices[index] for index in part])
-            for index, matrix in zip(part, _newton_schulz(stack, dtype, polynomials), strict=True):
-                found[index] = matrix
+            here = indices[first : first + size]
+            stack = torch.cat([parts[index] for index in here])
+            done = _newton_schulz(stack, dtype, polynomials).split([len(parts[index]) for index in here])
+            for index, part_GMN in zip(here, done, strict=True):
+                found[index] = _join(part_GMN, cuts[index])
     return found
+
+
+def _cut(matrix: torch.Tensor, heads: Heads) -> torch.Tensor:
+    """The G parts of a matrix that are made orthogonal by themselves: [G, M, N]."""
+    if heads is None:
+        return matrix.unsqueeze(0)
+    dimension, size = heads
+    return matrix.unflatten(dimension, (-1, size)).movedim(dimension, 0)
+
+
+def _join(part_GMN: torch.Tensor, heads: Heads) -> torch.Tensor:
+    """The inverse of `_cut`."""
+    if heads is None:
+        return part_GMN[0]
+    dimension, _ = heads
+    return part_GMN.movedim(0, dimension).flatten(dimension, dimension + 1)
 
 
 def _newton_schulz(
