@@ -1,4 +1,4 @@
-"""What benchmarks/learning.py and benchmarks/finetuning_table.py claim and count."""
+"""What the benchmarks of learning (learning.py, levers.py, scaling.py, finetuning_table.py) claim and count."""
 
 import importlib.util
 import sys
@@ -78,3 +78,32 @@ def test_a_gain_in_fine_tuning_is_over_the_better_baseline_and_bold_beyond_two_e
     assert finetuning.gain({"ours": side(0.519), **baselines}) == "+1.9 ± 1.0"
     assert finetuning.gain({"ours": side(0.45), **baselines}) == "-5.0 ± 1.0"
     assert finetuning.gain({"ours": None, **baselines}) == ""
+
+
+def test_a_lever_counts_from_two_standard_errors(learning: Any) -> None:
+    levers = load("levers")
+    losses = {"as it is": [4.0, 4.2], "wide windows": [4.023, 4.223], "NorMuon's row scaling": [4.126]}
+    found = levers.table(
+        [
+            {"recipe": "nano", "lever": lever, "loss": loss, "seed": seed}
+            for lever, of_lever in losses.items()
+            for seed, loss in enumerate(of_lever)
+        ]
+    )
+    # Two runs each: the error of the difference is the deviation.
+    assert "| | `nano`, 898 steps: 4.100 (2) |" in found
+    assert "| wide windows | **+0.023** ± 0.011 (2) |" in found
+    assert "| NorMuon's row scaling | +0.026 ± 0.013 (1) |" in found
+
+
+def test_the_law_of_losses_is_found_again(learning: Any) -> None:
+    scaling = load("scaling")
+    law = {"E": 1.2, "A": 0.8, "a": 0.32, "B": 2.5, "b": 0.24}
+    runs = [
+        {"beside_embeddings": n, "tokens": t, "loss": scaling.predict(law, n, t)}
+        for n in (4e5, 2.6e6, 3e7)
+        for t in (5e5, 1e6, 2e6, 4e6)
+    ]
+    found = scaling.fit(runs)
+    assert found == pytest.approx({**law, "error": 0}, abs=1e-6)
+    assert scaling.predict(found, 1e8, 1e9) == pytest.approx(1.2 + 0.8 / 100**0.32 + 2.5 / 1000**0.24)

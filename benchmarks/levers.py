@@ -1,0 +1,304 @@
+#!/usr/bin/env python
+"""What each lever of a recipe is worth: held-out loss after the recipe's usual number of steps, one change at a time.
+
+    python benchmarks/levers.py run    --corpus CORPUS --tokenizer_name TOKENIZER [--recipes nano tiny] [--seeds 1 2]
+    python benchmarks/levers.py render [--into docs/recipes.md]
+
+A run has as many steps as in docs/recipes.md (`nano` 898, `tiny` 204), one thread, and the precision that the recipe
+has on this machine. All runs are scored on the same fixed masks of unseen books. Runs in the results file are not
+repeated.
+
+The recipe that all levers are compared with has Muon on whole matrices; the recipes of today have it on each head. A
+lever that the package does not have replaces a function of it for the length of a run, below. `render` shows the
+difference to the recipe and the standard error of that difference, from the deviation between seeds. A lever counts as
+better or worse if the difference is more than twice its error.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import learning
+
+RESULTS = learning.ROOT / "benchmarks" / "results" / "levers.json"
+STEPS = {"nano": 898, "tiny": 204}
+# Of the loss between seeds: five seeds of each recipe in float32, on an AMD EPYC without bf16 (docs/recipes.md).
+DEVIATION = {"nano": 0.011, "tiny": 0.016}
+AS_IT_IS = "as it is"
+
+# Levers that the package does not have -------------------------------------------------------------------------------
+
+
+def _polynomials(polynomials: Any) -> Callable[[], None]:
+    def use() -> None:
+        from clozebert.training.optimizers import muon
+
+        muon.orthogonalize.__kwdefaults__["polynomials"] = polynomials
+
+    return use
+
+
+def whole_matrices() -> None:
+    """Muon makes the matrices of attention orthogonal as a whole."""
+    from clozebert.training.optimizers import optimizer
+
+    optimizer.heads_of_matrices = lambda model: {}
+
+
+def blocks_of_neurons() -> None:
+    """Muon cuts the matrices of the feed-forward, too: into blocks of twice a head's size, along the neurons."""
+    from clozebert.modeling.blocks import FeedForward
+    from clozebert.training.optimizers import optimizer
+
+    plain = optimizer.heads_of_matrices
+
+    def replacement(model: Any) -> dict[Any, Any]:
+        found = plain(model)
+        size = 2 * min(size for _, size in found.values())
+        for module in model.modules():
+            if isinstance(module, FeedForward):
+                found |= {module.gate_proj.weight: (0, size), module.up_proj.weight: (0, size)}
+                found[module.down_proj.weight] = (1, size)
+        return found
+
+    optimizer.heads_of_matrices = replacement
+
+
+def scale_rows() -> None:
+    """NorMuon (Li et al. 2025): rows of the orthogonal matrix by a running mean of their squares; its norm is kept."""
+    import torch
+
+    from clozebert.training.optimizers.muon import Muon
+
+    plain, seen = Muon._orthogonalize, {}
+
+    def replacement(self: Any, updates: list[Any], parameters: list[Any], heads: list[Any]) -> list[Any]:
+        found = []
+        for matrix, parameter in zip(plain(self, updates, parameters, heads), parameters, strict=True):
+            matrix = matrix.float()
+            squares = matrix.square().mean(dim=1, keepdim=True)
+            mean = seen.setdefault(parameter, torch.zeros_like(squares))
+            mean.lerp_(squares, 1 - 0.95)
+            scaled = matrix / (mean.sqrt() + 1e-8)
+            found.append(scaled * (matrix.norm() / scaled.norm()))
+        return found
+
+    Muon._orthogonalize = replacement
+
+
+def decay_with_update() -> None:
+    """Cautious decay: a weight decays only where the update shrinks it too."""
+    import torch
+
+    from clozebert.training.optimizers.muon import Muon
+
+    plain = Muon.step
+
+    def replacement(self: Any, closure: Any = None) -> Any:
+        (groups, decays) = self.param_groups, [group["weight_decay"] for group in self.param_groups]
+        before = [[parameter.detach().clone() for parameter in group["params"]] for group in groups]
+        for group in groups:
+            group["weight_decay"] = 0.0
+        plain(self, closure)
+        for group, decay, olds in zip(groups, decays, before, strict=True):
+            group["weight_decay"] = decay
+            for old, parameter in zip(olds, group["params"], strict=True):
+                shrinks = (old - parameter.detach()) * old > 0
+                parameter.data.sub_(torch.where(shrinks, old * (group["lr"] * decay), 0.0))
+
+    Muon.step = replacement
+
+
+def average_weights() -> None:
+    """The model that is saved has an exponential mean of the weights: of about the last twentieth of the run."""
+    from clozebert.training import loop
+    from clozebert.training.checkpoints import saving
+
+    means: dict[str, Any] = {}
+    update, save = loop.update_weights, saving.OutputFolder.save_model
+    model_of: list[Any] = []
+    enter = loop.Pretraining._enter
+
+    def entering(self: Any, *given: Any) -> None:
+        enter(self, *given)
+        model_of[:] = [self.setup.core, self.run.last_step]
+
+    def updating(*given: Any, **named: Any) -> None:
+        update(*given, **named)
+        model, steps = model_of
+        for name, parameter in model.named_parameters():
+            mean = means.setdefault(name, parameter.detach().clone())
+            mean.lerp_(parameter.detach(), 1 / (0.05 * steps))
+
+    def saving_mean(self: Any, model: Any, *given: Any, **named: Any) -> None:
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(means[name])
+        save(self, model, *given, **named)
+
+    loop.Pretraining._enter, loop.update_weights = entering, updating
+    saving.OutputFolder.save_model = saving_mean
+
+
+JORDAN = ((3.4445, -4.7750, 2.0315),) * 5
+EACH_HEAD = "Muon, each head by itself"  # the recipes have it
+BLOCKS = "that, and blocks of neurons"
+PATCHES: dict[str, Callable[[], None]] = {
+    EACH_HEAD: lambda: None,
+    BLOCKS: blocks_of_neurons,
+    "Muon with five of Jordan's polynomials": _polynomials(JORDAN),
+    "NorMuon's row scaling": scale_rows,
+    "cautious decay": decay_with_update,
+    "mean of the last weights (EMA)": average_weights,
+}
+# Changes of a recipe's settings, by lever.
+_SAME: dict[str, dict[str, Any]] = {
+    AS_IT_IS: {},
+    "AdamW, 0.002": {"optimizer": "adamw", "learning_rate": 2.0e-3},
+    "AdamW, 0.004": {"optimizer": "adamw", "learning_rate": 4.0e-3},
+    "random embeddings": {"embedding_init": "random"},
+    "wide windows": {"model": learning._WIDE},
+    "15 % masks": {"mlm_probability": 0.15},
+    "masks that fall to 15 %": {"final_mlm_probability": 0.15},
+    "decay over the last fifth": {"decay_steps": 0.2},
+    "linear decay": {"lr_scheduler_type": "linear", "decay_steps": None},
+    "weight decay of 0.01": {"weight_decay": 0.01},
+    "batches that grow from a quarter": {},
+    "norms on queries and keys": {"model": {"qk_norm": True}},
+}
+CHANGES: dict[str, dict[str, dict[str, Any]]] = {
+    "nano": {
+        **_SAME,
+        "30 % masks": {"mlm_probability": 0.3},
+        "whole vocabulary": {"vocabulary_sample": 0},
+        "batches that grow from a quarter": {"initial_global_batch_size": 4, "batch_warmup_steps": 0.3},
+    },
+    "tiny": {
+        **_SAME,
+        "40 % masks": {"mlm_probability": 0.4},
+        "sample of 2,048 of the vocabulary": {"vocabulary_sample": 2048},
+        "batches that grow from a quarter": {"initial_global_batch_size": 8, "batch_warmup_steps": 0.3},
+    },
+}
+
+
+def levers_of(recipe: str) -> list[str]:
+    return list(dict.fromkeys([AS_IT_IS, *PATCHES, *CHANGES[recipe]]))
+
+
+# Runs ----------------------------------------------------------------------------------------------------------------
+
+
+def run_one(recipe: str, lever: str, seed: int, corpus: str, tokenizer_name: str) -> dict[str, Any]:
+    """Train and score in this process."""
+    if lever not in (EACH_HEAD, BLOCKS):
+        whole_matrices()
+    if lever in PATCHES:
+        PATCHES[lever]()
+    learning.OURS[lever] = {"recipe": recipe, **CHANGES[recipe].get(lever, {})}
+    job = {"name": lever, "side": "ours", "seed": seed}
+    found = learning.run_job(job, corpus, tokenizer_name, steps=STEPS[recipe], save_to=None)
+    return {
+        "recipe": recipe,
+        "lever": lever,
+        **{key: found[key] for key in ("seed", "steps", "loss", "processor_seconds")},
+    }
+
+
+def run_all(arguments: argparse.Namespace) -> None:
+    """Run what is missing in the results, each run in a separate process with one thread, seed after seed."""
+    for seed in arguments.seeds:
+        for recipe in arguments.recipes:
+            for lever in levers_of(recipe):
+                wanted = {"recipe": recipe, "lever": lever, "seed": seed}
+                done = learning.read_results(arguments.results)["runs"]
+                if not learning.is_wanted(lever, arguments.only) or any(wanted.items() <= run.items() for run in done):
+                    continue
+                where = ("--corpus", arguments.corpus, "--tokenizer_name", arguments.tokenizer_name)
+                command = [sys.executable, __file__, "one", *where, "--job", json.dumps(wanted)]
+                ended = subprocess.run(
+                    command, stdout=subprocess.PIPE, text=True, check=False, env=learning.one_thread()
+                )
+                if ended.returncode:
+                    print(f"{recipe}, {lever}, seed {seed}: failed with status {ended.returncode}", flush=True)
+                    continue
+                run = json.loads(ended.stdout.splitlines()[-1])
+                results = learning.read_results(arguments.results)  # another process may have written
+                results["runs"].append(run)
+                learning.write_results(results, arguments.results)
+                print(f"{recipe}, {lever}, seed {seed}: {run['loss']}", flush=True)
+
+
+# The table -----------------------------------------------------------------------------------------------------------
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Markdown: a row for each lever; for each recipe the difference to the recipe and its standard error."""
+    recipes = [recipe for recipe in STEPS if any(run["recipe"] == recipe for run in runs)]
+    losses: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for run in runs:
+        losses[run["recipe"], run["lever"]].append(run["loss"])
+    rows: dict[str, dict[str, str]] = defaultdict(dict)
+    heads = []
+    for recipe in recipes:
+        base = losses[recipe, AS_IT_IS]
+        deviation = DEVIATION[recipe]
+        heads.append(f"`{recipe}`, {STEPS[recipe]} steps: {statistics.mean(base):.3f} ({len(base)})")
+        for lever in levers_of(recipe)[1:]:
+            found = losses[recipe, lever]
+            if found:
+                difference = statistics.mean(found) - statistics.mean(base)
+                error = deviation * math.sqrt(1 / len(found) + 1 / len(base))
+                mark = "**" if abs(difference) > 2 * error else ""
+                rows[lever][recipe] = f"{mark}{difference:+.3f}{mark} ± {error:.3f} ({len(found)})"
+    lines = [f"| | {' | '.join(heads)} |", "| --- |" + " --- |" * len(recipes)]
+    lines += [
+        f"| {lever} | {' | '.join(cells.get(recipe, '') for recipe in recipes)} |" for lever, cells in rows.items()
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """One of the steps above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("run", "render", "one"))
+    parser.add_argument("--corpus")
+    parser.add_argument("--tokenizer_name")
+    parser.add_argument("--recipes", nargs="+", choices=tuple(STEPS), default=list(STEPS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--only", nargs="+", default=["*"], help="patterns of levers")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--into", type=Path)
+    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.what == "render":
+        from speed_table import put
+
+        text = table(learning.read_results(arguments.results)["runs"])
+        print(text)
+        if arguments.into:
+            put(text, arguments.into, marker="levers")
+        return
+    if not (arguments.corpus and arguments.tokenizer_name):
+        parser.error(f"{arguments.what} needs --corpus and --tokenizer_name")
+    if arguments.what == "run":
+        run_all(arguments)
+        return
+    import torch
+
+    from clozebert.utils.memory import keep_freed_memory
+
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    job = arguments.job
+    print(json.dumps(run_one(job["recipe"], job["lever"], job["seed"], arguments.corpus, arguments.tokenizer_name)))
+
+
+if __name__ == "__main__":
+    main()
