@@ -272,18 +272,37 @@ def run_all(arguments: argparse.Namespace) -> None:
             continue
         seconds = budget - (results["seconds_to_begin"][recipe_of(job)] if begins_from_text(job) else 0)
         steps = int(seconds / results["seconds_of_a_step"][kind_of(job)])
-        where = ("--corpus", arguments.corpus, "--tokenizer_name", arguments.tokenizer_name)
-        command = [sys.executable, __file__, "one", *where, "--job", json.dumps(job), "--steps", str(steps)]
-        command += ["--save_to", str(arguments.save_to)] if arguments.save_to else []
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=one_thread())
-        if done.returncode:
-            print(f"{job['name']}, seed {job['seed']}: failed with status {done.returncode}", flush=True)
+        more = ["--steps", str(steps), *(["--save_to", str(arguments.save_to)] if arguments.save_to else [])]
+        found = run_apart(__file__, job, arguments, *more)
+        if found is None:
+            print(f"{job['name']}, seed {job['seed']}: failed", flush=True)
             continue
-        found = {**json.loads(done.stdout.splitlines()[-1]), "seconds": budget}
-        results = read_results(arguments.results)  # another process may have written
-        results["runs"].append(found)
-        write_results(results, arguments.results)
+        add_run({**found, "seconds": budget}, arguments.results)
         print(f"{job['name']}, seed {job['seed']}: {steps} steps, loss {found['loss']}", flush=True)
+
+
+def run_apart(script: str, job: Job, arguments: argparse.Namespace, *more: str) -> dict[str, Any] | None:
+    """What `script one` finds in a separate process with one thread; None if it fails."""
+    where = ("--corpus", arguments.corpus, "--tokenizer_name", arguments.tokenizer_name)
+    command = [sys.executable, script, "one", *where, "--job", json.dumps(job), *more]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=one_thread())
+    return None if done.returncode else json.loads(done.stdout.splitlines()[-1])
+
+
+def add_run(run: dict[str, Any], path: Path) -> None:
+    results = read_results(path)  # another process may have written
+    results["runs"].append(run)
+    write_results(results, path)
+
+
+def use_one_thread() -> None:
+    """One thread, and freed memory is kept, for all sides, as our programs do."""
+    import torch
+
+    from clozebert.utils.memory import keep_freed_memory
+
+    torch.set_num_threads(1)
+    keep_freed_memory()
 
 
 def same_run(job: Job, done: dict[str, Any], seconds: float) -> bool:
@@ -467,12 +486,7 @@ def main() -> None:
     if arguments.what == "run":
         run_all(arguments)
         return
-    import torch
-
-    from clozebert.utils.memory import keep_freed_memory
-
-    torch.set_num_threads(1)
-    keep_freed_memory()  # for all sides, as our programs do
+    use_one_thread()
     if arguments.what == "one":
         found = run_job(
             arguments.job, arguments.corpus, arguments.tokenizer_name, steps=arguments.steps, save_to=arguments.save_to

@@ -18,8 +18,6 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -220,18 +218,11 @@ def run_all(arguments: argparse.Namespace) -> None:
                 done = learning.read_results(arguments.results)["runs"]
                 if not learning.is_wanted(lever, arguments.only) or any(wanted.items() <= run.items() for run in done):
                     continue
-                where = ("--corpus", arguments.corpus, "--tokenizer_name", arguments.tokenizer_name)
-                command = [sys.executable, __file__, "one", *where, "--job", json.dumps(wanted)]
-                ended = subprocess.run(
-                    command, stdout=subprocess.PIPE, text=True, check=False, env=learning.one_thread()
-                )
-                if ended.returncode:
-                    print(f"{recipe}, {lever}, seed {seed}: failed with status {ended.returncode}", flush=True)
+                run = learning.run_apart(__file__, wanted, arguments)
+                if run is None:
+                    print(f"{recipe}, {lever}, seed {seed}: failed", flush=True)
                     continue
-                run = json.loads(ended.stdout.splitlines()[-1])
-                results = learning.read_results(arguments.results)  # another process may have written
-                results["runs"].append(run)
-                learning.write_results(results, arguments.results)
+                learning.add_run(run, arguments.results)
                 print(f"{recipe}, {lever}, seed {seed}: {run['loss']}", flush=True)
 
 
@@ -290,12 +281,7 @@ def main() -> None:
     if arguments.what == "run":
         run_all(arguments)
         return
-    import torch
-
-    from clozebert.utils.memory import keep_freed_memory
-
-    torch.set_num_threads(1)
-    keep_freed_memory()
+    learning.use_one_thread()
     job = arguments.job
     print(json.dumps(run_one(job["recipe"], job["lever"], job["seed"], arguments.corpus, arguments.tokenizer_name)))
 

@@ -16,7 +16,6 @@ beside the embeddings and T tokens, fitted to the logarithm of the loss by least
 import argparse
 import itertools
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,17 +28,12 @@ ROWS = 16
 _TINY = {"architecture": "tiny", "recipe": "tiny", "global_batch_size": ROWS, "per_device_train_batch_size": ROWS}
 
 
-def _every_third_full(layers: int) -> list[str]:
-    return ["sliding_attention" if layer % 3 else "full_attention" for layer in range(layers)]
-
-
 def _shape(layers: int, width: int, heads: int, feed_forward: int) -> dict[str, Any]:
     return {
         "hidden_size": width,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "intermediate_size": feed_forward,
-        "layer_types": _every_third_full(layers),
     }
 
 
@@ -84,13 +78,10 @@ def run_all(arguments: argparse.Namespace) -> None:
     for wanted in all_runs(arguments.sizes):
         if any(wanted.items() <= run.items() for run in learning.read_results(arguments.results)["runs"]):
             continue
-        where = ("--corpus", arguments.corpus, "--tokenizer_name", arguments.tokenizer_name)
-        command = [sys.executable, __file__, "one", *where, "--job", json.dumps(wanted)]
-        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=learning.one_thread())
-        run = json.loads(ended.stdout.splitlines()[-1])
-        results = learning.read_results(arguments.results)  # another process may have written
-        results["runs"].append(run)
-        learning.write_results(results, arguments.results)
+        run = learning.run_apart(__file__, wanted, arguments)
+        if run is None:
+            sys.exit(f"{wanted['size']}, {wanted['tokens']:,.0f} tokens: failed")
+        learning.add_run(run, arguments.results)
         print(f"{run['size']}, {run['tokens']:,.0f} tokens: {run['loss']}, {run['processor_seconds']} s", flush=True)
 
 
@@ -218,12 +209,7 @@ def main() -> None:
     if arguments.what == "run":
         run_all(arguments)
         return
-    import torch
-
-    from clozebert.utils.memory import keep_freed_memory
-
-    torch.set_num_threads(1)
-    keep_freed_memory()
+    learning.use_one_thread()
     print(json.dumps(run_one(arguments.job, arguments.corpus, arguments.tokenizer_name)))
 
 

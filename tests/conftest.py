@@ -26,9 +26,12 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Where Python is told to keep nothing of what it compiles, as in many containers, each process that the tests start
 # would compile torch and transformers anew, more than half of its first seconds. So it is kept, away from all sources.
+# The Makefile does the same.
+BYTECODE = str(REPOSITORY / "build" / "bytecode")
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
-    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPOSITORY / "build" / "bytecode")
+    sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = BYTECODE
+if sys.pycache_prefix == BYTECODE:
     # What earlier tests compiled in their temporary folders, nobody imports again.
     shutil.rmtree(f"{sys.pycache_prefix}{tempfile.gettempdir()}", ignore_errors=True)
 # So that `warm_python` is importable, whichever way pytest is started.
