@@ -23,13 +23,10 @@ batch sizes; the best counts. All are scored on the same tokens of unseen books,
 
 import argparse
 import contextlib
-import fnmatch
 import io
 import json
 import math
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,13 +34,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from runs import Job, add_run, is_wanted, read_results, run_apart, use_one_thread, write_results
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "learning.json"
 ROW = 128
 # 32 batches of 32 rows: 131,000 tokens of held-out books, 15 % of them predicted.
 EVALUATION = {"max_seq_length": ROW, "batch_size": 32, "max_batches": 32, "seed": 42}
-
-Job = dict[str, Any]
 
 _WIDE = {
     "sliding_window": 256,
@@ -172,10 +169,6 @@ def kind_of(job: Job) -> str:
     return job["name"] if job["side"] == "ours" else f"{job['side']}, {job['rows']} rows"
 
 
-def is_wanted(name: str, patterns: list[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def measure_time(
     corpus: str, tokenizer_name: str, only: list[str], *, rounds: int = 12, block: int = 4
 ) -> dict[str, float]:
@@ -281,106 +274,8 @@ def run_all(arguments: argparse.Namespace) -> None:
         print(f"{job['name']}, seed {job['seed']}: {steps} steps, loss {found['loss']}", flush=True)
 
 
-def run_apart(script: str, job: Job, arguments: argparse.Namespace, *more: str) -> dict[str, Any] | None:
-    """What `script one` finds in a separate process with one thread; None if it fails."""
-    where = ("--corpus", arguments.corpus, "--tokenizer_name", arguments.tokenizer_name)
-    command = [sys.executable, script, "one", *where, "--job", json.dumps(job), *more]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=one_thread())
-    return None if done.returncode else json.loads(done.stdout.splitlines()[-1])
-
-
-def add_run(run: dict[str, Any], path: Path) -> None:
-    results = read_results(path)  # another process may have written
-    results["runs"].append(run)
-    write_results(results, path)
-
-
-def use_one_thread() -> None:
-    """One thread, and freed memory is kept, for all sides, as our programs do."""
-    import torch
-
-    from clozebert.utils.memory import keep_freed_memory
-
-    torch.set_num_threads(1)
-    keep_freed_memory()
-
-
 def same_run(job: Job, done: dict[str, Any], seconds: float) -> bool:
     return all(job[name] == done[name] for name in ("name", "seed")) and done["seconds"] == seconds
-
-
-def one_thread() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.is_file() else {"runs": []}
-
-
-def write_results(results: dict[str, Any], path: Path) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(results, indent=1) + "\n")
-    temporary.replace(path)
-
-
-# Floors --------------------------------------------------------------------------------------------------------------
-
-
-def floors(corpus: str) -> dict[str, float]:
-    """Nats per token of the validation split under a unigram and a trigram model.
-
-    The trigram model mixes the frequencies given two, one and no previous tokens with a uniform distribution. The
-    mixture weights are fitted to the last 200,000 tokens of the training split, which are not counted.
-    """
-    import numpy as np
-
-    from clozebert.corpus import Corpus
-
-    def read(split: str) -> tuple[Any, int]:
-        found = Corpus(corpus, split)
-        return np.concatenate([found.document(i) for i in range(len(found))]).astype(np.int64), found.vocab_size
-
-    train, size = read("train")
-    counted, tuning = train[:-200_000], train[-200_000:]
-    keys = {order: np.unique(_grams(counted, order, size), return_counts=True) for order in (1, 2, 3)}
-
-    def probabilities(ids: Any) -> Any:
-        """[4, tokens]: uniform, then given 0, 1 and 2 previous tokens."""
-        rows = [np.full(len(ids) - 2, 1 / size)]
-        for order in (1, 2, 3):
-            grams = _grams(ids, order, size)[3 - order :]
-            seen = _counts(keys[order], grams)
-            before = _counts(keys[order - 1], grams // size) if order > 1 else np.full(len(grams), len(counted))
-            rows.append(seen / np.maximum(before, 1))
-        return np.stack(rows)
-
-    p = probabilities(tuning)
-    weights = np.full(4, 0.25)
-    for _ in range(30):  # expectation maximisation
-        shares = weights[:, None] * p
-        weights = (shares / shares.sum(0)).mean(1)
-    p = probabilities(read("validation")[0])
-    unigram = 0.999 * p[1] + 0.001 * p[0]
-    return {
-        "unigram": round(float(-np.log(unigram).mean()), 3),
-        "trigram": round(float(-np.log(weights @ p).mean()), 3),
-    }
-
-
-def _grams(ids: Any, order: int, size: int) -> Any:
-    """A unique number for each n-gram of `order` tokens."""
-    found = ids[: len(ids) - order + 1].copy()
-    for place in range(1, order):
-        found = found * size + ids[place : len(ids) - order + 1 + place]
-    return found
-
-
-def _counts(table: Any, grams: Any) -> Any:
-    import numpy as np
-
-    keys, counts = table
-    place = np.minimum(np.searchsorted(keys, grams), len(keys) - 1)
-    return np.where(keys[place] == grams, counts[place], 0)
 
 
 # The table -----------------------------------------------------------------------------------------------------------
@@ -503,6 +398,8 @@ def main() -> None:
         write_results({**results, "seconds_of_a_step": taken, "seconds_to_begin": beginning}, arguments.results)
         print(json.dumps(taken, indent=1), f"to begin from the text: {beginning}", sep="\n")
     else:
+        from ngrams import floors
+
         found = floors(arguments.corpus)
         write_results({**results, "floors": found}, arguments.results)
         print(json.dumps(found))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import learning
+from runs import add_run, is_wanted, read_results, run_apart, use_one_thread
 
 RESULTS = learning.ROOT / "benchmarks" / "results" / "levers.json"
 STEPS = {"nano": 898, "tiny": 204}
@@ -215,14 +216,14 @@ def run_all(arguments: argparse.Namespace) -> None:
         for recipe in arguments.recipes:
             for lever in levers_of(recipe):
                 wanted = {"recipe": recipe, "lever": lever, "seed": seed}
-                done = learning.read_results(arguments.results)["runs"]
-                if not learning.is_wanted(lever, arguments.only) or any(wanted.items() <= run.items() for run in done):
+                done = read_results(arguments.results)["runs"]
+                if not is_wanted(lever, arguments.only) or any(wanted.items() <= run.items() for run in done):
                     continue
-                run = learning.run_apart(__file__, wanted, arguments)
+                run = run_apart(__file__, wanted, arguments)
                 if run is None:
                     print(f"{recipe}, {lever}, seed {seed}: failed", flush=True)
                     continue
-                learning.add_run(run, arguments.results)
+                add_run(run, arguments.results)
                 print(f"{recipe}, {lever}, seed {seed}: {run['loss']}", flush=True)
 
 
@@ -271,7 +272,7 @@ def main() -> None:
     if arguments.what == "render":
         from speed_table import put
 
-        text = table(learning.read_results(arguments.results)["runs"])
+        text = table(read_results(arguments.results)["runs"])
         print(text)
         if arguments.into:
             put(text, arguments.into, marker="levers")
@@ -281,7 +282,7 @@ def main() -> None:
     if arguments.what == "run":
         run_all(arguments)
         return
-    learning.use_one_thread()
+    use_one_thread()
     job = arguments.job
     print(json.dumps(run_one(job["recipe"], job["lever"], job["seed"], arguments.corpus, arguments.tokenizer_name)))
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import learning
 import numpy as np
+from runs import add_run, read_results, run_apart, use_one_thread
 
 RESULTS = learning.ROOT / "benchmarks" / "results" / "scaling.json"
 ROWS = 16
@@ -76,12 +77,12 @@ def run_one(run: dict[str, Any], corpus: str, tokenizer_name: str) -> dict[str, 
 def run_all(arguments: argparse.Namespace) -> None:
     """Run what is missing in the results, each run in a separate process with one thread."""
     for wanted in all_runs(arguments.sizes):
-        if any(wanted.items() <= run.items() for run in learning.read_results(arguments.results)["runs"]):
+        if any(wanted.items() <= run.items() for run in read_results(arguments.results)["runs"]):
             continue
-        run = learning.run_apart(__file__, wanted, arguments)
+        run = run_apart(__file__, wanted, arguments)
         if run is None:
             sys.exit(f"{wanted['size']}, {wanted['tokens']:,.0f} tokens: failed")
-        learning.add_run(run, arguments.results)
+        add_run(run, arguments.results)
         print(f"{run['size']}, {run['tokens']:,.0f} tokens: {run['loss']}, {run['processor_seconds']} s", flush=True)
 
 
@@ -196,7 +197,7 @@ def main() -> None:
     if arguments.what == "render":
         from speed_table import put
 
-        runs = learning.read_results(arguments.results)["runs"]
+        runs = read_results(arguments.results)["runs"]
         text = table(runs)
         print(text)
         if arguments.into:
@@ -209,7 +210,7 @@ def main() -> None:
     if arguments.what == "run":
         run_all(arguments)
         return
-    learning.use_one_thread()
+    use_one_thread()
     print(json.dumps(run_one(arguments.job, arguments.corpus, arguments.tokenizer_name)))
 
 

@@ -1,7 +1,6 @@
 """What the benchmarks of learning (learning.py, levers.py, scaling.py, finetuning_table.py) claim and count."""
 
-import importlib.util
-import sys
+import importlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,14 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
-def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where its dataclasses look for their types
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(autouse=True)
+def _benchmarks_import_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def learning() -> Any:
-    return load("learning")
+    return importlib.import_module("learning")
 
 
 def runs(name: str, losses: list[float], *, side: str = "ours") -> list[dict[str, Any]]:
@@ -54,19 +49,20 @@ def test_a_claim_over_a_baseline_is_over_its_best_rate(learning: Any) -> None:
     assert learning.best_of(found, "bert")[0] == "bert, 2"
 
 
-def test_grams_are_counted(learning: Any) -> None:
+def test_grams_are_counted() -> None:
+    ngrams = importlib.import_module("ngrams")
     ids = np.random.default_rng(0).integers(0, 7, size=500)
     for order in (1, 2, 3):
         expected = Counter(tuple(ids[i : i + order].tolist()) for i in range(len(ids) - order + 1))
-        grams = learning._grams(ids, order, 7)
-        counts = learning._counts(np.unique(grams, return_counts=True), grams)
+        grams = ngrams.grams_of(ids, order, 7)
+        counts = ngrams.count_of(np.unique(grams, return_counts=True), grams)
         assert counts.tolist() == [expected[tuple(ids[i : i + order].tolist())] for i in range(len(grams))]
-    absent = learning._grams(np.array([6, 6, 6]), 3, 7)
-    assert learning._counts((np.array([0, 1]), np.array([4, 5])), absent).tolist() == [0]
+    absent = ngrams.grams_of(np.array([6, 6, 6]), 3, 7)
+    assert ngrams.count_of((np.array([0, 1]), np.array([4, 5])), absent).tolist() == [0]
 
 
 def test_a_gain_in_fine_tuning_is_over_the_better_baseline_and_bold_beyond_two_errors(learning: Any) -> None:
-    finetuning = load("finetuning_table")
+    finetuning = importlib.import_module("finetuning_table")
     assert set(finetuning.MODELS.values()) <= {job["name"] for job in learning.all_jobs([1])}
 
     def side(mean: float) -> dict[str, Any]:
@@ -81,7 +77,7 @@ def test_a_gain_in_fine_tuning_is_over_the_better_baseline_and_bold_beyond_two_e
 
 
 def test_a_lever_counts_from_two_standard_errors(learning: Any) -> None:
-    levers = load("levers")
+    levers = importlib.import_module("levers")
     losses = {"as it is": [4.0, 4.2], "wide windows": [4.023, 4.223], "NorMuon's row scaling": [4.126]}
     found = levers.table(
         [
@@ -97,7 +93,7 @@ def test_a_lever_counts_from_two_standard_errors(learning: Any) -> None:
 
 
 def test_the_law_of_losses_is_found_again(learning: Any) -> None:
-    scaling = load("scaling")
+    scaling = importlib.import_module("scaling")
     law = {"E": 1.2, "A": 0.8, "a": 0.32, "B": 2.5, "b": 0.24}
     runs = [
         {"beside_embeddings": n, "tokens": t, "loss": scaling.predict(law, n, t)}
