@@ -35,13 +35,10 @@ AS_IT_IS = "as it is"
 # Levers that the package does not have -------------------------------------------------------------------------------
 
 
-def _polynomials(polynomials: Any) -> Callable[[], None]:
-    def use() -> None:
-        from clozebert.training.optimizers import muon
+def use_polynomials(polynomials: Any) -> None:
+    from clozebert.training.optimizers import muon
 
-        muon.orthogonalize.__kwdefaults__["polynomials"] = polynomials
-
-    return use
+    muon.orthogonalize.__kwdefaults__["polynomials"] = polynomials
 
 
 def whole_matrices() -> None:
@@ -145,13 +142,33 @@ def average_weights() -> None:
     saving.OutputFolder.save_model = saving_mean
 
 
+def as_before() -> None:
+    """Muon as the recipes had it until 2026-11-25: on whole matrices, with four polynomials for all sizes."""
+    whole_matrices()
+    four_polynomials()
+
+
+def four_polynomials() -> None:
+    from clozebert.training.optimizers.muon import POLYNOMIALS
+
+    use_polynomials(POLYNOMIALS)
+
+
+def four_polynomials_and_blocks() -> None:
+    four_polynomials()
+    blocks_of_neurons()
+
+
 JORDAN = ((3.4445, -4.7750, 2.0315),) * 5
-EACH_HEAD = "Muon, each head by itself"  # the recipes have it
-BLOCKS = "that, and blocks of neurons"
+# Other ways than `as_before` to take matrices; the third is the recipes' own.
+MUON: dict[str, Callable[[], None]] = {
+    "Muon, each head by itself": four_polynomials,
+    "that, and blocks of neurons": four_polynomials_and_blocks,
+    "each head by itself, three polynomials": lambda: None,
+    "each head by itself, three polynomials, blocks of neurons": blocks_of_neurons,
+}
 PATCHES: dict[str, Callable[[], None]] = {
-    EACH_HEAD: lambda: None,
-    BLOCKS: blocks_of_neurons,
-    "Muon with five of Jordan's polynomials": _polynomials(JORDAN),
+    "Muon with five of Jordan's polynomials": lambda: use_polynomials(JORDAN),
     "NorMuon's row scaling": scale_rows,
     "cautious decay": decay_with_update,
     "mean of the last weights (EMA)": average_weights,
@@ -188,7 +205,7 @@ CHANGES: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def levers_of(recipe: str) -> list[str]:
-    return list(dict.fromkeys([AS_IT_IS, *PATCHES, *CHANGES[recipe]]))
+    return list(dict.fromkeys([AS_IT_IS, *MUON, *PATCHES, *CHANGES[recipe]]))
 
 
 # Runs ----------------------------------------------------------------------------------------------------------------
@@ -196,8 +213,7 @@ def levers_of(recipe: str) -> list[str]:
 
 def run_one(recipe: str, lever: str, seed: int, corpus: str, tokenizer_name: str) -> dict[str, Any]:
     """Train and score in this process."""
-    if lever not in (EACH_HEAD, BLOCKS):
-        whole_matrices()
+    MUON.get(lever, as_before)()
     if lever in PATCHES:
         PATCHES[lever]()
     learning.OURS[lever] = {"recipe": recipe, **CHANGES[recipe].get(lever, {})}

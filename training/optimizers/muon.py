@@ -30,9 +30,17 @@ POLYNOMIALS = (
     (3.4930, -2.4787, 0.4656),
     (2.5858, -1.8424, 0.4068),
 )
+# With fewer rows (or columns), each value is a larger part of the norm. These three take values from 0.01 on, and leave
+# them between 0.68 and 1.32. At a width of 256 models learn as much with them, at 768 a little less (docs/LOG.md).
+POLYNOMIALS_UP_TO_256 = (
+    (7.8690, -21.6583, 15.0808),
+    (3.5818, -2.5376, 0.4713),
+    (2.7158, -1.9396, 0.4155),
+)
 _EPSILON = 1e-7
 # How a matrix is cut into one matrix for each head: along which dimension, and the head size. None: it stays whole.
 Heads = tuple[int, int] | None
+Polynomials = Sequence[tuple[float, float, float]]
 # Elements of one stack of matrices. On a CPU, larger stacks do not fit the cache and gain nothing.
 _STACK_ON_CPU, _STACK = 1 << 22, 1 << 26
 
@@ -141,7 +149,7 @@ def orthogonalize(
     *,
     heads: Sequence[Heads] | None = None,
     dtype: torch.dtype = torch.float32,
-    polynomials: Sequence[tuple[float, float, float]] = POLYNOMIALS,
+    polynomials: Polynomials | None = None,
 ) -> list[torch.Tensor]:
     """Approximately the nearest matrices with orthonormal rows (or columns, if these are fewer): U V^T of U S V^T.
 
@@ -149,7 +157,7 @@ def orthogonalize(
         matrices: of any shapes [rows, columns]. Those of one shape are processed in one batch.
         heads: for each matrix, how it is cut; each part is then made orthogonal by itself.
         dtype: of the matmuls.
-        polynomials: (a, b, c) of each Newton-Schulz step.
+        polynomials: (a, b, c) of each Newton-Schulz step; None: by the size of a matrix or its part.
 
     Returns:
         Matrices of the same shapes, in `dtype`. A matrix of zeros stays zero.
@@ -160,13 +168,14 @@ def orthogonalize(
     of_shape: dict[Any, list[int]] = defaultdict(list)
     for index, part_GMN in enumerate(parts):
         of_shape[(part_GMN.shape[1:], part_GMN.device)].append(index)
-    for (_, device), indices in of_shape.items():
+    for (shape, device), indices in of_shape.items():
+        steps = _polynomials_for(shape) if polynomials is None else polynomials
         most = _STACK_ON_CPU if device.type == "cpu" else _STACK
         size = max(1, most // max(parts[index].numel() for index in indices))
         for first in range(0, len(indices), size):
             here = indices[first : first + size]
             stack = torch.cat([parts[index] for index in here])
-            done = _newton_schulz(stack, dtype, polynomials).split([len(parts[index]) for index in here])
+            done = _newton_schulz(stack, dtype, steps).split([len(parts[index]) for index in here])
             for index, part_GMN in zip(here, done, strict=True):
                 found[index] = _join(part_GMN, cuts[index])
     return found
@@ -188,9 +197,11 @@ def _join(part_GMN: torch.Tensor, heads: Heads) -> torch.Tensor:
     return part_GMN.movedim(0, dimension).flatten(dimension, dimension + 1)
 
 
-def _newton_schulz(
-    x_GMN: torch.Tensor, dtype: torch.dtype, polynomials: Sequence[tuple[float, float, float]]
-) -> torch.Tensor:
+def _polynomials_for(shape: Sequence[int]) -> Polynomials:
+    return POLYNOMIALS_UP_TO_256 if min(shape) <= 256 else POLYNOMIALS
+
+
+def _newton_schulz(x_GMN: torch.Tensor, dtype: torch.dtype, polynomials: Polynomials) -> torch.Tensor:
     """Newton-Schulz steps for G matrices of one shape, M <= N; for M > N the matmuls are on the other side.
 
     The square in each polynomial is completed, so that a step is three plain matmuls. With Z = c^(1/4) X:
@@ -294,4 +305,4 @@ def newton_schulz_flops(shape: Sequence[int], *, heads: Heads = None) -> int:
         dimension, size = heads
         return shape[dimension] // size * newton_schulz_flops((size, shape[1 - dimension]))
     m, n = min(shape), max(shape)
-    return len(POLYNOMIALS) * (2 * m * m * n + 2 * m**3 + 2 * m * m * n)
+    return len(_polynomials_for(shape)) * (2 * m * m * n + 2 * m**3 + 2 * m * m * n)
