@@ -141,7 +141,7 @@ def compiled_kernels(*, joins: bool, has_triton: bool, loss_only: bool) -> list[
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
-    from clozebert.modeling import joined, window_attention
+    from clozebert.modeling import attention, blocks, window_attention
     from clozebert.training.runtime.machine import compile_model
 
     graphs: list[Graph] = []
@@ -163,11 +163,12 @@ def compiled_kernels(*, joins: bool, has_triton: bool, loss_only: bool) -> list[
         decompositions=select_decomp_table(),
     )
     torch._dynamo.reset()
-    can_join = joined.can_join if joins else never_join
+    can_join = attention.can_join if joins else never_join
     # The kernels themselves are never run here, so any object will do.
     kernels = object() if has_triton else None
     with (
-        mock.patch.object(joined, "can_join", can_join),
+        mock.patch.object(attention, "can_join", can_join),
+        mock.patch.object(blocks, "can_join", can_join),
         mock.patch.object(window_attention, "KERNELS", kernels),
         fake_cuda.device((9, 0), records=False),
     ):

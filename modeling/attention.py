@@ -13,7 +13,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, tiled_attention
-from .joined import project_and_rotate
+from .joined import can_join, joined_heads
 from .kernels import Dropout, attend, cast_once, linear, matmul_attention_pays, repeat_heads, rotate
 from .packed_attention import PackedPlan, padded_attention, varlen_attention, windowed_attention
 
@@ -80,13 +80,6 @@ ALL_ATTENTION_FUNCTIONS["window"] = windowed_attention
 ALL_ATTENTION_FUNCTIONS["padded"] = padded_attention
 
 
-def read_queries(x_BTD: torch.Tensor, attention_mask: Any) -> torch.Tensor:
-    """The hidden states of the tokens that are queries: [1, R, D] if the plan selects some, else all."""
-    if not isinstance(attention_mask, TilePlan) or attention_mask.read_R is None:
-        return x_BTD
-    return x_BTD.index_select(1, attention_mask.read_R)
-
-
 class Attention(nn.Module):
     """Attention over all tokens, or over a window of `sliding_window` on either side, by the layer's type."""
 
@@ -128,9 +121,26 @@ class Attention(nn.Module):
         `attention_mask` is what the configured implementation takes (additive, boolean, a BlockMask), or a plan, which
         names its own implementation. With a plan that reads only R tokens, the output is [1, R, D].
         """
-        x_BTD = cast_once(hidden_states)
-        queries = read_queries(x_BTD, attention_mask)
-        q_BTHK, k_BTHK, v_BTHK = self._project(queries, x_BTD, position_embeddings, attention_mask)
+        tables: Any = position_embeddings
+        queries = x_BTD = cast_once(hidden_states)
+        query_tables = tables
+        if isinstance(attention_mask, TilePlan) and attention_mask.read_R is not None:
+            queries = x_BTD.index_select(1, attention_mask.read_R)
+            query_tables = tables and tuple(table.index_select(1, attention_mask.read_R) for table in tables)
+        layers = self.q_proj, self.k_proj, self.v_proj
+        if torch.compiler.is_compiling() and queries is x_BTD and can_join(layers, x_BTD):
+            is_rotated = tables is not None and self.q_norm is None  # norms come first
+            q_BTHK, k_BTHK, v_BTHK = joined_heads(layers, x_BTD, tables if is_rotated else None, self.head_dim)
+        else:
+            is_rotated = False
+            projected = (linear(layer, x) for layer, x in zip(layers, (queries, x_BTD, x_BTD), strict=True))
+            q_BTHK, k_BTHK, v_BTHK = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
+        if self.q_norm is not None and self.k_norm is not None:
+            # Under CUDA's autocast norms return float32, but attention kernels need one type.
+            q_BTHK, k_BTHK = self.q_norm(q_BTHK).to(v_BTHK.dtype), self.k_norm(k_BTHK).to(v_BTHK.dtype)
+        if tables is not None and not is_rotated:
+            q_BTHK, k_BTHK = rotate(q_BTHK, *query_tables), rotate(k_BTHK, *tables)
+
         has_plan = isinstance(attention_mask, (TilePlan, PackedPlan))
         implementation = attention_mask.implementation if has_plan else self.config._attn_implementation
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
@@ -138,7 +148,7 @@ class Attention(nn.Module):
             self,
             *(x.transpose(1, 2) for x in (q_BTHK, k_BTHK, v_BTHK)),
             attention_mask,
-            dropout=self.dropout_now(),
+            dropout=self.dropout.p if self.training else 0.0,
             scaling=self.scaling,
             is_causal=False,
             sliding_window=self.sliding_window,
@@ -146,33 +156,5 @@ class Attention(nn.Module):
         )
         return linear(self.o_proj, out_BTHK.reshape(*queries.shape[:-1], -1)), weights_BHTT
 
-    def dropout_now(self) -> float:
-        """The dropout probability of the attention weights; 0 outside training."""
-        return self.dropout.p if self.training else 0.0
 
-    def _project(
-        self,
-        queries: torch.Tensor,
-        x_BTD: torch.Tensor,
-        tables: tuple[torch.Tensor, torch.Tensor] | None,
-        attention_mask: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values, with their norms and positions: [B, T, H or fewer, K]."""
-        layers = self.q_proj, self.k_proj, self.v_proj
-        if queries is x_BTD and self.q_norm is None:
-            return project_and_rotate(layers, x_BTD, tables, self.head_dim)
-        if queries is x_BTD:
-            q_BTHK, k_BTHK, v_BTHK = project_and_rotate(layers, x_BTD, None, self.head_dim)
-        else:
-            projected = (linear(layer, x) for layer, x in zip(layers, (queries, x_BTD, x_BTD), strict=True))
-            q_BTHK, k_BTHK, v_BTHK = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
-        if self.q_norm is not None and self.k_norm is not None:
-            # Under CUDA's autocast norms return float32, but attention kernels need one type.
-            q_BTHK, k_BTHK = self.q_norm(q_BTHK).to(v_BTHK.dtype), self.k_norm(k_BTHK).to(v_BTHK.dtype)
-        if tables is not None:
-            q_BTHK = rotate(q_BTHK, *(read_queries(table, attention_mask) for table in tables))
-            k_BTHK = rotate(k_BTHK, *tables)
-        return q_BTHK, k_BTHK, v_BTHK
-
-
-__all__ = ["Attention", "eager_attention", "read_queries", "sdpa_attention"]
+__all__ = ["Attention", "eager_attention", "sdpa_attention"]

@@ -41,17 +41,19 @@ class TilePlan:
         groups: the tiles.
         window: how many tokens on either side a token sees; None: all of its document.
         read_R: the tokens whose output is read, in ascending order; None: all.
+        read_index_R: the index among these of each token that was asked for.
         query_rows_M, key_rows_M: the rows that the tiles take of queries and of keys, group after group; key rows are
             None if a tile's keys are its queries' tokens.
         query_index_RH, key_index_NH: the index of each query and each key among these rows; None for keys that are in
             several tiles.
 
-    The last four are None if no gather is needed: all documents have one length, so the batch itself is one group.
+    Rows and indices are None if no gather is needed: all documents have one length, so the batch itself is one group.
     """
 
     groups: tuple[TileGroup, ...]
     window: int | None
     read_R: torch.Tensor | None = None
+    read_index_R: torch.Tensor | None = None
     query_rows_M: torch.Tensor | None = None
     key_rows_M: torch.Tensor | None = None
     query_index_RH: torch.Tensor | None = None
@@ -65,7 +67,7 @@ class TilePlan:
         def move(x: torch.Tensor | None) -> Any:
             return None if x is None else x.to(device, non_blocking=non_blocking)
 
-        tensors = ("read_R", "query_rows_M", "key_rows_M", "query_index_RH", "key_index_NH")
+        tensors = ("read_R", "read_index_R", "query_rows_M", "key_rows_M", "query_index_RH", "key_index_NH")
         groups = tuple(replace(group, mask_G1QS=move(group.mask_G1QS)) for group in self.groups)
         return replace(self, groups=groups, **{name: move(getattr(self, name)) for name in tensors})
 
@@ -86,9 +88,12 @@ def plan_tiles(
         heads: number of query heads.
         window: how many tokens on either side a token sees; None for all of its document.
         valid_N: which tokens may be attended to; None for all.
-        read_R: the tokens that are queries, in ascending order; None for all. Not with a window.
+        read_R: the tokens that are queries, in any order; None for all. Not with a window.
     """
-    device = cu_seq_lens.device
+    device, read_index_R = cu_seq_lens.device, None
+    if read_R is not None:
+        order_R = read_R.argsort()
+        read_R, read_index_R = read_R[order_R], order_R.argsort()
     bounds = cu_seq_lens.to("cpu", torch.long).unique()  # without empty documents
     tokens = int(bounds[-1])
     if window is not None and window >= int(bounds.diff().max()) - 1:
@@ -113,6 +118,7 @@ def plan_tiles(
         tuple(groups),
         window,
         read_R=read_R,
+        read_index_R=read_index_R,
         query_rows_M=of_queries.rows().to(device),
         query_index_RH=of_queries.index(tokens if read_R is None else len(read_R)).to(device),
     )
@@ -234,21 +240,25 @@ def _group(
             yield torch.cat([part, part[-1:].expand(repeats)]), repeats, queries, keys
 
 
-class _Take(torch.autograd.Function):
-    """Takes rows of x by index, each exactly once apart from padding. So the gradient is a plain gather too.
+class _Gather(torch.autograd.Function):
+    """Takes rows of x by index, each exactly once apart from padding. So the gradient is a plain gather or copy too.
 
     The general gradient, `index_add`, runs on a single core of a CPU.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_NK: torch.Tensor, rows_M: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(index_N)
-        return x_NK.index_select(0, rows_M)
+    def forward(ctx: Any, x: torch.Tensor, rows: torch.Tensor, back: torch.Tensor | None) -> torch.Tensor:
+        """Rows of x. `back`: the index of each row of x in the result; None: rows that are not taken are padding."""
+        ctx.save_for_backward(rows if back is None else back)
+        ctx.has_padding, ctx.rows_of_x = back is None, x.shape[0]
+        return x.index_select(0, rows)
 
     @staticmethod
-    def backward(ctx: Any, grad_MK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (index_N,) = ctx.saved_tensors
-        return grad_MK.index_select(0, index_N), None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (index,) = ctx.saved_tensors
+        if ctx.has_padding:
+            return grad.new_zeros(ctx.rows_of_x, grad.shape[1]).index_copy_(0, index, grad), None, None
+        return grad.index_select(0, index), None, None
 
 
 def _take(
@@ -259,25 +269,9 @@ def _take(
     if not torch.is_grad_enabled():
         parts: Iterable[torch.Tensor] = (x_NK.index_select(0, rows) for rows in rows_M.split(counts))
     else:
-        taken = x_NK.index_select(0, rows_M) if index_N is None else _Take.apply(x_NK, rows_M, index_N)
+        taken = x_NK.index_select(0, rows_M) if index_N is None else _Gather.apply(x_NK, rows_M, index_N)
         parts = taken.split(counts)  # not slices: the gradient of each would be a full-size tensor of zeros
     return (part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True))
-
-
-class _Place(torch.autograd.Function):
-    """Picks each token's row from the tiles' rows. Rows that pad a tile get a gradient of zero."""
-
-    @staticmethod
-    def forward(ctx: Any, x_MK: torch.Tensor, index_N: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(index_N)
-        ctx.rows = x_MK.shape[0]
-        return x_MK.index_select(0, index_N)
-
-    @staticmethod
-    def backward(ctx: Any, grad_NK: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (index_N,) = ctx.saved_tensors
-        grad_MK = grad_NK.new_zeros(ctx.rows, grad_NK.shape[1])
-        return grad_MK.index_copy_(0, index_N, grad_NK), None
 
 
 @torch.compiler.disable
@@ -297,7 +291,8 @@ def tiled_attention(
     Shape: query [B, H, T, K] (or [1, H, R, K]), key and value [B, H or fewer, T, K] -> [B, T, H, K].
     """
     plan, rows, queries = attention_mask, query.shape[0], query.shape[2]
-    key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
+    if key.shape[1] != query.shape[1]:
+        key, value = (repeat_heads(x, query.shape[1]) for x in (key, value))
     q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     if plan.query_rows_M is None:  # nothing to gather
         (group,) = plan.groups
@@ -316,7 +311,7 @@ def tiled_attention(
         attend(q_GHQK, k_GHSK, v_GHSK, group.mask_G1QS, scaling=scaling, dropout=dropout).flatten(0, 2)
         for group, q_GHQK, k_GHSK, v_GHSK in zip(plan.groups, q_parts, k_parts, v_parts, strict=True)
     ]
-    out_NHK = _Place.apply(torch.cat(outs), plan.query_index_RH).view_as(q_NHK)
+    out_NHK = _Gather.apply(torch.cat(outs), plan.query_index_RH, None).view_as(q_NHK)
     return out_NHK.unflatten(0, (rows, queries)), None
 
 

@@ -12,8 +12,9 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .attention import Attention, read_queries
-from .joined import gate_and_up
+from .attention import Attention
+from .attention_tiles import TilePlan
+from .joined import can_join, joined_gate_and_up
 from .kernels import Dropout, cast_once, is_traced, linear, recompute
 
 
@@ -55,8 +56,10 @@ class FeedForward(nn.Module):
         if torch.is_grad_enabled() or is_traced():
             # What `_down` would keep for the backward pass is most of a layer's memory, and quick to compute again.
             if self.gate_proj is None:
-                return recompute(self._down, linear(self.up_proj, x_BTD))
-            return recompute(self._down, *gate_and_up(self.gate_proj, self.up_proj, x_BTD))
+                return recompute(self._down, self.up_proj(x_BTD))
+            if torch.compiler.is_compiling() and can_join((self.gate_proj, self.up_proj), x_BTD):
+                return recompute(self._down, *joined_gate_and_up(self.gate_proj, self.up_proj, x_BTD))
+            return recompute(self._down, self.gate_proj(x_BTD), self.up_proj(x_BTD))
         first = self.up_proj if self.gate_proj is None else self.gate_proj
         h_BTF = linear(first, x_BTD, activation=self.activation, name=self.activation_name)
         h_BTF = h_BTF if self.gate_proj is None else h_BTF * linear(self.up_proj, x_BTD)
@@ -93,7 +96,9 @@ class EncoderLayer(GradientCheckpointingLayer):
     ) -> torch.Tensor:
         """Shape: [B, T, D] -> [B, T, D], or [1, R, D] if only R tokens are read; other arguments as in `Attention`."""
         attend = {"attention_mask": attention_mask, "position_embeddings": position_embeddings, **kwargs}
-        x_BTD = read_queries(hidden_states, attention_mask)
+        x_BTD = hidden_states
+        if isinstance(attention_mask, TilePlan) and attention_mask.read_R is not None:
+            x_BTD = x_BTD.index_select(1, attention_mask.read_R)
         if self.pre_norm:
             x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(hidden_states), **attend)[0])
             return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))

@@ -18,6 +18,7 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_norm
 from .inputs import check_ids
 from .kernels import Dropout, is_autocast, values_of
+from .packed import Packed
 
 logger = logging.get_logger(__name__)
 
@@ -55,7 +56,8 @@ class TextEmbeddings(nn.Module):
         """Shape: ids [B, T] or inputs_embeds [B, T, E], position_ids [B or 1, T] counted from 0 -> [B, T, D]."""
         if inputs_embeds is None:
             assert input_ids is not None
-            rows = rows_of(self.word_embeddings, self.config.vocab_size)
+            # An adapter that has replaced the table may not tell its number of rows.
+            rows = getattr(self.word_embeddings, "num_embeddings", self.config.vocab_size)
             check_ids(input_ids, rows, name="input_ids", limit="vocab_size")
             inputs_embeds = self.word_embeddings(input_ids)
         elif inputs_embeds.shape[-1] != self.size:
@@ -69,7 +71,7 @@ class TextEmbeddings(nn.Module):
         if self.token_type_embeddings is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(x_BTE.shape[:2], dtype=torch.long, device=x_BTE.device)
-            types = rows_of(self.token_type_embeddings, self.config.type_vocab_size)
+            types = getattr(self.token_type_embeddings, "num_embeddings", self.config.type_vocab_size)
             check_ids(token_type_ids, types, name="token_type_ids", limit="type_vocab_size")
             x_BTE = x_BTE + self.token_type_embeddings(token_type_ids)
         elif token_type_ids is not None and token_type_ids.device.type == "cpu" and values_of(token_type_ids.any()):
@@ -127,7 +129,7 @@ class PositionEmbeddings(nn.Module):
         if self.table is None:
             return x_BTE + sinusoidal_positions(position_ids, x_BTE.shape[-1]).to(x_BTE.dtype)
         rows = position_ids + self.offset
-        known = rows_of(self.table, self.num_rows)
+        known = getattr(self.table, "num_embeddings", self.num_rows)
         check_ids(rows, known, name="position_ids", limit="max_position_embeddings")
         return x_BTE + self.table(rows)
 
@@ -160,13 +162,17 @@ class ImageEmbeddings(nn.Module):
             config.hidden_dropout_prob if config.embedding_dropout is None else config.embedding_dropout
         )
 
-    def shape_of(self, pixel_values: torch.Tensor | None) -> torch.Size:
-        """The shape [B, 1 + patches] of the tokens of pixels [B, channels, height, width].
+    def shape_of(self, pixel_values: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Size:
+        """The shape [B, 1 + patches] of the tokens of pixels [B, channels, height, width], or of the embeddings.
 
         Raises:
-            ValueError: a wrong number of dimensions or channels, or sides that are not multiples of the patch size.
+            ValueError: no input, pixels with a wrong number of dimensions or channels, or sides that are not multiples
+                of the patch size.
         """
-        assert pixel_values is not None
+        if inputs_embeds is not None:
+            return inputs_embeds.shape[:2]
+        if pixel_values is None:
+            raise ValueError("this is an image model (image_size is set): give pixel_values or inputs_embeds")
         if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
             raise ValueError(
                 f"pixel_values of shape {tuple(pixel_values.shape)} must be [batch, {self.num_channels}, height, width]"
@@ -233,13 +239,6 @@ class RotaryEmbedding(nn.Module):
         lengths = torch.tensor([[self.config.max_position_embeddings]])
         return self.inverse_frequencies(None, torch.device("cpu"), torch.float32, lengths)[0].flatten()
 
-    @property
-    def needs_lengths(self) -> bool:
-        """Whether the frequencies depend on how long a sequence is."""
-        parameters = self.config.rope_parameters or {}
-        of_layers = [parameters] if "rope_type" in parameters else parameters.values()
-        return any(one["rope_type"] == "dynamic" for one in of_layers)
-
     def inverse_frequencies(
         self, layer_type: str | None, device: torch.device, dtype: torch.dtype, lengths_BT: torch.Tensor | None
     ) -> tuple[torch.Tensor, float]:
@@ -264,20 +263,31 @@ class RotaryEmbedding(nn.Module):
         frequencies = 1.0 / theta**exponents
         return (frequencies / parameters["factor"] if kind == "linear" else frequencies), 1.0
 
+    def _lengths(self, x_BTD: torch.Tensor, packed: Packed | None, mask_BT: torch.Tensor | None) -> torch.Tensor:
+        """The length of each token's sequence, [B or 1, T]."""
+        if packed is not None:
+            return packed.lengths_of_tokens()
+        if mask_BT is not None:
+            return (mask_BT != 0).sum(dim=1, keepdim=True).expand(mask_BT.shape)
+        return x_BTD.new_full((1, x_BTD.shape[1]), x_BTD.shape[1], dtype=torch.long)
+
     @torch.no_grad()
     def forward(
         self,
         x_BTD: torch.Tensor,
         position_ids: torch.Tensor,
         layer_type: str | None = None,
-        lengths_BT: torch.Tensor | None = None,
+        packed: Packed | None = None,
+        mask_BT: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Shape: position_ids and lengths [B or 1, T] -> cosines and sines, each [B or 1, T, K] in x's type.
+        """Shape: position_ids [B or 1, T] -> cosines and sines, each [B or 1, T, K] in x's type.
 
-        Without lengths, each row is one sequence, and its highest position gives its length.
+        The documents, or else the mask of tokens, tell how long sequences are; without them, all rows are full.
         """
-        if lengths_BT is None and self.needs_lengths:
-            lengths_BT = position_ids.amax(-1, keepdim=True) + 1
+        parameters, lengths_BT = self.config.rope_parameters, None
+        assert parameters is not None
+        if parameters.get(layer_type, parameters)["rope_type"] == "dynamic":
+            lengths_BT = self._lengths(x_BTD, packed, mask_BT)
         # In float32 even for half-precision models: bf16 angles are off by whole turns after a few hundred tokens.
         dtype = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
         frequencies, scaling = self.inverse_frequencies(layer_type, x_BTD.device, dtype, lengths_BT)
@@ -312,12 +322,6 @@ def sinusoidal_grid(rows: int, columns: int, size: int, device: torch.device) ->
         dim=-1,
     )
     return torch.cat([grid.new_zeros(1, 1, size), grid.reshape(1, rows * columns, size)], dim=1)
-
-
-def rows_of(table: nn.Module, otherwise: int) -> int:
-    """The number of rows of an embedding; `otherwise` if another module, such as an adapter, has replaced it."""
-    rows = getattr(table, "num_embeddings", None)
-    return rows if isinstance(rows, int) else otherwise
 
 
 __all__ = ["ImageEmbeddings", "RotaryEmbedding", "TextEmbeddings"]

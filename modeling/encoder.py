@@ -32,7 +32,7 @@ from .heads import (
     Pooling,
 )
 from .inputs import check_ids, check_length, check_mask, check_text, row_mask
-from .kernels import HALF_PRECISION, is_plain, is_traced, keep_wide, matmul_dtype
+from .kernels import HALF_PRECISION, is_autocast, is_plain, is_traced, matmul_dtype
 from .packed import Packed, find_packed
 from .packed_attention import make_masks, read_in_last_layer
 
@@ -175,25 +175,33 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         """
         mask_BT = row_mask(attention_mask)
         attention_mask = attention_mask if mask_BT is None else mask_BT
-        shape_BT = self._check_inputs(input_ids, attention_mask, token_type_ids, inputs_embeds, pixel_values)
-        packed = find_packed(packed, attention_mask, position_ids, shape_BT, kwargs)
-        check_length(self.config, shape_BT, packed)
-        if read_positions is not None:
-            check_ids(read_positions, shape_BT.numel(), name="read_positions", limit="batch * length")
+        shape_BT, packed, position_ids = self._check_inputs(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, pixel_values, packed,
+            read_positions, kwargs,
+        )  # fmt: skip
         ids = input_ids if self.config.image_size is None else pixel_values
-        position_ids = self._positions(input_ids, inputs_embeds, position_ids, packed)
         x_BTD = self.embeddings(
             ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids
         )
-        x_BTD = keep_wide(x_BTD, self.layers[0].mlp_norm)
-        run, shows_states = packed, self._shows_states(kwargs)
+        norm: Any = self.layers[0].mlp_norm
+        if x_BTD.dtype in HALF_PRECISION and is_autocast(x_BTD) and norm.weight.dtype not in HALF_PRECISION:
+            # The residual stream of a model in float32 stays so, even if FSDP gathers weights in half precision.
+            x_BTD = x_BTD.float()
+
+        asked = kwargs.get("output_hidden_states", self.config.output_hidden_states)
+        # Then the hidden states of layers must be those of all tokens, and without padding.
+        shows_states = asked is not None and asked is not False
+        run = packed
         if run is not None and not shows_states and self._sizes_should_recur(x_BTD):
             x_BTD, run = run.fill_up(x_BTD, RECURRING_SIZE)
             position_ids = run.position_ids
-        tables = self._rotary_tables(x_BTD, position_ids, run, mask_BT)
         layers: Any = self.layers
-        dropout = max(layer.attention.dropout_now() for layer in layers)
-        masks = make_masks(self.config, x_BTD, attention_mask, run, dropout=dropout)
+        layer_types = [layer.attention_type for layer in layers]
+        tables: dict[str, Any] = dict.fromkeys(layer_types)
+        if self.rotary_emb is not None:
+            tables = {kind: self.rotary_emb(x_BTD, position_ids, kind, run, mask_BT) for kind in tables}
+        dropout = max(layer.attention.dropout.p if layer.attention.training else 0.0 for layer in layers)
+        masks = make_masks(self.config, layer_types, x_BTD, attention_mask, run, dropout=dropout)
         index_R = read_positions
         if read_positions is not None and not shows_states:
             masks[-1], index_R = read_in_last_layer(masks[-1], x_BTD, run, read_positions, self.config)
@@ -213,59 +221,38 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             pooled_BD = self.pooler(self.pooling(x_BTD, mask_BT, packed))
         return BaseModelOutputWithPooling(last_hidden_state=x_BTD, pooler_output=pooled_BD)
 
-    def _positions(
-        self,
-        input_ids: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-        packed: Packed | None,
-    ) -> torch.Tensor | None:
-        """Positions [B or 1, T]: those of packed documents, those given, or counted; None for images."""
-        if packed is not None:
-            return packed.position_ids
-        if position_ids is None and isinstance(self.embeddings, TextEmbeddings):
-            return self.embeddings.count_positions(input_ids, inputs_embeds)
-        return position_ids
-
-    def _rotary_tables(
-        self, x_BTD: torch.Tensor, position_ids: torch.Tensor | None, packed: Packed | None, mask_BT: Any
-    ) -> dict[str, Any]:
-        """Cosines and sines for each layer type; None if positions are not rotary."""
-        layer_types = {str(layer.attention_type) for layer in self.layers}
-        if self.rotary_emb is None:
-            return dict.fromkeys(layer_types)
-        lengths_BT = None
-        if self.rotary_emb.needs_lengths:
-            lengths_BT = x_BTD.new_full((1, x_BTD.shape[1]), x_BTD.shape[1], dtype=torch.long)
-            if packed is not None:
-                lengths_BT = packed.lengths_of_tokens()
-            elif mask_BT is not None:
-                lengths_BT = (mask_BT != 0).sum(dim=1, keepdim=True).expand(mask_BT.shape)
-        return {kind: self.rotary_emb(x_BTD, position_ids, kind, lengths_BT) for kind in layer_types}
-
     def _check_inputs(
         self,
         input_ids: torch.Tensor | None,
         attention_mask: Any,
         token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,
         pixel_values: torch.Tensor | None,
-    ) -> torch.Size:
-        """Refuse inputs that contradict one another or the configuration; return the batch's shape [B, T]."""
-        if isinstance(self.embeddings, ImageEmbeddings):
-            if pixel_values is None and inputs_embeds is None:
-                raise ValueError("this is an image model (image_size is set): give pixel_values or inputs_embeds")
-            shape_BT = self.embeddings.shape_of(pixel_values) if inputs_embeds is None else inputs_embeds.shape[:2]
-            check_mask(attention_mask, shape_BT)
-            return shape_BT
-        if pixel_values is not None:
-            raise ValueError("pixel_values given to a text model: its configuration has image_size=None")
-        return check_text(input_ids, attention_mask, token_type_ids, inputs_embeds)
+        packed: Packed | None,
+        read_positions: torch.Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[torch.Size, Packed | None, torch.Tensor | None]:
+        """Refuse inputs that contradict one another or the configuration.
 
-    def _shows_states(self, kwargs: dict[str, Any]) -> bool:
-        """Whether hidden states of layers are requested: they must be those of all tokens, and without padding."""
-        asked = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        return asked is not None and asked is not False
+        Returns:
+            The batch's shape [B, T], its documents if it is packed, and positions [B or 1, T]; none for images.
+        """
+        if isinstance(self.embeddings, ImageEmbeddings):
+            shape_BT = self.embeddings.shape_of(pixel_values, inputs_embeds)
+            check_mask(attention_mask, shape_BT)
+        else:
+            shape_BT = check_text(input_ids, attention_mask, token_type_ids, inputs_embeds, pixel_values)
+        if read_positions is not None:
+            check_ids(read_positions, shape_BT.numel(), name="read_positions", limit="batch * length")
+        packed = find_packed(packed, attention_mask, position_ids, shape_BT, kwargs)
+        position_ids = position_ids if packed is None else packed.position_ids
+        if isinstance(self.embeddings, TextEmbeddings):
+            if self.embeddings.positions is not None:
+                check_length(self.config, shape_BT, packed)
+            if position_ids is None:
+                position_ids = self.embeddings.count_positions(input_ids, inputs_embeds)
+        return shape_BT, packed, position_ids
 
     def _sizes_should_recur(self, x_BTD: torch.Tensor) -> bool:
         """Whether oneDNN would compile new half-precision kernels for this batch's size."""

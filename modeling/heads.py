@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_activation, make_norm
-from .kernels import summed_cross_entropy, value_outside, widen
+from .kernels import CrossEntropyOfRows, is_plain, is_traced, value_outside, widen
 from .packed import Packed
 
 IGNORED_LABEL = -100
@@ -133,7 +133,12 @@ def cross_entropy(
     """
     _check_labels(labels_M, rows=logits_MC.shape[0], classes=logits_MC.shape[-1])
     labels_M = labels_M.to(logits_MC.device).long()
-    total = summed_cross_entropy(logits_MC, labels_M, ignored=IGNORED_LABEL, class_weights_C=class_weights_C)
+    if class_weights_C is None and not is_plain() and not is_traced():
+        total = CrossEntropyOfRows.apply(logits_MC, labels_M, IGNORED_LABEL)
+    else:
+        logits_MC = widen(logits_MC)
+        weight_C = None if class_weights_C is None else class_weights_C.to(logits_MC)
+        total = F.cross_entropy(logits_MC, labels_M, weight=weight_C, ignore_index=IGNORED_LABEL, reduction="sum")
     return _divide(total, (labels_M != IGNORED_LABEL).sum(), num_items_in_batch)
 
 

@@ -12,25 +12,28 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .kernels import is_traced, value_outside
 from .packed import Packed
 
+_WRONG_SHAPE = "{} of shape {} must be {}, as the input"
+
 
 def check_text(
     input_ids: torch.Tensor | None,
     attention_mask: Any,
     token_type_ids: torch.Tensor | None,
     inputs_embeds: torch.Tensor | None,
+    pixel_values: torch.Tensor | None = None,
 ) -> torch.Size:
     """Check the inputs of a text model; return the batch's shape [B, T].
 
     Raises:
         ValueError: not exactly one input, an empty one, or shapes or devices that do not fit one another.
     """
+    if pixel_values is not None:
+        raise ValueError("pixel_values given to a text model: its configuration has image_size=None")
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give exactly one of input_ids and inputs_embeds")
     for name, value in (("input_ids", input_ids), ("inputs_embeds", inputs_embeds), ("token_type_ids", token_type_ids)):
         if value is not None and not isinstance(value, torch.Tensor):
             raise ValueError(f"{name} is a {type(value).__name__}; give a tensor")
-    if isinstance(attention_mask, (list, tuple)):
-        raise ValueError(f"attention_mask is a {type(attention_mask).__name__}; give a tensor")
     if input_ids is not None and input_ids.dim() != 2:
         raise ValueError(f"input_ids of shape {tuple(input_ids.shape)} must be [batch, length]")
     if inputs_embeds is not None and inputs_embeds.dim() != 3:
@@ -40,7 +43,8 @@ def check_text(
     shape_BT = given.shape[:2]
     if not torch.compiler.is_compiling() and 0 in shape_BT:
         raise ValueError(f"input of shape {tuple(shape_BT)} holds no token: leave an empty batch out")
-    _check_shape(token_type_ids, shape_BT, name="token_type_ids")
+    if token_type_ids is not None and token_type_ids.shape != shape_BT:
+        raise ValueError(_WRONG_SHAPE.format("token_type_ids", tuple(token_type_ids.shape), tuple(shape_BT)))
     check_mask(attention_mask, shape_BT)
     for name, value in (("token_type_ids", token_type_ids), ("attention_mask", attention_mask)):
         if isinstance(value, torch.Tensor) and value.device != given.device:
@@ -56,32 +60,24 @@ def leading_shape(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | 
 
 def check_mask(attention_mask: Any, shape_BT: torch.Size) -> None:
     """Refuse a mask that is neither [B, T], over tokens, nor [B, heads, T, T], for the attention itself."""
-    if not isinstance(attention_mask, torch.Tensor):
+    if isinstance(attention_mask, (list, tuple)):
+        raise ValueError(f"attention_mask is a {type(attention_mask).__name__}; give a tensor")
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.shape == shape_BT:
         return
     if attention_mask.dim() != 4:
-        _check_shape(attention_mask, shape_BT, name="attention_mask")
-    elif attention_mask.shape[0] not in (1, shape_BT[0]) or attention_mask.shape[2:] != (shape_BT[1], shape_BT[1]):
+        raise ValueError(_WRONG_SHAPE.format("attention_mask", tuple(attention_mask.shape), tuple(shape_BT)))
+    if attention_mask.shape[0] not in (1, shape_BT[0]) or attention_mask.shape[2:] != (shape_BT[1], shape_BT[1]):
         raise ValueError(
             f"attention_mask of shape {tuple(attention_mask.shape)} must be [batch, heads or 1, {shape_BT[1]}, "
             f"{shape_BT[1]}], or {tuple(shape_BT)}"
         )
 
 
-def _check_shape(value: torch.Tensor | None, shape_BT: torch.Size, *, name: str) -> None:
-    if value is not None and value.shape != shape_BT:
-        raise ValueError(f"{name} of shape {tuple(value.shape)} must be {tuple(shape_BT)}, as the input")
-
-
 def check_length(config: ClozeBertConfig, shape_BT: torch.Size, packed: Packed | None) -> None:
-    """Refuse sequences that are too long for learned or sinusoidal positions.
-
-    Raises:
-        ValueError: a row, or a packed document, is longer than `max_position_embeddings`.
-    """
-    has_end = config.position_embedding_type in ("absolute", "sinusoidal") and config.image_size is None
+    """Refuse rows, or packed documents, longer than `max_position_embeddings`: positions that are added end there."""
     length = shape_BT[1] if packed is None else packed.max_length
     # In a traced program the lengths of packed documents are unknown, and max_length may be more than any of them.
-    if has_end and length > config.max_position_embeddings and (packed is None or not is_traced()):
+    if length > config.max_position_embeddings and (packed is None or not is_traced()):
         raise ValueError(
             f"a sequence of {length} tokens is longer than max_position_embeddings={config.max_position_embeddings}; "
             f"truncate it or split it into windows"

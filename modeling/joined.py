@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from .kernels import is_plain, is_plain_linear, linear, matmul_dtype, rotate, rotated
+from .kernels import is_plain, is_plain_linear, matmul_dtype, rotated
 from .window_attention import KERNELS
 
 
@@ -46,27 +46,22 @@ def _joined_linear(layers: Sequence[Any], x: torch.Tensor, *, interleaved: bool 
     return F.linear(x, weight, bias)  # type: ignore[arg-type]
 
 
-def gate_and_up(gate: Any, up: Any, x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """gate(x) and up(x). If joined, their channels alternate, so that a kernel reads both from one place.
+def joined_gate_and_up(gate: Any, up: Any, x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """gate(x) and up(x). Their channels alternate in the matmul, so that a kernel reads both from one place.
 
     Shape: [B, T, D] -> [B, T, F] twice.
     """
-    if not can_join((gate, up), x_BTD):
-        return linear(gate, x_BTD), linear(up, x_BTD)
     both_BTF2 = _joined_linear((gate, up), x_BTD, interleaved=True).unflatten(-1, (-1, 2))
     return both_BTF2[..., 0], both_BTF2[..., 1]
 
 
-def project_and_rotate(
+def joined_heads(
     layers: Sequence[Any], x_BTD: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor] | None, head_size: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values. Queries and keys are rotated if there are tables.
 
     Shape: [B, T, D] -> [B, T, H, K], and [B, T, G, K] twice.
     """
-    if not can_join(layers, x_BTD):
-        q, k, v = (linear(layer, x_BTD).unflatten(-1, (-1, head_size)) for layer in layers)
-        return (q, k, v) if tables is None else (rotate(q, *tables), rotate(k, *tables), v)
     joined_BTHK = _joined_linear(layers, x_BTD).unflatten(-1, (-1, head_size))
     heads = [layer.weight.shape[0] // head_size for layer in layers]
     if tables is None:
@@ -134,4 +129,4 @@ def _define() -> None:
 
 _define()
 
-__all__ = ["can_join", "gate_and_up", "project_and_rotate", "turn_back_and_join"]
+__all__ = ["can_join", "joined_gate_and_up", "joined_heads", "turn_back_and_join"]

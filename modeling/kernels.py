@@ -20,6 +20,7 @@ environment switches all of them off. The two agree within rounding, for every h
 Shapes: B rows, T tokens, N tokens of a packed row, D hidden size, H heads, K head size, M predicted tokens, C classes.
 """
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -56,14 +57,9 @@ def is_traced() -> bool:
 
     Then the code path must not depend on a value or a length, and only plain formulas are used.
     """
-    is_recorded = torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.jit.is_tracing()
-    return is_recorded or is_transformed()
-
-
-def is_transformed() -> bool:
-    """Whether a transform of `torch.func` is active (`grad`, `vmap` …). PyTorch has no public way to ask."""
-    if torch.compiler.is_compiling():
-        return False
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.jit.is_tracing():
+        return True
+    # Transforms of `torch.func` (`grad`, `vmap` …): PyTorch has no public way to ask.
     functorch = getattr(torch._C, "_functorch", None)
     transforms = getattr(functorch, "peek_interpreter_stack", None)
     return transforms is not None and transforms() is not None
@@ -85,10 +81,14 @@ def value_outside(values: torch.Tensor, limit: int, *, ignored: int | None = Non
         return None
     if ignored is not None:
         values = values.masked_fill(values == ignored, 0)
-    bounds = values_of(torch.stack(torch.aminmax(values)))
-    if bounds is None or (bounds[0] >= 0 and bounds[1] < limit):
+    bounds = torch.stack(torch.aminmax(values))
+    try:
+        least, greatest = bounds.tolist()
+    except RuntimeError:  # a fake tensor
         return None
-    return bounds[0] if bounds[0] < 0 else bounds[1]
+    if least < 0:
+        return least
+    return greatest if greatest >= limit else None
 
 
 def cast_once(x: torch.Tensor) -> torch.Tensor:
@@ -96,19 +96,11 @@ def cast_once(x: torch.Tensor) -> torch.Tensor:
     return x if is_plain() else x.to(matmul_dtype(x))
 
 
-def keep_wide(x: torch.Tensor, norm: Any) -> torch.Tensor:
-    """x in float32 under autocast: the residual stream is float32, even if FSDP gathers weights in half precision.
-
-    Args:
-        norm: a norm of the residual stream. If it is stored in half precision, so is the model, and x is unchanged.
-    """
-    is_narrow = x.dtype in HALF_PRECISION and is_autocast(x)
-    return x.float() if is_narrow and norm.weight.dtype not in HALF_PRECISION else x
-
-
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
     """The type in which matmuls of x are computed: autocast's, or its own."""
-    return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
+    device = x.device.type
+    has_autocast = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if has_autocast else x.dtype
 
 
 def is_autocast(x: torch.Tensor) -> bool:
@@ -160,6 +152,7 @@ def _has_fused_linear(x: torch.Tensor, layer: nn.Module) -> bool:
     )
 
 
+@functools.cache
 def _multiplies_bf16() -> bool:
     """Whether oneDNN has bf16 kernels for this CPU. The operator is private: if it is missing, the answer is no."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
@@ -176,14 +169,12 @@ def recompute(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> t
 # Dropout -------------------------------------------------------------------------------------------------------------
 
 
-def dropout(x: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
+def dropout(x: torch.Tensor, p: float) -> torch.Tensor:
     """x with each number set to zero with probability p, and the others divided by 1 - p (Srivastava et al. 2014).
 
     On a CPU the generator runs on one core, and PyTorch draws a number for each element. Here 64 random bits decide
     four elements. p is rounded to a multiple of 2^-16, in the division too.
     """
-    if not training or p == 0.0:
-        return x
     dropped = round(p * 2**16)
     if is_plain() or x.device.type != "cpu" or is_traced() or not 0 < dropped < 2**16:
         return F.dropout(x, p)
@@ -193,11 +184,11 @@ def dropout(x: torch.Tensor, p: float, training: bool = True) -> torch.Tensor:
 
 
 class Dropout(nn.Dropout):
-    """`dropout` as a module."""
+    """`dropout` as a module, which does nothing outside training."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Shape: any -> the same."""
-        return dropout(input, self.p, self.training)
+        return dropout(input, self.p) if self.training and self.p else input
 
 
 # Rotary positions ----------------------------------------------------------------------------------------------------
@@ -221,28 +212,27 @@ def rotated(x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     return torch.cat([part.to(x_BTHK.dtype) for part in turned], dim=-1)
 
 
-def _rotated_in_place(x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Bitwise the same as `rotated`, in fewer passes: nothing is concatenated. `cos` is the full table [B, T, 1, K]."""
-    x = x_BTHK.to(torch.promote_types(x_BTHK.dtype, cos.dtype))
-    turned, half = x * cos, sin.shape[-1]
-    # Slices, because autograd forbids in-place changes to the parts of a `chunk`.
-    turned[..., :half].addcmul_(x[..., half:], sin, value=-1)
-    turned[..., half:].addcmul_(x[..., :half], sin)
-    return turned.to(x_BTHK.dtype)
-
-
 class _Rotation(torch.autograd.Function):
-    """Rotation whose gradient is the gradient rotated back: fewer passes than autograd's, and x is not kept."""
+    """Bitwise the same as `rotated`, in fewer passes: nothing is concatenated. `cos` is the full table [B, T, 1, K].
+
+    The gradient is the gradient rotated back: again fewer passes than autograd's, and x is not kept.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_BTHK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.save_for_forward(cos, sin)
-        return _rotated_in_place(x_BTHK, cos, sin)
+        x = x_BTHK.to(torch.promote_types(x_BTHK.dtype, cos.dtype))
+        turned, half = x * cos, sin.shape[-1]
+        # Slices, because autograd forbids in-place changes to the parts of a `chunk`.
+        turned[..., :half].addcmul_(x[..., half:], sin, value=-1)
+        turned[..., half:].addcmul_(x[..., :half], sin)
+        return turned.to(x_BTHK.dtype)
 
     @staticmethod
     def jvp(ctx: Any, tangent_BTHK: torch.Tensor, *tangents_of_tables: None) -> torch.Tensor:
-        return _rotated_in_place(tangent_BTHK, *ctx.saved_tensors)
+        cos, sin = ctx.saved_tensors
+        return rotated(tangent_BTHK, cos[..., : sin.shape[-1]], sin)
 
     @staticmethod
     def backward(ctx: Any, grad_BTHK: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -319,7 +309,8 @@ def _matmul_attention(
         scores_BHTS += torch.zeros_like(mask, dtype=scores_BHTS.dtype).masked_fill_(~mask, least)
     in_place = None if torch.is_grad_enabled() else scores_BHTS
     weights_BHTS = torch.softmax(scores_BHTS, dim=-1, out=in_place)
-    return dropout(weights_BHTS, p).to(v_BHSK.dtype) @ v_BHSK
+    weights_BHTS = dropout(weights_BHTS, p) if p else weights_BHTS
+    return weights_BHTS.to(v_BHSK.dtype) @ v_BHSK
 
 
 def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
@@ -331,35 +322,26 @@ def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
 # Loss ----------------------------------------------------------------------------------------------------------------
 
 
-def summed_cross_entropy(
-    logits_MC: torch.Tensor, labels_M: torch.Tensor, *, ignored: int, class_weights_C: torch.Tensor | None = None
-) -> torch.Tensor:
-    """-sum w[label] log softmax(logits)[label], in float32 or better. Labels equal to `ignored` are left out."""
-    if class_weights_C is None and not is_plain() and not is_traced():
-        return _CrossEntropyOfRows.apply(logits_MC, labels_M, ignored)
-    logits_MC = widen(logits_MC)
-    weight_C = None if class_weights_C is None else class_weights_C.to(logits_MC)
-    return F.cross_entropy(logits_MC, labels_M, weight=weight_C, ignore_index=ignored, reduction="sum")
-
-
 def widen(x: torch.Tensor) -> torch.Tensor:
     """x in float32 if it is in half precision, since in bf16 a loss is off in its third decimal; wider types stay."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class _CrossEntropyOfRows(torch.autograd.Function):
-    """Cross-entropy without a tensor of all log-probabilities, and without a float32 copy of half-precision logits.
+class CrossEntropyOfRows(torch.autograd.Function):
+    """-sum log softmax(logits)[label], in float32 or better; labels equal to `ignored` are left out.
 
-    A few rows at a time are read and widened, once in the forward and once in the backward pass.
+    There is no tensor of all log-probabilities, and no float32 copy of half-precision logits. A few rows at a time are
+    read and widened, once in the forward and once in the backward pass.
     """
 
     @staticmethod
     def forward(ctx: Any, logits_MC: torch.Tensor, labels_M: torch.Tensor, ignored: int) -> torch.Tensor:
-        log_sums_M = torch.cat([widen(rows).logsumexp(dim=-1) for (rows,) in few_rows_at_once(logits_MC)])
+        wide = torch.promote_types(logits_MC.dtype, torch.float32)
+        log_sums_M = torch.cat([rows.to(wide).logsumexp(dim=-1) for (rows,) in few_rows_at_once(logits_MC)])
         ctx.save_for_backward(logits_MC, labels_M, log_sums_M)
         ctx.ignored = ignored
         counted_M = labels_M != ignored
-        chosen_M = widen(logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1))
+        chosen_M = logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1).to(wide)
         return (log_sums_M - chosen_M).masked_fill(~counted_M, 0).sum()
 
     @staticmethod
@@ -392,7 +374,7 @@ def few_rows_at_once(logits_MC: torch.Tensor, *others: torch.Tensor) -> Iterator
 
 
 __all__ = [
-    "Dropout", "attend", "cast_once", "dropout", "few_rows_at_once", "is_autocast", "is_plain", "is_traced",
-    "is_transformed", "keep_wide", "linear", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads",
-    "rotate", "rotated", "summed_cross_entropy", "value_outside", "values_of", "widen",
+    "CrossEntropyOfRows", "Dropout", "attend", "cast_once", "dropout", "few_rows_at_once", "is_autocast", "is_plain",
+    "is_traced", "linear", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate",
+    "rotated", "value_outside", "values_of", "widen",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_bidirec
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, plan_tiles
-from .kernels import HALF_PRECISION, is_plain, is_traced, is_transformed, matmul_dtype, repeat_heads
+from .kernels import HALF_PRECISION, is_plain, is_traced, matmul_dtype, repeat_heads
 from .packed import Packed
 from .window_attention import has_window_kernel, window_attention
 
@@ -59,7 +59,13 @@ class PackedPlan:
 
 
 def make_masks(
-    config: ClozeBertConfig, x_BTD: torch.Tensor, attention_mask: Any, packed: Packed | None, *, dropout: float
+    config: ClozeBertConfig,
+    layer_types: list[str],
+    x_BTD: torch.Tensor,
+    attention_mask: Any,
+    packed: Packed | None,
+    *,
+    dropout: float,
 ) -> list[Any]:
     """The mask for each layer's attention.
 
@@ -74,19 +80,18 @@ def make_masks(
         raise ValueError(
             "attn_implementation='flex_attention' has no gradient on a CPU; train with 'sdpa' or 'eager' there"
         )
-    of_layers = [config.attention_type(layer) for layer in range(config.num_hidden_layers)]
     if isinstance(attention_mask, dict):
         masks = attention_mask
-        if missing := set(of_layers) - set(masks):
+        if missing := set(layer_types) - set(masks):
             raise ValueError(
                 f"attention_mask is a dictionary with the keys {', '.join(map(repr, masks))}: it needs one for each "
                 f"layer type, and {', '.join(sorted(missing))} is missing"
             )
     elif packed is not None and implementation == "sdpa":
-        masks = {kind: _plan_packed(packed, config, kind, x_BTD, dropout=dropout) for kind in set(of_layers)}
+        masks = {kind: _plan_packed(packed, config, kind, x_BTD, dropout=dropout) for kind in set(layer_types)}
     else:
-        masks = {kind: _make_mask(kind, config, x_BTD, attention_mask, packed) for kind in set(of_layers)}
-    return [masks[kind] for kind in of_layers]
+        masks = {kind: _make_mask(kind, config, x_BTD, attention_mask, packed) for kind in set(layer_types)}
+    return [masks[kind] for kind in layer_types]
 
 
 def _make_mask(
@@ -119,7 +124,8 @@ def _plan_packed(
     packed: Packed, config: ClozeBertConfig, layer_type: str, x_BTD: torch.Tensor, *, dropout: float
 ) -> TilePlan | PackedPlan:
     """How the layers of one type attend over packed documents."""
-    if x_BTD.device.type == "cpu" and not is_plain() and not is_transformed():
+    # In compiled code, too: plans are made outside of the graph.
+    if x_BTD.device.type == "cpu" and not is_plain() and (torch.compiler.is_compiling() or not is_traced()):
         return _tiles_of(packed, config, layer_type)
     window = config.sliding_window if layer_type == "sliding_attention" else None
     head_size = config.hidden_size // config.num_attention_heads
@@ -132,13 +138,14 @@ def _plan_packed(
 
 
 @torch.compiler.disable
-def _tiles_of(packed: Packed, config: ClozeBertConfig, layer_type: str) -> TilePlan:
-    """The tiles of one layer type, made once for a batch."""
-    key = (layer_type, torch.is_grad_enabled())
-    if key not in packed.plans:
+def _tiles_of(packed: Packed, config: ClozeBertConfig, layer_type: str, read_R: torch.Tensor | None = None) -> TilePlan:
+    """The tiles of one layer type, made once for a batch. If only some tokens are read, only they are queries."""
+    key = (layer_type, torch.is_grad_enabled(), read_R is None)
+    if key not in packed.plans or packed.plans[key][0] is not read_R:
         window = config.sliding_window if layer_type == "sliding_attention" else None
-        packed.plans[key] = plan_tiles(packed.cu_seq_lens, heads=config.num_attention_heads, window=window)
-    return packed.plans[key]
+        plan = plan_tiles(packed.cu_seq_lens, heads=config.num_attention_heads, window=window, read_R=read_R)
+        packed.plans[key] = (read_R, plan)
+    return packed.plans[key][1]
 
 
 def read_in_last_layer(
@@ -151,20 +158,9 @@ def read_in_last_layer(
     has_tiles = isinstance(mask, TilePlan) and mask.window is None
     if packed is None or not has_tiles or x_BTD.shape[0] != 1 or not len(positions_R):
         return mask, positions_R
-    return _tiles_that_read(packed, config, positions_R)
-
-
-@torch.compiler.disable
-def _tiles_that_read(
-    packed: Packed, config: ClozeBertConfig, positions_R: torch.Tensor
-) -> tuple[TilePlan, torch.Tensor]:
-    key = ("read", torch.is_grad_enabled())
-    known = packed.plans.get(key)
-    if known is None or known[0] is not positions_R:
-        order_R = positions_R.argsort()
-        plan = plan_tiles(packed.cu_seq_lens, heads=config.num_attention_heads, read_R=positions_R[order_R])
-        known = packed.plans[key] = (positions_R, plan, order_R.argsort())
-    return known[1], known[2]
+    plan = _tiles_of(packed, config, "full_attention", positions_R)
+    assert plan.read_index_R is not None
+    return plan, plan.read_index_R
 
 
 def prepare_attention(packed: Packed, config: ClozeBertConfig, *, read_positions: torch.Tensor) -> None:
@@ -177,7 +173,7 @@ def prepare_attention(packed: Packed, config: ClozeBertConfig, *, read_positions
         for layer_type in set(layer_types[:-1] if reads else layer_types):
             _tiles_of(packed, config, layer_type)
         if reads:
-            _tiles_that_read(packed, config, read_positions)
+            _tiles_of(packed, config, "full_attention", read_positions)
 
 
 def _has_varlen_kernel(x_BTD: torch.Tensor, *, head_size: int, dropout: float) -> bool:

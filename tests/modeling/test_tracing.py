@@ -1,4 +1,4 @@
-"""Programs that follow the computation instead of running it: `torch.export` and `torch.compile`."""
+"""Programs that follow the computation instead of running it: `torch.export`, `torch.compile`, `torch.jit.trace`."""
 
 import shutil
 
@@ -45,6 +45,18 @@ def test_export_serves_other_batches_and_lengths(implementation, layer_types):
     mask = torch.ones_like(ids)
     mask[2, 4:] = 0
     assert relative_error(program.module()(ids, mask).logits, model(ids, attention_mask=mask).logits) <= 1e-5
+
+
+def test_a_graph_of_packed_rows_serves_other_documents():
+    """No plan of the documents that were traced is in it."""
+    model, ids = tiny(layer_types=MIXED_LAYERS).requires_grad_(False), IDS[:1]
+
+    def states(cu_seq_lens):
+        return model.model(ids, cu_seq_lens_q=cu_seq_lens, max_length_q=9).last_hidden_state
+
+    traced = torch.jit.trace(states, torch.tensor([0, 2, 9], dtype=torch.int32), check_trace=False)
+    others = torch.tensor([0, 6, 9], dtype=torch.int32)
+    assert relative_error(traced(others), states(others)) <= 1e-5
 
 
 @pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["padded", "packed"])

@@ -24,15 +24,12 @@ def learning_rate_factor(
         return 0.0
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
+    start = max(warmup_steps, max_steps - decay_steps) if schedule == "wsd" else warmup_steps
+    share = max(0, step - start) / max(1, max_steps - start)
     if schedule == "linear":
-        return 1.0 - _share(step, warmup_steps, max_steps)
+        return 1.0 - share
     if schedule == "cosine":
-        return 0.5 * (1.0 + math.cos(math.pi * _share(step, warmup_steps, max_steps)))
+        return 0.5 * (1.0 + math.cos(math.pi * share))
     if schedule == "wsd":
-        return 1.0 - math.sqrt(_share(step, max(warmup_steps, max_steps - decay_steps), max_steps))
+        return 1.0 - math.sqrt(share)
     raise UserError(f"lr_scheduler_type={schedule!r} must be one of {', '.join(SCHEDULES)}")
-
-
-def _share(step: int, start: int, end: int) -> float:
-    """The share of [start, end) that has elapsed at `step`; 0 before it begins."""
-    return max(0, step - start) / max(1, end - start)

@@ -95,21 +95,19 @@ def leaving_early(model: torch.nn.Module, should_stop: Callable[[], bool], devic
         LeftEarlyError: out of the model's forward pass, or out of `backward`; gradients are incomplete then.
     """
 
-    def ask(*_: Any) -> None:
+    def ask(_: Any, inputs: tuple[Any, ...] = ()) -> None:
+        """A hook before a part and, without inputs, where the backward pass has reached its input."""
         if should_stop():
             raise LeftEarlyError
-
-    def at_part(_: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        ask()
-        if inputs[0].requires_grad:
-            inputs[0].register_hook(ask)  # in the backward pass
+        if inputs and inputs[0].requires_grad:
+            inputs[0].register_hook(ask)
 
     parts: list[torch.nn.Module] = []
     for layer in model.modules() if device.type == "cpu" else ():
         if isinstance(layer, EncoderLayer):
             is_compiled = "forward" in vars(layer)  # by `machine.compile_model`: hooks within would break its graph
             parts += [layer] if is_compiled else [layer.attention, layer.mlp]
-    hooks = [part.register_forward_pre_hook(at_part) for part in parts]
+    hooks = [part.register_forward_pre_hook(ask) for part in parts]
     try:
         yield
     finally:
