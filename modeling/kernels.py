@@ -98,9 +98,7 @@ def cast_once(x: torch.Tensor) -> torch.Tensor:
 
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
     """The type in which matmuls of x are computed: autocast's, or its own."""
-    device = x.device.type
-    has_autocast = device != "meta" and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if has_autocast else x.dtype
+    return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
 
 
 def is_autocast(x: torch.Tensor) -> bool:
