@@ -164,8 +164,8 @@ JORDAN = ((3.4445, -4.7750, 2.0315),) * 5
 MUON: dict[str, Callable[[], None]] = {
     "Muon, each head by itself": four_polynomials,
     "that, and blocks of neurons": four_polynomials_and_blocks,
-    "each head by itself, three polynomials": lambda: None,
-    "each head by itself, three polynomials, blocks of neurons": blocks_of_neurons,
+    "each head by itself, three Newton-Schulz steps": lambda: None,
+    "each head by itself, three Newton-Schulz steps, blocks of neurons": blocks_of_neurons,
 }
 PATCHES: dict[str, Callable[[], None]] = {
     "Muon with five of Jordan's polynomials": lambda: use_polynomials(JORDAN),

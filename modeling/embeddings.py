@@ -57,7 +57,7 @@ class TextEmbeddings(nn.Module):
         if inputs_embeds is None:
             assert input_ids is not None
             # An adapter that has replaced the table may not tell its number of rows.
-            rows = getattr(self.word_embeddings, "num_embeddings", self.config.vocab_size)
+            rows = getattr(self.word_embeddings, "num_embeddings", None) or self.config.vocab_size
             check_ids(input_ids, rows, name="input_ids", limit="vocab_size")
             inputs_embeds = self.word_embeddings(input_ids)
         elif inputs_embeds.shape[-1] != self.size:
@@ -71,7 +71,7 @@ class TextEmbeddings(nn.Module):
         if self.token_type_embeddings is not None:
             if token_type_ids is None:
                 token_type_ids = torch.zeros(x_BTE.shape[:2], dtype=torch.long, device=x_BTE.device)
-            types = getattr(self.token_type_embeddings, "num_embeddings", self.config.type_vocab_size)
+            types = getattr(self.token_type_embeddings, "num_embeddings", None) or self.config.type_vocab_size
             check_ids(token_type_ids, types, name="token_type_ids", limit="type_vocab_size")
             x_BTE = x_BTE + self.token_type_embeddings(token_type_ids)
         elif token_type_ids is not None and token_type_ids.device.type == "cpu" and values_of(token_type_ids.any()):
@@ -129,7 +129,7 @@ class PositionEmbeddings(nn.Module):
         if self.table is None:
             return x_BTE + sinusoidal_positions(position_ids, x_BTE.shape[-1]).to(x_BTE.dtype)
         rows = position_ids + self.offset
-        known = getattr(self.table, "num_embeddings", self.num_rows)
+        known = getattr(self.table, "num_embeddings", None) or self.num_rows
         check_ids(rows, known, name="position_ids", limit="max_position_embeddings")
         return x_BTE + self.table(rows)
 
@@ -263,13 +263,14 @@ class RotaryEmbedding(nn.Module):
         frequencies = 1.0 / theta**exponents
         return (frequencies / parameters["factor"] if kind == "linear" else frequencies), 1.0
 
-    def _lengths(self, x_BTD: torch.Tensor, packed: Packed | None, mask_BT: torch.Tensor | None) -> torch.Tensor:
+    def _lengths(self, position_ids: torch.Tensor, packed: Packed | None, mask_BT: torch.Tensor | None) -> torch.Tensor:
         """The length of each token's sequence, [B or 1, T]."""
         if packed is not None:
             return packed.lengths_of_tokens()
         if mask_BT is not None:
             return (mask_BT != 0).sum(dim=1, keepdim=True).expand(mask_BT.shape)
-        return x_BTD.new_full((1, x_BTD.shape[1]), x_BTD.shape[1], dtype=torch.long)
+        length = position_ids.shape[1]
+        return position_ids.new_full((1, length), length)
 
     @torch.no_grad()
     def forward(
@@ -287,7 +288,7 @@ class RotaryEmbedding(nn.Module):
         parameters, lengths_BT = self.config.rope_parameters, None
         assert parameters is not None
         if parameters.get(layer_type, parameters)["rope_type"] == "dynamic":
-            lengths_BT = self._lengths(x_BTD, packed, mask_BT)
+            lengths_BT = self._lengths(position_ids, packed, mask_BT)
         # In float32 even for half-precision models: bf16 angles are off by whole turns after a few hundred tokens.
         dtype = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
         frequencies, scaling = self.inverse_frequencies(layer_type, x_BTD.device, dtype, lengths_BT)

@@ -175,22 +175,26 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         """
         mask_BT = row_mask(attention_mask)
         attention_mask = attention_mask if mask_BT is None else mask_BT
-        shape_BT, packed, position_ids = self._check_inputs(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, pixel_values, packed,
-            read_positions, kwargs,
-        )  # fmt: skip
+        shape_BT = self._check_inputs(input_ids, attention_mask, token_type_ids, inputs_embeds, pixel_values)
+        packed = find_packed(packed, attention_mask, position_ids, shape_BT, kwargs)
+        embeddings: Any = self.embeddings
+        if getattr(embeddings, "positions", None) is not None:
+            check_length(self.config, shape_BT, packed)
+        if read_positions is not None:
+            check_ids(read_positions, shape_BT.numel(), name="read_positions", limit="batch * length")
+        if packed is not None:
+            position_ids = packed.position_ids
+        elif position_ids is None and self.config.image_size is None:
+            position_ids = embeddings.count_positions(input_ids, inputs_embeds)
         ids = input_ids if self.config.image_size is None else pixel_values
-        x_BTD = self.embeddings(
-            ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids
-        )
+        x_BTD = embeddings(ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids)
         norm: Any = self.layers[0].mlp_norm
         if x_BTD.dtype in HALF_PRECISION and is_autocast(x_BTD) and norm.weight.dtype not in HALF_PRECISION:
             # The residual stream of a model in float32 stays so, even if FSDP gathers weights in half precision.
             x_BTD = x_BTD.float()
 
         asked = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        # Then the hidden states of layers must be those of all tokens, and without padding.
-        shows_states = asked is not None and asked is not False
+        shows_states = asked is not None and asked is not False  # of all tokens, and without padding
         run = packed
         if run is not None and not shows_states and self._sizes_should_recur(x_BTD):
             x_BTD, run = run.fill_up(x_BTD, RECURRING_SIZE)
@@ -226,33 +230,15 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         input_ids: torch.Tensor | None,
         attention_mask: Any,
         token_type_ids: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,
         pixel_values: torch.Tensor | None,
-        packed: Packed | None,
-        read_positions: torch.Tensor | None,
-        kwargs: dict[str, Any],
-    ) -> tuple[torch.Size, Packed | None, torch.Tensor | None]:
-        """Refuse inputs that contradict one another or the configuration.
-
-        Returns:
-            The batch's shape [B, T], its documents if it is packed, and positions [B or 1, T]; none for images.
-        """
-        if isinstance(self.embeddings, ImageEmbeddings):
-            shape_BT = self.embeddings.shape_of(pixel_values, inputs_embeds)
-            check_mask(attention_mask, shape_BT)
-        else:
-            shape_BT = check_text(input_ids, attention_mask, token_type_ids, inputs_embeds, pixel_values)
-        if read_positions is not None:
-            check_ids(read_positions, shape_BT.numel(), name="read_positions", limit="batch * length")
-        packed = find_packed(packed, attention_mask, position_ids, shape_BT, kwargs)
-        position_ids = position_ids if packed is None else packed.position_ids
-        if isinstance(self.embeddings, TextEmbeddings):
-            if self.embeddings.positions is not None:
-                check_length(self.config, shape_BT, packed)
-            if position_ids is None:
-                position_ids = self.embeddings.count_positions(input_ids, inputs_embeds)
-        return shape_BT, packed, position_ids
+    ) -> torch.Size:
+        """Refuse inputs that contradict one another or the configuration; return the batch's shape [B, T]."""
+        if not isinstance(self.embeddings, ImageEmbeddings):
+            return check_text(input_ids, attention_mask, token_type_ids, inputs_embeds, pixel_values)
+        shape_BT = self.embeddings.shape_of(pixel_values, inputs_embeds)
+        check_mask(attention_mask, shape_BT)
+        return shape_BT
 
     def _sizes_should_recur(self, x_BTD: torch.Tensor) -> bool:
         """Whether oneDNN would compile new half-precision kernels for this batch's size."""

@@ -279,8 +279,8 @@ def padded_attention(
             q_GHLK, k_GHLK, v_GHLK, attn_mask=mask_G1LL, dropout_p=dropout, scale=scaling
         )
         parts.append(out_GHLK.transpose(1, 2).flatten(0, 1))
-        begins_S[documents_G] = rows + torch.arange(len(documents_G), device=query.device) * longest
-        rows += len(documents_G) * longest
+        begins_S[documents_G] = rows + torch.arange(documents_G.shape[0], device=query.device) * longest
+        rows += documents_G.shape[0] * longest
     documents_N = packed.document_ids(len(q_NHK))
     steps_N = torch.arange(len(q_NHK), device=query.device) - packed.cu_seq_lens.long()[documents_N]
     out_NHK = torch.cat(parts)[begins_S[documents_N] + steps_N]

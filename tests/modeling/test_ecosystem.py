@@ -421,6 +421,21 @@ def test_peft_lora_trains_saves_and_loads(tmp_path):
     assert relative_error(merged(IDS, attention_mask=MASK).logits, wanted) <= 1e-5
 
 
+@pytest.mark.parametrize("kind", ["rope", "sinusoidal"])
+def test_peft_may_wrap_the_embeddings(kind):
+    """Positions are still counted, and the length is still checked."""
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["embeddings"])
+    model = tiny(ClozeBertForMaskedLM, position_embedding_type=kind, max_position_embeddings=16)
+    ids = torch.arange(5, 25)[None]
+    expected = model.eval()(ids[:, :9]).logits
+    adapted = peft.get_peft_model(model, settings).eval()
+    assert torch.equal(adapted(ids[:, :9]).logits, expected)
+    if kind == "sinusoidal":
+        with pytest.raises(ValueError, match="20 tokens is longer than max_position_embeddings=16"):
+            adapted(ids)
+
+
 def test_device_maps_of_accelerate(folders, tmp_path):
     """Half the model on disk gives what all of it in memory gives."""
     folder = folders / "AutoModelForMaskedLM"

@@ -31,7 +31,7 @@ POLYNOMIALS = (
     (2.5858, -1.8424, 0.4068),
 )
 # With fewer rows (or columns), each value is a larger part of the norm. These three take values from 0.01 on, and leave
-# them between 0.68 and 1.32. At a width of 256 models learn as much with them, at 768 a little less (docs/LOG.md).
+# them between 0.68 and 1.32. Heads, and all matrices of models of width 256, learn as much with them (docs/LOG.md).
 POLYNOMIALS_UP_TO_256 = (
     (7.8690, -21.6583, 15.0808),
     (3.5818, -2.5376, 0.4713),
