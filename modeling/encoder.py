@@ -177,17 +177,13 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         attention_mask = attention_mask if mask_BT is None else mask_BT
         shape_BT = self._check_inputs(input_ids, attention_mask, token_type_ids, inputs_embeds, pixel_values)
         packed = find_packed(packed, attention_mask, position_ids, shape_BT, kwargs)
-        embeddings: Any = self.embeddings
-        if getattr(embeddings, "positions", None) is not None:
-            check_length(self.config, shape_BT, packed)
         if read_positions is not None:
             check_ids(read_positions, shape_BT.numel(), name="read_positions", limit="batch * length")
-        if packed is not None:
-            position_ids = packed.position_ids
-        elif position_ids is None and self.config.image_size is None:
-            position_ids = embeddings.count_positions(input_ids, inputs_embeds)
+        position_ids = self._positions(input_ids, inputs_embeds, position_ids, packed, shape_BT)
         ids = input_ids if self.config.image_size is None else pixel_values
-        x_BTD = embeddings(ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids)
+        x_BTD = self.embeddings(
+            ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids
+        )
         norm: Any = self.layers[0].mlp_norm
         if x_BTD.dtype in HALF_PRECISION and is_autocast(x_BTD) and norm.weight.dtype not in HALF_PRECISION:
             # The residual stream of a model in float32 stays so, even if FSDP gathers weights in half precision.
@@ -239,6 +235,27 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         shape_BT = self.embeddings.shape_of(pixel_values, inputs_embeds)
         check_mask(attention_mask, shape_BT)
         return shape_BT
+
+    def _positions(
+        self,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        packed: Packed | None,
+        shape_BT: torch.Size,
+    ) -> torch.Tensor | None:
+        """Positions [B or 1, T], none for images; where they are added, sequences must not be longer than they reach.
+
+        The embeddings may be wrapped by an adapter, so their class is not asked.
+        """
+        embeddings: Any = self.embeddings
+        if getattr(embeddings, "positions", None) is not None:
+            check_length(self.config, shape_BT, packed)
+        if packed is not None:
+            return packed.position_ids
+        if position_ids is None and self.config.image_size is None:
+            return embeddings.count_positions(input_ids, inputs_embeds)
+        return position_ids
 
     def _sizes_should_recur(self, x_BTD: torch.Tensor) -> bool:
         """Whether oneDNN would compile new half-precision kernels for this batch's size."""
