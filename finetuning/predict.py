@@ -39,7 +39,7 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
     lines = sys.stdin if standard_input is None else standard_input
     if isinstance(lines, io.TextIOWrapper):
         # As for files; bytes that are not UTF-8 are reported with their line.
-        lines.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline=None)
+        lines.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     with _output(arguments.output_file) as output:
         return _write_predictions(predictor, arguments.input, lines, output)
 
@@ -107,10 +107,11 @@ class Predictor:
         """The checked texts of one input; `lines`: the lines of standard input."""
         if path == "-":
             return self._of_lines(lines, "standard input")
-        of_task = self.task.read_file(path)
+        is_table = bare_suffix(path) in TABLE_SUFFIXES
+        of_task = None if is_table and self.arguments.text_column else self.task.read_file(path)
         if of_task is not None:
             return iter(of_task)
-        if bare_suffix(path) in TABLE_SUFFIXES:
+        if is_table:
             return self._of_table(path)
         text = read_text(path)
         texts = text.removesuffix("\n").split("\n") if text else []

@@ -18,6 +18,7 @@ CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "depre
 WORD_FIELDS = ("words", "tokens")
 TAG_FIELDS = ("tags", "ner_tags", "labels", "pos_tags", "upos", "slots")
 SPAN_FIELDS = ("spans", "entities")
+_TAG_HEADINGS = {"tag", "label", "pos", "upos", "xpos", "ner", "ner_tag", *TAG_FIELDS}
 _JOINER = "\u200d"  # joins several emoji into one
 _SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 _BLANKS = re.compile(r"[ \t]+")
@@ -51,6 +52,7 @@ def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: boo
             )
         sentences = list(_conll_sentences(path, text, tag_column, with_tags))
         _refuse_numbers_as_words(sentences, path)
+        _refuse_header(sentences, path)
     if not sentences:
         raise UserError(f"{path} holds no sentence")
     return sentences
@@ -106,6 +108,15 @@ def _refuse_numbers_as_words(sentences: list[TaggedSentence], path: str) -> None
             f"{path}: column 1 holds the numbers of the words, not the words; give CoNLL-U a name that ends in "
             ".conllu, or leave that column out (cut -f2-)"
         )
+
+
+def _refuse_header(sentences: list[TaggedSentence], path: str) -> None:
+    """Raise if the first row names the columns: its cells would be a word and, where tags are plain, a class."""
+    if not sentences or sentences[0].words[0].lower() not in ("word", "words", "token", "tokens", "form"):
+        return
+    tags = [tag for sentence in sentences for tag in sentence.tags or []]
+    if tags and tags.count(tags[0]) == 1 and str(tags[0]).lower() in _TAG_HEADINGS:
+        raise UserError(f"{path}, line {sentences[0].line}: a header, not a word and its tag; remove that line")
 
 
 def _layout(lines: list[str]) -> tuple[str | None, int]:

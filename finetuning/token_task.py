@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..corpus.readers.compression import bare_suffix
+from ..corpus.readers.tables import TABLE_SUFFIXES
 from ..modeling.heads import IGNORED_LABEL, cross_entropy
 from ..modeling.kernels import widen
 from ..utils.errors import UserError
@@ -70,8 +71,12 @@ class TokenTask(Task):
 
     def read_file(self, path: str) -> list[TaggedSentence] | None:
         """The sentences of a file in a format of tagged text; None for text and tables, whose texts are split later."""
-        is_text = bare_suffix(path) in (".txt", ".csv", ".tsv")
-        return None if is_text else read_tagged_file(path, with_tags=False)
+        suffix = bare_suffix(path)
+        if suffix in (".txt", ".csv", ".tsv"):
+            return None
+        if not suffix.startswith(".conll") and suffix not in (".iob", ".iob2", ".bio", *TABLE_SUFFIXES):
+            raise UserError(f"{path}: name it .txt if each line is a text, or .conll if it holds columns of words")
+        return read_tagged_file(path, with_tags=False)
 
     def refuse_tagged(self, rows: Iterable[Sequence[str]], source: str) -> None:
         """Raise if a text or table holds CoNLL columns: each word with its tag would be tagged as a text."""
@@ -224,6 +229,15 @@ def make_token_task(
         names = list(known_names)
     weights = None
     if balanced:
-        counts = Counter(tag for sentence in sentences for tag in sentence.tags or [] if tag is not None)
-        weights = balanced_weights([counts[name] for name in names])
+        # B-X and I-X have one weight: by `label_subwords: all`, the later subwords of a word tagged B-X count as I-X.
+        kind = _type_of if entities else str
+        counts = Counter(kind(tag) for sentence in sentences for tag in sentence.tags or [] if tag is not None)
+        kinds = list(dict.fromkeys(map(kind, names)))
+        of_kind = dict(zip(kinds, balanced_weights([counts[one] for one in kinds]), strict=True))
+        weights = [of_kind[kind(name)] for name in names]
     return TokenTask(label_names=names, entities=entities, class_weights=weights, label_subwords=label_subwords)
+
+
+def _type_of(tag: str) -> str:
+    """The entity type of B-TYPE and I-TYPE; other tags are their own."""
+    return tag[2:] if tag[:2] in ("B-", "I-") else tag

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.errors import UserError
+from ..utils.untrusted import read_json_object
 from .demo_page import EXAMPLES
+from .processors import SETTINGS_NAME
 
 # Task on the Hub -> (kind of view in the demo, options of its pipeline, columns of the output and their headings).
 _TASKS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
     "fill-mask": ("fill-mask", {}, {"token_str": "word", "score": "probability"}),
-    # "first": a word of several tokens gets the label of its first token, as in training.
+    # Not "first", which takes punctuation as part of a word with byte-level BPE and Unigram.
     "token-classification": (
-        "tagging", {"aggregation_strategy": "first"}, {"word": "span", "entity_group": "label", "score": "probability"}
+        "tagging", {"aggregation_strategy": "simple"}, {"word": "span", "entity_group": "label", "score": "probability"}
     ),
     "text-classification": ("classification", {}, {"label": "label", "score": "score"}),
 }  # fmt: skip
@@ -35,6 +37,8 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
     if task not in _TASKS or not any(folder.glob("tokenizer*")):
         return ""
     kind, options, columns = _TASKS[task]
+    if options and _is_trained_on_first_subwords(folder):
+        options = {"aggregation_strategy": "first"}
     # In multi-label models a text may have several labels, and a pipeline gives only the best without `top_k`.
     has_several = task == "text-classification" and config.get("problem_type") == "multi_label_classification"
     asked = {"top_k": None} if has_several else {}
@@ -62,6 +66,12 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
     table = [[_cell(row[key]) for key in columns] for row in rows[:_MOST_ROWS]]
     rows_of = [list(columns.values()), ["---"] * len(columns), *table]
     return "\n".join([*lines, "It answers:", "", *(f"| {' | '.join(row)} |" for row in rows_of)])
+
+
+def _is_trained_on_first_subwords(folder: Path) -> bool:
+    """Whether a tagger's other subwords have learned no tag, by the settings of its fine-tuning."""
+    path = folder / SETTINGS_NAME
+    return path.is_file() and read_json_object(path).get("label_subwords") == "first"
 
 
 def _run(

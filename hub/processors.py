@@ -19,7 +19,7 @@ TOKENIZER_FILE_NAMES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json"
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 # The fine-tuning settings that say how texts were read. The others name files of the training machine.
 SETTINGS_NAME = "finetuning_settings.json"
-_READING = ("task", "text_column", "text_pair_column", "max_seq_length", "window_overlap")
+_READING = ("task", "text_column", "text_pair_column", "max_seq_length", "window_overlap", "label_subwords")
 
 
 def copy_processors(folder: Path, directory: Path) -> None:

@@ -287,6 +287,7 @@ def test_words_of_several_scripts() -> None:
             r"span 2-5 \(Y\) overlaps another one",
         ),
         ("a.jsonl", '{"other": 1}', "expected 'words' and 'tags', or 'text' and 'spans'; found other"),
+        ("a.tsv", "word\tpos\nAda\tNOUN\nruns\tVERB\n", "a.tsv, line 1: a header, not a word and its tag"),
     ],
 )
 def test_what_cannot_be_read_is_an_error_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:

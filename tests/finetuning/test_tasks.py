@@ -26,9 +26,10 @@ from clozebert.finetuning.sequence_task import (
     SequenceTask,
     make_sequence_task,
 )
+from clozebert.finetuning.tagged_files import read_tagged_file
 from clozebert.finetuning.tags import TaggedSentence, entity_spans
 from clozebert.finetuning.tasks import balanced_weights
-from clozebert.finetuning.token_task import TokenTask
+from clozebert.finetuning.token_task import TokenTask, make_token_task
 from clozebert.finetuning.trainer import predict_logits
 from clozebert.finetuning.windows import PackedCollator, PaddedCollator, Window, WindowMaker
 
@@ -246,6 +247,17 @@ def test_balanced_weights_are_one_on_average(counts: list[int]) -> None:
     weights = balanced_weights(counts)
     assert sum(w * c for w, c in zip(weights, counts, strict=True)) == pytest.approx(100)
     assert weights[0] * 10 == pytest.approx(weights[1] * 30) == pytest.approx(weights[2] * 60)
+
+
+def test_balanced_tags_of_one_type_have_one_weight(tmp_path: Path) -> None:
+    """Later subwords of a word tagged B-X count as I-X, which may not occur in the data at all."""
+    path = tmp_path / "a.conll"
+    path.write_text("Ada\tB-PER\nwent\tO\nto\tO\nRome\tB-LOC\nand\tO\nNew\tB-LOC\nYork\tI-LOC\n.\tO\n")
+    task = make_token_task(read_tagged_file(str(path)), scheme="iob2", known_names=None, balanced=True)
+    weights = dict(zip(task.label_names, task.class_weights_C.tolist(), strict=True))
+    # 8 words of 3 types: O 4, LOC 3, PER 1.
+    expected = {"O": 8 / 12, "B-LOC": 8 / 9, "I-LOC": 8 / 9, "B-PER": 8 / 3, "I-PER": 8 / 3}
+    assert weights == pytest.approx(expected)
 
 
 def test_a_batch_without_labels_has_no_loss_and_no_nan() -> None:

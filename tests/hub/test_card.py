@@ -231,7 +231,7 @@ def test_what_is_read_back_is_what_was_written(saved):
 @pytest.mark.parametrize(
     ("ending", "task", "options", "key"),
     [
-        ("ForTokenClassification", "token-classification", {"aggregation_strategy": "first"}, "entity_group"),
+        ("ForTokenClassification", "token-classification", {"aggregation_strategy": "simple"}, "entity_group"),
         ("ForSequenceClassification", "text-classification", {}, "label"),
         ("ForMaskedLM", "fill-mask", {}, "token_str"),
     ],
@@ -250,6 +250,14 @@ def test_the_example_is_what_the_pipeline_answers(ending, task, options, key, tm
     for row, item in zip(rows, answer, strict=True):
         assert f"{item['score']:.2f}" in row
         assert item[key].strip() in row
+
+
+def test_a_tagger_of_first_subwords_is_shown_so(tmp_path):
+    """Its other subwords have learned no tag."""
+    folder = save(tmp_path / "model", "ForTokenClassification")
+    (folder / "finetuning_settings.json").write_text('{"label_subwords": "first"}')
+    write_card(folder, {"name": "it", "example": "a b c d"})
+    assert 'aggregation_strategy="first"' in (folder / "README.md").read_text()
 
 
 def test_the_example_of_several_labels_shows_all_of_them(tmp_path):

@@ -1,5 +1,6 @@
 """`predict` over files and standard input, for both kinds of model."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from warm_python import WarmPython
 
+from clozebert.finetuning.arguments import PredictionArguments
+from clozebert.finetuning.predict import predict as run_predict
 from clozebert.scripts import finetune_sequence_classification, finetune_token_classification, predict
 from clozebert.scripts._program import run
 from clozebert.utils.errors import UserError
@@ -120,6 +123,24 @@ def test_words_of_conll_files(tuned: dict[str, Path], tmp_path: Path) -> None:
     assert [record["tags"] for record in records] == [["B-PER", "I-PER", "O", "O", "B-LOC", "O"]] * 3
 
 
+def test_the_text_column_of_records_with_other_fields_is_tagged(tuned: dict[str, Path], tmp_path: Path) -> None:
+    records = [{"text": "another column", "body": "Ada runs"}]
+    path = write_json_lines(tmp_path / "a.jsonl", records)
+    (found,) = predictions(tuned["token"], "--input", path, "--text_column", "body", output=tmp_path / "o")
+    assert found["words"] == ["Ada", "runs"]
+
+
+def test_lines_of_standard_input_end_as_those_of_files(tuned: dict[str, Path], tmp_path: Path) -> None:
+    """A carriage return alone ends no line."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"a great film\r\na great\rfilm\r\n")
+    of_file = predictions(tuned["sequence"], "--input", str(path), output=tmp_path / "o")
+    arguments = PredictionArguments(model_name_or_path=str(tuned["sequence"]), output_file=str(tmp_path / "p"))
+    with path.open("rb") as file:
+        assert run_predict(arguments, io.TextIOWrapper(file)) == len(of_file) == 2
+    assert (tmp_path / "p").read_text() == (tmp_path / "o").read_text()
+
+
 def test_pairs(tuned: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the dog\tdog 3\n")
     (tmp_path / "a.csv").write_text("b,a\ndog 3,the dog\n")
@@ -174,6 +195,11 @@ def test_standard_input_that_is_not_utf8(
         ("pairs", ["--input", "b.csv"], "b.csv: the model takes pairs; give --text_column and --text_pair_column"),
         ("token", ["--input", "t.txt"], "t.txt: every line ends with a tag of the model, as in CoNLL columns"),
         ("token", ["--input", "t.tsv"], "t.tsv: every line ends with a tag of the model, as in CoNLL columns"),
+        (
+            "token",
+            ["--input", "note.md"],
+            "note.md: name it .txt if each line is a text",
+        ),
         ("sequence", ["--input", "gone.txt"], "--input gone.txt: there is no such file"),
         ("sequence", ["--input", "/dev/null"], "--input /dev/null: not a file; pipe lines of text into --input -"),
         ("sequence", ["--batch_size", "0"], "--batch_size 0: must be at least 1"),
@@ -198,6 +224,7 @@ def test_mistakes(
     Path("q.csv").write_text("a,b,c\nthe dog,dog 3,dog 4\n")
     Path("b.csv").write_text('id,text\n1,fine\n2,"  "\n')
     Path("e.csv").write_text("")
+    Path("note.md").write_text("Ada runs to Paris today\n")
     Path("p.csv").write_text("sentence1,sentence2\nthe dog,the cat\nthe end,an end\n")
     for name in ("t.txt", "t.tsv"):
         Path(name).write_text("Ada\tB-PER\nruns\tO\n\nBob\tB-PER\n")
