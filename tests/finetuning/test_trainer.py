@@ -218,6 +218,33 @@ def test_resuming_from_another_encoder_is_refused_and_a_moved_one_goes_on(
     assert run(moved)["eval_loss"] == before["eval_loss"]
 
 
+def test_the_checkpoint_of_another_run_is_refused(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
+    """Named by its path. A new folder goes on from it with the same settings; a copy without settings is taken."""
+
+    def run(checkpoint: Path | None, folder: str, *, swapped: bool = False, **flags: Any) -> Any:
+        files = data["single"][::-1] if swapped else data["single"]
+        flags |= {"max_steps": 2, "resume_from_checkpoint": checkpoint and str(checkpoint)}
+        return finetune(arguments_of("single", files, models["bert"], tmp_path / folder, **flags))
+
+    before = run(None, "old")
+    checkpoint = tmp_path / "old" / "checkpoint-2"
+    link = tmp_path / "link"
+    link.symlink_to(checkpoint)
+    with pytest.raises(
+        UserError, match=r"run in .*old had seed=42, now it is 7; .* leave out --resume_from_checkpoint"
+    ):
+        run(checkpoint, "new", seed=7)
+    with pytest.raises(UserError, match="run in .*old had learning_rate"):
+        run(link, "new", learning_rate=1e-5)
+    with pytest.raises(UserError, match="run in .*old had data="):
+        run(checkpoint, "new", swapped=True)
+    assert run(checkpoint, "new")["eval_loss"] == before["eval_loss"]
+    shutil.copytree(checkpoint, tmp_path / "copied" / "checkpoint-2")
+    assert run(tmp_path / "copied" / "checkpoint-2", "third")["eval_loss"] == before["eval_loss"]
+
+
 def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
     for step, state in ((5, '{"global_step": 5}'), (10, '{"global_step": 10}'), (15, '{"glob'), (20, None)):
         (tmp_path / f"checkpoint-{step}").mkdir()
