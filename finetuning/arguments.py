@@ -155,8 +155,8 @@ class FinetuningArguments:
             raise UserError("--lora_rank freezes the encoder already; leave out --freeze_layers")
         if self.seeds is not None and self.resume_from_checkpoint not in (None, "latest"):
             raise UserError(
-                f"--resume_from_checkpoint {self.resume_from_checkpoint}: it is of one seed, and --seeds trains several; "
-                "give --resume_from_checkpoint latest"
+                f"--resume_from_checkpoint {self.resume_from_checkpoint}: it is of one seed, and --seeds trains "
+                "several; give --resume_from_checkpoint latest"
             )
 
 

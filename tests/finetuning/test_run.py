@@ -317,7 +317,7 @@ def test_small_numbers_keep_their_digits(models: dict[str, str], tmp_path: Path)
         ({"seeds": [1, 1]}, "a seed comes twice"),
         (
             {"seeds": [1, 2], "resume_from_checkpoint": "o"},
-            "--seeds trains several; give --resume_from_checkpoint latest",
+            "o: it is of one seed, and --seeds .* latest",
         ),
         ({"seed": -1}, "--seed -1: must be from 0"),
         ({"seeds": [1, 2**32]}, "--seeds 4294967296: must be from 0"),
