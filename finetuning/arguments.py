@@ -153,6 +153,11 @@ class FinetuningArguments:
                 raise UserError(f"--{name} {getattr(self, name)}: expected {' or '.join(filter(None, allowed))}")
         if self.lora_rank is not None and self.freeze_layers:
             raise UserError("--lora_rank freezes the encoder already; leave out --freeze_layers")
+        if self.seeds is not None and self.resume_from_checkpoint not in (None, "latest"):
+            raise UserError(
+                f"--resume_from_checkpoint {self.resume_from_checkpoint}: it is of one seed, and --seeds trains "
+                "several; give --resume_from_checkpoint latest"
+            )
 
 
 @dataclass

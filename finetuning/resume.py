@@ -75,17 +75,21 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
     if not _is_whole(checkpoint):
         raise UserError(f"--resume_from_checkpoint {checkpoint}: no trainer_state.json in it, so it is not complete")
     _check_best(checkpoint, folder)
-    path = Path(folder, SETTINGS_FILE)
-    if path.exists():
-        _refuse_other_settings(folder, read_json_object(path), json.loads(json.dumps(settings)))
+    # The checkpoint may be of a run in another folder. A copy may have no settings beside it.
+    homes = {Path(checkpoint).resolve().parent: "leave out --resume_from_checkpoint"}
+    homes[Path(folder).resolve()] = "--overwrite_output_dir"
+    for home, way_out in homes.items():
+        path = home / SETTINGS_FILE
+        if path.exists():
+            _refuse_other_settings(home, read_json_object(path), json.loads(json.dumps(settings)), way_out=way_out)
     return checkpoint
 
 
-def _refuse_other_settings(folder: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _refuse_other_settings(folder: Path, before: dict[str, Any], now: dict[str, Any], *, way_out: str) -> None:
     if before.get("encoder", now["encoder"]) != now["encoder"]:
         raise UserError(
             f"--resume_from_checkpoint: the run in {folder} began from another encoder than --model_name_or_path names "
-            "now; give the one that it began from, or --overwrite_output_dir"
+            f"now; give the one that it began from, or {way_out}"
         )
     pairs = [(key, before.get("arguments", {}).get(key, value), value) for key, value in now["arguments"].items()]
     pairs += [(key, before.get(key, value), value) for key, value in now.items() if key != "arguments"]
@@ -93,7 +97,7 @@ def _refuse_other_settings(folder: str, before: dict[str, Any], now: dict[str, A
         if earlier != value:
             raise UserError(
                 f"--resume_from_checkpoint: the run in {folder} had {key}={earlier!r}, now it is {value!r}; "
-                "give the same flags and data, or --overwrite_output_dir"
+                f"give the same flags and data, or {way_out}"
             )
 
 

@@ -1,8 +1,10 @@
 """Fine-tunes once, or once for each seed: from checked flags to a folder that pipelines can load."""
 
+import contextlib
 import math
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -11,7 +13,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, as_user_errors
-from ..utils.files import WriteCard
+from ..utils.files import WriteCard, disk_errors
 from ..utils.plurals import counted
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import (
@@ -69,7 +71,8 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> d
     data = read_data(arguments, known_label_names(config, TASKS[arguments.task_type]))
     if arguments.hyperparameter_search is not None:
         run = FinetuningRun(arguments, arguments.output_dir, (arguments.seeds or [arguments.seed])[0], data, tokenizer)
-        arguments = replace(arguments, **search_hyperparameters(run))
+        with full_disk(arguments.output_dir):
+            arguments = replace(arguments, **search_hyperparameters(run))
     is_main = int(os.environ.get("RANK", 0)) == 0
     if arguments.seeds is None:
         results = FinetuningRun(arguments, arguments.output_dir, arguments.seed, data, tokenizer).train(write_card)
@@ -77,12 +80,14 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> d
         each = []
         for seed in arguments.seeds:
             folder = os.path.join(arguments.output_dir, f"seed-{seed}")
-            os.makedirs(folder, exist_ok=True)
+            with full_disk(folder):
+                os.makedirs(folder, exist_ok=True)
             print(f"seed {seed}:", flush=True)
             each.append(FinetuningRun(arguments, folder, seed, data, tokenizer).train(write_card))
         results = {**mean_and_deviation(each), "seeds": list(arguments.seeds)}
         if is_main:
-            write_json(os.path.join(arguments.output_dir, "all_results.json"), results)
+            with full_disk(arguments.output_dir):
+                write_json(os.path.join(arguments.output_dir, "all_results.json"), results)
     if is_main:
         print(table_of_results(results, splits=[split for split in ("eval", "test") if f"{split}_loss" in results]))
         print(f"model, scores, predictions and mistakes: {arguments.output_dir}", flush=True)
@@ -214,6 +219,10 @@ class FinetuningRun:
 
     def train(self, write_card: WriteCard | None = None) -> dict[str, Any]:
         """Train, score the best model on every split, and save everything into the folder."""
+        with full_disk(self.folder):
+            return self._train(write_card)
+
+    def _train(self, write_card: WriteCard | None) -> dict[str, Any]:
         settings = settings_of(self)
         checkpoint = checkpoint_to_resume(self.arguments.resume_from_checkpoint, self.folder, settings)
         self.say_plan(checkpoint)
@@ -221,8 +230,9 @@ class FinetuningRun:
         if self.arguments.early_stopping_patience is not None:
             trainer.add_callback(EarlyStoppingCallback(self.arguments.early_stopping_patience))
         is_main = trainer.is_world_process_zero()
-        if is_main:
-            write_json(os.path.join(self.folder, SETTINGS_FILE), settings)
+        path = os.path.join(self.folder, SETTINGS_FILE)
+        if is_main and (checkpoint is None or not os.path.exists(path)):  # else a full disk would empty it
+            write_json(path, settings)
         metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
         trainer.leave_mixed_precision()
         # Left out for a resumed run, as they would cover only its last part.
@@ -282,6 +292,11 @@ class FinetuningRun:
             + ("" if checkpoint is None else f"; going on from {checkpoint}"),
             flush=True,
         )
+
+
+def full_disk(folder: str) -> contextlib.AbstractContextManager[None]:
+    """A context that writes a run's files into `folder`; a full disk is an error of the user."""
+    return disk_errors(Path(folder), way_out="free some space, then --resume_from_checkpoint latest")
 
 
 def check_tracker(name: str) -> None:

@@ -7,6 +7,8 @@ assembled from their windows.
 """
 
 import contextlib
+import errno
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -168,6 +170,15 @@ class FinetuningTrainer(Trainer):
         if has_stopped or self.state.global_step >= self.state.max_steps:
             return [], None
         return super().get_batch_samples(*args, **kwargs)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        try:
+            super()._save_checkpoint(model, trial)
+        except RuntimeError as error:
+            if "inline_container" not in str(error):
+                raise
+            # torch.save does not tell which error of the disk it met.
+            raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
 
     # Trainer reads a checkpoint with these four methods. An error in one means a bad checkpoint; it is shown in a line.
 

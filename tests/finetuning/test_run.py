@@ -315,6 +315,10 @@ def test_small_numbers_keep_their_digits(models: dict[str, str], tmp_path: Path)
         ({"window_overlap": -1}, "--window_overlap -1: must not be negative"),
         ({"class_weights": "some"}, "expected none or balanced"),
         ({"seeds": [1, 1]}, "a seed comes twice"),
+        (
+            {"seeds": [1, 2], "resume_from_checkpoint": "o"},
+            "o: it is of one seed, and --seeds .* latest",
+        ),
         ({"seed": -1}, "--seed -1: must be from 0"),
         ({"seeds": [1, 2**32]}, "--seeds 4294967296: must be from 0"),
         ({"lr_scheduler_type": "some"}, "--lr_scheduler_type some: expected linear"),

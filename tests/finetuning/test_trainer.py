@@ -1,6 +1,7 @@
 """Training on transformers' Trainer: the gradient under accumulation, packed and padded batches, resuming."""
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -216,6 +217,54 @@ def test_resuming_from_another_encoder_is_refused_and_a_moved_one_goes_on(
     with pytest.raises(UserError, match="began from another encoder than --model_name_or_path"):
         run(other)
     assert run(moved)["eval_loss"] == before["eval_loss"]
+
+
+def test_the_checkpoint_of_another_run_is_refused(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
+    """Named by its path. A new folder goes on from it with the same settings; a copy without settings is taken."""
+
+    def run(checkpoint: Path | None, folder: str, *, swapped: bool = False, **flags: Any) -> Any:
+        files = data["single"][::-1] if swapped else data["single"]
+        flags |= {"max_steps": 2, "resume_from_checkpoint": checkpoint and str(checkpoint)}
+        return finetune(arguments_of("single", files, models["bert"], tmp_path / folder, **flags))
+
+    before = run(None, "old")
+    checkpoint = tmp_path / "old" / "checkpoint-2"
+    link = tmp_path / "link"
+    link.symlink_to(checkpoint)
+    with pytest.raises(UserError, match=r"run in .*old had seed=42, now it is 7; .* leave out --resume"):
+        run(checkpoint, "new", seed=7)
+    with pytest.raises(UserError, match=r"run in .*old had learning_rate"):
+        run(link, "new", learning_rate=1e-5)
+    with pytest.raises(UserError, match=r"run in .*old had data="):
+        run(checkpoint, "new", swapped=True)
+    assert run(checkpoint, "new")["eval_loss"] == before["eval_loss"]
+    shutil.copytree(checkpoint, tmp_path / "copied" / "checkpoint-2")
+    assert run(tmp_path / "copied" / "checkpoint-2", "third")["eval_loss"] == before["eval_loss"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits are POSIX")
+def test_a_disk_that_is_full_at_the_end_is_one_line_and_the_run_goes_on(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice: what the first resuming left must do for the second."""
+    import resource
+
+    flags = {"max_steps": 2, "resume_from_checkpoint": "latest"}
+    arguments = arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags)
+    before = finetune(arguments)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for _ in range(2):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        try:
+            with pytest.raises(
+                UserError, match=r"written \(File too large\): free some space, then --resume_.* latest$"
+            ):
+                finetune(arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert finetune(arguments)["eval_loss"] == before["eval_loss"]
 
 
 def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:

@@ -120,6 +120,27 @@ def test_a_killed_program_started_again_ends_with_the_same_scores(repository: Pa
 # Mistakes ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(os.name != "posix", reason="limits are POSIX")
+@pytest.mark.parametrize(
+    ("size", "reason"), [(30_000, "File too large"), (100_000, "Input/output error")], ids=["weights", "optimizer"]
+)
+def test_a_full_disk_is_one_line_and_the_run_goes_on(
+    python: WarmPython, model: str, tmp_path: Path, size: int, reason: str
+) -> None:
+    """No file grows beyond a size, which ends the writing of the first checkpoint."""
+    flags = ["--train_file", write_sentiment(tmp_path / "a.csv", rows=20), "--model_name_or_path", model]
+    flags += ["--output_dir", str(tmp_path / "o"), "--max_steps", "1", "--mixed_precision", "no"]
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
+    code += "from clozebert.scripts import _program, finetune_sequence_classification as program\n"
+    done = python.run(["-c", f"{code}_program.run(program.main)", *flags], cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    way_out = "free some space, then --resume_from_checkpoint latest"
+    assert done.stderr == f"error: {tmp_path / 'o'} cannot be written ({reason}): {way_out}\n"
+    flags += ["--resume_from_checkpoint", "latest"]
+    done = python.run(["-m", "clozebert", "finetune-sequence", *flags], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def csv(*rows: str) -> str:
     return "\n".join(["text,label", *rows]) + "\n"
 
