@@ -246,11 +246,12 @@ def test_the_checkpoint_of_another_run_is_refused(
 
 @pytest.mark.skipif(os.name != "posix", reason="limits are POSIX")
 def test_a_disk_that_is_full_at_the_end_is_one_line_and_the_run_goes_on(
-    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twice: what the first resuming left must do for the second."""
     import resource
 
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be cut short
     flags = {"max_steps": 2, "resume_from_checkpoint": "latest"}
     arguments = arguments_of("single", data["single"], models["bert"], tmp_path / "o", **flags)
     before = finetune(arguments)

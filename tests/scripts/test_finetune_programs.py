@@ -130,7 +130,9 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(
     """No file grows beyond a size, which ends the writing of the first checkpoint."""
     flags = ["--train_file", write_sentiment(tmp_path / "a.csv", rows=20), "--model_name_or_path", model]
     flags += ["--output_dir", str(tmp_path / "o"), "--max_steps", "1", "--mixed_precision", "no"]
-    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
+    # Nor bytecode, which Python would write cut short.
+    code = "import resource, sys; sys.dont_write_bytecode = True\n"
+    code += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))\n"
     code += "from clozebert.scripts import _program, finetune_sequence_classification as program\n"
     done = python.run(["-c", f"{code}_program.run(program.main)", *flags], cwd=tmp_path)
     assert done.returncode == 2, done.stderr
