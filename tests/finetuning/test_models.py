@@ -189,7 +189,7 @@ def test_tag_order_of_a_fine_tuned_model_is_kept() -> None:
     task = make_token_task([sentence], scheme="iob2", known_names=["O", "B-Y"], balanced=True)
     assert task.label_names == ["O", "B-X", "I-X"]
     assert task.class_weights_C is not None
-    assert task.class_weights_C.tolist() == [1.0, 1.0, 0.0]  # no I-X occurs, so there are two classes
+    assert task.class_weights_C.tolist() == [1.0, 1.0, 1.0]  # O and X, one word each
 
 
 def test_weights_of_the_encoder_that_are_missing_are_an_error(tmp_path: Path) -> None:
