@@ -4,10 +4,10 @@
     python benchmarks/scaling.py run    --corpus CORPUS --tokenizer_name TOKENIZER [--sizes 0.4M 2.6M]
     python benchmarks/scaling.py render [--into docs/recipes.md] [--image docs/images/scaling.png]
 
-All runs have the recipe `tiny` with 16 rows a step and the size named, each with a schedule of its own length, one
-thread, and seed 1. They are scored on the same fixed masks of unseen books. The smallest size runs in float32, the
-others in the precision that the recipe has on this machine. Runs in the results file are not repeated; the cheapest
-come first.
+All runs have the recipe `tiny` with the size named, each with a schedule of its own length, one thread, and seed 1. A
+step has 16 rows in place of 32, and so 0.7 of the learning rates (docs/recipes.md, "Rates and rows"). They are scored
+on the same fixed masks of unseen books. The smallest size runs in float32, the others in the precision that the recipe
+has on this machine. Runs in the results file are not repeated; the cheapest come first.
 
 The law is that of Hoffmann et al. 2022 (https://arxiv.org/abs/2203.15556): L = E + A / N^a + B / T^b for N weights
 beside the embeddings and T tokens, fitted to the logarithm of the loss by least squares.
@@ -26,7 +26,10 @@ from runs import add_run, read_results, run_apart, use_one_thread
 
 RESULTS = learning.ROOT / "benchmarks" / "results" / "scaling.json"
 ROWS = 16
-_TINY = {"architecture": "tiny", "recipe": "tiny", "global_batch_size": ROWS, "per_device_train_batch_size": ROWS}
+_TINY = {
+    "architecture": "tiny", "recipe": "tiny", "global_batch_size": ROWS, "per_device_train_batch_size": ROWS,
+    "learning_rate": 2.1e-3, "muon_learning_rate": 0.014,
+}  # fmt: skip
 
 
 def _shape(layers: int, width: int, heads: int, feed_forward: int) -> dict[str, Any]:
@@ -40,8 +43,8 @@ def _shape(layers: int, width: int, heads: int, feed_forward: int) -> dict[str, 
 
 # By weights beside the embeddings: the model, and the millions of tokens of its runs.
 SIZES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
-    "0.4M": ({**_TINY, "mixed_precision": "no", "model": _shape(4, 96, 3, 256)}, (0.5, 1, 2, 4)),
-    "2.6M": ({**_TINY, "model": _shape(4, 256, 4, 512)}, (0.5, 1, 2)),
+    "0.4M": ({**_TINY, "mixed_precision": "no", "model": _shape(4, 96, 3, 256)}, (0.5, 1, 2, 4, 8)),
+    "2.6M": ({**_TINY, "model": _shape(4, 256, 4, 512)}, (0.5, 1, 2, 4)),
     "5.1M": ({**_TINY, "model": _shape(6, 256, 4, 768)}, (0.5, 1, 2)),
     "31M": ({**_TINY, "model": _shape(10, 512, 8, 1344)}, (0.25, 0.5)),
 }

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ..corpus.readers.columns import is_number
-from ..modeling.heads import sequence_loss
 from ..modeling.kernels import widen
+from ..modeling.losses import sequence_loss
 from ..utils.errors import UserError
 from .arguments import PROBLEM_TYPES
 from .metrics import class_report, multi_label_metrics, regression_metrics, single_label_metrics

@@ -1,4 +1,4 @@
-"""Tag schemes (IOB1, IOB2, BIOES): detects the scheme of a file, and converts to IOB2.
+"""Tag schemes (IOB1, IOB2, BIOES): detects the scheme of a file, converts to IOB2, and finds the spans of entities.
 
 Two adjacent entities of one type, the first of two words, the second of one:
 

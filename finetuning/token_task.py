@@ -9,8 +9,8 @@ import torch
 
 from ..corpus.readers.compression import bare_suffix
 from ..corpus.readers.tables import TABLE_SUFFIXES
-from ..modeling.heads import IGNORED_LABEL, cross_entropy
 from ..modeling.kernels import widen
+from ..modeling.losses import IGNORED_LABEL, cross_entropy
 from ..utils.errors import UserError
 from .metrics import class_report, entity_report, tag_metrics
 from .reports import ClassReport, Report

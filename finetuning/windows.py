@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from ..modeling.heads import IGNORED_LABEL
+from ..modeling.losses import IGNORED_LABEL
 from ..modeling.packed import Packed
 from ..utils.errors import UserError
 

@@ -25,6 +25,7 @@ CODE_FILES = (
     "embeddings.py",
     "blocks.py",
     "heads.py",
+    "losses.py",
     "bundle.py",
     "encoder.py",
     "masked_lm.py",

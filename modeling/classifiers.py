@@ -22,17 +22,10 @@ from transformers.utils.generic import can_return_tuple
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
-from .heads import (
-    Pooling,
-    cross_entropy,
-    find_problem_type,
-    make_classifier_head,
-    position_loss,
-    sequence_loss,
-    spans_among_tokens,
-)
+from .heads import Pooling, make_classifier_head, spans_among_tokens
 from .inputs import leading_shape, row_mask
 from .kernels import Dropout
+from .losses import cross_entropy, find_problem_type, position_loss, sequence_loss
 from .packed import Packed, find_packed
 
 

@@ -27,10 +27,7 @@ from .attention import Attention
 from .blocks import EncoderLayer, make_norm
 from .bundle import auto_map, push_saved_folder, write_code
 from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings
-from .heads import (
-    DenseHead,
-    Pooling,
-)
+from .heads import DenseHead, Pooling
 from .inputs import check_ids, check_length, check_mask, check_text, row_mask
 from .kernels import HALF_PRECISION, is_autocast, is_plain, is_traced, matmul_dtype
 from .packed import Packed, find_packed

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Fast paths of the encoder (linear, dropout, RoPE, attention, loss), each beside the plain formula it replaces.
+"""Fast paths of the encoder (linear, dropout, RoPE, attention), each beside the plain formula it replaces.
 
 A fast path is used where it applies and is faster; everywhere else the plain formula runs. `CLOZEBERT_PLAIN=1` in the
 environment switches all of them off. The two agree within rounding, for every head and precision (test_kernels.py).
@@ -15,15 +15,15 @@ environment switches all of them off. The two agree within rounding, for every h
     attention in tiles           packed rows, CPU                     padding (attention_tiles.py)
     read positions               packed rows, CPU                     the last layer's work for tokens that are not read
     sizes that recur             packed rows in bf16, CPU             compiling kernels for each size
-    loss, a few rows at a time   training                             copies of all logits
+    loss, a few rows at a time   training                             copies of all logits (losses.py)
 
-Shapes: B rows, T tokens, N tokens of a packed row, D hidden size, H heads, K head size, M predicted tokens, C classes.
+Shapes: B rows, T tokens, N tokens of a packed row, D hidden size, H heads, K head size.
 """
 
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,6 +99,11 @@ def cast_once(x: torch.Tensor) -> torch.Tensor:
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
     """The type in which matmuls of x are computed: autocast's, or its own."""
     return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
+
+
+def widen(x: torch.Tensor) -> torch.Tensor:
+    """x in float32 if it is in half precision, since in bf16 a loss is off in its third decimal; wider types stay."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def is_autocast(x: torch.Tensor) -> bool:
@@ -317,62 +322,8 @@ def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
     return x_BHTK.repeat_interleave(groups, dim=1) if groups > 1 else x_BHTK
 
 
-# Loss ----------------------------------------------------------------------------------------------------------------
-
-
-def widen(x: torch.Tensor) -> torch.Tensor:
-    """x in float32 if it is in half precision, since in bf16 a loss is off in its third decimal; wider types stay."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-class CrossEntropyOfRows(torch.autograd.Function):
-    """-sum log softmax(logits)[label], in float32 or better; labels equal to `ignored` are left out.
-
-    There is no tensor of all log-probabilities, and no float32 copy of half-precision logits. A few rows at a time are
-    read and widened, once in the forward and once in the backward pass.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits_MC: torch.Tensor, labels_M: torch.Tensor, ignored: int) -> torch.Tensor:
-        wide = torch.promote_types(logits_MC.dtype, torch.float32)
-        log_sums_M = torch.cat([rows.to(wide).logsumexp(dim=-1) for (rows,) in few_rows_at_once(logits_MC)])
-        ctx.save_for_backward(logits_MC, labels_M, log_sums_M)
-        ctx.ignored = ignored
-        counted_M = labels_M != ignored
-        chosen_M = logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1).to(wide)
-        return (log_sums_M - chosen_M).masked_fill(~counted_M, 0).sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        logits_MC, labels_M, log_sums_M = ctx.saved_tensors
-        scale_M = grad * (labels_M != ctx.ignored)
-        if torch.is_grad_enabled():  # the gradient itself will be differentiated
-            probabilities = logits_MC.to(log_sums_M.dtype).softmax(dim=-1)
-            probabilities = probabilities - F.one_hot(labels_M.clamp(min=0), logits_MC.shape[1])
-            return (probabilities * scale_M[:, None]).to(logits_MC.dtype), None, None
-        grad_MC = torch.empty_like(logits_MC)
-        parts = few_rows_at_once(logits_MC, grad_MC, log_sums_M, labels_M, scale_M)
-        for rows, out, log_sums, labels, scale in parts:
-            # d(-log softmax(x)[label]) / dx = softmax(x) - 1[label]
-            probabilities = torch.sub(rows, log_sums[:, None], out=out if out.dtype == log_sums.dtype else None).exp_()
-            probabilities.scatter_add_(1, labels.clamp(min=0)[:, None], -torch.ones_like(log_sums)[:, None])
-            probabilities.mul_(scale[:, None])
-            if probabilities.dtype != out.dtype:
-                out.copy_(probabilities)
-        return grad_MC, None, None
-
-
-def few_rows_at_once(logits_MC: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same few rows of each tensor, part by part.
-
-    A part has about 4 MB of widened logits on a CPU, where they stay in its cache, and 1 GB elsewhere.
-    """
-    rows = max(1, (1 << 20 if logits_MC.device.type == "cpu" else 1 << 28) // max(1, logits_MC.shape[1]))
-    return zip(*(tensor.split(rows) for tensor in (logits_MC, *others)), strict=True)
-
-
 __all__ = [
-    "CrossEntropyOfRows", "Dropout", "attend", "cast_once", "dropout", "few_rows_at_once", "is_autocast", "is_plain",
+    "Dropout", "attend", "cast_once", "dropout", "is_autocast", "is_plain",
     "is_traced", "linear", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate",
     "rotated", "value_outside", "values_of", "widen",
 ]  # fmt: skip

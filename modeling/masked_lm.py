@@ -13,8 +13,9 @@ from transformers.utils.generic import can_return_tuple
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
-from .heads import DenseHead, cross_entropy, sampled_cross_entropy
+from .heads import DenseHead
 from .inputs import check_ids, leading_shape
+from .losses import cross_entropy, sampled_cross_entropy
 
 
 class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):

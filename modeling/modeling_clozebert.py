@@ -27,6 +27,7 @@ from .heads import Pooling as Pooling
 from .inputs import row_mask as row_mask
 from .joined import can_join as can_join
 from .kernels import attend as attend
+from .losses import cross_entropy as cross_entropy
 from .masked_lm import ClozeBertForMaskedLM
 from .packed import Packed as Packed
 from .packed_attention import padded_attention as padded_attention

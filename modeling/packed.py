@@ -27,7 +27,7 @@ class Packed:
         cu_seq_lens: int32 [S + 1], cumulative lengths from 0 to N.
         max_length: L, or any larger number.
         position_ids: [B or 1, T], from 0 in each document.
-        plans: the attention plans made from it (attention_tiles.py), by layer type.
+        plans: the attention plans made from it (attention_tiles.py), for each number of heads and each window.
     """
 
     cu_seq_lens: torch.Tensor

@@ -1,5 +1,5 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Attention masks, and attention over packed documents by other means than tiles.
+"""How each layer attends, full or in a sliding window: its mask, or the implementation for packed documents.
 
 For packed documents a layer gets a plan in place of a mask. The plan names the implementation:
 
@@ -140,10 +140,10 @@ def _plan_packed(
 @torch.compiler.disable
 def _tiles_of(packed: Packed, config: ClozeBertConfig, layer_type: str, read_R: torch.Tensor | None = None) -> TilePlan:
     """The tiles of one layer type, made once for a batch. If only some tokens are read, only they are queries."""
-    key = (layer_type, torch.is_grad_enabled(), read_R is None)
+    heads, window = config.num_attention_heads, config.sliding_window if layer_type == "sliding_attention" else None
+    key = (heads, window, torch.is_grad_enabled(), read_R is None)
     if key not in packed.plans or packed.plans[key][0] is not read_R:
-        window = config.sliding_window if layer_type == "sliding_attention" else None
-        plan = plan_tiles(packed.cu_seq_lens, heads=config.num_attention_heads, window=window, read_R=read_R)
+        plan = plan_tiles(packed.cu_seq_lens, heads=heads, window=window, read_R=read_R)
         packed.plans[key] = (read_R, plan)
     return packed.plans[key][1]
 

@@ -1,5 +1,7 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""Attention within a window over packed documents, on CUDA, by our own kernels (triton_kernels.py).
+"""Sliding-window attention on CUDA, over packed documents, by our own kernels (triton_kernels.py).
+
+Other machines have other implementations: packed_attention.py chooses.
 
 To PyTorch it is one operator, `clozebert::window_attention`, so that a compiled graph calls it unchanged.
 

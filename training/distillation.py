@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import MaskedLMOutput
 
 from ..modeling import ClozeBertForMaskedLM
-from ..modeling.heads import IGNORED_LABEL
-from ..modeling.kernels import few_rows_at_once
+from ..modeling.losses import IGNORED_LABEL, few_rows_at_once
 from ..modeling.packed import Packed
 from .initialization.initial_model import load_configuration, make_model
 

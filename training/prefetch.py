@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..configuration import ClozeBertConfig
 from ..modeling.encoder import RECURRING_SIZE
-from ..modeling.heads import IGNORED_LABEL
+from ..modeling.losses import IGNORED_LABEL
 from ..modeling.packed import Packed
 from ..modeling.packed_attention import prepare_attention
 from .runtime.signals import STOP_SIGNALS

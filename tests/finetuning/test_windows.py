@@ -21,7 +21,7 @@ from clozebert.finetuning.windows import (
     probe_special_tokens,
     window_spans,
 )
-from clozebert.modeling.heads import IGNORED_LABEL
+from clozebert.modeling.losses import IGNORED_LABEL
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import TOKENIZER_KINDS, make_tokenizer

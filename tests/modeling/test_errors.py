@@ -13,7 +13,7 @@ from clozebert import (
     ClozeBertForTokenClassification,
     ClozeBertModel,
 )
-from clozebert.modeling.heads import sequence_loss
+from clozebert.modeling.losses import sequence_loss
 
 IDS = torch.as_tensor(random_ids(2, 9))
 LONG = torch.as_tensor(random_ids(1, 42))

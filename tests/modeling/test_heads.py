@@ -20,7 +20,8 @@ from clozebert import (
     ClozeBertForSequenceClassification,
     ClozeBertForTokenClassification,
 )
-from clozebert.modeling.heads import Pooling, cross_entropy
+from clozebert.modeling.heads import Pooling
+from clozebert.modeling.losses import cross_entropy
 from clozebert.modeling.packed import Packed
 
 ROWS, LENGTH, SHORTEST, CHOICES, LABELS = 8, 11, 4, 3, 5

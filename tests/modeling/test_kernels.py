@@ -20,6 +20,7 @@ from clozebert import (
 from clozebert.modeling import kernels
 from clozebert.modeling.blocks import make_activation
 from clozebert.modeling.kernels import linear
+from clozebert.modeling.losses import cross_entropy, few_rows_at_once
 
 needs_bf16 = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
@@ -100,8 +101,6 @@ def test_a_model_in_bf16_encodes_as_in_float64(mlp_type, fused_calls):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_loss_of_half_precision_logits_is_float32s(dtype):
-    from clozebert.modeling.heads import cross_entropy
-
     torch.manual_seed(0)
     logits, labels = (4 * torch.randn(400, 5000)).to(dtype), torch.randint(5000, (400,))
     labels[::7] = -100
@@ -120,15 +119,13 @@ def test_the_loss_of_half_precision_logits_is_float32s(dtype):
 def test_few_rows_are_taken_at_once(rows, columns, sizes):
     """Of every tensor the same, 4 MB of float32 at most, or one row."""
     logits, others = torch.zeros(rows, columns, dtype=torch.bfloat16), torch.arange(rows)
-    parts = list(kernels.few_rows_at_once(logits, others))
+    parts = list(few_rows_at_once(logits, others))
     assert [len(part) for part, _ in parts] == [len(part) for _, part in parts] == sizes
     assert torch.cat([part for _, part in parts]).equal(others)
 
 
 def test_the_gradient_of_a_half_precision_loss_has_a_gradient():
     """As a penalty on gradients asks for, and a product with the Hessian: sum of (d loss / d logits)^2."""
-    from clozebert.modeling.heads import cross_entropy
-
     torch.manual_seed(0)
     logits, labels = (4 * torch.randn(40, 50)).bfloat16(), torch.randint(50, (40,))
     labels[::7] = -100

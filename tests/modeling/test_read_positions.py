@@ -6,6 +6,7 @@ from encoder_cases import DOCUMENTS, LENGTH, MIXED_LAYERS, build, gradients, ran
 from torch.utils.flop_counter import FlopCounterMode
 
 from clozebert import ClozeBertForMaskedLM, ClozeBertForSequenceClassification, ClozeBertModel
+from clozebert.modeling.packed import Packed
 
 BOUNDS = torch.tensor([0, *torch.tensor(DOCUMENTS).cumsum(0)], dtype=torch.int32)
 POSITIONS = {
@@ -99,6 +100,16 @@ def test_a_packed_classifier_reads_first_tokens_only_and_scores_the_same():
     alone = torch.cat([model(part).logits for part in ids.split(DOCUMENTS, dim=1)])
     torch.testing.assert_close(packed, alone, rtol=0, atol=1e-12)
     assert seen[0] == len(DOCUMENTS)
+
+
+def test_one_batch_serves_models_of_other_windows_and_heads():
+    """A `Packed` keeps the plans of its attention. A model must not take those of another."""
+    shapes = [{"sliding_window": 2}, {"sliding_window": 5}, {"sliding_window": 2, "num_attention_heads": 2}]
+    models = [build(ClozeBertModel, tiny_config("sdpa", layer_types=MIXED_LAYERS, **shape)) for shape in shapes]
+    shared, ids = Packed.from_lengths(DOCUMENTS), inputs()["input_ids"]
+    for model in models:
+        found = model(ids, packed=shared).last_hidden_state
+        assert torch.equal(found, model(ids, packed=Packed.from_lengths(DOCUMENTS)).last_hidden_state)
 
 
 @pytest.mark.parametrize("wrong", [-1, LENGTH])

@@ -9,7 +9,7 @@ from torch import nn
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.corpus.vocabulary_sample import VocabularySampler
-from clozebert.modeling.heads import cross_entropy, sampled_cross_entropy
+from clozebert.modeling.losses import cross_entropy, sampled_cross_entropy
 
 VOCABULARY, SIZE, PREDICTED = 300, 16, 40
 

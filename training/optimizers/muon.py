@@ -1,4 +1,5 @@
-"""Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): momentum whose matrices are made orthogonal.
+"""Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): momentum whose matrices are made orthogonal,
+by Newton-Schulz steps.
 
     M <- β M + (1 - β) G                    momentum
     U  = (1 - β) G + β M                    Nesterov's look ahead

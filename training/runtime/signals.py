@@ -1,4 +1,4 @@
-"""Handles signals that ask a run to stop: it saves a checkpoint first."""
+"""Hears the signals that ask a run to stop. The loop (loop.py) then saves a checkpoint and ends."""
 
 import contextlib
 import os
