@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...utils.plurals import counted
 from ..arguments import Phase, PretrainingArguments
 from ..checkpoints.training_state import TrainingState
 from ..checks import CheckedRun
@@ -51,7 +52,8 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
         f"steps: {phase.num_steps:,}{of_all} of {arguments.tokens_per_step:,} tokens"
         f"{rising if arguments.batch_warmup_steps else ''}, {epochs_of(setup, phase):.2f} epochs; "
         f"{processes} process(es) x {micro_batches} micro-batch(es) x {rows} row(s)",
-        f"{arguments.optimizer}, {arguments.warmup_steps:,} steps of warm-up, {arguments.lr_scheduler_type}; "
+        f"{arguments.optimizer}, {counted(int(arguments.warmup_steps), 'step')} of warm-up, "
+        f"{arguments.lr_scheduler_type}; "
         f"precision {accelerator.mixed_precision} on {accelerator.device.type}",
     ]
     if len(corpora.names) > 1:
