@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import MaskedLMOutput
 
 from ..modeling import ClozeBertForMaskedLM
-from ..modeling.losses import IGNORED_LABEL, few_rows_at_once
+from ..modeling.losses import IGNORED_LABEL, few_rows_at_once, softmax_and_log_sum
 from ..modeling.packed import Packed
 from .initialization.initial_model import load_configuration, make_model
 
@@ -95,8 +95,8 @@ class _Imitation(torch.autograd.Function):
         grad_MV = torch.empty_like(logits_MV, dtype=wide if logits_MV.dtype == torch.float16 else None)
         for narrow, wanted, labels, grad in few_rows_at_once(logits_MV, wanted_MV, labels_M, grad_MV):
             logits, token, counts = narrow.to(wide), labels.clamp(min=0)[:, None], labels != IGNORED_LABEL
-            q, log_sum_q = _softmax_and_log_sum(logits)
-            p, log_sum_p = _softmax_and_log_sum(wanted.to(wide))
+            q, log_sum_q = softmax_and_log_sum(logits)
+            p, log_sum_p = softmax_and_log_sum(wanted.to(wide))
             surprise = log_sum_q - logits.gather(1, token).squeeze(1)
             divergence = torch.linalg.vecdot(p, wanted - logits) - log_sum_p + log_sum_q
             total += torch.lerp(surprise, divergence, share).masked_fill(~counts, 0).sum()
@@ -110,14 +110,6 @@ class _Imitation(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return ctx.saved_tensors[0] * grad, None, None, None
-
-
-def _softmax_and_log_sum(x_RV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Softmax [R, V] and log-sum-exp [R], from one pass of exponentials."""
-    largest_R1 = x_RV.amax(-1, keepdim=True)
-    powers_RV = (x_RV - largest_R1).exp_()
-    sums_R1 = powers_RV.sum(-1, keepdim=True)
-    return powers_RV.div_(sums_R1), (largest_R1 + sums_R1.log()).squeeze(1)
 
 
 def with_teacher(student: ClozeBertForMaskedLM, name_or_path: str) -> Distillation:
