@@ -196,7 +196,7 @@ def outside_kernels() -> list[Kernel]:
 
 
 VARIANTS: dict[str, tuple[Callable[..., list[Kernel]], dict[str, bool], Machine]] = {
-    "eager, as the issue found it": (eager_kernels, {"loss_only": False}, Machine()),
+    "eager, all logits in float32": (eager_kernels, {"loss_only": False}, Machine()),
     "eager, the loss alone returned": (eager_kernels, {"loss_only": True}, Machine()),
     "compiled": (compiled_kernels, {"joins": False, "has_triton": False, "loss_only": True}, Machine()),
     "compiled, and q-k-v, gate-up joined": (

@@ -38,7 +38,7 @@ def choose_precision(wanted: str, device: torch.device) -> str:
         )
     if wanted == "fp16" and device.type != "cuda":
         raise UserError(f"mixed_precision='fp16' needs a CUDA device, not {device.type}; take bf16, no or auto")
-    if wanted == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+    if wanted == "bf16" and device.type == "cuda" and not has_fast_bf16(device):
         raise UserError("mixed_precision='bf16': this GPU does not support it; take fp16, no or auto")
     return wanted
 

@@ -374,8 +374,11 @@ def _check_inputs_stay(deleted: Iterable[Path], inputs: Iterable[tuple[str, str 
 
 
 @contextmanager
-def disk_errors(place: Path, *, way_out: str = "give another folder") -> Iterator[None]:
+def disk_errors(place: Path, *, way_out: str | None = None) -> Iterator[None]:
     """Report a full disk or a folder that cannot be written to as an error of the user.
+
+    Args:
+        way_out: what the user can do; None: free some space, or give another folder.
 
     Raises:
         UserFileError: either of them, whichever library raised it.
@@ -387,10 +390,12 @@ def disk_errors(place: Path, *, way_out: str = "give another folder") -> Iterato
         in_words = re.search(r"\(os error (\d+)\)", str(error))
         number = getattr(error, "errno", None) or (int(in_words.group(1)) if in_words else None)
         if number in _FULL:
-            raise UserFileError(f"{place} cannot be written ({os.strerror(number)}): {way_out}") from error
+            free_space = way_out or "free some space, or give another folder"
+            raise UserFileError(f"{place} cannot be written ({os.strerror(number)}): {free_space}") from error
         if number in _CLOSED:
             where = getattr(error, "filename", None) or place
             # The user knows the final path, not the temporary name.
             where = place if Path(os.fsdecode(where)).name.startswith(INCOMPLETE) else where
-            raise UserFileError(f"{where} cannot be read or written ({os.strerror(number)}): {way_out}") from error
+            other_folder = way_out or "give another folder"
+            raise UserFileError(f"{where} cannot be read or written ({os.strerror(number)}): {other_folder}") from error
         raise

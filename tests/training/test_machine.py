@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from clozebert.training.runtime import machine
-from clozebert.utils.device import find_device
+from clozebert.utils.device import choose_precision, find_device
+from clozebert.utils.errors import UserError
 
 
 @pytest.mark.parametrize("seed", [0, 42, 281_000_000, 1_234_567_890, 2**63])
@@ -36,6 +37,15 @@ def test_the_device_is_the_accelerator_that_there_is(cuda, mps, use_cpu, wanted,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert find_device(use_cpu=use_cpu).type == wanted
+
+
+def test_bf16_that_a_gpu_only_emulates_is_refused(monkeypatch):
+    """As on a T4 or V100, of which PyTorch says that they support bf16 by emulation."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    gpu = torch.device("cuda")
+    assert choose_precision("auto", gpu) == "no"
+    with pytest.raises(UserError, match="mixed_precision='bf16': this GPU does not support it"):
+        choose_precision("bf16", gpu)
 
 
 def test_compiled_by_default_on_cuda_where_it_can_be(monkeypatch, caplog):
