@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -384,10 +385,19 @@ class Adaptation:
             for name, split in self._splits().items()
         }
         encoder = Encoder(tokenizer.backend_tokenizer.to_str())
+        named: Counter[str] = Counter()
         for place in self.arguments.protect or []:
-            reader = Reader([place], text_column=self.arguments.text_column, document_separator="line")
+            reader = Reader(
+                [place],
+                text_column=self.arguments.text_column,
+                document_separator="line",
+                on_bad_text=self.arguments.on_bad_text,
+            )
             encoded = (document for text in reader.texts() for document in encoder.encode([text]))
-            found[Path(place).name] = str(measure_overlap(encoded_documents(encoded), trained_on))
+            name = Path(place).name  # not its folders, as paths are private
+            named[name] += 1
+            shown = name if named[name] == 1 else f"{name} ({named[name]})"
+            found[shown] = str(measure_overlap(encoded_documents(encoded), trained_on))
         return found
 
     def _trained_on(self) -> dict[str, Corpus]:
