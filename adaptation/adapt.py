@@ -313,7 +313,8 @@ class Adaptation:
                     f"give more, or less text"
                 )
             run = arguments.for_pretraining(max_minutes=max(left, 0.1), **settings)
-        return pretrain(run, ClozeBertConfig())
+        starts_over = " without --overwrite_output_dir" if arguments.overwrite_output_dir else ""
+        return pretrain(run, ClozeBertConfig(), goes_on_by=f"the same command{starts_over}")
 
     def _before(self) -> dict[str, Any]:
         return read_json_object(self.work / BEFORE)
