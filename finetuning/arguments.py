@@ -212,8 +212,10 @@ class PredictionArguments:
             for path in self.input:
                 if path != "-" and os.path.samefile(path, self.output_file):
                     raise UserError(f"--output_file {self.output_file}: it is --input too, and writing would empty it")
-        if self.batch_size < 1:
-            raise UserError(f"--batch_size {self.batch_size}: must be at least 1")
+        for name in ("batch_size", "max_seq_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name} {value}: must be at least 1")
 
 
 # Flags that may change when a run is resumed; for the data, the content is compared instead.

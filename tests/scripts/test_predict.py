@@ -203,6 +203,7 @@ def test_standard_input_that_is_not_utf8(
         ("sequence", ["--input", "gone.txt"], "--input gone.txt: there is no such file"),
         ("sequence", ["--input", "/dev/null"], "--input /dev/null: not a file; pipe lines of text into --input -"),
         ("sequence", ["--batch_size", "0"], "--batch_size 0: must be at least 1"),
+        ("sequence", ["--max_seq_length", "0"], "--max_seq_length 0: must be at least 1"),
         ("sequence", ["--input", "b.csv"], "b.csv, line 3: the text (column 'text') is empty"),
         ("sequence", ["--input", "e.csv"], "e.csv is empty"),
         ("pairs", ["--input", "q.csv", "--text_pair_column", "c"], "--text_pair_column needs --text_column beside it"),
