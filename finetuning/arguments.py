@@ -116,12 +116,24 @@ class FinetuningArguments:
             raise UserError("give --train_file (or --dataset_name)")
         if self.dataset_name is not None and self.train_file is not None:
             raise UserError("give either --dataset_name or --train_file, not both")
+        self._check_splits_of_dataset()
         for name in ("train_file", "validation_file", "test_file"):
             path = getattr(self, name)
             if path is not None and not os.path.isfile(path):
                 raise MissingFileError(f"--{name} {path}: there is no such file")
         self._check_numbers()
         self._check_choices()
+
+    def _check_splits_of_dataset(self) -> None:
+        """Refuse flags that the origin of the data leaves without effect."""
+        if self.dataset_name is None and self.dataset_config_name is not None:
+            raise UserError(f"--dataset_config_name {self.dataset_config_name} needs --dataset_name")
+        for name in ("validation_file", "test_file"):
+            if self.dataset_name is not None and getattr(self, name) is not None:
+                raise UserError(
+                    f"--{name} {getattr(self, name)}: --dataset_name {self.dataset_name} has splits of its own; leave "
+                    f"one of the two out, or give all data as files"
+                )
 
     def _check_numbers(self) -> None:
         positive = (

@@ -324,6 +324,9 @@ def test_small_numbers_keep_their_digits(models: dict[str, str], tmp_path: Path)
         ({"lr_scheduler_type": "some"}, "--lr_scheduler_type some: expected linear"),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "--lr_scheduler_type warmup_stable_decay: expected linear"),
         ({"dataset_name": "x"}, "either --dataset_name or --train_file"),
+        ({"dataset_name": "x", "train_file": None, "test_file": "t.csv"}, "--test_file t.csv: --dataset_name x has"),
+        ({"dataset_config_name": "small"}, "--dataset_config_name small needs --dataset_name"),
+        ({"overwrite_output_dir": True, "resume_from_checkpoint": "latest"}, "give one of them"),
         ({"train_file": None}, "give --train_file"),
     ],
 )
