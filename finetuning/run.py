@@ -43,7 +43,15 @@ from .reports import mean_and_deviation, table_of_results, write_json, write_rep
 from .resume import SETTINGS_FILE, checkpoint_to_resume, remove_checkpoints, settings_of
 from .search import search_hyperparameters
 from .tasks import Task
-from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, TrainingProgress, are_finite, make_collator
+from .trainer import (
+    SELECTION,
+    BestOfMovedRun,
+    EvaluationLines,
+    FinetuningTrainer,
+    TrainingProgress,
+    are_finite,
+    make_collator,
+)
 from .windows import PackedCollator, WindowMaker
 
 
@@ -213,6 +221,7 @@ class FinetuningRun:
             **{"args": self.training, **({} if "model_init" in kwargs else {"model": self.model}), **kwargs},
         )
         trainer.pop_callback(transformers.PrinterCallback)
+        trainer.add_callback(BestOfMovedRun())
         trainer.add_callback(EvaluationLines(self.best_metric[0]))
         trainer.add_callback(TrainingProgress())
         return trainer

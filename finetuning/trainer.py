@@ -242,6 +242,15 @@ def selection(scores: dict[str, float], best_metric: tuple[str, bool]) -> float:
     return (scores[name] if greater_is_better else -scores[name]) - 1e-6 * scores["loss"]
 
 
+class BestOfMovedRun(TrainerCallback):
+    """Finds the best checkpoint of a run whose folder was moved. Trainer does so at the next checkpoint only."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        here = os.path.join(args.output_dir, f"checkpoint-{state.best_global_step}")
+        if state.best_model_checkpoint is None and os.path.isdir(here):
+            state.best_model_checkpoint = here
+
+
 class EvaluationLines(TrainerCallback):
     """Prints one line for each evaluation: epoch, step, losses, and the score that selects the best."""
 
