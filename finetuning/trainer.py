@@ -117,7 +117,7 @@ def _reading(checkpoint: str | None) -> Iterator[None]:
         reason = str(error).strip().split(". ")[0].split("\n")[0]
         raise UserError(
             f"--resume_from_checkpoint: {checkpoint} cannot be read ({type(error).__name__}: {reason}); name another "
-            f"checkpoint, or begin afresh with --overwrite_output_dir"
+            f"checkpoint, or begin afresh with --overwrite_output_dir in place of it"
         ) from error
 
 
