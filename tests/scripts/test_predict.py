@@ -186,6 +186,16 @@ def test_standard_input_that_is_not_utf8(
     assert done.stderr.endswith("error: standard input, line 2: not UTF-8 (byte 0xfc); convert the text\n")
 
 
+def test_standard_output_is_utf8_in_any_locale(
+    tuned: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("five € film\n", encoding="utf-8")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    predict.main(["--model_name_or_path", str(tuned["sequence"]), "--input", str(tmp_path / "a.txt")])
+    assert json.loads(written.getvalue().decode("utf-8"))["text"] == "five € film"
+
+
 @pytest.mark.parametrize(
     ("kind", "flags", "message"),
     [
