@@ -163,9 +163,9 @@ def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFas
             f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings belong to "
             f"another one; give its own as tokenizer_name, and prepare the corpus with it"
         )
-    for token, theirs, ours in _differing_entries(name_or_path, tokenizer):
+    for token, theirs, mine in differing_entries(name_or_path, tokenizer):
         raise UserError(
-            f"model_name_or_path={name_or_path!r} has {token!r} as token {theirs}, the tokenizer as {ours}: its "
+            f"model_name_or_path={name_or_path!r} has {token!r} as token {theirs}, the tokenizer as {mine}: its "
             f"embeddings belong to another one; give its own as tokenizer_name, and prepare the corpus with it"
         )
 
@@ -196,7 +196,7 @@ def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_
         )
     for name, theirs, ours in _differing_tokens(teacher, tokenizer):
         raise UserError(f"{what} has {name}={theirs}, and the tokenizer {ours}: both need the same tokenizer")
-    for token, theirs, mine in _differing_entries(name_or_path, tokenizer):
+    for token, theirs, mine in differing_entries(name_or_path, tokenizer):
         raise UserError(
             f"{what} has {token!r} as token {theirs}, and the tokenizer as {mine}: both need the same tokenizer"
         )
@@ -206,7 +206,7 @@ def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_
         )
 
 
-def _differing_entries(name_or_path: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int, int | None]]:
+def differing_entries(name_or_path: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int, int | None]]:
     """Entries of the tokenizer in a model's folder that have another id, or none, in the given one.
 
     The given one may have more entries. A folder without a tokenizer that can be read says nothing.
