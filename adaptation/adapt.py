@@ -17,6 +17,7 @@ import math
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -95,6 +96,9 @@ class Adaptation:
                 check_known_tokens(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")
         if arguments.corpus is not None:
             self._check_corpus(arguments.corpus)
+        is_on_cuda = torch.cuda.is_available() and not arguments.use_cpu
+        self.device = torch.device("cuda" if is_on_cuda else "cpu")
+        self.precision = choose_precision(arguments.mixed_precision, self.device)
         longest = min(self.source.longest, self.trained.longest)
         if arguments.max_seq_length is not None and arguments.max_seq_length > longest:
             raise UserError(
@@ -211,7 +215,7 @@ class Adaptation:
 
     def _make_start(self) -> None:
         if self.arguments.student is not None and not (self.work / TEACHER_FOLDER).is_dir():
-            with whole_folder(self.work / TEACHER_FOLDER) as folder:
+            with whole_folder(self.work / TEACHER_FOLDER) as folder, quiet():
                 self.source.load().save_pretrained(folder)
         texts = [reader for name, reader in self.readers.items() if name != "protect"]
         start = make_start(
@@ -225,7 +229,7 @@ class Adaptation:
         asked = self.arguments.extend_vocabulary
         if asked and start.facts["new entries"] < asked:
             self.say(f"extend_vocabulary={asked}: nothing else in the text occurs twice and is not an entry yet")
-        with whole_folder(self.work / "start") as folder:
+        with whole_folder(self.work / "start") as folder, quiet():
             start.model.save_pretrained(folder)
             save_tokenizer(start.tokenizer, folder)
             write_text(folder / "vocabulary.json", json.dumps(start.facts, indent=2) + "\n")
@@ -274,11 +278,10 @@ class Adaptation:
     def _evaluate(self, model: ClozeBertForMaskedLM, suffix: str) -> dict[str, dict[str, float]]:
         """The loss with fixed masks, and the tokens per word, of each held-out text."""
         arguments = self.arguments
-        device = torch.device("cuda" if torch.cuda.is_available() and not arguments.use_cpu else "cpu")
-        torch.nn.Module.to(model, device).eval()
+        torch.nn.Module.to(model, self.device).eval()
         figures = {}
         for name, split in self._splits(suffix).items():
-            with precision_of(device, choose_precision(arguments.mixed_precision, device)):
+            with precision_of(self.device, self.precision):
                 found: dict[str, float] = score_frozen_masks(
                     model,
                     split,
@@ -312,7 +315,8 @@ class Adaptation:
                     f"give more, or less text"
                 )
             run = arguments.for_pretraining(max_minutes=max(left, 0.1), **settings)
-        return pretrain(run, ClozeBertConfig())
+        starts_over = " without --overwrite_output_dir" if arguments.overwrite_output_dir else ""
+        return pretrain(run, ClozeBertConfig(), goes_on_by=f"the same command{starts_over}")
 
     def _before(self) -> dict[str, Any]:
         return read_json_object(self.work / BEFORE)
@@ -360,11 +364,12 @@ class Adaptation:
         results["seconds"] = time.monotonic() - self.begun
         torch.nn.Module.to(model, "cpu")
         with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as partial:
-            if self.trained.model_type == "clozebert":
-                model.save_pretrained(partial)
-                save_tokenizer(tokenizer, partial)
-            else:
-                save_native(model, partial, tokenizer, architecture=self.trained.model_type)
+            with quiet():
+                if self.trained.model_type == "clozebert":
+                    model.save_pretrained(partial)
+                    save_tokenizer(tokenizer, partial)
+                else:
+                    save_native(model, partial, tokenizer, architecture=self.trained.model_type)
             curve = self.work / "run" / "loss_curve.png"
             if curve.is_file():
                 (partial / curve.name).write_bytes(curve.read_bytes())
@@ -384,10 +389,19 @@ class Adaptation:
             for name, split in self._splits().items()
         }
         encoder = Encoder(tokenizer.backend_tokenizer.to_str())
+        named: Counter[str] = Counter()
         for place in self.arguments.protect or []:
-            reader = Reader([place], text_column=self.arguments.text_column, document_separator="line")
+            reader = Reader(
+                [place],
+                text_column=self.arguments.text_column,
+                document_separator="line",
+                on_bad_text=self.arguments.on_bad_text,
+            )
             encoded = (document for text in reader.texts() for document in encoder.encode([text]))
-            found[Path(place).name] = str(measure_overlap(encoded_documents(encoded), trained_on))
+            name = Path(place).name  # not its folders, as paths are private
+            named[name] += 1
+            shown = name if named[name] == 1 else f"{name} ({named[name]})"
+            found[shown] = str(measure_overlap(encoded_documents(encoded), trained_on))
         return found
 
     def _trained_on(self) -> dict[str, Corpus]:

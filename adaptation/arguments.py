@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..training.arguments import PretrainingArguments
 from ..utils.command_line import flag
-from ..utils.errors import UserError
+from ..utils.errors import UserError, check_at_least
 from ..utils.files import check_output_dir, write_text
 from ..utils.untrusted import read_json_object
 
@@ -70,7 +70,7 @@ class AdaptationArguments:
     on_bad_text: str = flag(
         "what to do about documents that are not valid UTF-8: error or skip", "error", section=_TEXT
     )
-    deduplicate: str = flag("none, exact (each text once) or near", "exact", section=_TEXT)
+    deduplicate: Literal["none", "exact", "near"] = flag("none, exact (each text once) or near", "exact", section=_TEXT)
     num_processes: int | None = flag("processes that tokenize (default: one for each processor)", section=_TEXT)
     replay_input: list[str] | None = flag("text of the kind that the model was trained on, mixed in against forgetting")
     replay_share: float | None = flag(
@@ -128,12 +128,18 @@ class AdaptationArguments:
             raise UserError(f"replay_share={self.replay_share} must lie between 0 and 1, both excluded")
         elif not self.replay_input:
             raise UserError(f"replay_share={self.replay_share} needs --replay_input, the text that it is a share of")
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(
+                f"validation_fraction={self.validation_fraction} must lie between 0 and 1, both excluded: the losses "
+                f"before and after are of held-out text"
+            )
         if self.max_steps is not None and self.max_minutes is not None:
             raise UserError(f"max_steps={self.max_steps} and max_minutes={self.max_minutes}: give one of them")
-        if self.num_train_epochs <= 0:
-            raise UserError(f"num_train_epochs={self.num_train_epochs} must be above 0")
-        if self.extend_vocabulary is not None and self.extend_vocabulary < 1:
-            raise UserError(f"extend_vocabulary={self.extend_vocabulary} must be at least 1")
+        for name in ("num_train_epochs", "max_minutes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"{name}={value} must be above 0")
+        check_at_least(self, extend_vocabulary=1, max_steps=1, num_processes=1)
         # Checks the ranges of the flags that are passed to pretraining.
         self.for_pretraining(
             hidden_size=_WIDTH,

@@ -116,12 +116,24 @@ class FinetuningArguments:
             raise UserError("give --train_file (or --dataset_name)")
         if self.dataset_name is not None and self.train_file is not None:
             raise UserError("give either --dataset_name or --train_file, not both")
+        self._check_splits_of_dataset()
         for name in ("train_file", "validation_file", "test_file"):
             path = getattr(self, name)
             if path is not None and not os.path.isfile(path):
                 raise MissingFileError(f"--{name} {path}: there is no such file")
         self._check_numbers()
         self._check_choices()
+
+    def _check_splits_of_dataset(self) -> None:
+        """Refuse flags that the origin of the data leaves without effect."""
+        if self.dataset_name is None and self.dataset_config_name is not None:
+            raise UserError(f"--dataset_config_name {self.dataset_config_name} needs --dataset_name")
+        for name in ("validation_file", "test_file"):
+            if self.dataset_name is not None and getattr(self, name) is not None:
+                raise UserError(
+                    f"--{name} {getattr(self, name)}: --dataset_name {self.dataset_name} has splits of its own; leave "
+                    f"one of the two out, or give all data as files"
+                )
 
     def _check_numbers(self) -> None:
         positive = (
@@ -153,6 +165,11 @@ class FinetuningArguments:
                 raise UserError(f"--{name} {getattr(self, name)}: expected {' or '.join(filter(None, allowed))}")
         if self.lora_rank is not None and self.freeze_layers:
             raise UserError("--lora_rank freezes the encoder already; leave out --freeze_layers")
+        if self.overwrite_output_dir and self.resume_from_checkpoint == "latest":
+            raise UserError(
+                "--overwrite_output_dir deletes the run that --resume_from_checkpoint latest would continue; give one "
+                "of them"
+            )
         if self.seeds is not None and self.resume_from_checkpoint not in (None, "latest"):
             raise UserError(
                 f"--resume_from_checkpoint {self.resume_from_checkpoint}: it is of one seed, and --seeds trains "
@@ -212,8 +229,10 @@ class PredictionArguments:
             for path in self.input:
                 if path != "-" and os.path.samefile(path, self.output_file):
                     raise UserError(f"--output_file {self.output_file}: it is --input too, and writing would empty it")
-        if self.batch_size < 1:
-            raise UserError(f"--batch_size {self.batch_size}: must be at least 1")
+        for name in ("batch_size", "max_seq_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name} {value}: must be at least 1")
 
 
 # Flags that may change when a run is resumed; for the data, the content is compared instead.
@@ -232,28 +251,31 @@ def comparable(arguments: FinetuningArguments) -> dict[str, Any]:
 def own_output_dir(arguments: FinetuningArguments) -> Iterator[None]:
     """Create the output folder and lock it against other programs.
 
-    A folder with files in it raises an error, unless the flags say to resume or to delete the run in it.
+    A folder with files in it raises an error, unless the flags say to resume, or to delete the run in it: see
+    `clear_output_dir`.
     """
     resume = arguments.resume_from_checkpoint
     if resume not in (None, "latest") and not os.path.isdir(str(resume)):
         raise UserError(f"--resume_from_checkpoint {resume}: there is no such folder")
-    starts_afresh = resume is None and arguments.overwrite_output_dir
     check_output_dir(
         arguments.output_dir,
-        overwrite=starts_afresh or resume is not None,
-        written=FINETUNING_FILES if starts_afresh else (),
+        overwrite=arguments.overwrite_output_dir or resume is not None,
+        written=FINETUNING_FILES if arguments.overwrite_output_dir else (),
         inputs=[
             (f"--{name}", getattr(arguments, name))
-            for name in ("model_name_or_path", "train_file", "validation_file", "test_file")
+            for name in ("model_name_or_path", "train_file", "validation_file", "test_file", "resume_from_checkpoint")
         ],
         name="--output_dir",
         way_out="choose another, or give --overwrite_output_dir or --resume_from_checkpoint latest",
     )
-    folder = Path(arguments.output_dir)
-    with owned_folder(folder) as is_main:
-        if starts_afresh and is_main:
-            remove_written(folder, FINETUNING_FILES)
+    with owned_folder(Path(arguments.output_dir)):
         yield
+
+
+def clear_output_dir(arguments: FinetuningArguments) -> None:
+    """With --overwrite_output_dir, delete the run in the output folder; called when model and data are known to fit."""
+    if arguments.overwrite_output_dir and os.environ.get("RANK", "0") == "0":
+        remove_written(Path(arguments.output_dir), FINETUNING_FILES)
 
 
 def default_epochs(num_examples: int, num_tokens: int) -> int:

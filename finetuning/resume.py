@@ -13,6 +13,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from ..utils.errors import UserError
+from ..utils.files import written_in
 from ..utils.untrusted import read_json_object
 from .arguments import comparable
 from .windows import Window
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .run import FinetuningRun
 
 SETTINGS_FILE = "finetuning_settings.json"
+_AFRESH = "--overwrite_output_dir in place of --resume_from_checkpoint"
 
 
 def settings_of(run: "FinetuningRun") -> dict[str, Any]:
@@ -71,21 +73,42 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
         return None
     checkpoint = newest_checkpoint(folder) if wanted == "latest" else wanted
     if checkpoint is None:
+        _refuse_to_replace_a_model(Path(folder), settings)
         return None
     if not _is_whole(checkpoint):
         raise UserError(f"--resume_from_checkpoint {checkpoint}: no trainer_state.json in it, so it is not complete")
     _check_best(checkpoint, folder)
     # The checkpoint may be of a run in another folder. A copy may have no settings beside it.
     homes = {Path(checkpoint).resolve().parent: "leave out --resume_from_checkpoint"}
-    homes[Path(folder).resolve()] = "--overwrite_output_dir"
+    homes[Path(folder).resolve()] = _AFRESH
     for home, way_out in homes.items():
         path = home / SETTINGS_FILE
         if path.exists():
-            _refuse_other_settings(home, read_json_object(path), json.loads(json.dumps(settings)), way_out=way_out)
+            refuse_other_settings(home, read_json_object(path), settings, way_out=way_out)
     return checkpoint
 
 
-def _refuse_other_settings(folder: Path, before: dict[str, Any], now: dict[str, Any], *, way_out: str) -> None:
+def _refuse_to_replace_a_model(folder: Path, settings: dict[str, Any]) -> None:
+    """Raise if a folder without checkpoints holds another model, such as the encoder: a new run would replace it."""
+    if not written_in(folder, [r"model.*\.safetensors"]):
+        return
+    path = folder / SETTINGS_FILE
+    if not path.exists():
+        raise UserError(
+            f"--resume_from_checkpoint latest: {folder} holds a model and no run to resume; give another --output_dir"
+        )
+    refuse_other_settings(folder, read_json_object(path), settings, way_out=_AFRESH)
+
+
+def refuse_other_settings(
+    folder: Path, before: dict[str, Any], settings: dict[str, Any], *, way_out: str = _AFRESH
+) -> None:
+    """Raise if a run in `folder` had other `settings_of` than this one.
+
+    Args:
+        way_out: the end of the message: what begins a new run instead.
+    """
+    now = json.loads(json.dumps(settings))
     if before.get("encoder", now["encoder"]) != now["encoder"]:
         raise UserError(
             f"--resume_from_checkpoint: the run in {folder} began from another encoder than --model_name_or_path names "

@@ -18,6 +18,7 @@ from ..utils.plurals import counted
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import (
     FinetuningArguments,
+    clear_output_dir,
     default_batch_size,
     default_epochs,
     default_learning_rate,
@@ -41,9 +42,17 @@ from .models import (
 )
 from .reports import mean_and_deviation, table_of_results, write_json, write_report
 from .resume import SETTINGS_FILE, checkpoint_to_resume, remove_checkpoints, settings_of
-from .search import search_hyperparameters
+from .search import check_search, search_hyperparameters
 from .tasks import Task
-from .trainer import SELECTION, EvaluationLines, FinetuningTrainer, TrainingProgress, are_finite, make_collator
+from .trainer import (
+    SELECTION,
+    BestOfMovedRun,
+    EvaluationLines,
+    FinetuningTrainer,
+    TrainingProgress,
+    are_finite,
+    make_collator,
+)
 from .windows import PackedCollator, WindowMaker
 
 
@@ -69,6 +78,12 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> d
     config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     tokenizer = load_auto_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     data = read_data(arguments, known_label_names(config, TASKS[arguments.task_type]))
+    if arguments.overwrite_output_dir:
+        # A mistake must not cost the earlier run.
+        FinetuningRun(arguments, arguments.output_dir, arguments.seed, data, tokenizer)
+        if arguments.hyperparameter_search is not None:
+            check_search(arguments)
+        clear_output_dir(arguments)
     if arguments.hyperparameter_search is not None:
         run = FinetuningRun(arguments, arguments.output_dir, (arguments.seeds or [arguments.seed])[0], data, tokenizer)
         with full_disk(arguments.output_dir):
@@ -213,6 +228,7 @@ class FinetuningRun:
             **{"args": self.training, **({} if "model_init" in kwargs else {"model": self.model}), **kwargs},
         )
         trainer.pop_callback(transformers.PrinterCallback)
+        trainer.add_callback(BestOfMovedRun())
         trainer.add_callback(EvaluationLines(self.best_metric[0]))
         trainer.add_callback(TrainingProgress())
         return trainer

@@ -12,6 +12,7 @@ from transformers import IntervalStrategy, set_seed
 from ..utils.errors import MissingPackageError, UserError
 from ..utils.untrusted import read_json_object
 from .reports import write_json
+from .resume import refuse_other_settings, settings_of
 from .trainer import SELECTION
 
 if TYPE_CHECKING:
@@ -44,11 +45,17 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
 
     The first trial uses the defaults and trains exactly as a run without a search. A trial is judged by its last
     evaluation. A resumed run does not search again.
+
+    Raises:
+        UserError: see `check_search`; or the search of a resumed run was one with other data or flags.
     """
-    arguments = run.arguments
+    arguments, settings = run.arguments, settings_of(run)
     path = Path(run.folder, SEARCH_FILE)
     if arguments.resume_from_checkpoint is not None and path.exists():
-        return read_json_object(path)["best"]
+        found = read_json_object(path)
+        # Else the found values would take the place of those that flags give now.
+        refuse_other_settings(path.parent, found.get("settings", {}), settings)
+        return found["best"]
     free = check_search(arguments)
     assert arguments.hyperparameter_search is not None
     import optuna
@@ -101,6 +108,7 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     if run.training.process_index == 0:
         trials = [{"state": trial.state.name.lower(), "value": trial.value, **trial.params} for trial in study.trials]
         objective = name if greater_is_better else f"-{name}"
-        write_json(path, {"objective": objective, "defaults": usual, "best": best, "trials": trials})
+        found = {"objective": objective, "defaults": usual, "best": best, "trials": trials, "settings": settings}
+        write_json(path, found)
         print("best: " + ", ".join(f"{key} {value:.3g}" for key, value in best.items()), flush=True)
     return best

@@ -117,7 +117,7 @@ def _reading(checkpoint: str | None) -> Iterator[None]:
         reason = str(error).strip().split(". ")[0].split("\n")[0]
         raise UserError(
             f"--resume_from_checkpoint: {checkpoint} cannot be read ({type(error).__name__}: {reason}); name another "
-            f"checkpoint, or begin afresh with --overwrite_output_dir"
+            f"checkpoint, or begin afresh with --overwrite_output_dir in place of it"
         ) from error
 
 
@@ -240,6 +240,15 @@ def selection(scores: dict[str, float], best_metric: tuple[str, bool]) -> float:
     """The number that selects the best evaluation: the score minus 1e-6 × loss, which breaks ties."""
     name, greater_is_better = best_metric
     return (scores[name] if greater_is_better else -scores[name]) - 1e-6 * scores["loss"]
+
+
+class BestOfMovedRun(TrainerCallback):
+    """Finds the best checkpoint of a run whose folder was moved. Trainer does so at the next checkpoint only."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        here = os.path.join(args.output_dir, f"checkpoint-{state.best_global_step}")
+        if state.best_model_checkpoint is None and os.path.isdir(here):
+            state.best_model_checkpoint = here
 
 
 class EvaluationLines(TrainerCallback):

@@ -78,6 +78,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     from clozebert.corpus import Masking
     from clozebert.corpus.readers.inputs import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
+    from clozebert.training.checks import differing_entries
     from clozebert.training.scoring import load_masked_lm, precision_of, read_minimal_pairs, score_minimal_pairs
     from clozebert.utils.device import choose_precision, find_device
     from clozebert.utils.input_length import longest_input
@@ -87,6 +88,12 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     masking = Masking(rate=arguments.eval_mlm_probability, unit=arguments.masking_unit)
     paradigms = read_minimal_pairs(arguments.blimp)
     tokenizer = load_tokenizer(arguments.tokenizer_name or arguments.model_name_or_path)
+    differing = [] if arguments.tokenizer_name is None else differing_entries(arguments.model_name_or_path, tokenizer)
+    for token, theirs, ours in differing:
+        raise UserError(
+            f"tokenizer_name={arguments.tokenizer_name!r} has {token!r} as token {ours}, and the model's own as "
+            f"{theirs}: the scores would mean nothing; leave it out"
+        )
     corpus = None if arguments.corpus is None else _open(arguments.corpus, arguments.split, tokenizer)
     reader = Reader(arguments.input) if arguments.input else None
     device = find_device(use_cpu=arguments.use_cpu)

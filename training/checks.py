@@ -3,11 +3,14 @@
 Mistakes in the settings, those of later phases included, are found here, before any work is done.
 """
 
+import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from ..configuration import ClozeBertConfig
@@ -151,11 +154,19 @@ def check_tokenizer(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast, *, name_or_path: str) -> None:
-    """Refuse to continue from a model whose special tokens show that it was trained with another tokenizer."""
+    """Refuse to continue from a model that was trained with another tokenizer.
+
+    The special tokens of its configuration show that, or the tokenizer beside it.
+    """
     for name, theirs, ours in _differing_tokens(config, tokenizer):
         raise UserError(
             f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings belong to "
             f"another one; give its own as tokenizer_name, and prepare the corpus with it"
+        )
+    for token, theirs, mine in differing_entries(name_or_path, tokenizer):
+        raise UserError(
+            f"model_name_or_path={name_or_path!r} has {token!r} as token {theirs}, the tokenizer as {mine}: its "
+            f"embeddings belong to another one; give its own as tokenizer_name, and prepare the corpus with it"
         )
 
 
@@ -185,10 +196,29 @@ def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_
         )
     for name, theirs, ours in _differing_tokens(teacher, tokenizer):
         raise UserError(f"{what} has {name}={theirs}, and the tokenizer {ours}: both need the same tokenizer")
+    for token, theirs, mine in differing_entries(name_or_path, tokenizer):
+        raise UserError(
+            f"{what} has {token!r} as token {theirs}, and the tokenizer as {mine}: both need the same tokenizer"
+        )
     if max_seq_length > teacher.max_position_embeddings:
         raise UserError(
             f"max_seq_length={max_seq_length} exceeds the {teacher.max_position_embeddings} tokens that {what} takes"
         )
+
+
+def differing_entries(name_or_path: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int, int | None]]:
+    """Entries of the tokenizer in a model's folder that have another id, or none, in the given one.
+
+    The given one may have more entries. A folder without a tokenizer that can be read says nothing.
+    """
+    place = Path(name_or_path) / "tokenizer.json"
+    own: dict[str, int] = {}
+    with contextlib.suppress(Exception):  # the library raises plain ones; and the run reads the given tokenizer only
+        own = Tokenizer.from_file(str(place)).get_vocab()
+    given = tokenizer.get_vocab()
+    for token, number in sorted(own.items(), key=lambda entry: entry[1]):
+        if given.get(token) != number:
+            yield token, number, given.get(token)
 
 
 def _differing_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int, int]]:

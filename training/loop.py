@@ -51,6 +51,7 @@ class Pretraining:
         state: what a checkpoint keeps beside weights and optimizer.
         gradient_norm: of the last step.
         peak_flops: FLOP/s of plain matmuls, of all processes.
+        goes_on_by: what resumes a stopped run, for messages.
     """
 
     def __init__(
@@ -60,9 +61,11 @@ class Pretraining:
         *,
         write_card: WriteCard | None = None,
         recipe: str | None = None,
+        goes_on_by: str = "--resume_from_checkpoint latest",
     ):
         begun = time.monotonic()
         self.run, self.recipe, self.dry_run = check_run(arguments, config), recipe, arguments.dry_run
+        self.goes_on_by = goes_on_by
         self.output = OutputFolder(Path(arguments.output_dir), tokenizer=self.run.tokenizer, write_card=write_card)
         self.accelerator = make_accelerator(
             mixed_precision=arguments.mixed_precision,
@@ -405,7 +408,7 @@ class Pretraining:
         if self.state.step and self._saved_at != self.state.step:
             self.log.say(f"saving a checkpoint of step {self.state.step:,} …")
             self.save_checkpoint()
-        self.log.say(f"stopped at step {self.state.step}; --resume_from_checkpoint latest goes on from there")
+        self.log.say(f"stopped at step {self.state.step}; {self.goes_on_by} goes on from there")
         # A process that got no signal itself stops because another one did.
         return {"stopped_by": self.stop.signal_number or 15, "step": self.state.step}
 

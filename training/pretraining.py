@@ -20,6 +20,7 @@ def pretrain(
     *,
     write_card: WriteCard | None = None,
     recipe: str | None = None,
+    goes_on_by: str = "--resume_from_checkpoint latest",
 ) -> dict[str, Any]:
     """Train an encoder on `arguments.corpus` and save it, in Hub format, in `arguments.output_dir`.
 
@@ -28,6 +29,7 @@ def pretrain(
         config: the model; with `model_name_or_path` that model's own configuration is used instead.
         write_card: writes a folder's README.md from what is known about the run.
         recipe: the recipe's name, for the card.
+        goes_on_by: what resumes a stopped run, for messages.
 
     Returns:
         The figures of `all_results.json`, the losses, the validation figures, tokens and seconds. After a signal that
@@ -38,6 +40,10 @@ def pretrain(
             gradient that is not finite in ten steps in a row.
     """
     with disk_errors(Path(arguments.output_dir)), deterministic(arguments.full_determinism):
-        run = Pretraining(arguments, copy.deepcopy(config), write_card=write_card, recipe=recipe)
-        with StopRequest().listening() as stop, contextlib.closing(run), lost_processes(run.accelerator):
+        run = Pretraining(arguments, copy.deepcopy(config), write_card=write_card, recipe=recipe, goes_on_by=goes_on_by)
+        with (
+            StopRequest().listening() as stop,
+            contextlib.closing(run),
+            lost_processes(run.accelerator, goes_on_by=goes_on_by),
+        ):
             return run.train(stop)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,11 @@ def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path
     refused(r"of its first tokens are unknown to the model's tokenizer", text=greek)
     refused("missing.txt does not exist", text=tmp_path / "missing.txt")
     refused("extend_vocabulary=0 must be at least 1", extend_vocabulary=0)
+    refused("validation_fraction=0.0 must lie between 0 and 1", validation_fraction=0.0)
+    refused("max_steps=0 must be at least 1", max_steps=0)
+    refused("max_minutes=0.0 must be above 0", max_steps=None, max_minutes=0.0)
+    refused("num_processes=0 must be at least 1", num_processes=0)
+    refused("mixed_precision='fp16' needs a CUDA device", mixed_precision="fp16")
     refused("replay_share=1.5 must lie between 0 and 1", replay_share=1.5)
     refused("replay_share=0.3 needs --replay_input", replay_share=0.3)
     refused("max_seq_length=65 exceeds the 64 tokens", max_seq_length=65)
@@ -238,3 +244,38 @@ def test_text_of_one_document_is_refused_and_can_be_read_by_lines(bert: Path, tm
     for _ in range(2):
         with pytest.raises(UserError, match="is a single document, and none can be held out"):
             run(bert, text, tmp_path / "out")
+
+
+def test_an_adaptation_that_is_stopped_says_what_goes_on(
+    bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`adapt` has no --resume_from_checkpoint."""
+    seed_step = loop.seed_step
+
+    def signalled(seed: int, step: int, *others: Any) -> None:
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        seed_step(seed, step, *others)
+
+    monkeypatch.setattr(loop, "seed_step", signalled)
+    for overwrite, way in ((False, "the same command"), (True, "the same command without --overwrite_output_dir")):
+        stopped = run(bert, texts / "new.txt", tmp_path / "out", overwrite_output_dir=overwrite)
+        assert stopped["stopped_by"] == signal.SIGTERM
+        said = capsys.readouterr().out
+        assert f"; {way} goes on from there" in said
+        assert "--resume_from_checkpoint" not in said
+    monkeypatch.setattr(loop, "seed_step", seed_step)
+    assert run(bert, texts / "new.txt", tmp_path / "out")["steps"] == 4
+
+
+def test_protected_files_of_one_name_are_all_in_the_report(bert: Path, texts: Path, tmp_path: Path) -> None:
+    new = texts / "new.txt"
+    contents = {"copied": new.read_text().replace("\n\n", "\n"), "strange": " ".join("abcdefghijklmnopqrst")}
+    for folder, content in contents.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test.txt").write_text(content)
+    protect = [str(tmp_path / folder / "test.txt") for folder in contents]
+    found = run(bert, new, tmp_path / "out", protect=protect)["overlap"]
+    assert not found["test.txt"].startswith("0 of")
+    assert found["test.txt (2)"].startswith("0 of 1 documents (0.0%), 0 of 8 runs")
+    assert "| test.txt (2) |" in (tmp_path / "out" / "report.md").read_text()

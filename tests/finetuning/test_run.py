@@ -1,6 +1,7 @@
 """Whole runs: long documents, seeds, adapters, data without a validation file, what is saved; and the flags."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,47 @@ def test_a_folder_takes_one_run_at_a_time(
     lock.release()
     finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o", num_train_epochs=0.1))
     lock_folder(tmp_path / "o").release()  # it was left to others
+
+
+def test_overwriting_waits_until_the_new_run_is_known_to_fit(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
+    output, odd = tmp_path / "o", tmp_path / "odd.csv"
+    finetune(arguments_of("single", data["single"], models["bert"], output, max_steps=1))
+    before = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
+    odd.write_text("text,label\na film,odd\n")
+    for files, flags in (
+        ((data["single"][0], str(odd)), {}),
+        (data["single"], {"metric_for_best_model": "f2"}),
+        (data["single"], {"hyperparameter_search": 1, "max_steps": 1, "per_device_train_batch_size": 8}),
+    ):
+        with pytest.raises(UserError, match=r"does not occur|there is loss|nothing to search"):
+            finetune(arguments_of("single", files, models["bert"], output, overwrite_output_dir=True, **flags))
+        assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == before
+    (output / "test_results.json").write_text("{}")  # as of an earlier run with other flags
+    finetune(arguments_of("single", data["single"], models["bert"], output, overwrite_output_dir=True, max_steps=2))
+    assert [path.name for path in output.glob("checkpoint-*")] == ["checkpoint-2"]
+    assert not (output / "test_results.json").exists()
+
+
+def test_nothing_to_resume_is_no_leave_to_replace_a_model(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
+    """A folder that was mistyped may hold the encoder, or a finished model whose checkpoints were deleted."""
+
+    def run(output: Path, **flags: Any) -> Any:
+        return finetune(arguments_of("single", data["single"], models["bert"], output, max_steps=1, **flags))
+
+    encoder = shutil.copytree(models["bert"], tmp_path / "encoder")
+    before = (encoder / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="encoder holds a model and no run to resume; give another --output_dir"):
+        run(encoder, resume_from_checkpoint="latest")
+    assert (encoder / "model.safetensors").read_bytes() == before
+    first = run(tmp_path / "o")
+    shutil.rmtree(tmp_path / "o" / "checkpoint-1")
+    with pytest.raises(UserError, match=r"had seed=42, now it is 7; .* or --overwrite_output_dir in place of"):
+        run(tmp_path / "o", resume_from_checkpoint="latest", seed=7)
+    assert run(tmp_path / "o", resume_from_checkpoint="latest")["eval_loss"] == first["eval_loss"]
 
 
 @pytest.mark.parametrize("kind", ["single", "regression", "token"])
@@ -324,6 +366,9 @@ def test_small_numbers_keep_their_digits(models: dict[str, str], tmp_path: Path)
         ({"lr_scheduler_type": "some"}, "--lr_scheduler_type some: expected linear"),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "--lr_scheduler_type warmup_stable_decay: expected linear"),
         ({"dataset_name": "x"}, "either --dataset_name or --train_file"),
+        ({"dataset_name": "x", "train_file": None, "test_file": "t.csv"}, "--test_file t.csv: --dataset_name x has"),
+        ({"dataset_config_name": "small"}, "--dataset_config_name small needs --dataset_name"),
+        ({"overwrite_output_dir": True, "resume_from_checkpoint": "latest"}, "give one of them"),
         ({"train_file": None}, "give --train_file"),
     ],
 )

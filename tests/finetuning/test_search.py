@@ -4,10 +4,16 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clozebert.finetuning.run import finetune
+from clozebert.finetuning.data import read_data
+from clozebert.finetuning.models import load_auto_tokenizer
+from clozebert.finetuning.reports import write_json
+from clozebert.finetuning.resume import settings_of
+from clozebert.finetuning.run import FinetuningRun, finetune
+from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import arguments_of
@@ -51,6 +57,34 @@ def test_a_search_tries_settings_and_trains_with_the_best(
     again.learning_rate = None
     assert finetune(again)[f"eval_{metric}"] == results[f"eval_{metric}"]
     assert json.loads((output / "hyperparameter_search.json").read_text()) == search
+
+
+def test_what_a_search_found_takes_no_place_of_flags_that_are_given_later(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
+    """As if the run was killed after its search, before the first checkpoint."""
+    flags: dict[str, Any] = {"hyperparameter_search": 1, "max_steps": 2, "per_device_train_batch_size": 8}
+    flags["resume_from_checkpoint"] = "latest"
+    best = {"learning_rate": 1e-3}
+
+    def run(files: tuple[str, str], *, rate: float | None = None) -> Any:
+        arguments = arguments_of("single", files, models["bert"], tmp_path / "o", **flags)
+        arguments.learning_rate = rate
+        return finetune(arguments)
+
+    files = data["single"]
+    arguments = arguments_of("single", files, models["bert"], tmp_path / "o", **flags)
+    arguments.learning_rate = None
+    labelled = read_data(arguments, None)
+    searched = FinetuningRun(arguments, str(tmp_path / "o"), 42, labelled, load_auto_tokenizer(models["bert"]))
+    (tmp_path / "o").mkdir()
+    write_json(tmp_path / "o" / "hyperparameter_search.json", {"best": best, "settings": settings_of(searched)})
+    with pytest.raises(UserError, match=r"had learning_rate=None, now it is 0\.5"):
+        run(files, rate=0.5)
+    with pytest.raises(UserError, match="had data="):
+        run(files[::-1])
+    run(files)
+    assert json.loads((tmp_path / "o" / "finetuning_settings.json").read_text())["learning_rate"] == 1e-3
 
 
 def test_a_search_without_optuna_or_without_anything_to_search_is_refused(

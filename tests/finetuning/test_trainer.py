@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -317,6 +318,27 @@ def test_a_run_that_dies_after_its_last_step_is_scored_and_not_trained_again(
     flags["resume_from_checkpoint"] = str(last)
     with pytest.raises(ValueError, match=r"gone/checkpoint-1, is gone; copy it to .*other/checkpoint-1"):
         finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "other", **flags))
+
+
+def test_a_run_that_was_moved_after_its_last_step_ends_with_its_best_model(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best is that of the first epoch here, and its path in the last checkpoint is that of before."""
+
+    def run(folder: str, **flags: Any) -> None:
+        evaluations = count()
+        monkeypatch.setattr("clozebert.finetuning.trainer.selection", lambda *_: float(-next(evaluations)))
+        finetune(arguments_of("single", data["single"], models["bert"], tmp_path / folder, **flags))
+
+    run("whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("clozebert.finetuning.run.are_finite", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run("o")
+    (tmp_path / "o").rename(tmp_path / "moved")
+    run("moved", resume_from_checkpoint="latest")
+    whole, moved = (load_file(tmp_path / folder / "model.safetensors") for folder in ("whole", "moved"))
+    assert all(torch.equal(whole[name], moved[name]) for name in whole)
 
 
 def test_a_run_that_stopped_early_stays_stopped(

@@ -25,6 +25,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, model in (("ours", ClozeBertForMaskedLM(model_config())), ("bert", BertForMaskedLM(BertConfig(**sizes)))):
         model.save_pretrained(folder / name)
         make_tokenizer(56).save_pretrained(folder / name)
+    make_tokenizer(56).save_pretrained(folder / "other")
+    path = folder / "other" / "tokenizer.json"
+    path.write_text(path.read_text().replace('"w7"', '"v7"'))
     (folder / "pairs.jsonl").write_text('{"sentence_good": "w1 w4", "sentence_bad": "w1 w9", "UID": "rule"}\n')
     (folder / "text.txt").write_text("w1 w4 w7 w10\n\nw2 w5 w8\n")
     return folder
@@ -89,6 +92,7 @@ def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--blimp", "nowhere"], "nowhere does not exist"),
         (["--corpus", "corpus", "--tokenizer_name", "bert/none"], "cannot be loaded"),
         (["--input", "text.txt", "./text.txt"], "text.txt twice"),
+        (["--input", "text.txt", "--tokenizer_name", "other"], "='other' has 'w7' as token None, and the model's own"),
     ],
 )
 def test_mistakes_are_named(workplace: Path, flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:

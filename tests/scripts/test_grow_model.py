@@ -103,6 +103,8 @@ def test_native_models_grow_too(flags, tmp_path):
         ([], "nothing to grow"),
         (["--num_hidden_layers", "1"], "num_hidden_layers=1 is less than the model's 2"),
         (["--num_hidden_layers", "3", "--hidden_size", "12"], "hidden_size=12 is less than the model's 24"),
+        (["--num_hidden_layers", "3", "--hidden_size", "0"], "hidden_size=0 is less than the model's 24"),
+        (["--max_position_embeddings", "99", "--rope_theta", "-3"], "^rope_theta=-3.0 must be above 0"),
         (["--num_hidden_layers", "3", "--max_position_embeddings", "8"], "must exceed the model's 41"),
         (["--num_hidden_layers", "3", "--rope_theta", "9"], "give that too"),
         (["--new_tokens", "river"], "'river', which the tokenizer has already"),

@@ -186,6 +186,16 @@ def test_standard_input_that_is_not_utf8(
     assert done.stderr.endswith("error: standard input, line 2: not UTF-8 (byte 0xfc); convert the text\n")
 
 
+def test_standard_output_is_utf8_in_any_locale(
+    tuned: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("five € film\n", encoding="utf-8")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    predict.main(["--model_name_or_path", str(tuned["sequence"]), "--input", str(tmp_path / "a.txt")])
+    assert json.loads(written.getvalue().decode("utf-8"))["text"] == "five € film"
+
+
 @pytest.mark.parametrize(
     ("kind", "flags", "message"),
     [
@@ -203,6 +213,7 @@ def test_standard_input_that_is_not_utf8(
         ("sequence", ["--input", "gone.txt"], "--input gone.txt: there is no such file"),
         ("sequence", ["--input", "/dev/null"], "--input /dev/null: not a file; pipe lines of text into --input -"),
         ("sequence", ["--batch_size", "0"], "--batch_size 0: must be at least 1"),
+        ("sequence", ["--max_seq_length", "0"], "--max_seq_length 0: must be at least 1"),
         ("sequence", ["--input", "b.csv"], "b.csv, line 3: the text (column 'text') is empty"),
         ("sequence", ["--input", "e.csv"], "e.csv is empty"),
         ("pairs", ["--input", "q.csv", "--text_pair_column", "c"], "--text_pair_column needs --text_column beside it"),

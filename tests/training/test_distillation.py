@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pretraining_helpers import make_corpus, model_config, run_forked, run_here
+from pretraining_helpers import make_corpus, make_tokenizer, model_config, run_forked, run_here
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -188,6 +188,7 @@ def test_a_run_with_a_teacher_follows_it(prepared: Path, teacher: Path, tmp_path
     [
         ({"vocab_size": 32}, "has 32 rows, and the tokenizer 61 tokens"),
         ({"pad_token_id": 3}, "has pad_token_id=3, and the tokenizer 0"),
+        ({}, "has 'v7' as token 12, and the tokenizer as None"),
         ({"max_position_embeddings": 32}, "max_seq_length=40 exceeds the 32 tokens"),
     ],
 )
@@ -195,6 +196,10 @@ def test_a_teacher_that_cannot_read_the_rows_is_refused(
     prepared: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     ClozeBertForMaskedLM(model_config(**changes)).save_pretrained(tmp_path / "teacher")
+    if not changes:  # nothing but the tokenizer beside it tells
+        make_tokenizer(56).save_pretrained(tmp_path / "teacher")
+        path = tmp_path / "teacher" / "tokenizer.json"
+        path.write_text(path.read_text().replace('"w7"', '"v7"'))
     with pytest.raises(UserError, match=message):
         run_here(prepared, tmp_path / "out", max_steps=9, teacher_name_or_path=str(tmp_path / "teacher"))
     assert not (tmp_path / "out").exists()

@@ -273,10 +273,10 @@ def _check_width(
 ) -> ClozeBertConfig:
     _check_masked_lm(model)
     old = model.config
-    sizes = {
-        "hidden_size": hidden_size or old.hidden_size,
-        "num_attention_heads": num_attention_heads or old.num_attention_heads,
-        "intermediate_size": intermediate_size or old.intermediate_size,
+    sizes: dict[str, int] = {
+        "hidden_size": old.hidden_size if hidden_size is None else hidden_size,
+        "num_attention_heads": old.num_attention_heads if num_attention_heads is None else num_attention_heads,
+        "intermediate_size": old.intermediate_size if intermediate_size is None else intermediate_size,
     }
     for name, size in sizes.items():
         if size < getattr(old, name):
@@ -395,6 +395,8 @@ def _check_length(model: ClozeBertForMaskedLM, max_position_embeddings: int, rop
     length, kind = model.config.max_position_embeddings, model.config.position_embedding_type
     if max_position_embeddings <= length:
         raise UserError(f"max_position_embeddings={max_position_embeddings} must exceed the model's {length}")
+    if rope_theta is not None and not rope_theta > 0:
+        raise UserError(f"rope_theta={rope_theta} must be above 0")
     if rope_theta is not None and kind != "rope":
         raise UserError(f"rope_theta={rope_theta} needs rotary positions, but position_embedding_type={kind!r}")
 
@@ -448,7 +450,7 @@ def grow(
         "intermediate_size": intermediate_size,
     }
     steps: dict[str, Callable[..., WarmStart]] = {}
-    if any(sizes.values()):
+    if any(size is not None for size in sizes.values()):
         _check_width(model, **sizes)
         steps["width"] = functools.partial(grow_width, **sizes, noise=noise, seed=seed)
     if num_hidden_layers is not None:

@@ -52,8 +52,11 @@ def on_main_process(accelerator: Any, action: Callable[[], _Result]) -> _Result:
 
 
 @contextlib.contextmanager
-def lost_processes(accelerator: Any) -> Iterator[None]:
+def lost_processes(accelerator: Any, *, goes_on_by: str) -> Iterator[None]:
     """Report the error of a collective operation in one line: another process of the run has ended.
+
+    Args:
+        goes_on_by: what resumes the run, for the message.
 
     Raises:
         UserError: in place of that error.
@@ -65,7 +68,7 @@ def lost_processes(accelerator: Any) -> Iterator[None]:
             raise
         raise UserError(
             f"process {accelerator.process_index}: another process of the run has ended or does not answer; see its "
-            f"message above; --resume_from_checkpoint latest continues from the last checkpoint"
+            f"message above; {goes_on_by} continues from the last checkpoint"
         ) from error
 
 
