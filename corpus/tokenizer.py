@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ..utils.errors import UserError, first_line, reject_unknown_keys
 from ..utils.untrusted import check_model_folder
-from .encoding import GPT2_PATTERN
+from .encoding import WORD_PATTERN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -49,8 +49,9 @@ def train_tokenizer(
     """Train a tokenizer with ids 0 to 4 for `[PAD] [UNK] [CLS] [SEP] [MASK]`; a pair becomes `[CLS] a [SEP] b [SEP]`.
 
     `wordpiece` splits as BERT does, at spaces, punctuation and Chinese characters. `bpe` (on bytes) and `unigram` (with
-    byte fallback) split as GPT-2 does; in practice they give no unknown tokens, and decoding restores the text. The
-    same texts give the same tokenizer. The vocabulary is smaller than `vocab_size` if the texts are too small.
+    byte fallback) split as GPT-2 does, but keep marks with their letters; in practice they give no unknown tokens, and
+    decoding restores the text. The same texts give the same tokenizer. The vocabulary is smaller than `vocab_size` if
+    the texts are too small.
 
     Args:
         texts: documents.
@@ -178,11 +179,16 @@ def _repeated(pieces: Counter[str]) -> Iterator[str]:
             yield " ".join([piece] * min(_REPEATED, count - first))
 
 
+def _split_words(written: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """Split at words, then write their spaces and letters as `written` does."""
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated"), written])
+
+
 def _bpe(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: bool) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     if lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = _split_words(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -198,12 +204,7 @@ def _unigram(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: b
     tokenizer = Tokenizer(models.Unigram())
     if lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(GPT2_PATTERN), behavior="isolated"),
-            pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = _split_words(pre_tokenizers.Metaspace(prepend_scheme="never", split=False))
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size - _BYTES,
         special_tokens=list(SPECIAL_TOKENS.values()),
