@@ -211,8 +211,17 @@ def _unigram(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: b
         unk_token=SPECIAL_TOKENS["unk_token"],
         show_progress=progress,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    try:
+        tokenizer.train_from_iterator(texts, trainer)
+    except Exception as error:  # the library raises nothing more specific
+        if "not large enough to contain all chars" not in str(error):
+            raise
+        raise _too_many_characters(vocab_size) from None
     vocab = [(token, score) for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    if any(score is None for _, score in vocab):  # not a number
+        raise UserError("the input holds too little text for algorithm='unigram': give more of it")
+    if len(vocab) + _BYTES > vocab_size:
+        raise _too_many_characters(vocab_size)
     special, learned = vocab[: len(SPECIAL_TOKENS)], _settled(vocab[len(SPECIAL_TOKENS) :])
     # The trainer adds no bytes. With all bytes after the learned pieces, no character is unknown.
     lowest = learned[-1][1] - 10.0
@@ -223,6 +232,15 @@ def _unigram(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: b
         [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="never"), decoders.Fuse()]
     )
     return tokenizer
+
+
+def _too_many_characters(vocab_size: int) -> UserError:
+    places = vocab_size - _BYTES - len(SPECIAL_TOKENS)
+    return UserError(
+        f"vocab_size={vocab_size} is too small for algorithm='unigram': beside bytes and special tokens are {places} "
+        "entries, too few for the characters of the text; give a larger vocab_size, or algorithm='bpe', which needs "
+        "none for them"
+    )
 
 
 def _settled(learned: list[tuple[str, float]]) -> list[tuple[str, float]]:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from clozebert.corpus.tokenizer import ALGORITHMS, load_tokenizer, tokenizer_facts, train_tokenizer
+from clozebert.utils.errors import UserError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -110,6 +111,17 @@ def test_the_mask_hides_a_word_and_its_space(tokenizers: dict[str, PreTrainedTok
         with_mask = tokenizer("of the [MASK] of", add_special_tokens=False).input_ids
         expected = tokenizer("of the", add_special_tokens=False).input_ids
         assert with_mask[: len(expected) + 1] == [*expected, 4]
+
+
+@pytest.mark.parametrize("places", [150, 200])
+def test_unigram_needs_an_entry_for_each_character(places: int) -> None:
+    characters = [chr(0x4E00 + number) for number in range(200)]
+    texts = ["".join(characters[first : first + 3]) for first in range(198)]
+    with pytest.raises(UserError, match=rf"vocab_size={261 + places} is too small .* are {places} entries, .*'bpe'"):
+        train_tokenizer(texts, algorithm="unigram", vocab_size=261 + places)
+    assert len(train_tokenizer(texts, algorithm="unigram", vocab_size=500)) == 500
+    with pytest.raises(UserError, match="too little text for algorithm='unigram'"):
+        train_tokenizer(["aaaaaaaaaa"], algorithm="unigram", vocab_size=500)
 
 
 @pytest.mark.parametrize(
