@@ -51,6 +51,8 @@ def _output(name: str) -> Iterator[IO[str]]:
     Pipes and devices are written directly.
     """
     if name == "-":
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # as files are
         yield sys.stdout
         return
     path = Path(name).resolve()  # a link is kept: the file that it points to is replaced
