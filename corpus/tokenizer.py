@@ -33,6 +33,8 @@ SPECIAL_TOKENS = {
 TOKENIZER_FILES = (r"tokenizer\.json", r"tokenizer_config\.json", r"special_tokens_map\.json")
 _BYTES = 256
 _LETTERS, _COVERAGE = 1000, 0.9995
+# WordPiece makes a longer word one [UNK]; a warning says so if such words hold more of the letters than this.
+_LONGEST_WORD, _LONG_WORDS = 100, 0.01
 _REPEATED = 10_000
 _SMALLEST = {"wordpiece": 128, "bpe": _BYTES + len(SPECIAL_TOKENS), "unigram": _BYTES + 128}
 
@@ -160,16 +162,28 @@ def _alphabet(tokenizer: Tokenizer, pieces: Counter[str], vocab_size: int) -> tu
     """
     counts: Counter[str] = Counter()
     follow: set[str] = set()
+    in_long_words = 0
     for piece, count in pieces.items():
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(piece)):
             follow.update(word[1:])
+            in_long_words += count * len(word) * (len(word) > _LONGEST_WORD)
             for letter in word:
                 counts[letter] += count
+    _warn_of_long_words(in_long_words, counts.total())
     frequent = sorted(counts, key=lambda letter: (-counts[letter], letter))
     covered = np.cumsum([counts[letter] for letter in frequent])
     enough = 1 + int(np.searchsorted(covered, _COVERAGE * covered[-1])) if frequent else 0
     frequent = frequent[: max(min(_LETTERS, vocab_size // 4), min(enough, vocab_size // 3))]
     return sorted(frequent), sorted(follow.intersection(frequent))
+
+
+def _warn_of_long_words(in_long_words: int, total: int) -> None:
+    if in_long_words > _LONG_WORDS * total:
+        warnings.warn(
+            f"{in_long_words / total:.1%} of the text is in words of more than {_LONGEST_WORD} letters, and WordPiece "
+            "makes each of them one [UNK]: put spaces between the words, or take algorithm='bpe', which needs none",
+            stacklevel=2,
+        )
 
 
 def _repeated(pieces: Counter[str]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Trained tokenizers: loadable, lossless where they promise to be, the same every time."""
 
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,19 @@ def test_wordpiece_is_berts(tokenizers: dict[str, PreTrainedTokenizerFast]) -> N
     assert tokens[0] == "Return"
     assert [token for token in tokens if token in {"'", "-", ".", "[UNK]"}] == ["'", "[UNK]", "-", "."]
     assert words.replace("\0", "").startswith("Returntheiterable's")
+
+
+def test_wordpiece_warns_of_words_that_it_cannot_split() -> None:
+    """As in Thai, which has spaces between clauses only."""
+    draws = random.Random(0)
+    clauses = ["".join(draws.choices("กขคง", k=length)) for length in [20] * 30 + [101] * 2]
+    share = 2 * 101 / (2 * 101 + 30 * 20)
+    with pytest.warns(UserWarning, match=rf"{share:.1%} of the text is in words of more than 100 letters, .*bpe"):
+        tokenizer = train_tokenizer([" ".join(clauses)], algorithm="wordpiece", vocab_size=200)
+    assert tokenizer(" ".join(clauses)).input_ids.count(tokenizer.unk_token_id) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_tokenizer([" ".join([*clauses[:30], "x" * 100])], algorithm="wordpiece", vocab_size=200)
 
 
 def test_wordpiece_knows_nearly_all_characters_of_a_text_that_has_thousands() -> None:
