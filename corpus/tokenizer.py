@@ -262,14 +262,17 @@ def _settled(learned: list[tuple[str, float]]) -> list[tuple[str, float]]:
 
     The trainer sums in a random order, which changes the last digits of the scores, so they are rounded. It also gives
     the letters that no piece covers low scores in a random order, 0.0001 apart; here they all get the lowest score.
+    Other pieces may lie between them.
     """
     pieces = sorted(((piece, round(score, 6)) for piece, score in learned), key=lambda entry: (-entry[1], entry[0]))
-    first = len(pieces)
     lowest = bound = pieces[-1][1]
-    while first and len(pieces[first - 1][0]) == 1 and pieces[first - 1][1] <= bound:
-        first -= 1
-        bound = pieces[first][1] + 1.1e-4
-    return pieces[:first] + [(letter, lowest) for letter in sorted(piece for piece, _ in pieces[first:])]
+    uncovered: set[str] = set()
+    for letter, score in (entry for entry in reversed(pieces) if len(entry[0]) == 1):
+        if score > bound:
+            break
+        uncovered.add(letter)
+        bound = score + 1.1e-4
+    return [entry for entry in pieces if entry[0] not in uncovered] + [(letter, lowest) for letter in sorted(uncovered)]
 
 
 def _not_empty(texts: Iterable[str]) -> Iterator[str]:

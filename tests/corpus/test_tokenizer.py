@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from clozebert.corpus.tokenizer import ALGORITHMS, load_tokenizer, tokenizer_facts, train_tokenizer
+from clozebert.corpus.tokenizer import ALGORITHMS, _settled, load_tokenizer, tokenizer_facts, train_tokenizer
 from clozebert.utils.errors import UserError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -76,6 +76,19 @@ def test_wordpiece_is_berts(tokenizers: dict[str, PreTrainedTokenizerFast]) -> N
     assert tokens[0] == "Return"
     assert [token for token in tokens if token in {"'", "-", ".", "[UNK]"}] == ["'", "[UNK]", "-", "."]
     assert words.replace("\0", "").startswith("Returntheiterable's")
+
+
+def test_unigrams_letters_are_the_same_in_whatever_order_the_trainer_numbers_them() -> None:
+    """As in Chinese: its trainer scores rare letters 0.0001 apart, in a random order, and other pieces lie between."""
+    letters, draws = [chr(0x4E00 + number) for number in range(150)], random.Random(0)
+    learned = [("人们", -3.0), ("人", -4.0), ("什么", -10.99505), ("我们", -10.9921)]
+    found = []
+    for _ in range(3):
+        draws.shuffle(letters)
+        found.append(_settled(learned + [(letter, -11 + 0.0001 * place) for place, letter in enumerate(letters)]))
+    assert found[0] == found[1] == found[2]
+    expected = [("人们", -3.0), ("人", -4.0), ("我们", -10.9921), ("什么", -10.99505)]
+    assert found[0] == expected + [(letter, -11.0) for letter in sorted(letters)]
 
 
 def test_wordpiece_warns_of_words_that_it_cannot_split() -> None:
