@@ -24,8 +24,15 @@ from tokenizers import Encoding, Tokenizer
 
 # GPT-2's pre-tokenization: contractions; sequences of letters, digits or other characters, each with a leading space.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# The same, but a letter keeps the marks and joiners behind it. GPT-2 cuts there: each Hindi syllable becomes two words.
+WORD_PATTERN = GPT2_PATTERN.replace(r"\p{L}+", "\\p{L}[\\p{L}\\p{M}\u200c\u200d]*")
 
 _CACHED_PIECES, _CACHED_CHARACTERS = 1 << 19, 1 << 25
+# Pre-tokenizers behind such a pattern, and the settings with which they cut nowhere else.
+_WITHOUT_CUTS: dict[str, dict[str, Any]] = {
+    "ByteLevel": {"use_regex": False, "add_prefix_space": False},
+    "Metaspace": {"prepend_scheme": "never", "split": False},
+}
 LONGEST_PART = 1 << 18  # characters
 _CUT = re.compile(r"(?<=\w)[ \n\t]")  # after a word character and before a space, where any tokenizer can be cut
 # Normalizers that never combine characters across a space.
@@ -148,11 +155,16 @@ def _piece_splitter(spec: dict[str, Any]) -> Callable[[str], list[str]] | None:
         return str.split
     if kinds == ["ByteLevel"] and _has(steps[0], use_regex=True, add_prefix_space=False):
         return _PIECES_WITH_THEIR_SPACES.findall
-    if kinds == ["Split", "Metaspace"]:
-        cuts_as_gpt2 = _has(steps[0], pattern={"Regex": GPT2_PATTERN}, behavior="Isolated", invert=False)
-        if cuts_as_gpt2 and _has(steps[1], prepend_scheme="never", split=False):
+    if len(kinds) == 2 and _splits_at_words(steps[0]):
+        settings = _WITHOUT_CUTS.get(kinds[1])
+        if settings and _has(steps[1], **settings):
             return _PIECES_WITH_THEIR_SPACES.findall
     return None
+
+
+def _splits_at_words(step: dict[str, Any]) -> bool:
+    patterns = [{"Regex": pattern} for pattern in (WORD_PATTERN, GPT2_PATTERN)]
+    return step["type"] == "Split" and step["pattern"] in patterns and _has(step, behavior="Isolated", invert=False)
 
 
 def _has(component: dict[str, Any], **settings: Any) -> bool:

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ..utils.errors import UserError, first_line, reject_unknown_keys
 from ..utils.untrusted import check_model_folder
-from .encoding import GPT2_PATTERN
+from .encoding import WORD_PATTERN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -33,6 +33,8 @@ SPECIAL_TOKENS = {
 TOKENIZER_FILES = (r"tokenizer\.json", r"tokenizer_config\.json", r"special_tokens_map\.json")
 _BYTES = 256
 _LETTERS, _COVERAGE = 1000, 0.9995
+# WordPiece makes a longer word one [UNK]; a warning says so if such words hold more of the letters than this.
+_LONGEST_WORD, _LONG_WORDS = 100, 0.01
 _REPEATED = 10_000
 _SMALLEST = {"wordpiece": 128, "bpe": _BYTES + len(SPECIAL_TOKENS), "unigram": _BYTES + 128}
 
@@ -49,8 +51,9 @@ def train_tokenizer(
     """Train a tokenizer with ids 0 to 4 for `[PAD] [UNK] [CLS] [SEP] [MASK]`; a pair becomes `[CLS] a [SEP] b [SEP]`.
 
     `wordpiece` splits as BERT does, at spaces, punctuation and Chinese characters. `bpe` (on bytes) and `unigram` (with
-    byte fallback) split as GPT-2 does; in practice they give no unknown tokens, and decoding restores the text. The
-    same texts give the same tokenizer. The vocabulary is smaller than `vocab_size` if the texts are too small.
+    byte fallback) split as GPT-2 does, but keep marks with their letters; in practice they give no unknown tokens, and
+    decoding restores the text. The same texts give the same tokenizer. The vocabulary is smaller than `vocab_size` if
+    the texts are too small.
 
     Args:
         texts: documents.
@@ -159,16 +162,28 @@ def _alphabet(tokenizer: Tokenizer, pieces: Counter[str], vocab_size: int) -> tu
     """
     counts: Counter[str] = Counter()
     follow: set[str] = set()
+    in_long_words = 0
     for piece, count in pieces.items():
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(piece)):
             follow.update(word[1:])
+            in_long_words += count * len(word) * (len(word) > _LONGEST_WORD)
             for letter in word:
                 counts[letter] += count
+    _warn_of_long_words(in_long_words, counts.total())
     frequent = sorted(counts, key=lambda letter: (-counts[letter], letter))
     covered = np.cumsum([counts[letter] for letter in frequent])
     enough = 1 + int(np.searchsorted(covered, _COVERAGE * covered[-1])) if frequent else 0
     frequent = frequent[: max(min(_LETTERS, vocab_size // 4), min(enough, vocab_size // 3))]
     return sorted(frequent), sorted(follow.intersection(frequent))
+
+
+def _warn_of_long_words(in_long_words: int, total: int) -> None:
+    if in_long_words > _LONG_WORDS * total:
+        warnings.warn(
+            f"{in_long_words / total:.1%} of the text is in words of more than {_LONGEST_WORD} letters, and WordPiece "
+            "makes each of them one [UNK]: put spaces between the words, or take algorithm='bpe', which needs none",
+            stacklevel=2,
+        )
 
 
 def _repeated(pieces: Counter[str]) -> Iterator[str]:
@@ -178,11 +193,16 @@ def _repeated(pieces: Counter[str]) -> Iterator[str]:
             yield " ".join([piece] * min(_REPEATED, count - first))
 
 
+def _split_words(written: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """Split at words, then write their spaces and letters as `written` does."""
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated"), written])
+
+
 def _bpe(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: bool) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     if lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = _split_words(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -198,20 +218,24 @@ def _unigram(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: b
     tokenizer = Tokenizer(models.Unigram())
     if lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(GPT2_PATTERN), behavior="isolated"),
-            pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = _split_words(pre_tokenizers.Metaspace(prepend_scheme="never", split=False))
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size - _BYTES,
         special_tokens=list(SPECIAL_TOKENS.values()),
         unk_token=SPECIAL_TOKENS["unk_token"],
         show_progress=progress,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    try:
+        tokenizer.train_from_iterator(texts, trainer)
+    except Exception as error:  # the library raises nothing more specific
+        if "not large enough to contain all chars" not in str(error):
+            raise
+        raise _too_many_characters(vocab_size) from None
     vocab = [(token, score) for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]]
+    if any(score is None for _, score in vocab):  # not a number
+        raise UserError("the input holds too little text for algorithm='unigram': give more of it")
+    if len(vocab) + _BYTES > vocab_size:
+        raise _too_many_characters(vocab_size)
     special, learned = vocab[: len(SPECIAL_TOKENS)], _settled(vocab[len(SPECIAL_TOKENS) :])
     # The trainer adds no bytes. With all bytes after the learned pieces, no character is unknown.
     lowest = learned[-1][1] - 10.0
@@ -224,19 +248,31 @@ def _unigram(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: b
     return tokenizer
 
 
+def _too_many_characters(vocab_size: int) -> UserError:
+    places = vocab_size - _BYTES - len(SPECIAL_TOKENS)
+    return UserError(
+        f"vocab_size={vocab_size} is too small for algorithm='unigram': beside bytes and special tokens are {places} "
+        "entries, too few for the characters of the text; give a larger vocab_size, or algorithm='bpe', which needs "
+        "none for them"
+    )
+
+
 def _settled(learned: list[tuple[str, float]]) -> list[tuple[str, float]]:
     """The trainer's pieces and scores, made the same from run to run.
 
     The trainer sums in a random order, which changes the last digits of the scores, so they are rounded. It also gives
     the letters that no piece covers low scores in a random order, 0.0001 apart; here they all get the lowest score.
+    Other pieces may lie between them.
     """
     pieces = sorted(((piece, round(score, 6)) for piece, score in learned), key=lambda entry: (-entry[1], entry[0]))
-    first = len(pieces)
     lowest = bound = pieces[-1][1]
-    while first and len(pieces[first - 1][0]) == 1 and pieces[first - 1][1] <= bound:
-        first -= 1
-        bound = pieces[first][1] + 1.1e-4
-    return pieces[:first] + [(letter, lowest) for letter in sorted(piece for piece, _ in pieces[first:])]
+    uncovered: set[str] = set()
+    for letter, score in (entry for entry in reversed(pieces) if len(entry[0]) == 1):
+        if score > bound:
+            break
+        uncovered.add(letter)
+        bound = score + 1.1e-4
+    return [entry for entry in pieces if entry[0] not in uncovered] + [(letter, lowest) for letter in sorted(uncovered)]
 
 
 def _not_empty(texts: Iterable[str]) -> Iterator[str]:

@@ -139,9 +139,10 @@ def run(main: Callable[[], Any]) -> NoReturn:
     from clozebert.utils.memory import keep_freed_memory
 
     keep_freed_memory()
-    # Line buffering for files and pipes, too, where Python would buffer thousands of characters.
+    # Line buffering for files and pipes, too, where Python would buffer thousands of characters. A character that the
+    # terminal's encoding lacks is escaped, as on stderr: what is shown of a text must not end a program.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     # Skips Python's last garbage collection, which takes most of a second for the objects of torch and transformers.
     atexit.register(gc.freeze)
     if sys.stderr.isatty() and not {"-h", "--help"} & set(sys.argv):

@@ -104,7 +104,8 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
               "--deduplicate exact leaves them out")  # fmt: skip
     unknown, tokens = manifests["train"]["unknown_tokens"], manifests["train"]["tokens"]
     if unknown > 0.01 * tokens:
-        print(f"warning: {unknown / tokens:.1%} of the tokens are unknown to the tokenizer; train one on this text")
+        print(f"warning: {unknown / tokens:.1%} of the tokens are unknown to the tokenizer; train one on this text, "
+              "with --algorithm bpe or unigram if WordPiece does not suit it")  # fmt: skip
 
 
 def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:

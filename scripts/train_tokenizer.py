@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from clozebert.corpus.readers.inputs import Reader
     from clozebert.corpus.tokenizer import TOKENIZER_FILES, check_choices, train_tokenizer
     from clozebert.utils.files import check_output_dir, whole_files
+    from clozebert.utils.plurals import counted
     from clozebert.utils.progress_bar import heartbeat
     from clozebert.utils.tokenizer_files import save_tokenizer
 
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         save_tokenizer(tokenizer, folder)
     skipped = sum(source.bad_text for source in reader.sources)
     if skipped:
-        print(f"{skipped} documents were left out: not valid UTF-8")
+        print(f"{counted(skipped, 'document')} left out by --on_bad_text skip")
     if len(tokenizer) < arguments.vocab_size:
         print(f"the text holds enough for {len(tokenizer)} entries only, not for --vocab_size {arguments.vocab_size}")
     print(f"{arguments.algorithm} tokenizer of {len(tokenizer)} entries written to {arguments.output_dir}")

@@ -172,6 +172,9 @@ class Parser(argparse.ArgumentParser):
         missing = "the following arguments are required: "
         if message.startswith(missing):
             message = f"give {message[len(missing) :].replace('/', ' or ')}; {self.prog} --help shows all flags"
+        elif message.endswith(("expected at least one argument", "expected one argument")):
+            name = message.removeprefix("argument ").partition(":")[0]
+            message += f"; write {name}=VALUE if the value begins with -"
         exit_with_error(message.removeprefix("argument "))
 
 

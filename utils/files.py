@@ -342,8 +342,10 @@ def check_output_dir(
 
     Raises:
         ExistingFileError: it is a file, a folder that is not empty, or in use by another program.
-        UserError: overwriting would delete an input.
+        UserError: it is a URL, or overwriting would delete an input.
     """
+    if "://" in str(directory):
+        raise UserError(f"{name}={directory} is a URL: give a folder of this machine, and copy it there afterwards")
     folder = Path(directory)
     if folder.is_symlink() and not folder.exists():
         raise ExistingFileError(f"{name}={directory} is a link to a path that does not exist: give a folder")

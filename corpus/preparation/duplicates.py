@@ -1,16 +1,17 @@
 """Near-duplicate documents by MinHash (Broder, 1997).
 
-A document is treated as the set of its lower-cased five-word shingles. Its signature is the minima of 64 hash functions
-over that set. Two documents agree in each minimum with probability J, the Jaccard similarity of their sets. Signatures
-that agree in all four numbers of any of 16 bands are compared: a document that agrees with an earlier one in at least
-0.8 of the 64 is a near duplicate. Each document kept takes about 2 KB of memory; for tens of millions of documents, use
-a dedicated tool.
+A document is treated as the set of its lower-cased five-word shingles; in scripts without spaces, each character is a
+word. Its signature is the minima of 64 hash functions over that set. Two documents agree in each minimum with
+probability J, the Jaccard similarity of their sets. Signatures that agree in all four numbers of any of 16 bands are
+compared: a document that agrees with an earlier one in at least 0.8 of the 64 is a near duplicate. Each document kept
+takes about 2 KB of memory; for tens of millions of documents, use a dedicated tool.
 """
 
 import zlib
 
 import numpy as np
 
+from ..encoding import UNSPACED_SCRIPTS
 from ..randomness import derive, fold
 
 _SHINGLE_WORDS = 5
@@ -23,7 +24,8 @@ _KEYS = np.array([derive(number) for number in range(_HASHES)], dtype=np.uint64)
 
 def signature(text: str) -> bytes:
     """The MinHash signature of a text: uint32 [64] in bytes."""
-    words = np.array([zlib.crc32(word.encode("utf-8")) for word in text.lower().split()], dtype=np.uint64)
+    spaced = text.lower() if text.isascii() else UNSPACED_SCRIPTS.sub(r" \g<0> ", text.lower())
+    words = np.array([zlib.crc32(word.encode("utf-8")) for word in spaced.split()], dtype=np.uint64)
     count = max(1, len(words) - _SHINGLE_WORDS + 1)
     shingles = np.zeros(count, dtype=np.uint64)
     for place in range(min(_SHINGLE_WORDS, len(words))):

@@ -3,14 +3,16 @@
     OUTPUT_DIR.parts/00003-of-00016/documents.bin    one record for each document, see RECORD
     OUTPUT_DIR.parts/00003-of-00016/tokens.bin       uint32, `id << 1 | starts_a_word`, all documents concatenated
     OUTPUT_DIR.parts/00003-of-00016/signatures.bin   256 bytes per document, if near duplicates are searched for
-    OUTPUT_DIR.parts/00003-of-00016/part.json        what the part was made from
+    OUTPUT_DIR.parts/00003-of-00016/part.json        what the part was made from, and the hashes of the other files
 
 A part covers whole input files, consecutive in order. Its folder gets its name only when it is complete.
 """
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,15 @@ import numpy as np
 
 from ...utils.errors import UserError
 from ...utils.files import sha256_of_file, whole_folder
+from ...utils.untrusted import parse_json
 from ..readers.inputs import Reader
 
 # reader, source: where it was read; held_out: 1, 0, or -1 if the source does not say; sizes; BLAKE2b of the text.
 RECORD = np.dtype([
     ("reader", "u1"), ("source", "<u4"), ("held_out", "i1"), ("bytes", "<u8"), ("tokens", "<u8"), ("digest", "V16"),
 ])  # fmt: skip
-_VERSION = 1
+_VERSION = 2
+_FILES = ("documents.bin", "tokens.bin", "signatures.bin")
 _SIGNATURE_BYTES = 256
 
 
@@ -42,8 +46,16 @@ class Encoded:
 
 
 def part_folder(output_dir: Path, part: int, num_parts: int) -> Path:
-    """The folder of a part."""
+    """The folder of a part, beside `output_dir`."""
+    if output_dir.name in ("", ".."):  # the path ends in no name of a folder, as `.` does
+        output_dir = Path(os.path.abspath(output_dir))
     return output_dir.with_name(f"{output_dir.name}.parts") / f"{part:05d}-of-{num_parts:05d}"
+
+
+def check_num_parts(num_parts: int) -> None:
+    """Raise a `UserError` if there can be no such number of parts."""
+    if num_parts < 1:
+        raise UserError(f"num_parts={num_parts} must be at least 1")
 
 
 def cut(readers: Sequence[Reader], *, part: int, num_parts: int) -> list[Reader]:
@@ -52,6 +64,7 @@ def cut(readers: Sequence[Reader], *, part: int, num_parts: int) -> list[Reader]
     Raises:
         ValueError: the part does not exist, or an input is not made of files.
     """
+    check_num_parts(num_parts)
     if not 0 <= part < num_parts:
         raise UserError(f"part={part} must lie between 0 and num_parts - 1 = {num_parts - 1}")
     if any(reader.total_bytes is None for reader in readers):
@@ -79,18 +92,16 @@ def job(readers: Sequence[Reader], facts: dict[str, Any], *, num_parts: int) -> 
 def write_part(folder: Path, documents: Iterator[Encoded], *, about: Callable[[], dict[str, Any]]) -> None:
     """Write one part, completely or not at all. `about` is called when all documents are written."""
     with whole_folder(folder, replace=True) as building:
-        with (
-            open(building / "documents.bin", "wb") as records,
-            open(building / "tokens.bin", "wb") as tokens,
-            open(building / "signatures.bin", "wb") as signatures,
-        ):
+        with ExitStack() as opened:
+            records, tokens, signatures = (opened.enter_context(open(building / name, "wb")) for name in _FILES)
             for document in documents:
                 held_out = -1 if document.held_out is None else int(document.held_out)
                 sizes = (document.num_bytes, len(document.tokens) // 4)
                 records.write(np.array((*document.source, held_out, *sizes, document.digest), dtype=RECORD).tobytes())
                 tokens.write(document.tokens)
                 signatures.write(document.signature or b"")
-        (building / "part.json").write_text(json.dumps(about()), encoding="utf-8")
+        hashes = {name: sha256_of_file(building / name) for name in _FILES}
+        (building / "part.json").write_text(json.dumps({**about(), "files": hashes}), encoding="utf-8")
 
 
 def read_about(folder: Path, readers: Sequence[Reader], *, job: str) -> dict[str, Any] | None:
@@ -100,24 +111,25 @@ def read_about(folder: Path, readers: Sequence[Reader], *, job: str) -> dict[str
         readers: the readers of this part's files, from `cut`.
 
     Raises:
-        UserError: the part belongs to another preparation, or one of its files has changed since.
+        UserError: the part belongs to another preparation, is damaged, or one of its inputs has changed since.
     """
     path = folder / "part.json"
     if not path.is_file():
         return None
-    about = json.loads(path.read_text(encoding="utf-8"))
+    again = f"prepare that part again (--part {int(folder.name[:5])} --overwrite_output_dir)"
+    about = parse_json(path.read_bytes(), where=path)
     if about["job"] != job:
         raise UserError(
             f"{folder} was made from other inputs, another tokenizer or other flags: give all parts and the merge the "
             f"same ones, or delete {folder.parent}"
         )
+    for name, sha256 in about["files"].items():
+        if not (folder / name).is_file() or sha256_of_file(folder / name) != sha256:
+            raise UserError(f"{folder / name} is damaged or missing: {again}")
     for reader, sources in zip(readers, about["sources"], strict=True):
         for path, source in zip(reader.files, sources, strict=True):
             if sha256_of_file(path) != source["sha256"]:
-                raise UserError(
-                    f"{path} was changed after {folder} was made from it: prepare that part again (--part "
-                    f"{int(folder.name[:5])} --overwrite_output_dir)"
-                )
+                raise UserError(f"{path} was changed after {folder} was made from it: {again}")
     return about
 
 

@@ -26,7 +26,7 @@ from ..shards import CORPUS_FILES, SHARD_TOKENS, ShardWriter
 from ..tokenizer import tokenizer_facts
 from .duplicates import NearDuplicates, signature
 from .parallel import available_cpus, ordered_map
-from .parts import Encoded, cut, job, part_folder, read_about, read_part, write_part
+from .parts import Encoded, check_num_parts, cut, job, part_folder, read_about, read_part, write_part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -88,6 +88,7 @@ def prepare(
     if num_parts is None:
         run: Run = Run(readers, num_processes=num_processes, **options)
     else:
+        check_num_parts(num_parts)
         run = _Merge(readers, folders=[part_folder(folder, part, num_parts) for part in range(num_parts)], **options)
     check_output_dir(folder, overwrite=overwrite, written=CORPUS_FILES)
     with whole_files(folder, replacing=CORPUS_FILES) as building:

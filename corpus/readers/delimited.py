@@ -71,7 +71,10 @@ def lines_of(file: TextIO, source: str) -> Iterator[str]:
     """The lines of a text, with their ends, in bounded memory."""
     for number, line in enumerate(iter(partial(file.readline, LARGEST_CELL), ""), start=1):
         if len(line) == LARGEST_CELL:
-            raise UserError(f"{source}, line {number}: more than {LARGEST_CELL >> 20} Mi characters in one line")
+            raise UserError(
+                f"{source}, line {number}: more than {LARGEST_CELL >> 20} Mi characters in one line: split it into "
+                "several rows"
+            )
         yield line
 
 

@@ -54,7 +54,10 @@ def read_lines(file: BinaryIO, source: str) -> Iterator[tuple[int, Any]]:
     while line := file.readline(LARGEST_OBJECT):
         number += 1
         if len(line) == LARGEST_OBJECT:
-            raise UserError(f"{source}, line {number}: more than {LARGEST_OBJECT >> 20} MiB in one line")
+            raise UserError(
+                f"{source}, line {number}: more than {LARGEST_OBJECT >> 20} MiB in one line: split the text into "
+                "several records, or write it into a .txt file"
+            )
         if not line.strip():
             continue
         try:

@@ -55,3 +55,12 @@ def test_case_and_spacing_do_not_matter_and_short_texts_count() -> None:
     assert signature("The quick  brown\nFOX") == signature("the quick brown fox")
     assert signature("one two three") != signature("one two four")
     assert len(signature("")) == 256
+
+
+@pytest.mark.parametrize("first", [0x4E00, 0x3041, 0x0E01], ids=["chinese", "japanese", "thai"])
+def test_near_duplicates_are_recognised_where_no_spaces_are(first: int) -> None:
+    draws = random.Random(0)
+    originals = ["".join(chr(first + draws.randrange(40)) for _ in range(400)) for _ in range(20)]
+    seen = NearDuplicates()
+    assert not any(seen.seen(signature(text)) for text in originals)
+    assert all(seen.seen(signature(f"{text[:100]}{chr(first)}{text[101:]}")) for text in originals)

@@ -15,6 +15,9 @@ from clozebert.corpus.tokenizer import ALGORITHMS
 GPT2 = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 SPACES = ["  ", " ", "\n", "\n\n", "\t", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u00a0", "\u2009", "\u3000", "\u200b"]
 WORDS = [
+    "हिन्दी",
+    "می\u200cآیند",
+    "❤\ufe0f",
     "Return",
     "the",
     "don't",
@@ -89,6 +92,25 @@ def test_words_of_bpe_and_unigram_are_those_of_gpt2(
             continue  # a character in several tokens: their lengths in bytes are not to be seen one by one
         begins = np.cumsum([0, *(len(piece.encode()) for piece in pieces)])[:-1]
         assert begins[starts].tolist() == edges[:-1].tolist()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "सभी मनुष्यों को गौरव और अधिकारों के मामले में",  # vowel signs
+        "يُولَدُ جَمِيعُ النَّاسِ أَحْرَارًا",  # short vowels
+        "به دنیا می\u200cآیند می\u200cباشند",  # noqa: RUF001 - a joiner within a word
+        "du cafe\u0301 nai\u0308ve",  # accents as characters of their own
+    ],
+    ids=["hindi", "arabic", "persian", "accents"],
+)
+def test_marks_belong_to_the_words_of_their_letters(
+    encoders: dict[str, Encoder], tokenizers: dict[str, PreTrainedTokenizerFast], algorithm: str, text: str
+) -> None:
+    ids, starts = encode(encoders[algorithm], text)
+    assert sum(starts) == len(text.split())
+    assert ids == tokenizers[algorithm](text, add_special_tokens=False).input_ids
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -12,6 +12,7 @@ from clozebert.corpus import Corpus
 from clozebert.corpus.preparation.parts import cut, part_folder
 from clozebert.corpus.preparation.pipeline import Merge, Preparation
 from clozebert.corpus.readers.inputs import Reader
+from clozebert.utils.errors import UserError
 
 from .test_prepare import files_of
 
@@ -111,6 +112,37 @@ def test_a_file_that_changed_after_its_part_was_made_is_refused(inputs: dict[str
     parted.merge(2)
     preparation(inputs, tmp_path / "whole", **changes).run()
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["documents.bin", "tokens.bin"])
+def test_a_damaged_part_is_refused(inputs: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """As after an interrupted copy from another machine: no document may be lost."""
+    parted = preparation(inputs, tmp_path / "out", input=[inputs["held_out"][0]])
+    content = parted.run_part(0, 1) / name
+    content.write_bytes(content.read_bytes()[:-300])
+    for call in (lambda: parted.run_part(0, 1), lambda: parted.merge(1)):
+        with pytest.raises(
+            UserError, match=rf"{name} is damaged or missing: prepare that part again \(--part 0 --over"
+        ):
+            call()
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_of_the_current_folder(inputs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    parted = preparation(inputs, Path("."), input=[inputs["held_out"][0]])
+    assert parted.run_part(0, 1) == part_folder(tmp_path / "out", 0, 1)
+    parted.merge(1)
+    assert Corpus(tmp_path / "out").num_documents > 0
+
+
+@pytest.mark.parametrize("num_parts", [0, -1])
+def test_there_is_at_least_one_part(inputs: dict[str, Any], tmp_path: Path, num_parts: int) -> None:
+    parted = preparation(inputs, tmp_path / "out")
+    for call in (lambda: parted.run_part(0, num_parts), lambda: parted.merge(num_parts)):
+        with pytest.raises(UserError, match=f"num_parts={num_parts} must be at least 1"):
+            call()
 
 
 def test_a_part_that_fails_leaves_nothing(inputs: dict[str, Any], tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clozebert.corpus.readers import formats
+from clozebert.corpus.readers import delimited, formats, json_records
 from clozebert.corpus.readers.inputs import Reader
+from clozebert.utils.errors import UserError
 
 DOCUMENTS = [
     "First line.\nSecond “line”.",
@@ -187,6 +188,18 @@ def test_bad_text_is_an_error_or_counted(tmp_path: Path, name: str) -> None:
     assert list(reader.texts()) == rest
     assert reader.sources[0].bad_text == 1
     assert reader.sources[0].documents == len(rest) + 1
+
+
+def test_a_line_that_is_too_long_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_records, "LARGEST_OBJECT", 1 << 8)
+    monkeypatch.setattr(delimited, "LARGEST_CELL", 1 << 8)
+    long = "x " * 200
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "short"}) + "\n" + json.dumps({"text": long}) + "\n")
+    (tmp_path / "a.csv").write_text(f"id,text\n1,{long}\n")
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2: .* in one line: split the text .* into a \.txt"):
+        read(tmp_path / "a.jsonl")
+    with pytest.raises(UserError, match=r"a\.csv, line 2: .* in one line: split it into several rows"):
+        read(tmp_path / "a.csv")
 
 
 def test_a_missing_text_is_empty(tmp_path: Path) -> None:

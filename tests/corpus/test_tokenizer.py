@@ -1,6 +1,7 @@
 """Trained tokenizers: loadable, lossless where they promise to be, the same every time."""
 
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from clozebert.corpus.tokenizer import ALGORITHMS, load_tokenizer, tokenizer_facts, train_tokenizer
+from clozebert.corpus.tokenizer import ALGORITHMS, _settled, load_tokenizer, tokenizer_facts, train_tokenizer
+from clozebert.utils.errors import UserError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -76,6 +78,32 @@ def test_wordpiece_is_berts(tokenizers: dict[str, PreTrainedTokenizerFast]) -> N
     assert words.replace("\0", "").startswith("Returntheiterable's")
 
 
+def test_unigrams_letters_are_the_same_in_whatever_order_the_trainer_numbers_them() -> None:
+    """As in Chinese: its trainer scores rare letters 0.0001 apart, in a random order, and other pieces lie between."""
+    letters, draws = [chr(0x4E00 + number) for number in range(150)], random.Random(0)
+    learned = [("人们", -3.0), ("人", -4.0), ("什么", -10.99505), ("我们", -10.9921)]
+    found = []
+    for _ in range(3):
+        draws.shuffle(letters)
+        found.append(_settled(learned + [(letter, -11 + 0.0001 * place) for place, letter in enumerate(letters)]))
+    assert found[0] == found[1] == found[2]
+    expected = [("人们", -3.0), ("人", -4.0), ("我们", -10.9921), ("什么", -10.99505)]
+    assert found[0] == expected + [(letter, -11.0) for letter in sorted(letters)]
+
+
+def test_wordpiece_warns_of_words_that_it_cannot_split() -> None:
+    """As in Thai, which has spaces between clauses only."""
+    draws = random.Random(0)
+    clauses = ["".join(draws.choices("กขคง", k=length)) for length in [20] * 30 + [101] * 2]
+    share = 2 * 101 / (2 * 101 + 30 * 20)
+    with pytest.warns(UserWarning, match=rf"{share:.1%} of the text is in words of more than 100 letters, .*bpe"):
+        tokenizer = train_tokenizer([" ".join(clauses)], algorithm="wordpiece", vocab_size=200)
+    assert tokenizer(" ".join(clauses)).input_ids.count(tokenizer.unk_token_id) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_tokenizer([" ".join([*clauses[:30], "x" * 100])], algorithm="wordpiece", vocab_size=200)
+
+
 def test_wordpiece_knows_nearly_all_characters_of_a_text_that_has_thousands() -> None:
     """Frequencies fall as 1/rank, as those of Chinese characters do; the vocabulary has place for all."""
     characters = [chr(0x4E00 + number) for number in range(3000)]
@@ -110,6 +138,17 @@ def test_the_mask_hides_a_word_and_its_space(tokenizers: dict[str, PreTrainedTok
         with_mask = tokenizer("of the [MASK] of", add_special_tokens=False).input_ids
         expected = tokenizer("of the", add_special_tokens=False).input_ids
         assert with_mask[: len(expected) + 1] == [*expected, 4]
+
+
+@pytest.mark.parametrize("places", [150, 200])
+def test_unigram_needs_an_entry_for_each_character(places: int) -> None:
+    characters = [chr(0x4E00 + number) for number in range(200)]
+    texts = ["".join(characters[first : first + 3]) for first in range(198)]
+    with pytest.raises(UserError, match=rf"vocab_size={261 + places} is too small .* are {places} entries, .*'bpe'"):
+        train_tokenizer(texts, algorithm="unigram", vocab_size=261 + places)
+    assert len(train_tokenizer(texts, algorithm="unigram", vocab_size=500)) == 500
+    with pytest.raises(UserError, match="too little text for algorithm='unigram'"):
+        train_tokenizer(["aaaaaaaaaa"], algorithm="unigram", vocab_size=500)
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,13 @@ def test_a_list_may_be_given_in_several_parts() -> None:
     assert parser.parse_args([]).input == ["-"]
     assert parser.parse_args(["--input", "a", "--seed", "2", "--input", "b", "c"]).input == ["a", "b", "c"]
     assert parser.parse_args([]).input == ["-"]
+
+
+def test_a_value_that_begins_with_a_dash_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser([Flag("input", list[str], "files")], prog="x", description="")
+    assert parser.read(["--input=-a.txt"]) == {"input": ["-a.txt"]}
+    with pytest.raises(SystemExit):
+        parser.read(["--input", "-a.txt"])
+    assert capsys.readouterr().err == (
+        "error: --input: expected at least one argument; write --input=VALUE if the value begins with -\n"
+    )

@@ -114,3 +114,10 @@ def test_a_warning_of_ours_is_one_line_and_a_librarys_names_its_place() -> None:
 def test_what_runs_through_is_status_0() -> None:
     done = run_program("print('done')")
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_without_a_letter_ends_no_program(encoding: str) -> None:
+    done = run_program(r"print('\u0e01 \udcff')", PYTHONIOENCODING=encoding)
+    assert done.returncode == 0
+    assert done.stdout == ("ก" if encoding == "utf-8" else r"\u0e01") + " \\udcff\n"

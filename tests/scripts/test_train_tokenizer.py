@@ -50,7 +50,7 @@ def test_other_algorithms_and_skipped_text(algorithm: str, tmp_path: Path, capsy
         ["--input", str(tmp_path), "--output_dir", str(tmp_path / "out"), "--algorithm", algorithm,
          "--vocab_size", "400", "--on_bad_text", "skip", "--lowercase"]
     )  # fmt: skip
-    assert "1 documents were left out: not valid UTF-8" in capsys.readouterr().out
+    assert "1 document left out by --on_bad_text skip" in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.decode(tokenizer("The Cat").input_ids, skip_special_tokens=True) == "the cat"
 
