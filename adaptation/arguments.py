@@ -128,7 +128,8 @@ class AdaptationArguments:
             raise UserError(f"replay_share={self.replay_share} must lie between 0 and 1, both excluded")
         elif not self.replay_input:
             raise UserError(f"replay_share={self.replay_share} needs --replay_input, the text that it is a share of")
-        if not 0 < self.validation_fraction < 1:
+        holds_out = bool(self.replay_input) or (bool(self.input) and not self.validation_input)
+        if holds_out and not 0 < self.validation_fraction < 1:
             raise UserError(
                 f"validation_fraction={self.validation_fraction} must lie between 0 and 1, both excluded: the losses "
                 f"before and after are of held-out text"

@@ -165,10 +165,9 @@ class FinetuningArguments:
                 raise UserError(f"--{name} {getattr(self, name)}: expected {' or '.join(filter(None, allowed))}")
         if self.lora_rank is not None and self.freeze_layers:
             raise UserError("--lora_rank freezes the encoder already; leave out --freeze_layers")
-        if self.overwrite_output_dir and self.resume_from_checkpoint == "latest":
+        if self.overwrite_output_dir and self.resume_from_checkpoint is not None:
             raise UserError(
-                "--overwrite_output_dir deletes the run that --resume_from_checkpoint latest would continue; give one "
-                "of them"
+                "--overwrite_output_dir begins a new run, and --resume_from_checkpoint continues one; give one of them"
             )
         if self.seeds is not None and self.resume_from_checkpoint not in (None, "latest"):
             raise UserError(
@@ -263,7 +262,7 @@ def own_output_dir(arguments: FinetuningArguments) -> Iterator[None]:
         written=FINETUNING_FILES if arguments.overwrite_output_dir else (),
         inputs=[
             (f"--{name}", getattr(arguments, name))
-            for name in ("model_name_or_path", "train_file", "validation_file", "test_file", "resume_from_checkpoint")
+            for name in ("model_name_or_path", "train_file", "validation_file", "test_file")
         ],
         name="--output_dir",
         way_out="choose another, or give --overwrite_output_dir or --resume_from_checkpoint latest",

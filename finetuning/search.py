@@ -50,6 +50,8 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
         UserError: see `check_search`; or the search of a resumed run was one with other data or flags.
     """
     arguments, settings = run.arguments, settings_of(run)
+    if arguments.seeds is not None:
+        del settings["arguments"]["seed"]  # a resumed run may add seeds before the one of the search
     path = Path(run.folder, SEARCH_FILE)
     if arguments.resume_from_checkpoint is not None and path.exists():
         found = read_json_object(path)

@@ -247,7 +247,9 @@ class BestOfMovedRun(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         here = os.path.join(args.output_dir, f"checkpoint-{state.best_global_step}")
-        if state.best_model_checkpoint is None and os.path.isdir(here):
+        # The oldest transformers keeps the path of before, later ones forget it.
+        is_lost = not os.path.isdir(state.best_model_checkpoint or "")
+        if is_lost and os.path.isdir(here):
             state.best_model_checkpoint = here
 
 

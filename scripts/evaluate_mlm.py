@@ -89,10 +89,10 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     paradigms = read_minimal_pairs(arguments.blimp)
     tokenizer = load_tokenizer(arguments.tokenizer_name or arguments.model_name_or_path)
     differing = [] if arguments.tokenizer_name is None else differing_entries(arguments.model_name_or_path, tokenizer)
-    for token, theirs, ours in differing:
+    for number, theirs, mine in differing:
         raise UserError(
-            f"tokenizer_name={arguments.tokenizer_name!r} has {token!r} as token {ours}, and the model's own as "
-            f"{theirs}: the scores would mean nothing; leave it out"
+            f"tokenizer_name={arguments.tokenizer_name!r} has {mine!r} as token {number}, and the model's own "
+            f"{theirs!r}: the scores would mean nothing; leave it out"
         )
     corpus = None if arguments.corpus is None else _open(arguments.corpus, arguments.split, tokenizer)
     reader = Reader(arguments.input) if arguments.input else None

@@ -5,6 +5,7 @@ Mistakes in the settings, those of later phases included, are found here, before
 
 import contextlib
 import importlib.util
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from .initialization.initial_model import load_configuration, padded_vocabulary,
 from .planning.run_length import length_by_text
 from .run_settings import phase_configuration
 from .runtime.machine import is_sharded
+
+# Entries that BERT's vocabularies keep free, to be renamed.
+_UNUSED = re.compile(r"[\[<]unused_?\d+[\]>]")
 
 
 @dataclass
@@ -163,9 +167,9 @@ def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFas
             f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings belong to "
             f"another one; give its own as tokenizer_name, and prepare the corpus with it"
         )
-    for token, theirs, mine in differing_entries(name_or_path, tokenizer):
+    for number, theirs, mine in differing_entries(name_or_path, tokenizer):
         raise UserError(
-            f"model_name_or_path={name_or_path!r} has {token!r} as token {theirs}, the tokenizer as {mine}: its "
+            f"model_name_or_path={name_or_path!r} has {theirs!r} as token {number}, the tokenizer {mine!r}: its "
             f"embeddings belong to another one; give its own as tokenizer_name, and prepare the corpus with it"
         )
 
@@ -196,9 +200,9 @@ def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_
         )
     for name, theirs, ours in _differing_tokens(teacher, tokenizer):
         raise UserError(f"{what} has {name}={theirs}, and the tokenizer {ours}: both need the same tokenizer")
-    for token, theirs, mine in differing_entries(name_or_path, tokenizer):
+    for number, theirs, mine in differing_entries(name_or_path, tokenizer):
         raise UserError(
-            f"{what} has {token!r} as token {theirs}, and the tokenizer as {mine}: both need the same tokenizer"
+            f"{what} has {theirs!r} as token {number}, and the tokenizer {mine!r}: both need the same tokenizer"
         )
     if max_seq_length > teacher.max_position_embeddings:
         raise UserError(
@@ -206,19 +210,21 @@ def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_
         )
 
 
-def differing_entries(name_or_path: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int, int | None]]:
-    """Entries of the tokenizer in a model's folder that have another id, or none, in the given one.
+def differing_entries(name_or_path: str, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[int, str, str]]:
+    """Ids that are one entry of the tokenizer in a model's folder and another of the given one: id, both entries.
 
-    The given one may have more entries. A folder without a tokenizer that can be read says nothing.
+    Either may have more entries, and may have given a name to an `[unused0]`. A folder without a tokenizer that can be
+    read says nothing.
     """
     place = Path(name_or_path) / "tokenizer.json"
     own: dict[str, int] = {}
     with contextlib.suppress(Exception):  # the library raises plain ones; and the run reads the given tokenizer only
         own = Tokenizer.from_file(str(place)).get_vocab()
-    given = tokenizer.get_vocab()
+    given = {number: token for token, number in tokenizer.get_vocab().items()}
     for token, number in sorted(own.items(), key=lambda entry: entry[1]):
-        if given.get(token) != number:
-            yield token, number, given.get(token)
+        mine = given.get(number, token)
+        if mine != token and not _UNUSED.fullmatch(token) and not _UNUSED.fullmatch(mine):
+            yield number, token, mine
 
 
 def _differing_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int, int]]:

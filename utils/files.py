@@ -344,7 +344,7 @@ def check_output_dir(
         ExistingFileError: it is a file, a folder that is not empty, or in use by another program.
         UserError: it is a URL, or overwriting would delete an input.
     """
-    if "://" in str(directory):
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)):  # a Path of a URL has one slash; C:/ is a drive
         raise UserError(f"{name}={directory} is a URL: give a folder of this machine, and copy it there afterwards")
     folder = Path(directory)
     if folder.is_symlink() and not folder.exists():

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...utils.errors import UserError
 from ...utils.files import sha256_of_file, whole_folder
-from ...utils.untrusted import parse_json
+from ...utils.untrusted import read_json_object
 from ..readers.inputs import Reader
 
 # reader, source: where it was read; held_out: 1, 0, or -1 if the source does not say; sizes; BLAKE2b of the text.
@@ -117,11 +117,14 @@ def read_about(folder: Path, readers: Sequence[Reader], *, job: str) -> dict[str
     if not path.is_file():
         return None
     again = f"prepare that part again (--part {int(folder.name[:5])} --overwrite_output_dir)"
-    about = parse_json(path.read_bytes(), where=path)
-    if about["job"] != job:
+    try:
+        about = read_json_object(path)
+    except UserError as error:
+        raise UserError(f"{path} is damaged: {again}") from error
+    if about.get("job") != job:
         raise UserError(
-            f"{folder} was made from other inputs, another tokenizer or other flags: give all parts and the merge the "
-            f"same ones, or delete {folder.parent}"
+            f"{folder} was made from other inputs, by another tokenizer, other flags or another version of ClozeBERT: "
+            f"give all parts and the merge the same ones, or delete {folder.parent}"
         )
     for name, sha256 in about["files"].items():
         if not (folder / name).is_file() or sha256_of_file(folder / name) != sha256:

@@ -369,6 +369,7 @@ def test_small_numbers_keep_their_digits(models: dict[str, str], tmp_path: Path)
         ({"dataset_name": "x", "train_file": None, "test_file": "t.csv"}, "--test_file t.csv: --dataset_name x has"),
         ({"dataset_config_name": "small"}, "--dataset_config_name small needs --dataset_name"),
         ({"overwrite_output_dir": True, "resume_from_checkpoint": "latest"}, "give one of them"),
+        ({"overwrite_output_dir": True, "resume_from_checkpoint": "other/checkpoint-5"}, "give one of them"),
         ({"train_file": None}, "give --train_file"),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_run_with_a_teacher_follows_it(prepared: Path, teacher: Path, tmp_path
     [
         ({"vocab_size": 32}, "has 32 rows, and the tokenizer 61 tokens"),
         ({"pad_token_id": 3}, "has pad_token_id=3, and the tokenizer 0"),
-        ({}, "has 'v7' as token 12, and the tokenizer as None"),
+        ({}, "has 'v7' as token 12, and the tokenizer 'w7'"),
         ({"max_position_embeddings": 32}, "max_seq_length=40 exceeds the 32 tokens"),
     ],
 )

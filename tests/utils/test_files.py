@@ -68,8 +68,9 @@ def test_the_rule_for_output_folders(tmp_path: Path) -> None:
     check_output_dir(out, overwrite=True, written=PATTERNS)
     with pytest.raises(FileExistsError, match="is a file"):
         check_output_dir(out / "mine", overwrite=True)
-    with pytest.raises(UserError, match="output_dir=s3://bucket/corpus is a URL: give a folder of this machine"):
-        check_output_dir("s3://bucket/corpus")
+    for url in ("s3://bucket/corpus", Path("s3://bucket/corpus")):
+        with pytest.raises(UserError, match=r"output_dir=s3://?bucket/corpus is a URL: give a folder of this machine"):
+            check_output_dir(url)
 
 
 @pytest.mark.parametrize(
