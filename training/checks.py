@@ -167,9 +167,9 @@ def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFas
             f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings belong to "
             f"another one; give its own as tokenizer_name, and prepare the corpus with it"
         )
-    for number, theirs, mine in differing_entries(name_or_path, tokenizer):
+    for number, entry, given in differing_entries(name_or_path, tokenizer):
         raise UserError(
-            f"model_name_or_path={name_or_path!r} has {theirs!r} as token {number}, the tokenizer {mine!r}: its "
+            f"model_name_or_path={name_or_path!r} has {entry!r} as token {number}, the tokenizer {given!r}: its "
             f"embeddings belong to another one; give its own as tokenizer_name, and prepare the corpus with it"
         )
 
@@ -200,9 +200,9 @@ def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_
         )
     for name, theirs, ours in _differing_tokens(teacher, tokenizer):
         raise UserError(f"{what} has {name}={theirs}, and the tokenizer {ours}: both need the same tokenizer")
-    for number, theirs, mine in differing_entries(name_or_path, tokenizer):
+    for number, entry, given in differing_entries(name_or_path, tokenizer):
         raise UserError(
-            f"{what} has {theirs!r} as token {number}, and the tokenizer {mine!r}: both need the same tokenizer"
+            f"{what} has {entry!r} as token {number}, and the tokenizer {given!r}: both need the same tokenizer"
         )
     if max_seq_length > teacher.max_position_embeddings:
         raise UserError(
