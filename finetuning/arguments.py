@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..utils.command_line import flag
 from ..utils.errors import MissingFileError, UserError
-from ..utils.files import check_output_dir, remove_written
+from ..utils.files import check_output_dir
 from ..utils.locks import owned_folder
 from .tags import SCHEMES
 
@@ -250,8 +250,8 @@ def comparable(arguments: FinetuningArguments) -> dict[str, Any]:
 def own_output_dir(arguments: FinetuningArguments) -> Iterator[None]:
     """Create the output folder and lock it against other programs.
 
-    A folder with files in it raises an error, unless the flags say to resume, or to delete the run in it: see
-    `clear_output_dir`.
+    A folder with files in it raises an error, unless the flags say to resume, or to delete the run in it. It is deleted
+    when model and data are known to fit.
     """
     resume = arguments.resume_from_checkpoint
     if resume not in (None, "latest") and not os.path.isdir(str(resume)):
@@ -269,12 +269,6 @@ def own_output_dir(arguments: FinetuningArguments) -> Iterator[None]:
     )
     with owned_folder(Path(arguments.output_dir)):
         yield
-
-
-def clear_output_dir(arguments: FinetuningArguments) -> None:
-    """With --overwrite_output_dir, delete the run in the output folder; called when model and data are known to fit."""
-    if arguments.overwrite_output_dir and os.environ.get("RANK", "0") == "0":
-        remove_written(Path(arguments.output_dir), FINETUNING_FILES)
 
 
 def default_epochs(num_examples: int, num_tokens: int) -> int:

@@ -13,12 +13,12 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, as_user_errors
-from ..utils.files import WriteCard, disk_errors
+from ..utils.files import WriteCard, disk_errors, remove_written
 from ..utils.plurals import counted
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import (
+    FINETUNING_FILES,
     FinetuningArguments,
-    clear_output_dir,
     default_batch_size,
     default_epochs,
     default_learning_rate,
@@ -78,19 +78,23 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> d
     config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     tokenizer = load_auto_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     data = read_data(arguments, known_label_names(config, TASKS[arguments.task_type]))
-    if arguments.overwrite_output_dir:
-        # A mistake must not cost the earlier run.
-        FinetuningRun(arguments, arguments.output_dir, arguments.seed, data, tokenizer)
-        if arguments.hyperparameter_search is not None:
-            check_search(arguments)
-        clear_output_dir(arguments)
-    if arguments.hyperparameter_search is not None:
-        run = FinetuningRun(arguments, arguments.output_dir, (arguments.seeds or [arguments.seed])[0], data, tokenizer)
-        with full_disk(arguments.output_dir):
-            arguments = replace(arguments, **search_hyperparameters(run))
     is_main = int(os.environ.get("RANK", 0)) == 0
+    searches = arguments.hyperparameter_search is not None
+    run: FinetuningRun | None = None
+    if arguments.overwrite_output_dir or searches:
+        run = FinetuningRun(arguments, arguments.output_dir, (arguments.seeds or [arguments.seed])[0], data, tokenizer)
+        if arguments.overwrite_output_dir:  # only now: a mistake must not cost the earlier run
+            if searches:
+                check_search(arguments)
+            if is_main:
+                remove_written(Path(arguments.output_dir), FINETUNING_FILES)
+        if searches:
+            with full_disk(arguments.output_dir):
+                arguments = replace(arguments, **search_hyperparameters(run))
+            run = None  # of the flags before
     if arguments.seeds is None:
-        results = FinetuningRun(arguments, arguments.output_dir, arguments.seed, data, tokenizer).train(write_card)
+        run = run or FinetuningRun(arguments, arguments.output_dir, arguments.seed, data, tokenizer)
+        results = run.train(write_card)
     else:
         each = []
         for seed in arguments.seeds:

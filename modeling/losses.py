@@ -163,25 +163,24 @@ class _CrossEntropyOfRows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_MC: torch.Tensor, labels_M: torch.Tensor, ignored: int) -> torch.Tensor:
-        wide = torch.promote_types(logits_MC.dtype, torch.float32)
-        log_sums_M = torch.cat([softmax_and_log_sum(rows.to(wide))[1] for (rows,) in few_rows_at_once(logits_MC)])
+        log_sums_M = torch.cat([softmax_and_log_sum(widen(rows))[1] for (rows,) in few_rows_at_once(logits_MC)])
         ctx.save_for_backward(logits_MC, labels_M)
         ctx.ignored = ignored
         counted_M = labels_M != ignored
-        chosen_M = logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1).to(wide)
+        chosen_M = widen(logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1))
         return (log_sums_M - chosen_M).masked_fill(~counted_M, 0).sum()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         logits_MC, labels_M = ctx.saved_tensors
-        wide = torch.promote_types(logits_MC.dtype, torch.float32)
         scale_M = grad * (labels_M != ctx.ignored)
         # d(-log softmax(x)[label]) / dx = softmax(x) - 1[label]
         if torch.is_grad_enabled():  # the gradient itself will be differentiated
-            probabilities = logits_MC.to(wide).softmax(dim=-1)
+            probabilities = widen(logits_MC).softmax(dim=-1)
             probabilities = probabilities - F.one_hot(labels_M.clamp(min=0), logits_MC.shape[1])
             return (probabilities * scale_M[:, None]).to(logits_MC.dtype), None, None
         grad_MC = torch.empty_like(logits_MC)
+        wide = torch.promote_types(logits_MC.dtype, torch.float32)
         for rows, out, labels, scale in few_rows_at_once(logits_MC, grad_MC, labels_M, scale_M):
             is_wide = out.dtype == wide
             probabilities = torch.softmax(rows, dim=-1, dtype=wide, out=out if is_wide else None)

@@ -88,12 +88,12 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     masking = Masking(rate=arguments.eval_mlm_probability, unit=arguments.masking_unit)
     paradigms = read_minimal_pairs(arguments.blimp)
     tokenizer = load_tokenizer(arguments.tokenizer_name or arguments.model_name_or_path)
-    differing = [] if arguments.tokenizer_name is None else differing_entries(arguments.model_name_or_path, tokenizer)
-    for number, theirs, mine in differing:
-        raise UserError(
-            f"tokenizer_name={arguments.tokenizer_name!r} has {mine!r} as token {number}, and the model's own "
-            f"{theirs!r}: the scores would mean nothing; leave it out"
-        )
+    if arguments.tokenizer_name is not None:
+        for number, theirs, mine in differing_entries(arguments.model_name_or_path, tokenizer):
+            raise UserError(
+                f"tokenizer_name={arguments.tokenizer_name!r} has {mine!r} as token {number}, and the model's own "
+                f"{theirs!r}: the scores would mean nothing; leave it out"
+            )
     corpus = None if arguments.corpus is None else _open(arguments.corpus, arguments.split, tokenizer)
     reader = Reader(arguments.input) if arguments.input else None
     device = find_device(use_cpu=arguments.use_cpu)

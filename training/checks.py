@@ -162,15 +162,10 @@ def check_same_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFas
 
     The special tokens of its configuration show that, or the tokenizer beside it.
     """
-    for name, theirs, ours in _differing_tokens(config, tokenizer):
+    for theirs, ours in _differing_tokens(config, tokenizer, name_or_path):
         raise UserError(
-            f"model_name_or_path={name_or_path!r} has {name}={theirs}, the tokenizer {ours}: its embeddings belong to "
+            f"model_name_or_path={name_or_path!r} has {theirs}, the tokenizer {ours}: its embeddings belong to "
             f"another one; give its own as tokenizer_name, and prepare the corpus with it"
-        )
-    for number, entry, given in differing_entries(name_or_path, tokenizer):
-        raise UserError(
-            f"model_name_or_path={name_or_path!r} has {entry!r} as token {number}, the tokenizer {given!r}: its "
-            f"embeddings belong to another one; give its own as tokenizer_name, and prepare the corpus with it"
         )
 
 
@@ -198,12 +193,8 @@ def check_teacher(name_or_path: str, tokenizer: PreTrainedTokenizerFast, *, max_
             f"{what} has {teacher.vocab_size} rows, and the tokenizer {len(tokenizer)} tokens: student and teacher "
             f"need the same tokenizer"
         )
-    for name, theirs, ours in _differing_tokens(teacher, tokenizer):
-        raise UserError(f"{what} has {name}={theirs}, and the tokenizer {ours}: both need the same tokenizer")
-    for number, entry, given in differing_entries(name_or_path, tokenizer):
-        raise UserError(
-            f"{what} has {entry!r} as token {number}, and the tokenizer {given!r}: both need the same tokenizer"
-        )
+    for theirs, ours in _differing_tokens(teacher, tokenizer, name_or_path):
+        raise UserError(f"{what} has {theirs}, and the tokenizer {ours}: both need the same tokenizer")
     if max_seq_length > teacher.max_position_embeddings:
         raise UserError(
             f"max_seq_length={max_seq_length} exceeds the {teacher.max_position_embeddings} tokens that {what} takes"
@@ -227,9 +218,13 @@ def differing_entries(name_or_path: str, tokenizer: PreTrainedTokenizerFast) -> 
             yield number, token, mine
 
 
-def _differing_tokens(config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int, int]]:
-    """Special tokens whose ids differ between a model and the tokenizer: name, the model's id, the tokenizer's."""
+def _differing_tokens(
+    config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast, name_or_path: str
+) -> Iterator[tuple[str, str]]:
+    """Ids of special tokens, then other entries, that differ between a model and the tokenizer: both, in words."""
     for name in ("pad_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
         theirs, ours = getattr(config, name), getattr(tokenizer, name)
         if theirs is not None and theirs != ours:
-            yield name, theirs, ours
+            yield f"{name}={theirs}", str(ours)
+    for number, entry, given in differing_entries(name_or_path, tokenizer):
+        yield f"{entry!r} as token {number}", repr(given)

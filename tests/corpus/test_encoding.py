@@ -100,7 +100,7 @@ def test_words_of_bpe_and_unigram_are_those_of_gpt2(
     [
         "सभी मनुष्यों को गौरव और अधिकारों के मामले में",  # vowel signs
         "يُولَدُ جَمِيعُ النَّاسِ أَحْرَارًا",  # short vowels
-        "به دنیا می\u200cآیند می\u200cباشند",  # noqa: RUF001 - a joiner within a word
+        "به دنیا می\u200cآیند می\u200cباشند",  # noqa: RUF001 - alef looks like l; joiners within words
         "du cafe\u0301 nai\u0308ve",  # accents as characters of their own
     ],
     ids=["hindi", "arabic", "persian", "accents"],

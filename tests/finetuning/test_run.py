@@ -91,7 +91,11 @@ def test_overwriting_waits_until_the_new_run_is_known_to_fit(
             finetune(arguments_of("single", files, models["bert"], output, overwrite_output_dir=True, **flags))
         assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == before
     (output / "test_results.json").write_text("{}")  # as of an earlier run with other flags
-    finetune(arguments_of("single", data["single"], models["bert"], output, overwrite_output_dir=True, max_steps=2))
+    again, fresh = (
+        finetune(arguments_of("single", data["single"], models["bert"], folder, max_steps=2, overwrite_output_dir=over))
+        for folder, over in ((output, True), (tmp_path / "fresh", False))
+    )
+    assert again["eval_loss"] == fresh["eval_loss"]
     assert [path.name for path in output.glob("checkpoint-*")] == ["checkpoint-2"]
     assert not (output / "test_results.json").exists()
 

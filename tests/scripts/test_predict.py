@@ -49,7 +49,7 @@ def predictions(model: Path, *flags: str, output: Path) -> list[dict[str, Any]]:
 
 def test_standard_input_as_a_person_pipes_it(repository: Path, tuned: dict[str, Path], tmp_path: Path) -> None:
     command = [sys.executable, str(repository / "scripts" / "predict.py"), "--model_name_or_path", str(tuned["token"])]
-    text = "Ada Lovelace runs to Paris today ก\n\nCharles Babbage runs to London today\n"
+    text = "Ada Lovelace runs to Paris today\n\nCharles Babbage runs to London today\nก\n"
     done = subprocess.run(
         command, input=text, capture_output=True, encoding="utf-8", timeout=300, check=False, cwd=tmp_path,
         env={**os.environ, "PYTHONIOENCODING": "latin-1"},
@@ -57,9 +57,8 @@ def test_standard_input_as_a_person_pipes_it(repository: Path, tuned: dict[str, 
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]
     found = [[(e["label"], e["text"], e["start"], e["end"]) for e in record["entities"]] for record in records]
-    assert records[0]["text"].endswith("today ก")
-    # Of the letter, which it has not seen, the tagger may say anything.
-    assert [entities[:2] for entities in found] == [
+    assert records[2]["text"] == "ก"
+    assert found[:2] == [
         [("PER", "Ada Lovelace", 0, 12), ("LOC", "Paris", 21, 26)],
         [("PER", "Charles Babbage", 0, 15), ("LOC", "London", 24, 30)],
     ]

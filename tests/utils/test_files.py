@@ -69,7 +69,7 @@ def test_the_rule_for_output_folders(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="is a file"):
         check_output_dir(out / "mine", overwrite=True)
     for url in ("s3://bucket/corpus", Path("s3://bucket/corpus")):
-        with pytest.raises(UserError, match=r"output_dir=s3://?bucket/corpus is a URL: give a folder of this machine"):
+        with pytest.raises(UserError, match=f"output_dir={url} is a URL: give a folder of this machine"):
             check_output_dir(url)
 
 
