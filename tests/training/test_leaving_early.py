@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from pretraining_helpers import model_config
 
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import BatchStream, Corpus, Masking, ValidationBatches
 from clozebert.training.evaluation import EvaluationStoppedError, evaluate_masked_lm
 from clozebert.training.prefetch import StepLoader
+from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.step import accumulate_gradient
 
 LAYERS = 4
@@ -40,7 +40,7 @@ def gradient(model: ClozeBertForMaskedLM, prepared: Path, **more: Any) -> tuple[
         Corpus(prepared / "corpus"), max_seq_length=40, global_batch_size=8, masking=Masking(rate=0.3), seed=5
     )
     batches, num_predicted = StepLoader(stream, 0, 1, 2)(2)
-    accelerator = Accelerator(cpu=True, mixed_precision="no")
+    accelerator = make_accelerator(mixed_precision="no", use_cpu=True)
     loss = accumulate_gradient(model, batches, num_predicted=num_predicted, accelerator=accelerator, **more)
     return loss, [layer.attention.o_proj.weight.grad for layer in model.model.layers]
 
@@ -77,7 +77,10 @@ def test_an_evaluation_is_left_within_a_layer(model: ClozeBertForMaskedLM, prepa
     stop = StopAt(1 + 4 + 1)  # before the batch, in two layers, and in the third
     with pytest.raises(EvaluationStoppedError):
         evaluate_masked_lm(
-            model, batches, accelerator=Accelerator(cpu=True, mixed_precision="no"), should_stop=lambda: bool(stop)
+            model,
+            batches,
+            accelerator=make_accelerator(mixed_precision="no", use_cpu=True),
+            should_stop=lambda: bool(stop),
         )
     assert reached == [0, 1]
     assert model.training

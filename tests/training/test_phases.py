@@ -27,12 +27,13 @@ from clozebert.training import PretrainingArguments, loop, pretrain
 from clozebert.training.evaluation import mix_figures
 from clozebert.training.optimizers.optimizer import make_optimizer
 from clozebert.training.prefetch import StepLoader
+from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.step import accumulate_gradient
 
 
 @pytest.fixture(scope="module")
 def accelerator() -> Accelerator:
-    return Accelerator(cpu=True, mixed_precision="no")
+    return make_accelerator(mixed_precision="no", use_cpu=True)
 
 
 @pytest.fixture(scope="module")

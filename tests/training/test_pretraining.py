@@ -19,12 +19,13 @@ from clozebert import ClozeBertForMaskedLM, ClozeBertForSequenceClassification
 from clozebert.corpus import BatchSize, BatchStream, Corpus, Masking, ValidationBatches
 from clozebert.training import PretrainingArguments, evaluate_masked_lm, loop, pretrain
 from clozebert.training.prefetch import StepLoader, count_predicted, model_inputs, prefetch
+from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.step import accumulate_gradient, clip_gradient
 
 
 @pytest.fixture(scope="module")
 def accelerator() -> Accelerator:
-    return Accelerator(cpu=True, mixed_precision="no")
+    return make_accelerator(mixed_precision="no", use_cpu=True)
 
 
 def make_stream(folder: Path, *, rows: int = 8) -> BatchStream:

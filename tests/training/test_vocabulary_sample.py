@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from pretraining_helpers import MODEL_FLAGS, flags, make_corpus, model_config, run_forked, run_here, settings
 from safetensors.torch import load_file
 
@@ -18,6 +17,7 @@ from clozebert.training import PretrainingArguments, checks
 from clozebert.training.batches import make_sampler
 from clozebert.training.planning.memory_and_time import forward_flops
 from clozebert.training.prefetch import StepLoader, count_predicted
+from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.step import accumulate_gradient
 from clozebert.utils.errors import UserError
 
@@ -43,7 +43,7 @@ def test_every_split_of_a_batch_gives_the_same_gradient(prepared: Path) -> None:
         vocabulary=VocabularySampler(counts, size=20, seed=5),
     )  # fmt: skip
     torch.manual_seed(3)
-    model, accelerator = ClozeBertForMaskedLM(config).double(), Accelerator(cpu=True, mixed_precision="no")
+    model, accelerator = ClozeBertForMaskedLM(config).double(), make_accelerator(mixed_precision="no", use_cpu=True)
     found = []
     for micro_batches in (1, 2, 4):
         model.zero_grad()
