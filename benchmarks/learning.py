@@ -13,10 +13,11 @@ time to count the text) divided by the side's seconds per step, which `time` mea
 machine does not matter, and all runs of a side have the same number of steps. Runs in the results file are not
 repeated: a list of runs may take hours, and can be stopped between runs.
 
-The baselines have the layers, width and heads of `nano`, and as many weights in them: transformers' BertForMaskedLM and
-ModernBertForMaskedLM, trained as in `run_mlm_no_trainer.py`: documents joined and cut into rows of 128, masks of 15 %
-drawn for each batch, AdamW, linear decay, 1/20 of the steps as warm-up. They run with several learning rates and two
-batch sizes; the best counts. All are scored on the same tokens of unseen books, with the same fixed masks.
+The baselines have the layers, width and heads of `nano` or `tiny`, as many weights in them, and the same precision:
+transformers' BertForMaskedLM and ModernBertForMaskedLM, trained as in `run_mlm_no_trainer.py`: documents joined and cut
+into rows of 128, masks of 15 % drawn for each batch, AdamW, linear decay, 1/20 of the steps as warm-up. They run with
+several learning rates and two batch sizes; the best counts. All are scored on the same tokens of unseen books, with the
+same fixed masks.
 
 `render` rejects a claim unless the gain is more than twice the standard error of the difference of the means.
 """
@@ -66,7 +67,8 @@ OURS: dict[str, dict[str, Any]] = {
     "tiny, wide windows": {"recipe": "tiny", "model": _WIDE},
     "tiny, as it was": {"recipe": "tiny", "embedding_init": "random", "weight_decay": 0.01, "model": _WIDE},
 }
-BASELINES = ("bert", "modernbert")
+# A model of transformers, and the recipe whose size it has, if that is not `nano`.
+BASELINES = ("bert", "modernbert", "modernbert as tiny")
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 BATCHES = (16, 32)
 FLOORS = {"unigram": "frequencies of the tokens", "trigram": "trigram model, which sees the two tokens before"}
@@ -88,34 +90,50 @@ def all_jobs(seeds: list[int]) -> list[Job]:
 # The baselines -------------------------------------------------------------------------------------------------------
 
 
+def size_of(side: str) -> str:
+    """The recipe whose size a baseline has."""
+    return side.partition(" as ")[2] or "nano"
+
+
 def make_baseline(side: str, tokenizer: Any) -> Any:
-    """A model of transformers with as many weights in its layers as `nano`: 4 (4 D² + 3 D F)."""
+    """A model of transformers with as many weights in its layers as ours of that size: 4 D² + 3 D F in each."""
     import transformers
 
-    shape = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 3, "max_position_embeddings": 512}
+    from clozebert import ClozeBertConfig
+
+    ours = ClozeBertConfig.from_name(size_of(side))
+    same = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    shape, width = {name: getattr(ours, name) for name in same}, ours.intermediate_size
     # A multiple of 64 entries, as for ours.
     entries = {"vocab_size": -(-len(tokenizer) // 64) * 64, "pad_token_id": tokenizer.pad_token_id}
-    if side == "bert":  # its feed-forward has two matrices, not three
-        return transformers.BertForMaskedLM(transformers.BertConfig(**shape, **entries, intermediate_size=384))
+    if side.startswith("bert"):  # its feed-forward has two matrices, not three
+        return transformers.BertForMaskedLM(
+            transformers.BertConfig(**shape, **entries, intermediate_size=width * 3 // 2)
+        )
     ids = {
         "cls_token_id": tokenizer.cls_token_id,
         "sep_token_id": tokenizer.sep_token_id,
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    config = transformers.ModernBertConfig(**shape, **entries, **ids, intermediate_size=256, sparse_prediction=True)
+    config = transformers.ModernBertConfig(**shape, **entries, **ids, intermediate_size=width, sparse_prediction=True)
     return transformers.ModernBertForMaskedLM(config)
 
 
 def baseline_steps(job: Job, corpus: str, tokenizer: Any, *, steps: int) -> Iterator[Any]:
-    """Train as in `run_mlm_no_trainer.py`, in float32, yielding the model after each step."""
+    """Train as in `run_mlm_no_trainer.py`, in the precision of our recipe, yielding the model after each step."""
     import torch
     from training_steps import script_steps
 
+    from clozebert.configuration.recipes import load_recipe
+    from clozebert.training.runtime.machine import choose_precision
+
     torch.manual_seed(job["seed"])
     model = make_baseline(job["side"], tokenizer)
+    wanted = load_recipe(size_of(job["side"])).get("mixed_precision", "auto")
+    bf16 = choose_precision(wanted, torch.device("cpu")) == "bf16"
     rate, rows = job["learning_rate"], job["rows"]
-    for _ in script_steps(model, corpus, tokenizer, steps=steps, learning_rate=rate, rows=rows):
+    for _ in script_steps(model, corpus, tokenizer, steps=steps, learning_rate=rate, rows=rows, bf16=bf16):
         yield model
 
 

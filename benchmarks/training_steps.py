@@ -29,8 +29,9 @@ def script_steps(
     steps: int,
     learning_rate: float,
     rows: int,
+    bf16: bool,
 ) -> Iterator[None]:
-    """Train any masked-LM model of transformers in float32 as in `run_mlm_no_trainer.py`.
+    """Train any masked-LM model of transformers as in `run_mlm_no_trainer.py`, in float32 or under bf16 autocast.
 
     Documents are joined with their special tokens and cut into rows of 128; masks of 15 % are drawn for each batch.
     AdamW has linear decay to zero, and warm-up for the first 1/20 of the steps. The last batch of an epoch is left out
@@ -56,7 +57,9 @@ def script_steps(
     )
     model.train()
     for batch in itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), steps):
-        model(**batch).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = model(**batch).loss
+        loss.backward()
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
