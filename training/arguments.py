@@ -5,12 +5,12 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..utils.command_line import flag
-from ..utils.errors import UserError, check_at_least, did_you_mean, reject_unknown_keys
+from ..utils.errors import UserError, check_at_least, did_you_mean, reject_unknown_keys, there_and_here
 from .optimizers.schedules import learning_rate_factor
 
 if TYPE_CHECKING:
@@ -131,6 +131,11 @@ class PretrainingArguments:
         "adamw, or muon for the matrices and adamw for the rest", "adamw", _OPTIMIZER, on_resume=_SAME
     )
     muon_learning_rate: float = flag("peak learning rate of Muon", 0.02, _OPTIMIZER, on_resume=_SAID)
+    muon_constant_steps: int | None = flag(
+        "steps after which Muon's rate falls as 1 / sqrt(step) (default: it does not)",
+        section=_OPTIMIZER,
+        on_resume=_SAID,
+    )
     muon_momentum: float = flag("momentum of Muon", 0.95, _OPTIMIZER, on_resume=_SAID)
     weight_decay: float | None = flag(
         "decoupled weight decay of the matrices; nothing else decays (default: muon 0.1, adamw 0.01)",
@@ -339,7 +344,7 @@ class PretrainingArguments:
             max_seq_length=8, seed=0, learning_rate=0, muon_learning_rate=0, weight_decay=0, max_grad_norm=0,
             warmup_steps=0, decay_steps=0, dataloader_num_workers=0, logging_steps=1, eval_steps=0, save_steps=0,
             max_eval_batches=1, save_total_limit=1, adam_epsilon=0, initial_global_batch_size=1, batch_warmup_steps=0,
-            ddp_timeout=1, vocabulary_sample=0,
+            ddp_timeout=1, vocabulary_sample=0, muon_constant_steps=1,
         )  # fmt: skip
         for name in ("mlm_probability", "final_mlm_probability", "eval_mlm_probability"):
             value = getattr(self, name)
@@ -431,15 +436,6 @@ class Phase:
 def divisors(number: int) -> Iterator[int]:
     """The divisors of a number, the largest first."""
     return (divisor for divisor in range(number, 0, -1) if number % divisor == 0)
-
-
-def there_and_here(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """`name=old there, name=new here` for each value that differs; names that are missing there are skipped."""
-    return [
-        f"{name}={there[name]!r} there, {name}={value!r} here"
-        for name, value in here.items()
-        if name in there and there[name] != value
-    ]
 
 
 def _read(name: str, value: Any, annotation: Any) -> Any:

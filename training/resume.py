@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..configuration import ClozeBertConfig
-from ..utils.errors import UserError
+from ..utils.errors import UserError, there_and_here
 from ..utils.files import check_output_dir, remove_written
-from .arguments import Phase, PretrainingArguments, there_and_here
+from .arguments import Phase, PretrainingArguments
 from .checkpoints.damage import find_damage
 from .checkpoints.folders import RUN_FILES, clear_way, newest_valid
 from .checkpoints.training_state import TrainingState, read_state

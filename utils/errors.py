@@ -6,9 +6,9 @@ with status 1. So raise `UserError` only where a value is checked or a path that
 
 import difflib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class UserError(ValueError):
@@ -107,3 +107,12 @@ def reject_unknown_keys(keys: Iterable[str], known: Iterable[str], *, where: str
     for key in keys:
         if key not in known:
             raise UserError(f"unknown key {key!r} in {where}; {did_you_mean(key, sorted(known))}")
+
+
+def there_and_here(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """`name=old there, name=new here` for each value that differs; names that are missing there are skipped."""
+    return [
+        f"{name}={there[name]!r} there, {name}={value!r} here"
+        for name, value in here.items()
+        if name in there and there[name] != value
+    ]

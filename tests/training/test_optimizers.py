@@ -1,17 +1,19 @@
 """Which parameter gets which treatment, what one step does, and a state that travels without pickle."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pretraining_helpers import run_here
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.training.arguments import PretrainingArguments
 from clozebert.training.optimizers.muon import Muon
-from clozebert.training.optimizers.optimizer import make_optimizer, split_parameters
+from clozebert.training.optimizers.optimizer import CombinedOptimizer, make_optimizer, split_parameters
 from clozebert.training.optimizers.state import load_optimizer_state, optimizer_state
 
 
@@ -104,6 +106,34 @@ def test_one_step_is_that_of_the_torch_optimizers() -> None:
             part.zero_grad()
     for (name, ours), theirs in zip(mine.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_in_a_run_only_the_rate_of_muon_falls_with_the_step(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[list[float]] = []
+    step = CombinedOptimizer.step
+
+    def record(self: CombinedOptimizer, closure: Any = None) -> Any:
+        rates.append([group["lr"] for group in self.param_groups])
+        return step(self, closure)
+
+    monkeypatch.setattr(CombinedOptimizer, "step", record)
+    settings = {"learning_rate": 0.01, "muon_learning_rate": 0.02, "muon_constant_steps": 2}
+    run_here(
+        prepared,
+        tmp_path / "run",
+        optimizer="muon",
+        max_steps=6,
+        warmup_steps=0,
+        lr_scheduler_type="linear",
+        **settings,
+    )
+    assert len(rates) == 6
+    for index, found in enumerate(rates):
+        linear = 1 - index / 6
+        of_muon = 0.02 * linear * min(1, math.sqrt(2 / (index + 1)))
+        assert {round(rate, 12) for rate in found} == {round(0.01 * linear, 12), round(of_muon, 12)}
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from clozebert.training.optimizers.schedules import SCHEDULES, learning_rate_factor
+from clozebert.training.optimizers.schedules import SCHEDULES, inverse_sqrt_factor, learning_rate_factor
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -41,3 +41,10 @@ def test_without_warmup_the_first_update_is_whole() -> None:
 def test_an_unknown_schedule_is_named() -> None:
     with pytest.raises(ValueError, match="lr_scheduler_type='step' must be one of linear, cosine, wsd"):
         learning_rate_factor(3, schedule="step", max_steps=9)
+
+
+def test_inverse_sqrt_stays_at_one_and_then_falls() -> None:
+    assert [inverse_sqrt_factor(step, 100) for step in (0, 50, 99)] == [1.0, 1.0, 1.0]
+    assert inverse_sqrt_factor(399, 100) == pytest.approx(0.5)
+    assert inverse_sqrt_factor(9_999, 100) == pytest.approx(0.1)
+    assert inverse_sqrt_factor(9_999, None) == 1.0

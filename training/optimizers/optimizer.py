@@ -96,10 +96,11 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.param_groups = [group for group in self.param_groups if group["part"] == index]
             part.state = self.state
 
-    def set_learning_rate(self, factor: float) -> None:
-        """Scale every group's peak learning rate."""
+    def set_learning_rate(self, factor: float, *, muon: float = 1.0) -> None:
+        """Scale every group's peak learning rate by `factor`, and Muon's by `muon` as well."""
         for group in self.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+            on_muon = isinstance(self.parts[group["part"]], Muon)
+            group["lr"] = group["initial_lr"] * factor * (muon if on_muon else 1.0)
 
 
 def make_optimizer(

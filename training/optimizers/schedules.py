@@ -7,6 +7,8 @@ With t in [0, 1) the elapsed share of the decay:
     linear      1 - t                       from the end of warm-up to max_steps
     cosine      (1 + cos(pi t)) / 2         from the end of warm-up to max_steps (Loshchilov & Hutter 2017)
     wsd         1, then 1 - sqrt(t)         over the last decay_steps (warm-up, stable, decay; Hägele et al. 2024)
+
+Muon's rate may also fall as 1 / sqrt(step), a factor on top of the schedule (`inverse_sqrt_factor`).
 """
 
 import math
@@ -33,3 +35,12 @@ def learning_rate_factor(
     if schedule == "wsd":
         return 1.0 - math.sqrt(share)
     raise UserError(f"lr_scheduler_type={schedule!r} must be one of {', '.join(SCHEDULES)}")
+
+
+def inverse_sqrt_factor(step: int, constant_steps: int | None) -> float:
+    """sqrt(constant_steps / (step + 1)), at most 1; None: always 1.
+
+    With weight decay λ, Muon's weights are a mean over about the last 1 / (η λ) updates. At a constant rate η that is a
+    smaller and smaller share of a long run, which then forgets what it learned first.
+    """
+    return 1.0 if constant_steps is None else min(1.0, math.sqrt(constant_steps / (step + 1)))
