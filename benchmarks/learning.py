@@ -55,6 +55,7 @@ _WIDE = {
 # frequent as tokens" and "one kind of context, wide windows", which only earlier versions of the code can run.
 OURS: dict[str, dict[str, Any]] = {
     "nano": {},
+    "nano, constant rate of Muon": {"muon_constant_steps": None},
     "nano, random embeddings": {"embedding_init": "random"},
     "nano, whole vocabulary": {"vocabulary_sample": 0},
     "nano, whole vocabulary, 30 % masks": {"vocabulary_sample": 0, "mlm_probability": 0.3},

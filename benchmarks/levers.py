@@ -8,10 +8,10 @@ A run has as many steps as in docs/recipes.md (`nano` 898, `tiny` 204), one thre
 has on this machine. All runs are scored on the same fixed masks of unseen books. Runs in the results file are not
 repeated.
 
-The recipe that all levers are compared with has Muon on whole matrices; the recipes of today have it on each head. A
-lever that the package does not have replaces a function of it for the length of a run, below. `render` shows the
-difference to the recipe and the standard error of that difference, from the deviation between seeds. A lever counts as
-better or worse if the difference is more than twice its error.
+The recipe that all levers are compared with has Muon on whole matrices and at a constant rate; the recipes of today
+have it on each head and at a rate that falls. A lever that the package does not have replaces a function of it for the
+length of a run, below. `render` shows the difference to the recipe and the standard error of that difference, from the
+deviation between seeds. A lever counts as better or worse if the difference is more than twice its error.
 """
 
 import argparse
@@ -216,7 +216,7 @@ def run_one(recipe: str, lever: str, seed: int, corpus: str, tokenizer_name: str
     MUON.get(lever, as_before)()
     if lever in PATCHES:
         PATCHES[lever]()
-    learning.OURS[lever] = {"recipe": recipe, **CHANGES[recipe].get(lever, {})}
+    learning.OURS[lever] = {"recipe": recipe, "muon_constant_steps": None, **CHANGES[recipe].get(lever, {})}
     job = {"name": lever, "side": "ours", "seed": seed}
     found = learning.run_job(job, corpus, tokenizer_name, steps=STEPS[recipe], save_to=None)
     return {
