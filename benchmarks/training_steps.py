@@ -70,7 +70,6 @@ def our_steps(recipe: str, corpus: str, tokenizer_name: str, folder: str, **flag
     """The steps of our own loop, without its logging and evaluation."""
     from clozebert.training.arguments import PretrainingArguments
     from clozebert.training.loop import Pretraining
-    from clozebert.training.optimizers.schedules import inverse_sqrt_factor
     from clozebert.training.run_settings import make_config, split_settings
     from clozebert.training.runtime.machine import seed_step
     from clozebert.training.step import accumulate_gradient, clip_gradient, update_weights
@@ -82,8 +81,7 @@ def our_steps(recipe: str, corpus: str, tokenizer_name: str, folder: str, **flag
     for step in range(run.run.last_step):
         batches, num_predicted = next(setup.loader)
         setup.optimizer.optimizer.set_learning_rate(
-            setup.arguments.learning_rate_factor(step),
-            muon=inverse_sqrt_factor(step, setup.arguments.muon_constant_steps),
+            setup.arguments.learning_rate_factor(step), muon=setup.arguments.muon_factor(step)
         )
         seed_step(setup.arguments.seed, step, 0)
         accumulate_gradient(setup.model, batches, num_predicted=num_predicted, accelerator=run.accelerator)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least, did_you_mean, reject_unknown_keys, there_and_here
-from .optimizers.schedules import learning_rate_factor
+from .optimizers.schedules import inverse_sqrt_factor, learning_rate_factor
 
 if TYPE_CHECKING:
     from ..corpus import BatchSize
@@ -287,6 +287,10 @@ class PretrainingArguments:
             warmup_steps=int(self.warmup_steps),
             decay_steps=self.num_decay_steps,
         )
+
+    def muon_factor(self, step: int) -> float:
+        """Muon's further factor for that update."""
+        return inverse_sqrt_factor(step, self.muon_constant_steps)
 
     def micro_batches(self, world_size: int) -> int:
         """How many micro-batches each of `world_size` processes makes of its share of a full global batch.

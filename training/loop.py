@@ -20,7 +20,6 @@ from .checkpoints.saving import OutputFolder
 from .checkpoints.training_state import TrainingState, read_training_state
 from .checks import check_run
 from .evaluation import EvaluationStoppedError, evaluate_mixture
-from .optimizers.schedules import inverse_sqrt_factor
 from .optimizers.state import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase
 from .planning.calibration import choose_length
@@ -205,7 +204,7 @@ class Pretraining:
 
             step = state.step - phase.first_step
             setup.optimizer.optimizer.set_learning_rate(
-                arguments.learning_rate_factor(step), muon=inverse_sqrt_factor(step, arguments.muon_constant_steps)
+                arguments.learning_rate_factor(step), muon=arguments.muon_factor(step)
             )
             seed_step(arguments.seed, state.step, accelerator.process_index)
             part = accumulate_gradient(
