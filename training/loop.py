@@ -309,7 +309,7 @@ class Pretraining:
         reading = watch.read()
         values = {
             "loss": state.train_loss,
-            "learning_rate": self.setup.optimizer.param_groups[-1]["lr"],
+            **self.setup.optimizer.optimizer.learning_rates(),
             "grad_norm": norm if math.isfinite(norm) else str(norm),
             "tokens_seen": state.tokens_seen,
             **reading,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretraining_helpers import run_here
+from pretraining_helpers import log_of, run_here
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -134,6 +134,11 @@ def test_in_a_run_only_the_rate_of_muon_falls_with_the_step(
         linear = 1 - index / 6
         of_muon = 0.02 * linear * min(1, math.sqrt(2 / (index + 1)))
         assert {round(rate, 12) for rate in found} == {round(0.01 * linear, 12), round(of_muon, 12)}
+    last = [entry for entry in log_of(tmp_path / "run") if "loss" in entry][-1]
+    assert (round(last["learning_rate"], 12), round(last["muon_learning_rate"], 12)) == (
+        round(0.01 * linear, 12),
+        round(of_muon, 12),
+    )
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

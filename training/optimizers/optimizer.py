@@ -102,6 +102,14 @@ class CombinedOptimizer(torch.optim.Optimizer):
             on_muon = isinstance(self.parts[group["part"]], Muon)
             group["lr"] = group["initial_lr"] * factor * (muon if on_muon else 1.0)
 
+    def learning_rates(self) -> dict[str, float]:
+        """The rates of now, by the names of the arguments that set their peaks."""
+        parts = {group["part"]: group["lr"] for group in self.param_groups}
+        return {
+            "muon_learning_rate" if isinstance(self.parts[part], Muon) else "learning_rate": rate
+            for part, rate in parts.items()
+        }
+
 
 def make_optimizer(
     model: nn.Module, arguments: PretrainingArguments, *, muon_dtype: torch.dtype = torch.float32

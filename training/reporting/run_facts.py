@@ -42,6 +42,8 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
     smallest = arguments.batch_size.smallest * arguments.max_seq_length
     rising = f", rising from {smallest:,} over {arguments.batch_warmup_steps:,}"
     of_all = f" of {phases[-1].last_step:,}" if len(phases) > 1 else ""
+    falls = arguments.muon_constant_steps if arguments.optimizer == "muon" else None
+    muon = f", Muon's rate falls from step {falls:,} on" if falls else ""
     begins_from_text = arguments.embedding_init == "text" and arguments.model_name_or_path is None and step == 0
     lines = [
         f"model: {setup.core.num_parameters():,} parameters, "
@@ -53,7 +55,7 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
         f"{rising if arguments.batch_warmup_steps else ''}, {epochs_of(setup, phase):.2f} epochs; "
         f"{processes} process(es) x {micro_batches} micro-batch(es) x {rows} row(s)",
         f"{arguments.optimizer}, {counted(int(arguments.warmup_steps), 'step')} of warm-up, "
-        f"{arguments.lr_scheduler_type}; "
+        f"{arguments.lr_scheduler_type}{muon}; "
         f"precision {accelerator.mixed_precision} on {accelerator.device.type}",
     ]
     if len(corpora.names) > 1:
