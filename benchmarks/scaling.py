@@ -52,11 +52,11 @@ SIZES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "31M": ({**_TINY, "model": _shape(10, 512, 8, 1344)}, (0.25, 0.5)),
 }
 # Longer runs on the same text (docs/recipes.md), to which the law is fitted too: `nano` with a sample of the vocabulary
-# and 40 % masks, and the recipe of the released model.
+# and 40 % masks, and a released model.
 LONGER: tuple[dict[str, Any], ...] = (
-    {"name": "nano", "beside_embeddings": 464_832, "tokens": 6_225 * 2_048, "loss": 3.618},
-    {"name": "nano", "beside_embeddings": 464_832, "tokens": 18_757 * 2_048, "loss": 3.451},
-    {"name": "release/books.yaml", "beside_embeddings": 2_701_824, "tokens": 7_330 * 4_096, "loss": 3.072},
+    {"name": "`nano`", "beside_embeddings": 464_832, "tokens": 6_225 * 2_048, "loss": 3.618},
+    {"name": "`nano`", "beside_embeddings": 464_832, "tokens": 18_757 * 2_048, "loss": 3.451},
+    {"name": "the release of 2026-11-24", "beside_embeddings": 2_701_824, "tokens": 7_330 * 4_096, "loss": 3.072},
 )
 # What the law is asked for: weights beside the embeddings, tokens. `modernbert-base` has 22 layers of 768 and 1,152.
 BASE = {"name": "modernbert-base", "weights": 22 * (4 * 768**2 + 3 * 768 * 1152), "tokens": 1e9}
@@ -168,7 +168,7 @@ def table(runs: list[dict[str, Any]]) -> str:
         "",
         "The law is fitted to longer runs, too: "
         + ", ".join(
-            f"`{run['name']}` after {run['tokens'] / 1e6:.0f} M tokens {run['loss']:.2f}, by the law "
+            f"{run['name']} after {run['tokens'] / 1e6:.0f} M tokens {run['loss']:.2f}, by the law "
             f"{predict(law, run['beside_embeddings'], run['tokens']):.2f}"
             for run in LONGER
         )

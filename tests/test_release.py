@@ -14,22 +14,22 @@ MODEL = ROOT / "release" / "clozebert-books"
 FILL = """
 import json, sys
 from transformers import pipeline
-fill = pipeline("fill-mask", model=sys.argv[1], top_k=5)
-print(json.dumps([[found["token_str"].strip() for found in fill(text)] for text in sys.argv[2:]]))
+fill = pipeline("fill-mask", model=sys.argv[1])
+print(json.dumps([fill(text)[0]["token_str"].strip() for text in sys.argv[2:]]))
 assert "clozebert" not in sys.modules
 """
 
 
 def test_it_fills_blanks_offline_without_our_code(tmp_path: Path, python: WarmPython) -> None:
-    texts = [
-        "In the nineteenth [MASK], many people moved to the cities.",
-        "The nerves of the brain and the spinal [MASK] form the nervous system.",
-    ]
-    done = python.run(["-c", FILL, MODEL, *texts], cwd=tmp_path)
+    words = {
+        "In the nineteenth [MASK], many people moved to the cities.": "century",
+        "The brain and the spinal [MASK] form the central nervous system.": "cord",
+        "Plants take in carbon [MASK] from the air.": "dioxide",
+        "The Supreme [MASK] of the United States has nine judges.": "Court",
+    }
+    done = python.run(["-c", FILL, MODEL, *words], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    century, cord = json.loads(done.stdout.splitlines()[-1])
-    assert century[0] == "century"
-    assert cord[0] == "cord"
+    assert json.loads(done.stdout.splitlines()[-1]) == list(words.values())
 
 
 def test_it_is_a_small_modernbert_in_bf16() -> None:
