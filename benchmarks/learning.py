@@ -51,25 +51,25 @@ _WIDE = {
     },
 }
 # Muon's rate as in the recipes until 2026-11-25: rows with results of that time keep it, so that seeds do not mix.
-_CONSTANT = {"muon_constant_steps": None}
+CONSTANT_MUON = {"muon_constant_steps": None}
 # Ours: a recipe (`nano` unless another is named) and the changes to it (None: the key is removed).
 # Also in the results: "rates of 0.7" and "of 2.9", half and twice of nano's former rates (0.006 and 0.02); "rates as
 # frequent as tokens" and "one kind of context, wide windows", which only earlier versions of the code can run.
 OURS: dict[str, dict[str, Any]] = {
     "nano": {},
-    "nano, constant rate of Muon": _CONSTANT,
+    "nano, constant rate of Muon": CONSTANT_MUON,
     "nano, random embeddings": {"embedding_init": "random"},
     "nano, whole vocabulary": {"vocabulary_sample": 0},
-    "nano, whole vocabulary, 30 % masks": {**_CONSTANT, "vocabulary_sample": 0, "mlm_probability": 0.3},
+    "nano, whole vocabulary, 30 % masks": {**CONSTANT_MUON, "vocabulary_sample": 0, "mlm_probability": 0.3},
     "nano, wide windows": {"model": _WIDE},
     "nano, AdamW": {"optimizer": "adamw", "learning_rate": 4.0e-3},
-    "nano, rates of a half": {**_CONSTANT, "learning_rate": 2.0e-3, "muon_learning_rate": 0.007},
-    "nano, rates of 1.4": {**_CONSTANT, "learning_rate": 6.0e-3, "muon_learning_rate": 0.02},
-    "nano, rates of twice": {**_CONSTANT, "learning_rate": 8.0e-3, "muon_learning_rate": 0.028},
+    "nano, rates of a half": {**CONSTANT_MUON, "learning_rate": 2.0e-3, "muon_learning_rate": 0.007},
+    "nano, rates of 1.4": {**CONSTANT_MUON, "learning_rate": 6.0e-3, "muon_learning_rate": 0.02},
+    "nano, rates of twice": {**CONSTANT_MUON, "learning_rate": 8.0e-3, "muon_learning_rate": 0.028},
     "tiny": {"recipe": "tiny"},
     "tiny, wide windows": {"recipe": "tiny", "model": _WIDE},
     "tiny, as it was": {
-        **_CONSTANT,
+        **CONSTANT_MUON,
         "recipe": "tiny",
         "embedding_init": "random",
         "weight_decay": 0.01,

@@ -216,7 +216,7 @@ def run_one(recipe: str, lever: str, seed: int, corpus: str, tokenizer_name: str
     MUON.get(lever, as_before)()
     if lever in PATCHES:
         PATCHES[lever]()
-    learning.OURS[lever] = {"recipe": recipe, "muon_constant_steps": None, **CHANGES[recipe].get(lever, {})}
+    learning.OURS[lever] = {"recipe": recipe, **learning.CONSTANT_MUON, **CHANGES[recipe].get(lever, {})}
     job = {"name": lever, "side": "ours", "seed": seed}
     found = learning.run_job(job, corpus, tokenizer_name, steps=STEPS[recipe], save_to=None)
     return {

@@ -31,7 +31,7 @@ ROWS = 16
 RATES = 0.7  # of `tiny`'s
 _TINY = {
     "architecture": "tiny", "recipe": "tiny", "global_batch_size": ROWS, "per_device_train_batch_size": ROWS,
-    "learning_rate": RATES * 3e-3, "muon_learning_rate": RATES * 0.02, "muon_constant_steps": None,
+    "learning_rate": RATES * 3e-3, "muon_learning_rate": RATES * 0.02, **learning.CONSTANT_MUON,
 }  # fmt: skip
 
 

@@ -99,16 +99,17 @@ class CombinedOptimizer(torch.optim.Optimizer):
     def set_learning_rate(self, factor: float, *, muon: float = 1.0) -> None:
         """Scale every group's peak learning rate by `factor`, and Muon's by `muon` as well."""
         for group in self.param_groups:
-            on_muon = isinstance(self.parts[group["part"]], Muon)
-            group["lr"] = group["initial_lr"] * factor * (muon if on_muon else 1.0)
+            group["lr"] = group["initial_lr"] * factor * (muon if self._is_muon(group) else 1.0)
 
     def learning_rates(self) -> dict[str, float]:
         """The rates of now, by the names of the arguments that set their peaks."""
-        parts = {group["part"]: group["lr"] for group in self.param_groups}
         return {
-            "muon_learning_rate" if isinstance(self.parts[part], Muon) else "learning_rate": rate
-            for part, rate in parts.items()
+            "muon_learning_rate" if self._is_muon(group) else "learning_rate": group["lr"]
+            for group in self.param_groups
         }
+
+    def _is_muon(self, group: dict[str, Any]) -> bool:
+        return isinstance(self.parts[group["part"]], Muon)
 
 
 def make_optimizer(

@@ -43,7 +43,7 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
     rising = f", rising from {smallest:,} over {arguments.batch_warmup_steps:,}"
     of_all = f" of {phases[-1].last_step:,}" if len(phases) > 1 else ""
     falls = arguments.muon_constant_steps if arguments.optimizer == "muon" else None
-    muon = f", Muon's rate falls from step {falls:,} on" if falls else ""
+    muon = f", Muon's rate falls after {counted(falls, 'step')}" if falls else ""
     begins_from_text = arguments.embedding_init == "text" and arguments.model_name_or_path is None and step == 0
     lines = [
         f"model: {setup.core.num_parameters():,} parameters, "
