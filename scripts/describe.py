@@ -81,7 +81,10 @@ def find_config(name: str) -> "ClozeBertConfig":
         check_model_folder(path)
         values = read_json_object(path / "config.json")
         if values.get("model_type") != ClozeBertConfig.model_type:
-            raise UserError(f"{name} holds a model of type {values.get('model_type')!r}: convert it first")
+            raise UserError(
+                f"{name} holds a model of type {values.get('model_type')!r}: convert it first with "
+                f"clozebert convert --input {name} --output_dir FOLDER --to clozebert"
+            )
         return ClozeBertConfig.from_pretrained(path)
     if name in ARCHITECTURES:
         return ClozeBertConfig.from_name(name)

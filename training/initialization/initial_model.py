@@ -31,7 +31,10 @@ def load_configuration(name_or_path: str, *, flag: str = "model_name_or_path") -
     with as_user_errors(Exception, about=f"{flag}={name_or_path!r}"):
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
     if config.model_type != "clozebert":
-        raise UserError(f"{flag}={name_or_path!r} is a {config.model_type} model: convert it first (clozebert convert)")
+        raise UserError(
+            f"{flag}={name_or_path!r} is a {config.model_type} model: convert it first with "
+            f"clozebert convert --input {name_or_path} --output_dir FOLDER --to clozebert"
+        )
     return config
 
 
