@@ -65,6 +65,12 @@ from .start import check_known_tokens, check_vocabulary_flags, make_start, open_
 Say = Callable[[str], None]
 
 _EVAL_RATE, _EVAL_ROWS = 0.15, 32
+# With fewer, a mean loss depends much on which tokens happen to be masked.
+_FEW_PREDICTIONS = 1000
+_MORE_OF = {
+    "new": "hold out more, with --validation_fraction or --validation_input",
+    "general": "give more, with --general_input",
+}
 _LONGEST_ROW = 256
 
 
@@ -109,6 +115,8 @@ class Adaptation:
             self.say("no --general_input and no --replay_input: what is forgotten is not measured")
         self.contents = self._fingerprints(first_tokenizer)
         check_place(arguments, self.contents)
+        if arguments.overwrite_output_dir or not (self.work / BEFORE).is_file():
+            self._read_smaller_texts()
         self.changes_vocabulary = bool(
             arguments.extend_vocabulary or arguments.trim_vocabulary or arguments.tokenizer_name
         )
@@ -189,6 +197,12 @@ class Adaptation:
         if not (self.work / BEFORE).is_file():
             self._measure_before()
 
+    def _read_smaller_texts(self) -> None:
+        """Read all texts but `input` to their ends: a fault in one must not be found after hours of work on `input`."""
+        for name in self.readers:
+            if name != "input" and not sum(1 for _ in self._reader(name).texts()):
+                raise UserError(f"{name}={getattr(self.arguments, name)} holds no text")
+
     def _measure_before(self) -> None:
         """Measure the losses before training, and set the rows per step, which may depend on the measured speed."""
         source = self.source.load()
@@ -196,7 +210,13 @@ class Adaptation:
         if self.changes_model:
             figures["before"] = self._evaluate(source, "-before" if self.changes_vocabulary else "")
         begun = time.monotonic()
-        figures["start" if self.changes_model else "before"] = self._evaluate(_load(self.work / "start"), "")
+        start = figures["start" if self.changes_model else "before"] = self._evaluate(_load(self.work / "start"), "")
+        for name, scores in start.items():
+            if (count := scores["eval_predicted_tokens"]) < _FEW_PREDICTIONS:
+                self.say(
+                    f"{TEXT_NAMES[name]}: its loss is a mean over only {count:,} predicted tokens, and says little: "
+                    f"{_MORE_OF[name]}"
+                )
         seconds = time.monotonic() - begun
         overlaps = self._overlaps(load_tokenizer(str(self.work / "start")))
         if self.arguments.max_minutes is not None:

@@ -54,6 +54,7 @@ def _loss_rows(evaluation: Mapping[str, Any], stages: list[str]) -> Any:
         found = [evaluation[stage][text] for stage in stages]
         yield [f"{name}: loss per token", *(f"{one['eval_loss']:.4f}" for one in found)]
         yield [f"{name}: accuracy", *(f"{one['eval_accuracy']:.4f}" for one in found)]
+        yield [f"{name}: predicted tokens", *(f"{one['eval_predicted_tokens']:,}" for one in found)]
         yield [f"{name}: tokens per word", *(f"{one['tokens_per_word']:.3f}" for one in found)]
         if len(stages) > 2:
             yield [f"{name}: loss per word", *(f"{one['loss_per_word']:.4f}" for one in found)]

@@ -61,7 +61,6 @@ class SourceModel:
         model = load_clozebert_masked_lm(self.folder).float()
         if self.layers < model.config.num_hidden_layers:
             model = take_layers(model, evenly_spaced(model.config.num_hidden_layers, self.layers))
-        model.set_attn_implementation("sdpa")  # it was loaded with eager attention, which is several times slower
         set_token_ids(model.config, self.tokenizer)
         return model
 

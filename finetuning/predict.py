@@ -5,7 +5,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -69,9 +69,11 @@ def _output(name: str) -> Iterator[IO[str]]:
 
 def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str], output: IO[str]) -> int:
     count = 0
+    if len(inputs) > 1:
+        _check_files(predictor, inputs)
     for path in inputs:
         found = predictor.examples(path, lines)
-        # Lines of standard input are predicted as they come; a file is read first, so its number of texts is known.
+        # Standard input is read a chunk at a time; a file is read first, so its number of texts is known.
         texts = found if path == "-" else list(found)
         total = len(texts) if isinstance(texts, list) else None
         bar = progress_bar(description="predicting", unit=" texts", total=total, leave=False)
@@ -84,6 +86,14 @@ def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str]
             bar.update(len(examples))
         bar.close()
     return count
+
+
+def _check_files(predictor: "Predictor", inputs: list[str]) -> None:
+    """Read all files once: a mistake in a later one must not cost the predictions of those before it."""
+    with redirect_stderr(io.StringIO()):  # which rows are left out is said when a file is predicted
+        for path in inputs:
+            for _ in predictor.examples(path, ()) if path != "-" else ():
+                pass
 
 
 class Predictor:

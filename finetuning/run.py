@@ -178,6 +178,7 @@ class FinetuningRun:
             eval_steps=arguments.eval_steps,
             save_steps=arguments.eval_steps or 500,
             logging_steps=arguments.eval_steps or 500,
+            logging_nan_inf_filter=False,  # a run that diverges must not show a loss of zero
             save_total_limit=2,  # the best one and the last: with 1, Trainer deletes the last before the model is saved
             restore_callback_states_from_checkpoint=True,  # including the patience counter of early stopping
             load_best_model_at_end=True,

@@ -224,15 +224,18 @@ class FinetuningTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Scores of the evaluation examples."""
+        """Scores of the evaluation examples. If the model's answers are not finite, training ends."""
         began = time.perf_counter()
         examples, windows = self.evaluation
-        scores = self.task.metrics(self.document_logits(examples, windows), examples)
+        logits = self.document_logits(examples, windows)
+        scores = self.task.metrics(logits, examples)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         metrics[f"{metric_key_prefix}_{SELECTION}"] = selection(scores, self.best_metric)
         metrics[f"{metric_key_prefix}_runtime"] = round(time.perf_counter() - began, 3)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        if not are_finite(logits):
+            self.control.should_training_stop = True
         return metrics
 
 

@@ -220,6 +220,8 @@ def convert_folder(
 def load_clozebert_masked_lm(folder: Path) -> Any:
     """Load a ClozeBERT masked-LM model from a folder of either form; a native model is converted.
 
+    It has SDPA attention: the eager one is quadratic in the length of a packed row.
+
     Raises:
         UserError: it has another head, or cannot be loaded or converted; see `from_native`.
     """
@@ -227,9 +229,10 @@ def load_clozebert_masked_lm(folder: Path) -> Any:
     names = values.get("architectures") or [""]
     if not names[0].endswith("ForMaskedLM"):
         raise UserError(f"{folder} holds a {names[0] or 'model without a head'}, and a masked-LM model is needed")
-    if values.get("model_type") == "clozebert":
-        return load_clozebert(folder)
-    return convert_from_native(load_native(folder), copy_tensors=False)
+    is_ours = values.get("model_type") == "clozebert"
+    model = load_clozebert(folder) if is_ours else convert_from_native(load_native(folder), copy_tensors=False)
+    model.set_attn_implementation("sdpa")
+    return model
 
 
 def facts_of_origin(source: str | os.PathLike, folder: Path) -> tuple[str, Card | None, dict[str, Any]]:

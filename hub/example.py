@@ -21,6 +21,7 @@ _TASKS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
     "text-classification": ("classification", {}, {"label": "label", "score": "score"}),
 }  # fmt: skip
 _MOST_ROWS = 10
+_PAIR = ("A quiet film that stays with you for days.", "You will think about this film for a while.")
 
 
 def make_example(folder: Path, task: str, name: str, text: str | bool, config: Mapping[str, Any]) -> str:
@@ -37,13 +38,16 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
     if task not in _TASKS or not any(folder.glob("tokenizer*")):
         return ""
     kind, options, columns = _TASKS[task]
-    if options and _is_trained_on_first_subwords(folder):
+    settings = _reading_settings(folder)
+    if options and settings.get("label_subwords") == "first":  # the other subwords have learned no tag
         options = {"aggregation_strategy": "first"}
+    is_pair = settings.get("text_pair_column") is not None
     # In multi-label models a text may have several labels, and a pipeline gives only the best without `top_k`.
     has_several = task == "text-classification" and config.get("problem_type") == "multi_label_classification"
     asked = {"top_k": None} if has_several else {}
     try:
-        given, rows = _run(folder, task, EXAMPLES[kind] if text is True else str(text), options, asked)
+        of_ours = "\t".join(_PAIR) if is_pair else EXAMPLES[kind]
+        given, rows = _run(folder, task, of_ours if text is True else str(text), options, asked, is_pair=is_pair)
     except Exception as error:
         if text is not True:
             raise
@@ -57,7 +61,7 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
         "from transformers import pipeline",
         "",
         f"run = pipeline({', '.join(arguments)})",
-        f"run({_quoted(given)}{', top_k=None' if has_several else ''})",
+        f"run({given}{', top_k=None' if has_several else ''})",
         "```",
         "",
     ]
@@ -68,16 +72,21 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
     return "\n".join([*lines, "It answers:", "", *(f"| {' | '.join(row)} |" for row in rows_of)])
 
 
-def _is_trained_on_first_subwords(folder: Path) -> bool:
-    """Whether a tagger's other subwords have learned no tag, by the settings of its fine-tuning."""
+def _reading_settings(folder: Path) -> dict[str, Any]:
+    """How the model read texts when it was fine-tuned; empty for other models."""
     path = folder / SETTINGS_NAME
-    return path.is_file() and read_json_object(path).get("label_subwords") == "first"
+    return read_json_object(path) if path.is_file() else {}
 
 
 def _run(
-    folder: Path, task: str, text: str, options: dict[str, str], asked: dict[str, Any]
+    folder: Path, task: str, text: str, options: dict[str, str], asked: dict[str, Any], *, is_pair: bool
 ) -> tuple[str, list[dict[str, Any]]]:
-    """The input text, and the pipeline's output for it; `asked`: arguments of the call."""
+    """The input as Python code, and the pipeline's output for it.
+
+    Args:
+        asked: arguments of the call.
+        is_pair: the model takes two texts, which a tab separates.
+    """
     import transformers
 
     from .loading import quiet
@@ -91,7 +100,14 @@ def _run(
             text = text.replace("{mask}", mask)
             if text.count(mask) != 1:
                 raise UserError(f"example={text!r} must hold {{mask}} once: this model fills it in")
-        return text, run(text, **asked)
+        if not is_pair:
+            return _quoted(text), run(text, **asked)
+        first, tab, second = text.partition("\t")
+        if not tab:
+            raise UserError(f"example={text!r}: the model takes pairs; put a tab between two texts")
+        found = run({"text": first, "text_pair": second}, **asked)
+        code = f'{{"text": {_quoted(first)}, "text_pair": {_quoted(second)}}}'
+        return code, found if isinstance(found, list) else [found]
 
 
 def _quoted(text: str) -> str:

@@ -96,6 +96,18 @@ def read_file(name: str, file: str) -> str:
     return read_text(path).strip()
 
 
+def check_output_file(output_file: str | None) -> None:
+    """Check before any work that `write_results` can write there."""
+    if output_file is None:
+        return
+    path = Path(output_file)
+    if path.is_dir():
+        raise UserError(f"--output_file={output_file!r} is a folder: name a file")
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UserError(f"--output_file={output_file!r}: {above} is not a folder to which you may write")
+
+
 def write_results(output_file: str, results: Mapping[str, Any]) -> None:
     """Write the results of a program to the file given by --output_file."""
     with as_user_errors(OSError, about="--output_file"):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clozebert.scripts._program import parse, run, write_results
+from clozebert.scripts._program import check_output_file, parse, run, write_results
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
 
@@ -66,6 +66,7 @@ class EvaluationArguments:
 def main(argv: Sequence[str] | None = None) -> None:
     """Score, print a table, write JSON."""
     arguments = parse(EvaluationArguments, argv, doc=__doc__, verb="evaluate", first="model_name_or_path")
+    check_output_file(arguments.output_file)
     results = evaluate(arguments)
     print("\n".join(score_table(results)))
     if arguments.output_file is not None:
@@ -79,7 +80,14 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     from clozebert.corpus.readers.inputs import Reader
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.checks import differing_entries
-    from clozebert.training.scoring import load_masked_lm, precision_of, read_minimal_pairs, score_minimal_pairs
+    from clozebert.training.reporting.doctor import survey
+    from clozebert.training.scoring import (
+        check_lengths,
+        load_masked_lm,
+        precision_of,
+        read_minimal_pairs,
+        score_minimal_pairs,
+    )
     from clozebert.utils.device import choose_precision, find_device
     from clozebert.utils.input_length import longest_input
     from clozebert.utils.progress_bar import StageBars
@@ -101,6 +109,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     model = load_masked_lm(arguments.model_name_or_path, device=device, trust_remote_code=arguments.trust_remote_code)
     longest = longest_input(model, tokenizer)
     length = _row_length(arguments.max_seq_length, longest)
+    check_lengths(tokenizer, paradigms, longest=longest)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:  # type: ignore[operator]
         raise UserError(
             f"the tokenizer has {len(tokenizer)} tokens, more than the model: give the model's own tokenizer"
@@ -113,15 +122,17 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
             corpus = _prepare(reader, tokenizer, folder)
         if corpus is not None:
             results["precision"] = precision
+            # Unknown tokens are never masked, so a tokenizer that does not know the hard words gets a lower loss.
+            found = survey([corpus], shares=[1.0], unk_token_id=tokenizer.unk_token_id)
+            results["unknown_share"] = found.unknown_share
             results |= _score_corpus(model, corpus, masking, arguments, max_seq_length=length, bars=bars)
             del corpus
     if paradigms:
         # The difference between the two sentences of a pair is too small for bf16.
         results["blimp_precision"] = "no" if arguments.mixed_precision == "auto" else precision
         with precision_of(device, results["blimp_precision"]):
-            results |= score_minimal_pairs(
-                model, tokenizer, paradigms, max_seq_length=longest, report=bars.begin("tokens of minimal pairs")
-            )
+            report = bars.begin("tokens of minimal pairs")
+            results |= score_minimal_pairs(model, tokenizer, paradigms, report=report)
     bars.close()
     return {**results, "seconds": time.perf_counter() - begun}
 

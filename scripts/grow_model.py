@@ -54,6 +54,8 @@ def main(argv: list[str] | None = None) -> None:
     folder = find_folder(arguments.model_name_or_path)
     tokenizer: Any = load_tokenizer(str(folder))
     model = load_clozebert_masked_lm(folder)
+    dtype = model.dtype
+    model = model.float()  # so that rounding does not show in the figures
     if model.config.mask_token_id is None:
         model.config.mask_token_id = tokenizer.mask_token_id
     sizes = ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers", "max_position_embeddings",
@@ -75,7 +77,7 @@ def main(argv: list[str] | None = None) -> None:
     }
     with disk_errors(target), whole_files(target) as partial:
         with quiet():
-            model.save_pretrained(partial)
+            model.to(dtype).save_pretrained(partial)
         save_tokenizer(tokenizer, partial)
         write_card(partial, facts)
     parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from clozebert.scripts._program import parse_run_flags, run, write_results
+from clozebert.scripts._program import check_output_file, parse_run_flags, run, write_results
 from clozebert.utils.command_line import flag, flags_of
 from clozebert.utils.errors import UserError, check_at_least, reject_unknown_keys
 
@@ -66,6 +66,7 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
     from clozebert.training.initialization.initial_model import load_configuration
 
     check_at_least(given, price_per_hour=0, calibrate_seconds=0)
+    check_output_file(given.output_file)
     run, corpora = _run_of(settings)
     phases = run.split_phases()
     if run.model_name_or_path is not None:

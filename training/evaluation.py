@@ -61,7 +61,7 @@ def evaluate_masked_lm(
         raise EvaluationStoppedError from None
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()
     if not predicted:
-        raise UserError("the validation batches hold no token to predict: prepare a larger validation split")
+        raise UserError("the held-out text is so short that none of its tokens is predicted: give more of it")
     return {
         "eval_loss": loss / predicted,
         "eval_perplexity": perplexity(loss / predicted),

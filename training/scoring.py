@@ -162,7 +162,6 @@ def score_minimal_pairs(
     tokenizer: Any,
     paradigms: Paradigms,
     *,
-    max_seq_length: int | None = None,
     report: _Report | None = None,
 ) -> dict[str, Any]:
     """How often PLL(good) > PLL(bad), as in Salazar et al. 2020; a tie counts as wrong.
@@ -176,12 +175,9 @@ def score_minimal_pairs(
         blimp_accuracy (the mean over paradigms, as BLiMP reports it), blimp_pairs, and blimp_paradigms: by name, the
         accuracy, the number of pairs and the share of tokens that are unknown to the tokenizer.
 
-    Raises:
-        ValueError: a sentence longer than `max_seq_length`.
     """
-    sentences = sorted({sentence for pairs in paradigms.values() for pair in pairs for sentence in pair})
+    sentences = _sentences_of(paradigms)
     documents = tokenizer(sentences, add_special_tokens=True)["input_ids"]
-    _check_lengths(sentences, documents, max_seq_length)
     # The unknown token is scored, because it represents text: leaving it out would favour unknown words.
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
     scores = masked_log_likelihoods(
@@ -206,9 +202,19 @@ def score_minimal_pairs(
     }
 
 
-def _check_lengths(sentences: list[str], documents: list[list[int]], longest: int | None) -> None:
-    for sentence, ids in zip(sentences, documents, strict=True):
-        if longest is not None and len(ids) > longest:
+def _sentences_of(paradigms: Paradigms) -> list[str]:
+    return sorted({sentence for pairs in paradigms.values() for pair in pairs for sentence in pair})
+
+
+def check_lengths(tokenizer: Any, paradigms: Paradigms, *, longest: int) -> None:
+    """Check that the model can read each sentence as a whole.
+
+    Raises:
+        UserError: a sentence has more than `longest` tokens.
+    """
+    sentences = _sentences_of(paradigms)
+    for sentence, ids in zip(sentences, tokenizer(sentences)["input_ids"] if sentences else [], strict=True):
+        if len(ids) > longest:
             raise UserError(f"--blimp: a sentence has {len(ids)} tokens, more than {longest}: {sentence[:60]!r}")
 
 

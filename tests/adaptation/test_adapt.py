@@ -61,6 +61,9 @@ def test_the_architecture_that_came_in_comes_out(model_type: str, texts: Path, t
     assert f"{losses['after']:.6g}" in card
     assert "| new.txt |" in report
     assert "held-out new text: tokens per word" in report
+    predicted = results["evaluation"]["after"]["new"]["eval_predicted_tokens"]
+    assert "| held-out new text: predicted tokens | " in report
+    assert f" | {predicted:,} |" in report
     assert str(tmp_path) not in report + card
 
 
@@ -100,6 +103,7 @@ def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_pat
     flags = adapt_flags(bert, tmp_path / "text", tmp_path / "out", extend_vocabulary=5000)
     adapt(AdaptationArguments(**flags), say=said.append)
     assert any("extend_vocabulary=5000: nothing else in the text" in line for line in said)
+    assert any(line.startswith("held-out new text: its loss is a mean over only ") for line in said)
     old = (tmp_path / "text" / "one.txt").read_text()
     (tmp_path / "text" / "one.txt").write_text(old.replace("the ", "thy "))  # as long as before
     with pytest.raises(UserError, match="holds an adaptation with another input: its content has"):
@@ -215,6 +219,12 @@ def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path
     refused("replay_share=1.5 must lie between 0 and 1", replay_share=1.5)
     refused("replay_share=0.3 needs --replay_input", replay_share=0.3)
     refused("max_seq_length=65 exceeds the 64 tokens", max_seq_length=65)
+    bad, blank = tmp_path / "bad.txt", tmp_path / "blank.txt"
+    bad.write_bytes(b"a line\nbad \xff line\n")
+    blank.write_text("\n \n")
+    for name in ("general_input", "replay_input", "protect", "validation_input"):
+        refused("bad.txt, line 2: .* is not UTF-8", **{name: [str(bad)]})
+        refused(rf"{name}=\['.*blank.txt'\] holds no text", **{name: [str(blank)]})
     mixed = tmp_path / "mixed"
     save_native(mixed, "bert")
     save_tokenizer(make_tokenizer("bpe"), mixed)

@@ -130,6 +130,17 @@ def test_a_run_that_diverges_says_so(
         finetune(arguments)
 
 
+def test_a_run_that_diverges_ends_at_the_next_evaluation(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = {"learning_rate": 1e30, "num_train_epochs": 3.0, "gradient_accumulation_steps": 1}
+    with pytest.raises(UserError, match="training has diverged"):
+        finetune(arguments_of("single", data["single"], models["clozebert"], tmp_path / "o", **flags))
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert len(shown) == 1
+    assert "training loss nan" in shown[0]
+
+
 def test_pictures(models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     finetune(arguments_of("token", data["token"], models["clozebert"], tmp_path / "o", max_steps=1))

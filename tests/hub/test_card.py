@@ -11,6 +11,7 @@ from saved_models import save
 
 from clozebert import ClozeBertConfig
 from clozebert.hub.card import is_ours, read_card, write_card
+from clozebert.utils.errors import UserError
 
 FACTS = {
     "name": "my-encoder",
@@ -269,6 +270,20 @@ def test_the_example_of_several_labels_shows_all_of_them(tmp_path):
     rows = [line for line in shown.splitlines() if line.startswith("| ")][2:]
     assert rows == [f"| {one['label']} | {one['score']:.2f} |" for one in answer]
     assert len(rows) == 3
+
+
+def test_the_example_of_a_model_of_pairs_is_a_pair(tmp_path):
+    folder = save(tmp_path / "model", "ForSequenceClassification")
+    (folder / "finetuning_settings.json").write_text('{"text_column": "0", "text_pair_column": "1"}')
+    write_card(folder, {"name": "it", "example": "a b\tc d"})
+    shown = (folder / "README.md").read_text().partition("## An example")[2].partition("\n## ")[0]
+    answer = transformers.pipeline("text-classification", model=str(folder))({"text": "a b", "text_pair": "c d"})
+    assert 'run({"text": "a b", "text_pair": "c d"})' in shown
+    assert f"| {answer['label']} | {answer['score']:.2f} |" in shown
+    with pytest.raises(UserError, match="the model takes pairs; put a tab between"):
+        write_card(folder, {"name": "it", "example": "a b c d"})
+    write_card(folder, {"name": "it", "example": True})
+    assert '"text_pair": "' in (folder / "README.md").read_text()
 
 
 def test_small_probabilities_are_not_shown_as_zero(tmp_path):

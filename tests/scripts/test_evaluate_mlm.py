@@ -29,6 +29,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "other" / "tokenizer.json"
     path.write_text(path.read_text().replace('"w7"', '"v7"'))
     (folder / "pairs.jsonl").write_text('{"sentence_good": "w1 w4", "sentence_bad": "w1 w9", "UID": "rule"}\n')
+    long = {"sentence_good": "w1 " * 58, "sentence_bad": "w1 w9"}
+    (folder / "long.jsonl").write_text(json.dumps(long) + "\n")
+    (folder / "short.txt").write_text("w1\n")
     (folder / "text.txt").write_text("w1 w4 w7 w10\n\nw2 w5 w8\n")
     return folder
 
@@ -79,6 +82,10 @@ def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     assert "pseudo_perplexity" in shown
     assert ["tokens", "7"] in [line.split() for line in shown.splitlines()]
+    assert ["unknown_share", "0.0000"] in [line.split() for line in shown.splitlines()]
+    (workplace / "unknown.txt").write_text("w1 zebra w4 w7 w10 w2 w5 w8\n")
+    main([str(workplace / "ours"), "--input", str(workplace / "unknown.txt"), "--eval_mlm_probability", "0.9"])
+    assert ["unknown_share", "0.1250"] in [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +97,10 @@ def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--corpus", "corpus", "--max_seq_length", "49"], "--max_seq_length=49 exceeds the 48 tokens"),
         (["--corpus", "corpus", "--masking_unit", "wrod"], "did you mean 'word'"),
         (["--blimp", "nowhere"], "nowhere does not exist"),
+        (["--input", "text.txt", "--blimp", "long.jsonl"], "--blimp: a sentence has 60 tokens, more than 48: 'w1 w1"),
+        (["--input", "text.txt", "--output_file", "ours"], "--output_file='ours' is a folder"),
+        (["--input", "text.txt", "--output_file", "text.txt/x.json"], "text.txt is not a folder to which you may"),
+        (["--input", "short.txt"], "so short that none of its tokens is predicted"),
         (["--corpus", "corpus", "--tokenizer_name", "bert/none"], "cannot be loaded"),
         (["--input", "text.txt", "./text.txt"], "text.txt twice"),
         (

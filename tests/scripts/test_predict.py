@@ -146,6 +146,21 @@ def test_lines_of_standard_input_end_as_those_of_files(tuned: dict[str, Path], t
     assert (tmp_path / "p").read_text() == (tmp_path / "o").read_text()
 
 
+def test_a_mistake_in_a_later_file_is_found_before_the_first_prediction(
+    tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text("text,x\na great film,1\n,\n")
+    (tmp_path / "b.csv").write_text("id,foo\n1,2\n")
+    inputs = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
+    with pytest.raises(UserError, match=r"b.csv: its first row may name columns or be a text"):
+        predict.main(["--model_name_or_path", str(tuned["sequence"]), "--input", *inputs])
+    assert capsys.readouterr().out == ""
+    (tmp_path / "b.csv").write_text("text\na bad film\n")
+    found = predictions(tuned["sequence"], "--input", *inputs, output=tmp_path / "o")
+    assert [record["text"] for record in found] == ["a great film", "a bad film"]
+    assert capsys.readouterr().err.count("every cell is blank") == 1
+
+
 def test_pairs(tuned: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the dog\tdog 3\n")
     (tmp_path / "a.csv").write_text("b,a\ndog 3,the dog\n")

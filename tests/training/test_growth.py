@@ -67,7 +67,7 @@ def test_pseudo_perplexity_is_the_formula():
             total -= float(model(input_ids=masked).logits[0, position].log_softmax(-1)[token])
             count += 1
     assert pseudo_perplexity(model, DOCUMENTS) == pytest.approx(math.exp(total / count), rel=1e-5)
-    assert pseudo_perplexity(model, DOCUMENTS, batch_size=2) == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert pseudo_perplexity(model, DOCUMENTS, tokens_per_batch=20) == pytest.approx(math.exp(total / count), rel=1e-5)
 
 
 def test_pseudo_perplexity_needs_a_mask_token_and_text():

@@ -18,6 +18,7 @@ from clozebert.corpus import Corpus, Masking, ValidationBatches
 from clozebert.modeling.packed_view import PackedView, packed_view
 from clozebert.modeling.pseudo_likelihood import masked_log_likelihoods
 from clozebert.training.scoring import (
+    check_lengths,
     load_masked_lm,
     read_minimal_pairs,
     score_frozen_masks,
@@ -187,7 +188,7 @@ def test_minimal_pairs_by_a_table(tmp_path: Path) -> None:
     same = read_minimal_pairs([write_pairs(tmp_path / "same.jsonl", [("w5", "w5")])])
     assert score_minimal_pairs(model, tokenizer, same)["blimp_accuracy"] == 0, "a tie is no preference"
     with pytest.raises(ValueError, match="a sentence has 3 tokens, more than 2"):
-        score_minimal_pairs(model, tokenizer, paradigms, max_seq_length=2)
+        check_lengths(tokenizer, paradigms, longest=2)
 
 
 def test_mistakes_are_named(tmp_path: Path, text: Path) -> None:

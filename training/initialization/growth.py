@@ -55,7 +55,7 @@ def pseudo_perplexity(
     documents: Documents,
     *,
     positions_per_document: int = 32,
-    batch_size: int = 32,
+    tokens_per_batch: int | None = None,
     num_tokens: int | None = None,
 ) -> float:
     """exp(-(1/N) sum_t log p(x_t | x without x_t)) (Salazar et al. 2020): each token masked by itself in turn.
@@ -63,17 +63,21 @@ def pseudo_perplexity(
     Args:
         documents: token ids, special tokens included; those are never masked.
         positions_per_document: mask at most this many tokens of a document, evenly spaced.
+        tokens_per_batch: of one forward pass; None: what suits the device.
         num_tokens: mask all tokens, and divide by this number instead of theirs.
 
     Raises:
         UserError: the model's configuration has no mask token, or there is nothing to mask.
     """
-    loss, count = _masked_loss(model, documents, None if num_tokens else positions_per_document, batch_size)
+    loss, count = _masked_loss(model, documents, None if num_tokens else positions_per_document, tokens_per_batch)
     return perplexity(loss / (num_tokens or count))
 
 
 def _masked_loss(
-    model: ClozeBertForMaskedLM, documents: Documents, positions_per_document: int | None, batch_size: int
+    model: ClozeBertForMaskedLM,
+    documents: Documents,
+    positions_per_document: int | None,
+    tokens_per_batch: int | None = None,
 ) -> tuple[float, int]:
     """The sum of -log p over the tokens that are masked one at a time, and their number."""
     config = model.config
@@ -85,7 +89,7 @@ def _masked_loss(
         mask_token_id=mask_token_id,
         never_masked=special - {None},
         positions_per_document=positions_per_document,
-        tokens_per_batch=batch_size * max(map(len, documents), default=1),
+        tokens_per_batch=tokens_per_batch,
         report=StageBars(unit=" tokens").begin("measuring"),
     )
     count = sum(map(len, scores))
@@ -141,7 +145,7 @@ def extend_vocabulary(
     old_documents, new_documents = (
         [cut(text, truncation=True, max_length=most)["input_ids"] for text in excerpts] for cut in (tokenizer, larger)
     )
-    loss, count = _masked_loss(model, old_documents, None, 32)
+    loss, count = _masked_loss(model, old_documents, None)
     after = pseudo_perplexity(new, new_documents, num_tokens=count)
     return WarmStart(new, perplexity(loss / count), after, larger)
 
