@@ -40,6 +40,7 @@ from ..modeling import ClozeBertForMaskedLM
 from ..training.checks import check_tokenizer
 from ..training.planning.time_budget import FORWARD_SHARE
 from ..training.pretraining import pretrain
+from ..training.reporting.doctor import survey
 from ..training.scoring import precision_of, score_frozen_masks
 from ..utils.device import choose_precision
 from ..utils.errors import UserError, UserFileError
@@ -299,6 +300,7 @@ class Adaptation:
         """The loss with fixed masks, and the tokens per word, of each held-out text."""
         arguments = self.arguments
         torch.nn.Module.to(model, self.device).eval()
+        tokenizer = self.source.tokenizer if suffix else load_tokenizer(str(self.work / "start"))
         figures = {}
         for name, split in self._splits(suffix).items():
             with precision_of(self.device, self.precision):
@@ -311,6 +313,8 @@ class Adaptation:
                     seed=arguments.seed,
                     max_batches=arguments.max_eval_batches,
                 )
+            known = survey([split], shares=[1.0], unk_token_id=tokenizer.unk_token_id)
+            found["unknown_share"] = known.unknown_share
             found["tokens_per_word"] = split.num_tokens / max(1, split.manifest["words"])
             found["loss_per_word"] = found["eval_loss"] * found["tokens_per_word"]
             figures[name] = found

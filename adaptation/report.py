@@ -56,6 +56,8 @@ def _loss_rows(evaluation: Mapping[str, Any], stages: list[str]) -> Any:
         yield [f"{name}: accuracy", *(f"{one['eval_accuracy']:.4f}" for one in found)]
         yield [f"{name}: predicted tokens", *(f"{one['eval_predicted_tokens']:,}" for one in found)]
         yield [f"{name}: tokens per word", *(f"{one['tokens_per_word']:.3f}" for one in found)]
+        if any(one.get("unknown_share") for one in found):
+            yield [f"{name}: unknown tokens, not predicted", *(f"{one.get('unknown_share', 0):.2%}" for one in found)]
         if len(stages) > 2:
             yield [f"{name}: loss per word", *(f"{one['loss_per_word']:.4f}" for one in found)]
 

@@ -110,6 +110,22 @@ def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_pat
         adapt(AdaptationArguments(**flags), say=said.append)
 
 
+def test_the_report_counts_unknown_tokens(bert: Path, texts: Path, tmp_path: Path) -> None:
+    """They are not predicted, so a loss is not of them."""
+    general = tmp_path / "general.txt"
+    general.write_text((texts / "old.txt").read_text().replace("the ", "μῆνιν "))
+    found = run(bert, texts / "new.txt", tmp_path / "out", general_input=[str(general)])["evaluation"]["after"]
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    ids = tokenizer(general.read_text(), add_special_tokens=False)["input_ids"]
+    share = ids.count(tokenizer.unk_token_id) / len(ids)
+    assert share > 0.01
+    assert found["general"]["unknown_share"] == pytest.approx(share)
+    assert found["new"]["unknown_share"] == 0
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert report.count("unknown tokens, not predicted") == 1
+    assert f"| general text: unknown tokens, not predicted | {share:.2%} | {share:.2%} |" in report
+
+
 def test_a_model_that_changed_since_is_no_going_on(texts: Path, tmp_path: Path) -> None:
     model = save_native(tmp_path / "model", "bert")
     run(model, texts / "new.txt", tmp_path / "out")
