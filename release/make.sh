@@ -2,7 +2,7 @@
 # How release/clozebert-books was made, from the books' text to the folder. Stop it at any time: it goes on where it was.
 #
 #   release/make.sh BOOKS [FLAGS]     BOOKS holds the files named in release/books.tsv; FLAGS are pretraining's, such as
-#                                     --max_minutes 180, in place of --max_steps 28300 --decay_steps 10000
+#                                     --max_minutes 60, in place of --max_steps 49300 --decay_steps 31000
 #
 # Everything is written to $WORK (default: runs/release). PYTHON is the Python with clozebert in it. release/training.md
 # says on what machine the weights in the repository were trained; other machines give other weights. Scores of
@@ -11,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 BOOKS=${1:?"give the folder that holds the books: release/make.sh BOOKS [FLAGS]"}
 shift
-[ $# -gt 0 ] || set -- --max_steps 28300 --decay_steps 10000  # as the weights in the repository were trained
+[ $# -gt 0 ] || set -- --max_steps 49300 --decay_steps 31000  # as the weights in the repository were trained
 WORK=${WORK:-runs/release}
 PYTHON=${PYTHON:-python}
 run() { "$PYTHON" -m clozebert "$@"; }
