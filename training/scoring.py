@@ -174,7 +174,6 @@ def score_minimal_pairs(
     Returns:
         blimp_accuracy (the mean over paradigms, as BLiMP reports it), blimp_pairs, and blimp_paradigms: by name, the
         accuracy, the number of pairs and the share of tokens that are unknown to the tokenizer.
-
     """
     sentences = _sentences_of(paradigms)
     documents = tokenizer(sentences, add_special_tokens=True)["input_ids"]
