@@ -2,14 +2,15 @@
 """The table of docs/finetuning.md: our encoder compared with a BERT and a ModernBERT of its size, three seeds each.
 
     python benchmarks/finetuning_table.py data --source ../shared/data   # files, in the splits of their README
-    python benchmarks/finetuning_table.py encoders --corpus CORPUS --tokenizer_name TOKENIZER --seconds 1200
+    python benchmarks/finetuning_table.py encoders --corpus CORPUS --tokenizer_name TOKENIZER
     python benchmarks/finetuning_table.py cells                          # what is missing; several may run at once
     python benchmarks/finetuning_table.py render                         # results/finetuning.json and the table
 
-The encoders are those of learning.py, each trained for the same processor time; the steps follow from the seconds per
-step in `--times`, a results file of learning.py. A cell is one run of a fine-tuning program with a model, data, an
-output folder and a seed, and no other flags. Everything is kept in `--work` (default runs/finetuning_table): what is
-done is not repeated, so each step can be interrupted.
+The encoders are those of learning.py, each trained for the processor time that `MODELS` says; the steps follow from
+the seconds per step in `--times`, a results file of learning.py. A cell is one run of a fine-tuning program with a
+model, data, an output folder and a seed, and no other flags. Seed 2 fine-tunes the encoder that was pretrained with
+seed 2, so the deviations hold the noise of both. Everything is kept in `--work` (default runs/finetuning_table): what
+is done is not repeated, so each step can be interrupted.
 """
 
 import argparse
@@ -31,9 +32,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-# The names in learning.py: each baseline with its best learning rate and batch size in runs of 300 seconds.
-MODELS = {"ours": "nano", "modernbert": "modernbert, 0.002, 16 rows", "bert": "bert, 0.001, 16 rows"}
-TITLES = {"ours": "ours", "modernbert": "ModernBERT", "bert": "BERT"}
 SEEDS = (1, 2, 3)
 DOMAINS = ("ai", "literature", "music", "politics", "science")
 BEGIN, END = "<!-- finetuning-table -->", "<!-- /finetuning-table -->"
@@ -48,6 +46,28 @@ class Dataset:
     metric: str
     suffix: str
     write: Callable[[Path, Path], None]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """One column of the table: its name in learning.py, processor seconds of pretraining, and seeds of pretraining."""
+
+    title: str
+    name: str
+    seconds: float = 1200.0
+    seeds: tuple[int, ...] = SEEDS
+
+    def folder(self, work: Path, seed: int) -> Path:
+        """Where the encoder is that fine-tuning with this seed begins from."""
+        return work / "encoders" / f"{self.name}-{seed if seed in self.seeds else self.seeds[0]}"
+
+
+# Each baseline with its best learning rate and batch size in runs of 300 seconds.
+MODELS = {
+    "ours": Encoder("ours", "nano"),
+    "modernbert": Encoder("ModernBERT", "modernbert, 0.002, 16 rows"),
+    "bert": Encoder("BERT", "bert, 0.001, 16 rows", seconds=3600.0, seeds=(1,)),
+}
 
 
 # Data ----------------------------------------------------------------------------------------------------------------
@@ -203,21 +223,18 @@ def make_data(work: Path, source: Path, datasets: dict[str, Dataset] = DATASETS)
 # Encoders ------------------------------------------------------------------------------------------------------------
 
 
-def make_encoders(work: Path, models: list[str], *, times: Path, corpus: str, tokenizer: str, seconds: float) -> None:
-    """Train the missing encoders, one seed of each."""
-    results, encoders = work / "learning.json", work / "encoders"
+def make_encoders(work: Path, models: list[str], *, times: Path, corpus: str, tokenizer: str) -> None:
+    """Train the missing encoders."""
+    results = work / "learning.json"
     if not results.is_file():
         known = read_json(times)
         taken = {name: known[name] for name in ("seconds_of_a_step", "seconds_to_begin")}
         results.write_text(json.dumps({**taken, "machine": known["machine"], "runs": []}), encoding="utf-8")
-    for model in models:
+    for encoder in (MODELS[model] for model in models):
         command = [sys.executable, "benchmarks/learning.py", "run", "--corpus", corpus, "--tokenizer_name", tokenizer]
-        command += ["--only", MODELS[model], "--seeds", "1", "--seconds", str(seconds)]
-        command += ["--results", str(results), "--save_to", str(encoders)]
+        command += ["--only", encoder.name, "--seeds", *map(str, encoder.seeds), "--seconds", str(encoder.seconds)]
+        command += ["--results", str(results), "--save_to", str(work / "encoders")]
         subprocess.run(command, check=True, cwd=ROOT)
-        trained = encoders / f"{MODELS[model]}-1"
-        if trained.is_dir():
-            trained.rename(work / model)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -236,10 +253,10 @@ def cells(names: Iterable[str], models: Iterable[str], seeds: Iterable[int]) -> 
 def run_cells(
     work: Path, names: list[str], models: list[str], seeds: list[int], datasets: dict[str, Dataset] = DATASETS
 ) -> None:
-    """Run the cells that no process has done or is doing. A model is a folder in `work`."""
+    """Run the cells that no process has done or is doing, of the encoders that are there."""
     for name, model, seed in cells(names, models, seeds):
         result = work / "cells" / f"{name}-{model}-{seed}.json"
-        if result.is_file() or not (work / model).is_dir():
+        if result.is_file() or not MODELS[model].folder(work, seed).is_dir():
             continue
         with claimed(result.with_suffix(".lock")) as mine:
             if mine and not result.is_file():
@@ -271,7 +288,8 @@ def run_cell(work: Path, name: str, dataset: Dataset, model: str, seed: int, res
 
     program = {"sequence": finetune_sequence_classification, "token": finetune_token_classification}
     output = work / "runs" / f"{name}-{model}-{seed}"
-    argv = ["--model_name_or_path", str(work / model), "--output_dir", str(output), "--seed", str(seed)]
+    encoder = str(MODELS[model].folder(work, seed))
+    argv = ["--model_name_or_path", encoder, "--output_dir", str(output), "--seed", str(seed)]
     for split in ("train", "validation", "test"):
         path = work / "data" / name / f"{split}.{dataset.suffix}"
         argv += [f"--{split}_file", str(path)] if path.is_file() else []
@@ -335,7 +353,12 @@ def collect(work: Path) -> dict[str, Any]:
         }
     learned = read_json(work / "learning.json")
     return {
-        "encoders": {model: run for model, name in MODELS.items() for run in learned["runs"] if run["name"] == name},
+        "encoders": {
+            model: sorted(
+                (run for run in learned["runs"] if run["name"] == encoder.name), key=lambda run: int(run["seed"])
+            )
+            for model, encoder in MODELS.items()
+        },
         "rows": rows,
         "machine": learned["machine"],
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -361,7 +384,7 @@ def table(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     names = {"f1": "entity F1", "accuracy": "accuracy", "pearson": "Pearson r"}
     sides = [model for model in reversed(MODELS) if any(row[model] for row in results["rows"].values())]
-    columns = [TITLES[model] for model in sides]
+    columns = [MODELS[model].title for model in sides]
     head = ["dataset", "training examples", "score", "majority", *columns, "gain", f"seconds, {', '.join(columns)}"]
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for row in results["rows"].values():
@@ -420,7 +443,6 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--corpus", help="encoders: what `prepare-corpus` wrote, with a validation split")
     parser.add_argument("--tokenizer_name", help="encoders: its tokenizer")
-    parser.add_argument("--seconds", type=float, default=1200.0, help="encoders: processor time of each")
     parser.add_argument("--times", type=Path, default=ROOT / "benchmarks" / "results" / "learning-epyc.json")
     arguments = parser.parse_args()
     work = arguments.work.resolve()
@@ -430,7 +452,7 @@ def main() -> None:
         if not (arguments.corpus and arguments.tokenizer_name):
             parser.error("encoders needs --corpus and --tokenizer_name")
         where = {"corpus": arguments.corpus, "tokenizer": arguments.tokenizer_name}
-        make_encoders(work, arguments.models, times=arguments.times, seconds=arguments.seconds, **where)
+        make_encoders(work, arguments.models, times=arguments.times, **where)
     elif arguments.step == "cells":
         run_cells(work, arguments.datasets, arguments.models, arguments.seeds)
     else:

@@ -21,7 +21,7 @@ from clozebert.configuration.costs import SYMBOLS, default_length, parts_of, sho
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import MissingPackageError, UserError, as_user_errors, check_at_least, did_you_mean
-from clozebert.utils.untrusted import check_model_folder, read_json_object
+from clozebert.utils.untrusted import check_model_folder
 
 if TYPE_CHECKING:
     from clozebert import ClozeBertConfig
@@ -72,20 +72,14 @@ def find_config(name: str) -> "ClozeBertConfig":
         ValueError: the name is unknown, or the folder holds another kind of model.
     """
     from clozebert.configuration import ARCHITECTURES, ClozeBertConfig, list_recipes
+    from clozebert.training.initialization.initial_model import load_configuration
     from clozebert.training.run_settings import make_config, split_settings
 
     path = Path(name)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"folder {name} holds no config.json")
-        check_model_folder(path)
-        values = read_json_object(path / "config.json")
-        if values.get("model_type") != ClozeBertConfig.model_type:
-            raise UserError(
-                f"{name} holds a model of type {values.get('model_type')!r}: convert it first with "
-                f"clozebert convert --input {name} --output_dir FOLDER --to clozebert"
-            )
-        return ClozeBertConfig.from_pretrained(path)
+        return load_configuration(name, flag="config")
     if name in ARCHITECTURES:
         return ClozeBertConfig.from_name(name)
     if path.suffix in (".yaml", ".yml") or name in list_recipes():

@@ -139,7 +139,7 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         find_config(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ValueError, match="model of type 'bert'"):
+    with pytest.raises(ValueError, match="is a bert model: convert it first"):
         find_config(str(tmp_path))
     with pytest.raises(SystemExit):
         main(["tiny", "--dtype", "int8"])
