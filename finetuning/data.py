@@ -19,6 +19,7 @@ from .sequence_task import (
     multi_hot_size,
     problem_type_of_values,
     read_examples,
+    refuse_decimal_commas,
 )
 from .tables import Table, collect, find_columns, read_table
 from .tagged_files import read_tagged_file, sentences_of_table
@@ -69,6 +70,8 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
         label_column=arguments.label_column,
     )
     assert columns.label is not None
+    if arguments.problem_type is None:
+        refuse_decimal_commas(tables["train"], columns.label)
     problem_type = arguments.problem_type or problem_type_of_values(tables["train"].columns[columns.label])
     if arguments.dataset_name is not None and "test" in tables and _are_hidden(tables["test"], columns.label):
         print(f"{tables['test'].source}: left out, as its labels are hidden")

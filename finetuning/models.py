@@ -2,7 +2,8 @@
 
 import copy
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +47,14 @@ def load_config(name_or_path: str, *, trust_remote_code: bool = False) -> Any:
     Raises:
         ValueError: it cannot be loaded.
     """
+    folder = Path(name_or_path)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        hint = "give the folder of a whole model"
+        if (folder / "adapter_config.json").is_file():
+            hint = "it is an adapter; a finished run of --lora_rank leaves a whole model in its --output_dir"
+        elif models := sorted(str(path.parent) for path in folder.glob("*/config.json")):
+            hint = f"give a folder of a model, such as {models[0]}"
+        raise UserError(f"--model_name_or_path {name_or_path}: it holds no config.json; {hint}")
     return _load_auto(transformers.AutoConfig, name_or_path, trust_remote_code)
 
 
@@ -94,14 +103,18 @@ def load_classifier(
     _refuse_random_encoder(model, missing, name_or_path)
     if not same_labels or not _answers_in_range(model, task):
         _initialise_output_layer(model, task)
+    if task.problem_type == "regression":
+        _answer_in_float32(model)
     model.dropout_before = dropout_before
     return model
 
 
 def load_fine_tuned(
-    name_or_path: str, tasks: Iterable[type[Task]], *, trust_remote_code: bool = False
+    name_or_path: str, tasks: Iterable[type[Task]], *, settings: Mapping[str, Any], trust_remote_code: bool = False
 ) -> tuple[Any, Task]:
     """Load a model that was fine-tuned for one of these types of task, and its task.
+
+    `settings` are those that its run saved; empty if there are none.
 
     Raises:
         ValueError: it cannot be loaded, has no such head, or lacks weights.
@@ -114,7 +127,7 @@ def load_fine_tuned(
     model, missing = _load_with_head(name_or_path, task, trust_remote_code=trust_remote_code)
     if missing:
         raise UserError(f"--model_name_or_path {name_or_path}: weights are missing: {sorted(missing)}")
-    return model, task.of_config(model.config)
+    return model, task.of_config(model.config, settings)
 
 
 def _load_with_head(name_or_path: str, task: type[Task], **kwargs: Any) -> tuple[Any, Collection[str]]:
@@ -170,6 +183,25 @@ def _initialise_output_layer(model: Any, task: Task) -> None:
         if output.bias is not None:
             output.weight.mul_(task.target_scale)
             output.bias.fill_(task.target_mean)
+
+
+class _Float32Linear(nn.Linear):
+    """A linear layer that computes in float32, under autocast too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return nn.functional.linear(x.float(), self.weight, self.bias)
+
+
+def _answer_in_float32(model: nn.Module) -> None:
+    """Have the output layer compute in float32.
+
+    The values of a regression may be large and lie close together, such as years. In bf16, those near 2,000 would be
+    multiples of 8.
+    """
+    output = output_layer(model)
+    if type(output) is nn.Linear:
+        output.__class__ = _Float32Linear
 
 
 def _answers_in_range(model: Any, task: Task) -> bool:
@@ -267,7 +299,10 @@ def freeze_layers(model: nn.Module, count: int) -> None:
 
 
 def add_lora(model: Any, *, rank: int) -> Any:
-    """Add LoRA to the encoder's linear layers (Hu et al. 2022); only these updates and the whole head are trained."""
+    """Add LoRA to the encoder's linear layers (Hu et al. 2022).
+
+    Only these updates, the whole head and a pooler are trained. A pooler may be new: pretraining has none.
+    """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
@@ -280,8 +315,9 @@ def add_lora(model: Any, *, rank: int) -> Any:
 
 
 def _head_modules(model: Any) -> list[str]:
-    """The names of the modules with weights outside the encoder."""
+    """The names of the modules with weights outside the encoder, and of its pooler."""
     children = [(name, module) for name, module in model.named_children() if name != model.base_model_prefix]
+    children += [(name, module) for name, module in model.base_model.named_children() if "pool" in name]
     return [name for name, module in children if next(module.parameters(), None) is not None]
 
 

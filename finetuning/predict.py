@@ -103,10 +103,10 @@ class Predictor:
         name, trusted = arguments.model_name_or_path, arguments.trust_remote_code
         self.arguments = arguments
         be_quiet()
-        self.model, self.task = load_fine_tuned(name, TASKS.values(), trust_remote_code=trusted)
+        self.settings = read_settings(name)
+        self.model, self.task = load_fine_tuned(name, TASKS.values(), settings=self.settings, trust_remote_code=trusted)
         tokenizer = load_auto_tokenizer(name, trust_remote_code=trusted)
         self.model.to(find_device())
-        self.settings = read_settings(name)
         wanted = arguments.max_seq_length or self.settings.get("max_seq_length")
         overlap = self.task.window_overlap
         if arguments.max_seq_length is None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .run import FinetuningRun
 
 SETTINGS_FILE = "finetuning_settings.json"
+RESULTS_FILE = "all_results.json"
 _AFRESH = "--overwrite_output_dir in place of --resume_from_checkpoint"
 
 
@@ -50,6 +51,12 @@ def read_settings(name_or_path: str) -> dict[str, Any]:
             path = Path(hf_hub_download(name_or_path, SETTINGS_FILE))
         except (OSError, ValueError, HfHubHTTPError):  # no such file, or no network
             return {}
+    return read_json_object(path) if path.exists() else {}
+
+
+def results_before(folder: str) -> dict[str, Any]:
+    """The results of the finished run in a folder; empty if there are none."""
+    path = Path(folder, RESULTS_FILE)
     return read_json_object(path) if path.exists() else {}
 
 

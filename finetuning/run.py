@@ -13,7 +13,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, as_user_errors
-from ..utils.files import WriteCard, disk_errors, remove_written
+from ..utils.files import WriteCard, disk_errors, give_usual_permissions, remove_written
 from ..utils.plurals import counted
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import (
@@ -41,7 +41,14 @@ from .models import (
     prefer_plain_attention,
 )
 from .reports import mean_and_deviation, table_of_results, write_json, write_report
-from .resume import SETTINGS_FILE, checkpoint_to_resume, remove_checkpoints, settings_of
+from .resume import (
+    RESULTS_FILE,
+    SETTINGS_FILE,
+    checkpoint_to_resume,
+    remove_checkpoints,
+    results_before,
+    settings_of,
+)
 from .search import check_search, search_hyperparameters
 from .tasks import Task
 from .trainer import (
@@ -98,7 +105,7 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> d
     else:
         each = []
         for seed in arguments.seeds:
-            folder = os.path.join(arguments.output_dir, f"seed-{seed}")
+            folder = _seed_folder(arguments, seed)
             with full_disk(folder):
                 os.makedirs(folder, exist_ok=True)
             print(f"seed {seed}:", flush=True)
@@ -106,10 +113,12 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> d
         results = {**mean_and_deviation(each), "seeds": list(arguments.seeds)}
         if is_main:
             with full_disk(arguments.output_dir):
-                write_json(os.path.join(arguments.output_dir, "all_results.json"), results)
+                write_json(os.path.join(arguments.output_dir, RESULTS_FILE), results)
     if is_main:
         print(table_of_results(results, splits=[split for split in ("eval", "test") if f"{split}_loss" in results]))
-        print(f"model, scores, predictions and mistakes: {arguments.output_dir}", flush=True)
+        seeds = arguments.seeds or []
+        folders = [_seed_folder(arguments, seed) for seed in seeds] or [arguments.output_dir]
+        print(f"model, scores, predictions and mistakes: {', '.join(folders)}", flush=True)
     return results
 
 
@@ -256,8 +265,9 @@ class FinetuningRun:
             write_json(path, settings)
         metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
         trainer.leave_mixed_precision()
-        # Left out for a resumed run, as they would cover only its last part.
-        results = {} if checkpoint else {key: metrics[key] for key in ("train_runtime", "train_loss")}
+        # For a resumed run they would cover only its last part: a finished one keeps those that it had.
+        known = metrics if checkpoint is None else results_before(self.folder)
+        results = {key: known[key] for key in ("train_runtime", "train_loss") if key in known}
         results |= {"train_samples": len(self.splits["train"]), "train_windows": len(self.windows["train"])}
         results["epoch"] = float(trainer.state.epoch or 0)
         results = {key: value for key, value in results.items() if not math.isnan(value)}
@@ -315,6 +325,10 @@ class FinetuningRun:
         )
 
 
+def _seed_folder(arguments: FinetuningArguments, seed: int) -> str:
+    return os.path.join(arguments.output_dir, f"seed-{seed}")
+
+
 def full_disk(folder: str) -> contextlib.AbstractContextManager[None]:
     """A context that writes a run's files into `folder`; a full disk is an error of the user."""
     return disk_errors(Path(folder), way_out="free some space, then --resume_from_checkpoint latest")
@@ -341,12 +355,14 @@ def _save(model: Any, tokenizer: Any, folder: str) -> None:
         model = model.merge_and_unload()
     model.config.update(model.dropout_before)  # dropout was for training only
     model.save_pretrained(folder)
+    for path in Path(folder).glob("model*.safetensors"):
+        give_usual_permissions(path)
     save_tokenizer(tokenizer, folder)
 
 
 def _write_results(folder: str, results: dict[str, Any]) -> None:
     """Write all_results.json, and the results of each split in a separate file."""
-    write_json(os.path.join(folder, "all_results.json"), results)
+    write_json(os.path.join(folder, RESULTS_FILE), results)
     for split in ("train", "eval", "test"):
         part = {key: value for key, value in results.items() if key.startswith(f"{split}_") or key == "epoch"}
         if any(key.startswith(f"{split}_") for key in part):

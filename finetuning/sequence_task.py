@@ -2,8 +2,9 @@
 
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +108,8 @@ def _label(value: Any, problem_type: str | None, where: str, column: str) -> Any
         raise UserError(f"{where}: the label (column {column!r}) is a {type(value).__name__}, expected one value")
     if problem_type == REGRESSION:
         if not is_number(value):
-            raise UserError(f"{where}: the label (column {column!r}) is {value!r}, expected a finite number")
+            hint = "; write numbers without commas, as 2.5" if _has_comma(value) else ""
+            raise UserError(f"{where}: the label (column {column!r}) is {value!r}, expected a finite number{hint}")
         return float(value)
     return _label_name(value, where, column)
 
@@ -170,6 +172,21 @@ def problem_type_of_values(values: Sequence[Any]) -> str:
     return REGRESSION if mostly_numbers and are_fractions(numbers) else SINGLE_LABEL
 
 
+def _has_comma(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+(,\d+)+\s*", value) is not None
+
+
+def refuse_decimal_commas(table: Table, column: str) -> None:
+    """Raise if all labels are numbers, and some are written with commas: each would become a class."""
+    values = table.columns[column]
+    comma = next((row for row, value in enumerate(values) if _has_comma(value)), None)
+    if comma is not None and all(is_number(value) or _has_comma(value) for value in values):
+        raise UserError(
+            f"{table.where(comma)}: the label (column {column!r}) is {values[comma]!r}; write numbers without commas, "
+            f"as 2.5, or give --problem_type {SINGLE_LABEL} if the labels are names"
+        )
+
+
 def label_names_of(examples: Sequence[SequenceExample], problem_type: str) -> list[str]:
     """Every label name once, in an order that does not depend on the order of the rows (numbers by size)."""
     names = frozenset().union(*(example.labels for example in examples))
@@ -199,7 +216,7 @@ class SequenceTask(Task):
     window_overlap = 0  # every window is trained on the label of the whole document
 
     @classmethod
-    def of_config(cls, config: Any) -> "SequenceTask":
+    def of_config(cls, config: Any, settings: Mapping[str, Any]) -> "SequenceTask":
         """The task of a fine-tuned model. If its configuration has no problem type, one output means regression."""
         names = [name for _, name in sorted(config.id2label.items())]
         by_outputs = REGRESSION if len(names) == 1 else SINGLE_LABEL

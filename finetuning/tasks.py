@@ -4,7 +4,7 @@ Shapes: B sequences, T tokens, C labels.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,8 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def of_config(cls, config: Any) -> "Task":
-        """The task that a fine-tuned model was trained for."""
+    def of_config(cls, config: Any, settings: Mapping[str, Any]) -> "Task":
+        """The task that a fine-tuned model was trained for; `settings`: what its run saved, maybe nothing."""
 
     def write_labels(self, config: Any) -> None:
         """Write the label names, and the head's other settings, into the configuration of a model."""

@@ -1,7 +1,7 @@
 """Token classification: label names, targets, loss and metrics."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,10 +48,17 @@ class TokenTask(Task):
         self.label_subwords = label_subwords
 
     @classmethod
-    def of_config(cls, config: Any) -> "TokenTask":
-        """The task of a fine-tuned model; its tags mark entities if its labels are O, B-TYPE and I-TYPE."""
+    def of_config(cls, config: Any, settings: Mapping[str, Any]) -> "TokenTask":
+        """The task of a fine-tuned model; its tags mark entities if its labels are O, B-TYPE and I-TYPE.
+
+        They do not if it was trained with `--tag_scheme plain`.
+        """
         names = [name for _, name in sorted(config.id2label.items())]
-        entities = OUTSIDE in names and all(name == OUTSIDE or name[:2] in ("B-", "I-") for name in names)
+        entities = (
+            settings.get("tag_scheme") != "plain"
+            and OUTSIDE in names
+            and all(name == OUTSIDE or name[:2] in ("B-", "I-") for name in names)
+        )
         return cls(label_names=names, entities=entities)
 
     # Examples

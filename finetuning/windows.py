@@ -205,9 +205,10 @@ class WindowMaker:
     ) -> list[list[list[int]]]:
         """The subwords of every word of every document.
 
-        Each word is encoded by itself, with a space before it if the text has one, so a subword never spans two words.
-        Otherwise the result is the same as for the text: `" ".join` for words with spaces between them. If the
-        tokenizer puts a space before a text, only the first word gets it. A word that gives no tokens (such as a lone
+        Each word is encoded by itself, with a space before it if the text has one, so a subword never spans two words,
+        as one does for the text as a whole if the tokenizer keeps `'s` or `://` together. Otherwise the result is the
+        same as for the text: `" ".join` for words with spaces between them. If the tokenizer puts a space before a
+        text, only the first word gets it. A word that gives no tokens (such as a lone
         zero-width space) becomes the unknown token.
 
         Args:

@@ -178,17 +178,21 @@ def remove_left_over(path: Path) -> None:
 
 def flush_folder(directory: Path) -> None:
     """Flush every file and folder below `directory` to disk, with the permissions that the umask gives."""
-    umask = os.umask(0)
-    os.umask(umask)
     for path in directory.rglob("*"):
         if path.is_file():
-            # safetensors creates files that only their owner can read.
-            path.chmod(0o666 & ~umask)
+            give_usual_permissions(path)
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         else:
             _flush_entries(path)
     _flush_entries(directory)
+
+
+def give_usual_permissions(path: Path) -> None:
+    """Give a file the permissions that the umask gives: safetensors creates files that only their owner can read."""
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def _incomplete(path: Path, kind: str = "") -> Path:

@@ -190,6 +190,7 @@ class _Delimited(TableFile):
             is_there, is_sure = self._find_header(first, records)
         records.close()
         if not is_there:
+            self._refuse_numbers_for_names(first, line)
             return _Header(_numbers(len(first)), first, line, False, is_sure)
         names = [name.strip() or str(number) for number, name in enumerate(first, start=1)]
         _refuse_repeated(names, self.where(line))
@@ -201,6 +202,14 @@ class _Delimited(TableFile):
             names = {name.strip() for name in re.split(r"[\t|,;]", first[0])}
             if not names.isdisjoint(self._wanted) or {name.lower() for name in names} & USUAL_COLUMNS:
                 raise UserError(f"{self.where(line)}: {said}")
+
+    def _refuse_numbers_for_names(self, first: list[str], line: int) -> None:
+        """Refuse columns wanted by number if the first row names columns: the names would become an example."""
+        names = [cell.strip() for cell in first if cell.strip().lower() in USUAL_COLUMNS]
+        if self._wanted and self._given_header is None and len(set(names)) > 1:
+            raise UserError(
+                f"{self.where(line)}: the first row names columns ({', '.join(names)}); give names, not numbers"
+            )
 
     def _find_header(self, first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[bool, bool]:
         """Whether the first row is a header, and whether that is certain.

@@ -1,5 +1,6 @@
 """Whole runs: long documents, seeds, adapters, data without a validation file, what is saved; and the flags."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -13,12 +14,14 @@ from safetensors.torch import load_file
 from clozebert.finetuning import data as finetuning_data
 from clozebert.finetuning.arguments import (
     FinetuningArguments,
+    PredictionArguments,
     SequenceArguments,
     TokenArguments,
     default_batch_size,
     default_epochs,
     default_learning_rate,
 )
+from clozebert.finetuning.predict import predict
 from clozebert.finetuning.run import finetune
 from clozebert.finetuning.sequence_task import SequenceExample
 from clozebert.utils.errors import UserError
@@ -56,6 +59,7 @@ def test_results_files_and_pipelines_of_a_classifier(
     assert results["eval_majority_accuracy"] < 0.8
     for name in ("eval_predictions.jsonl", "eval_mistakes.txt", "eval_report.json", "finetuning_settings.json"):
         assert (output / name).stat().st_size > 0
+    assert (output / "model.safetensors").stat().st_mode == (output / "config.json").stat().st_mode
     classify = pipeline("text-classification", str(output))
     assert [answer["label"] for answer in classify(["a great film", "boring acting"])] == ["pos", "neg"]
     predictions = check_predictions_are_the_pipelines(output, classify)
@@ -233,15 +237,32 @@ def test_long_documents_are_windowed_in_both_tasks(models: dict[str, str], tmp_p
 
 
 def test_seeds_give_mean_and_deviation(
-    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = finetune(
-        arguments_of("single", data["single"], models["bert"], tmp_path / "o", seeds=[1, 2], max_steps=4)
-    )
+    arguments = arguments_of("single", data["single"], models["bert"], tmp_path / "o", seeds=[1, 2], max_steps=4)
+    results = finetune(arguments)
+    folders = ", ".join(str(tmp_path / "o" / f"seed-{seed}") for seed in (1, 2))
+    assert capsys.readouterr().out.endswith(f"model, scores, predictions and mistakes: {folders}\n")
     each = [json.loads((tmp_path / "o" / f"seed-{s}" / "all_results.json").read_text())["eval_loss"] for s in (1, 2)]
     assert each[0] != each[1]
     assert results["eval_loss"] == pytest.approx(sum(each) / 2)
     assert results["eval_loss_sd"] == pytest.approx(abs(each[0] - each[1]) / 2**0.5)
+    # Finished runs that are resumed keep their results, the loss and the time of training among them.
+    assert finetune(dataclasses.replace(arguments, resume_from_checkpoint="latest")) == results
+    assert results["train_runtime"] > 0
+
+
+@pytest.mark.parametrize("scheme", ["auto", "plain"])
+def test_predictions_of_a_saved_tagger_are_those_that_were_scored(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, scheme: str
+) -> None:
+    output = tmp_path / "o"
+    finetune(arguments_of("token", data["token"], models["bert"], output, max_steps=2, tag_scheme=scheme))
+    scored = [json.loads(line) for line in (output / "eval_predictions.jsonl").read_text().splitlines()]
+    predict(PredictionArguments(str(output), input=[data["token"][1]], output_file=str(tmp_path / "p.jsonl")))
+    again = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert [one["tags"] for one in again] == [one["tags"] for one in scored]
+    assert ("entities" in again[0]) == (scheme == "auto")
 
 
 def test_class_weights_layer_decay_freezing_and_early_stopping_run(

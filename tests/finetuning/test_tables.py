@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,6 +189,12 @@ def test_label_names_do_not_depend_on_the_order_of_rows() -> None:
         ("a", ["x"], SINGLE_LABEL, "line 2: the label .* is a list, expected one value"),
         ("a", "high", REGRESSION, "line 2: the label .* is 'high', expected a finite number"),
         ("a", float("nan"), REGRESSION, "line 2: the label .* expected a finite number"),
+        (
+            "a",
+            "2,5",
+            REGRESSION,
+            "line 2: the label .* is '2,5', .* number; write numbers without commas",
+        ),
         ("a", "x", MULTI_LABEL, "line 2: the label .* expected a list of labels"),
         ("a", "[x", MULTI_LABEL, "line 2: the label .* not a JSON list"),
         ("a", ["x", "y", "x"], MULTI_LABEL, "line 2: the list of labels .* holds 'x' more than once"),
@@ -221,6 +228,32 @@ def test_vectors_of_zeros_and_ones_are_the_classes_that_are_one(labels: list) ->
     other = table_of(text=["a"], label=[[0, 2, 1]])
     with pytest.raises(UserError, match=r"label is \[0, 2, 1\]; in the training data, labels are 3 zeros and ones"):
         read_examples(other, columns, problem_type=MULTI_LABEL, multi_hot=size)
+
+
+def sequence_arguments(path: str, **flags: Any) -> SequenceArguments:
+    return SequenceArguments(model_name_or_path="m", output_dir="o", train_file=path, **flags)
+
+
+def test_numbers_with_commas_are_not_taken_for_names(tmp_path: Path) -> None:
+    """A spreadsheet of a country that writes 2,5."""
+    rows = "".join(f"film {number};{number % 5},{number % 3}\n" for number in range(60))
+    path = write(tmp_path, "a.csv", f"text;score\n{rows}film;3\n")
+    with pytest.raises(UserError, match=r"line 2: .* is '0,0'; write numbers without commas, as 2\.5, or give"):
+        read_data(sequence_arguments(path), None)
+    named = read_data(sequence_arguments(path, problem_type=SINGLE_LABEL), None)
+    assert len(named.task.label_names) == 16
+    other = write(tmp_path, "b.csv", f"text;score\n{rows}film;three\nshow;three\n")
+    assert "three" in read_data(sequence_arguments(other), None).task.label_names
+
+
+def test_a_header_is_no_example_where_columns_are_given_by_number(tmp_path: Path) -> None:
+    rows = "".join(f"{'pos' if number % 2 else 'neg'},film {number}\n" for number in range(30))
+    numbers = {"text_column": "2", "label_column": "1"}
+    path = write(tmp_path, "a.csv", f"label,text\n{rows}")
+    with pytest.raises(UserError, match=r"line 1: the first row names columns \(label, text\); give names"):
+        read_data(sequence_arguments(path, **numbers), None)
+    data = read_data(sequence_arguments(write(tmp_path, "b.csv", rows), **numbers), None)
+    assert data.task.label_names == ["neg", "pos"]
 
 
 def test_numbers_of_classes_are_no_such_vectors() -> None:
