@@ -29,6 +29,7 @@ import transformers
 from ..configuration import ClozeBertConfig
 from ..corpus import Corpus, Masking
 from ..corpus.encoding import Encoder
+from ..corpus.packing import RowIndex
 from ..corpus.preparation.prepare import prepare
 from ..corpus.readers.inputs import Reader
 from ..corpus.shards import open_split
@@ -189,14 +190,14 @@ class Adaptation:
             self._make_corpora(load_tokenizer(str(self.work / "start")), "")
             if self.changes_vocabulary:
                 self._make_corpora(self.source.tokenizer, "-before")
+            if not (self.work / BEFORE).is_file():
+                self._measure_before()
         except UserError as error:
             # The user has to change flags or text, and a folder that holds the old ones would reject the new ones.
             # A completed preparation is kept, as a run may depend on it.
             if not isinstance(error, UserFileError) and not (self.work / BEFORE).is_file():
                 shutil.rmtree(self.work)
             raise
-        if not (self.work / BEFORE).is_file():
-            self._measure_before()
 
     def _read_smaller_texts(self) -> None:
         """Read all texts but `input` to their ends: a fault in one must not be found after hours of work on `input`."""
@@ -226,11 +227,12 @@ class Adaptation:
             left = 60 * self.arguments.max_minutes - (time.monotonic() - self.begun) - seconds
             tokens = FORWARD_SHARE * evaluated / seconds * max(0.0, left)
         else:
-            tokens = self._new_tokens()
+            tokens = self._new_rows() * self.row_length
         rows = self.arguments.rows_for(tokens, max_seq_length=self.row_length)
         found = {
             "evaluation": figures, "vocabulary": len(self.source.tokenizer), "parameters": source.num_parameters(),
             "overlap": overlaps, "global_batch_size": rows, "seconds_afterwards": seconds,
+            "seconds_before": time.monotonic() - self.begun,
         }  # fmt: skip
         write_text(self.work / BEFORE, json.dumps(found, indent=2) + "\n")
 
@@ -336,7 +338,7 @@ class Adaptation:
                 (self.work / BEFORE).unlink()  # it depends on the time limit, which the user may raise now
                 raise UserError(
                     f"max_minutes={arguments.max_minutes:g} was used up before training ({spent:.1f} minutes): "
-                    f"give more, or less text"
+                    f"give more, or less text with --overwrite_output_dir"
                 )
             run = arguments.for_pretraining(max_minutes=max(left, 0.1), **settings)
         starts_over = " without --overwrite_output_dir" if arguments.overwrite_output_dir else ""
@@ -352,19 +354,19 @@ class Adaptation:
             "max_seq_length": self.row_length,
         }
 
-    def _new_tokens(self) -> float:
-        """The number of training tokens, including replayed ones, if neither steps nor minutes are given."""
-        tokens = self._trained_on()["new text"].num_tokens * self.arguments.num_train_epochs
-        return tokens / (1 - self.arguments.replayed)
+    def _new_rows(self) -> float:
+        """The number of training rows, including replayed ones, if neither steps nor minutes are given."""
+        rows = RowIndex(self._trained_on()["new text"], max_seq_length=self.row_length).num_rows
+        return rows * self.arguments.num_train_epochs / (1 - self.arguments.replayed)
 
     def _steps(self) -> int:
         if self.arguments.max_steps is not None:
             return self.arguments.max_steps
-        return max(1, math.ceil(self._new_tokens() / (self._before()["global_batch_size"] * self.row_length)))
+        return max(1, math.ceil(self._new_rows() / self._before()["global_batch_size"]))
 
     def _finish(self, trained: dict[str, Any]) -> dict[str, Any]:
         """Evaluate the model; write it in its original form, with its report and its card."""
-        arguments, target = self.arguments, Path(self.arguments.output_dir)
+        arguments, target, begun = self.arguments, Path(self.arguments.output_dir), time.monotonic()
         before = self._before()
         model = _load(self.work / "run")
         tokenizer = load_tokenizer(str(self.work / "start"))
@@ -385,7 +387,8 @@ class Adaptation:
             "settings": self._settings(trained["step"]),
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         }
-        results["seconds"] = time.monotonic() - self.begun
+        # Another process may have prepared, and others trained before they were stopped.
+        results["seconds"] = before.get("seconds_before", 0) + trained["train_runtime"] + time.monotonic() - begun
         torch.nn.Module.to(model, "cpu")
         with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as partial:
             with quiet():

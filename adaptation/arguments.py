@@ -27,10 +27,10 @@ ADAPTATION_FILES = (
 )  # fmt: skip
 # The flags that name text.
 TEXT_FLAGS = ("input", "validation_input", "replay_input", "general_input", "keep_input", "protect")
-# Flags that may change when an adaptation is resumed: how the work uses the machine.
+# Flags that may change when an adaptation is resumed: where it lies, and how the work uses the machine.
 _FREE = (
-    "overwrite_output_dir", "prepare_only", "num_processes", "per_device_train_batch_size", "disable_tqdm", "use_cpu",
-    "save_steps",
+    "output_dir", "overwrite_output_dir", "prepare_only", "num_processes", "per_device_train_batch_size",
+    "disable_tqdm", "use_cpu", "save_steps",
 )  # fmt: skip
 # Flags that are passed to the training run unchanged.
 _OF_PRETRAINING = (
@@ -234,6 +234,8 @@ def check_place(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> 
         saved = read_json_object(path)
         measured = (arguments.work / BEFORE).is_file()
         for name, value in arguments.settings.items():
+            if name in (*TEXT_FLAGS, *contents) and (value is None) == (saved.get(name) is None):
+                continue  # its content decides, wherever it is
             if name == "max_minutes" and value is not None and saved.get(name) is not None and not measured:
                 continue  # nothing depends on it yet
             if saved.get(name) != value:

@@ -133,32 +133,46 @@ def check_choices(algorithm: str, vocab_size: int, model_max_length: int) -> Non
 
 
 def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: bool) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     pieces: Counter[str] = Counter()
     for text in texts:
         pieces.update(text.split())
-    letters, following = _alphabet(tokenizer, pieces, vocab_size)
-    special = list(SPECIAL_TOKENS.values())
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        # Otherwise the trainer numbers the ##letters in a random hash order, and breaks ties by number.
-        special_tokens=special + [f"##{letter}" for letter in following],
-        initial_alphabet=letters,
-        limit_alphabet=len(letters),
-        show_progress=progress,
-    )
-    tokenizer.train_from_iterator(_repeated(pieces), trainer)
+    frequent, follow, count = _alphabet(_untrained_wordpiece(lowercase), pieces, vocab_size)
+    entries = np.cumsum([1 + (letter in follow) for letter in frequent])
+    while True:
+        tokenizer = _untrained_wordpiece(lowercase)
+        letters = sorted(frequent[:count])
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=vocab_size,
+            # Otherwise the trainer numbers the ##letters in a random hash order, and breaks ties by number.
+            special_tokens=[
+                *SPECIAL_TOKENS.values(), *(f"##{letter}" for letter in letters if letter in follow)
+            ],
+            initial_alphabet=letters,
+            limit_alphabet=len(letters),
+            show_progress=progress,
+        )  # fmt: skip
+        tokenizer.train_from_iterator(_repeated(pieces), trainer)
+        # If words of these letters do not fill the vocabulary, as in Chinese, more letters do.
+        free = vocab_size - tokenizer.get_vocab_size()
+        more = int(np.searchsorted(entries, entries[count - 1] + free, side="right")) if count else 0
+        if more <= count:
+            return tokenizer
+        count = more
+
+
+def _untrained_wordpiece(lowercase: bool) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk_token"]))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer
 
 
-def _alphabet(tokenizer: Tokenizer, pieces: Counter[str], vocab_size: int) -> tuple[list[str], list[str]]:
-    """The most frequent letters of words, and those of them that follow another letter; both sorted.
+def _alphabet(tokenizer: Tokenizer, pieces: Counter[str], vocab_size: int) -> tuple[list[str], set[str], int]:
+    """The letters of words, the most frequent first; those that follow another letter; and how many enter at first.
 
-    Each letter may enter twice, as x and as ##x, so rare letters must not fill the vocabulary. It takes up to 1,000
-    letters, at most a quarter of the vocabulary. If covering 99.95 % of the text needs more, as in Chinese, it takes
-    more, at most a third.
+    Each letter may enter twice, as x and as ##x, so rare letters must not fill the vocabulary. Up to 1,000 letters
+    enter, at most a quarter of the vocabulary. If covering 99.95 % of the text needs more, as in Chinese, more enter,
+    at most a third.
     """
     counts: Counter[str] = Counter()
     follow: set[str] = set()
@@ -173,8 +187,8 @@ def _alphabet(tokenizer: Tokenizer, pieces: Counter[str], vocab_size: int) -> tu
     frequent = sorted(counts, key=lambda letter: (-counts[letter], letter))
     covered = np.cumsum([counts[letter] for letter in frequent])
     enough = 1 + int(np.searchsorted(covered, _COVERAGE * covered[-1])) if frequent else 0
-    frequent = frequent[: max(min(_LETTERS, vocab_size // 4), min(enough, vocab_size // 3))]
-    return sorted(frequent), sorted(follow.intersection(frequent))
+    count = min(len(frequent), max(min(_LETTERS, vocab_size // 4), min(enough, vocab_size // 3)))
+    return frequent, follow, count
 
 
 def _warn_of_long_words(in_long_words: int, total: int) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..corpus.readers.compression import bare_suffix
+from ..corpus.readers.formats import has_tagged_words
 from ..corpus.readers.tables import TABLE_SUFFIXES
 from ..modeling.kernels import widen
 from ..modeling.losses import IGNORED_LABEL, cross_entropy
@@ -81,7 +82,7 @@ class TokenTask(Task):
         suffix = bare_suffix(path)
         if suffix in (".txt", ".csv", ".tsv"):
             return None
-        if not suffix.startswith(".conll") and suffix not in (".iob", ".iob2", ".bio", *TABLE_SUFFIXES):
+        if not has_tagged_words(path) and suffix not in TABLE_SUFFIXES:
             raise UserError(f"{path}: name it .txt if each line is a text, or .conll if it holds columns of words")
         return read_tagged_file(path, with_tags=False)
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from clozebert.utils.progress_bar import StageBars
 
 
+_POSITIONS = 64  # tokens of a document for pseudo-perplexity: each needs a forward pass
+
+
 @dataclasses.dataclass
 class EvaluationArguments:
     model_name_or_path: str = flag("folder or Hub name of a masked-LM model; can come first, without the flag", ...)
@@ -42,7 +45,7 @@ class EvaluationArguments:
     per_device_eval_batch_size: int = flag("rows in one batch", 32)
     max_eval_batches: int | None = flag("use this many batches only, a fair sample")
     pseudo_perplexity_documents: int = flag(
-        "documents for pseudo-perplexity, evenly spaced, with each token masked in turn; 0: leave it out", 100
+        "documents for pseudo-perplexity, evenly spaced, with 64 tokens of each masked in turn; 0: leave it out", 100
     )
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = flag(
         "no, bf16, fp16, or auto: bf16 where it is fast, and no for --blimp", "auto"
@@ -174,6 +177,7 @@ def _score_corpus(
             corpus,
             max_seq_length=max_seq_length,
             max_documents=arguments.pseudo_perplexity_documents,
+            positions_per_piece=_POSITIONS,
             report=bars.begin("tokens masked in turn"),
         )
     return results

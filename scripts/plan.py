@@ -64,6 +64,7 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
     phase is planned, and `seconds` and `cost` are the totals.
     """
     from clozebert.training.initialization.initial_model import load_configuration
+    from clozebert.training.planning.run_length import rows_of_text
 
     check_at_least(given, price_per_hour=0, calibrate_seconds=0)
     check_output_file(given.output_file)
@@ -75,8 +76,12 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
         _set_vocabulary(config, settings.get("tokenizer_name"), corpora, vocab_size=vocab_size)
     if corpora is not None:
         tokens = sum(phase.num_steps * phase.arguments.tokens_per_step for phase in phases)
-        print(f"steps                 {phases[-1].last_step:>18,} of {tokens / phases[-1].last_step:,.0f} tokens, "
-              f"{tokens / corpora.num_tokens:.1f} times the {corpora.num_tokens:,} tokens of the text")  # fmt: skip
+        line = f"steps                 {phases[-1].last_step:>18,} of {tokens / phases[-1].last_step:,.0f} tokens"
+        if len(phases) == 1:
+            rows = rows_of_text(corpora, max_seq_length=run.max_seq_length)
+            epochs = run.batch_size.before(run.num_steps) / rows
+            line += f", {epochs:.1f} times the {corpora.num_tokens:,} tokens of the text"
+        print(line)
     machine = _find_device(given, phases[0].arguments)
     found = []
     for phase in phases:

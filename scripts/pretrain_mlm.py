@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from clozebert.hub.card import write_card
     from clozebert.training.pretraining import pretrain
 
-    exit_if_stopped(pretrain(arguments, config, write_card=write_card, recipe=name and Path(name).stem))
+    exit_if_stopped(pretrain(arguments, config, write_card=write_card, recipe=name and Path(name).name))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def score_pseudo_perplexity(
     *,
     max_seq_length: int,
     max_documents: int | None = None,
-    positions_per_document: int | None = None,
+    positions_per_piece: int | None = None,
     report: _Report | None = None,
 ) -> dict[str, float]:
     """exp(-(1/N) sum_t log p(x_t | x without x_t)) over documents of a split.
@@ -81,8 +81,9 @@ def score_pseudo_perplexity(
     A document longer than a row is cut into pieces of `max_seq_length`, each with its special tokens.
 
     Args:
-        max_documents: how many documents, evenly spaced over the split; None: all.
-        positions_per_document: at most this many tokens of each piece; None: all.
+        max_documents: how many documents, evenly spaced over the split, and at most as many pieces of them, evenly
+            spaced; None: all.
+        positions_per_piece: at most this many tokens of each piece, evenly spaced; None: all.
         report: called with (tokens scored, tokens in all).
 
     Raises:
@@ -94,12 +95,14 @@ def score_pseudo_perplexity(
         for index in range(wanted)
         for piece in _pieces(corpus, index * corpus.num_documents // wanted, max_seq_length)
     ]
+    if max_documents is not None and len(pieces) > wanted:
+        pieces = [pieces[index * len(pieces) // wanted] for index in range(wanted)]
     scores = masked_log_likelihoods(
         model,
         pieces,
         mask_token_id=corpus.mask_token_id,
         never_masked=corpus.special_token_ids,
-        positions_per_document=positions_per_document,
+        positions_per_document=positions_per_piece,
         report=report,
     )
     count = sum(map(len, scores))

@@ -28,8 +28,13 @@ def texts_of_file(
         read_cell: turns a table's cell into text; None: `checked_text`.
 
     Raises:
-        UserError: `read_cell` is given and the file is not a table.
+        UserError: `read_cell` is given and the file is not a table, or the file holds tagged words.
     """
+    if has_tagged_words(path):
+        raise UserError(
+            f"{path} holds a word and its tags on each line, by its name, and no running text: write each sentence on "
+            f"a line of a .txt file"
+        )
     if bare_suffix(path) in TABLE_SUFFIXES:
         table = open_table(path, wanted=[] if text_column is None else [text_column])
         for text in texts_of_table(table, text_column, read_cell=read_cell):
@@ -41,6 +46,12 @@ def texts_of_file(
         with open_decompressed(path) as (file, position):
             for text in texts_of_xml(file, path) if is_xml else _plain_texts(file, separator):
                 yield text, position()
+
+
+def has_tagged_words(path: str | Path) -> bool:
+    """Whether a file is one of CoNLL columns, by its suffix."""
+    suffix = bare_suffix(path)
+    return suffix.startswith(".conll") or suffix in (".iob", ".iob2", ".bio")
 
 
 def texts_of_table(
@@ -82,7 +93,9 @@ def id_reader(vocab_size: int) -> ReadCell:
         numbers = []
         for place, item in enumerate(items, start=1):
             number = int(item) if isinstance(item, str) and item.isdecimal() else item
-            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < vocab_size:
+            if isinstance(number, bool) or not isinstance(number, int):
+                return BadText(line, f"{item!r}, the id at place {place}, is no whole number", unit)
+            if not 0 <= number < vocab_size:
                 return BadText(
                     line, f"{item!r}, the id at place {place}, is none of 0 to {vocab_size - 1} (--vocab_size)", unit
                 )

@@ -1,6 +1,7 @@
 """`adapt` from end to end: the architecture that came in, the report, going on, and what is refused before work."""
 
 import json
+import math
 import shutil
 import signal
 from pathlib import Path
@@ -20,6 +21,8 @@ from transformers import (
 
 from clozebert.adaptation.adapt import adapt
 from clozebert.adaptation.arguments import AdaptationArguments
+from clozebert.corpus import Corpus
+from clozebert.corpus.packing import RowIndex
 from clozebert.training import loop
 from clozebert.utils.errors import UserError
 from clozebert.utils.locks import lock_folder
@@ -94,6 +97,24 @@ def test_an_adaptation_that_was_cut_off_goes_on_to_the_same_weights(
     )
     with pytest.raises(UserError, match="holds an adaptation with max_steps=5, and here it is 6"):
         run(bert, texts / "new.txt", tmp_path / "parts", **{**flags, "max_steps": 6})
+    assert parts["seconds"] > parts["train_seconds"]
+
+
+def test_an_adaptation_goes_on_wherever_its_folder_and_its_texts_lie(
+    bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(bert, texts / "new.txt", tmp_path / "whole", num_train_epochs=1.0, max_steps=None)
+    run(bert, texts / "new.txt", tmp_path / "one", num_train_epochs=1.0, max_steps=None, prepare_only=True)
+    (tmp_path / "one").rename(tmp_path / "other")
+    shutil.copytree(bert, tmp_path / "bert")
+    shutil.copyfile(texts / "new.txt", tmp_path / "new.txt")
+    monkeypatch.chdir(tmp_path)
+    moved = run(Path("bert"), Path("./new.txt"), Path("other/"), num_train_epochs=1.0, max_steps=None)
+    assert moved["evaluation"] == whole["evaluation"]
+    rows = RowIndex(Corpus(tmp_path / "other" / "adaptation" / "corpus"), max_seq_length=48).num_rows
+    assert moved["steps"] == math.ceil(rows / 4)  # a pass is all rows
+    with pytest.raises(UserError, match="holds an adaptation with protect=None, and here it is"):
+        run(Path("bert"), Path("new.txt"), Path("other"), num_train_epochs=1.0, max_steps=None, protect=["new.txt"])
 
 
 def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_path: Path) -> None:
@@ -292,6 +313,23 @@ def test_an_adaptation_that_is_stopped_says_what_goes_on(
         assert "--resume_from_checkpoint" not in said
     monkeypatch.setattr(loop, "seed_step", seed_step)
     assert run(bert, texts / "new.txt", tmp_path / "out")["steps"] == 4
+
+
+def test_too_little_held_out_text_is_mended_by_giving_more(bert: Path, texts: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text("the old cat walked\n\nunder it\n")
+    with pytest.raises(UserError, match="none of its tokens is predicted: give more of it"):
+        run(bert, few, tmp_path / "out")
+    assert run(bert, few, tmp_path / "out", validation_input=[str(texts / "old.txt")])["steps"] == 4
+
+
+def test_a_file_of_tagged_words_is_no_text(bert: Path, texts: Path, tmp_path: Path) -> None:
+    """Each of its lines would be a document: no run of words, and no overlap to be found."""
+    tagged = tmp_path / "test.conllu"
+    tagged.write_text("1\tthe\tthe\tDET\n\n")
+    with pytest.raises(UserError, match=r"test\.conllu holds a word and its tags on each line"):
+        run(bert, texts / "new.txt", tmp_path / "out", protect=[str(tagged)])
+    assert not (tmp_path / "out").exists()
 
 
 def test_protected_files_of_one_name_are_all_in_the_report(bert: Path, texts: Path, tmp_path: Path) -> None:

@@ -37,10 +37,16 @@ def test_ids_stay_what_they_are(as_text: bool, tmp_path: Path) -> None:
     assert corpus.vocab_size == len(tokenizer) == 45
 
 
-@pytest.mark.parametrize("wrong", [40, -1, 2.5, True, "x", None])
-def test_what_is_no_id_is_refused_with_its_line_and_nothing_is_written(wrong: object, tmp_path: Path) -> None:
+_OUTSIDE, _OTHER = r"is none of 0 to 39 \(--vocab_size\)", "is no whole number"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [(40, _OUTSIDE), (-1, _OUTSIDE), (2.5, _OTHER), (3.0, _OTHER), (True, _OTHER), ("x", _OTHER), (None, _OTHER)],
+)
+def test_what_is_no_id_is_refused_with_its_line_and_nothing_is_written(wrong: object, why: str, tmp_path: Path) -> None:
     source = write(tmp_path, [*DOCUMENTS[:4], [3, wrong], *DOCUMENTS[4:]])
-    with pytest.raises(UserError, match=r"ids.jsonl, line 5: .*the id at place 2, is none of 0 to 39"):
+    with pytest.raises(UserError, match=rf"ids.jsonl, line 5: .*the id at place 2, {why}"):
         preparation(tmp_path, source).run()
     assert not (tmp_path / "corpus").exists()
 

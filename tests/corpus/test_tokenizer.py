@@ -114,6 +114,19 @@ def test_wordpiece_knows_nearly_all_characters_of_a_text_that_has_thousands() ->
     assert ids.count(tokenizer.unk_token_id) <= 0.0005 * len(ids)
 
 
+@pytest.mark.parametrize("vocab_size", [1000, 2500, 4000])
+def test_wordpiece_fills_a_vocabulary_with_characters_that_stand_alone(vocab_size: int) -> None:
+    """Each Chinese character is a word of its own, so no longer pieces fill the places that characters leave."""
+    characters = [chr(0x4E00 + number) for number in range(3000)]
+    frequencies = [1 + 3000 // (1 + rank) for rank in range(3000)]
+    texts = ["".join(character * count for character, count in zip(characters, frequencies, strict=True))]
+    tokenizer = train_tokenizer([*texts, "ab abc bcd"], algorithm="wordpiece", vocab_size=vocab_size)
+    assert len(tokenizer) == vocab_size if vocab_size < 3000 else 3000 < len(tokenizer) < 3030
+    known = [tokenizer.convert_tokens_to_ids(character) != tokenizer.unk_token_id for character in characters]
+    assert known == sorted(known, reverse=True)  # the most frequent ones
+    assert sum(known) >= min(3000, vocab_size - 30)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_lower_casing(english: list[str], algorithm: str) -> None:
     tokenizer = train_tokenizer(english[:150], algorithm=algorithm, vocab_size=600, lowercase=True)

@@ -38,7 +38,7 @@ def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_recipe_by_path_with_flags_over_it(python: WarmPython, prepared: Path, tmp_path: Path) -> None:
-    recipe = tmp_path / "mine.yaml"
+    recipe = tmp_path / "nano.yaml"  # its own, and not the recipe of that name
     recipe.write_text(
         "architecture: tiny\nmodel: {vocab_size: 67, num_hidden_layers: 2, layer_types: null}\n"
         "max_seq_length: 40\nglobal_batch_size: 8\nper_device_train_batch_size: 8\nmax_steps: 100\nwarmup_steps: 10\n"
@@ -58,7 +58,7 @@ def test_a_recipe_by_path_with_flags_over_it(python: WarmPython, prepared: Path,
     assert state["arguments"]["max_grad_norm"] == 0.5
     assert state["precision"] == "no"
     card = (output_dir / "README.md").read_text()
-    assert "mine" in card
+    assert "Recipe `nano.yaml`." in card
     assert str(tmp_path) not in card
     assert json.loads((output_dir / "all_results.json").read_text())["step"] == 20
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,12 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "cost" in shown
     assert "of the peak of 2 x h100" in shown
     assert output.is_file()
+    for epochs in (3, 40):  # passes are counted in rows, as in training
+        main(["--config", "tiny", "--corpus", str(folder / "corpus"), "--device", "h100", "--global_batch_size", "4",
+              "--per_device_train_batch_size", "4", "--num_train_epochs", str(epochs)])  # fmt: skip
+        passes = re.search(r" tokens, ([\d.]+) times the ", capsys.readouterr().out)
+        assert passes is not None
+        assert epochs - 0.5 < float(passes[1]) <= epochs
     main(["--config", "tiny", "--max_steps", "10", "--mixed_precision", "no", "--hidden_size", "24", "--use_cpu",
           "--num_attention_heads", "2", "--per_device_train_batch_size", "4", "--num_hidden_layers", "1",
           "--layer_types", "null", "--rope_parameters", "null", "--calibrate", "--calibrate_seconds", "0"])  # fmt: skip

@@ -83,9 +83,11 @@ def test_a_uniform_model_needs_log_v_for_each_token(text: Path) -> None:
     assert pseudo["pseudo_tokens"] == corpus.num_tokens
     frozen = score_frozen_masks(uniform, corpus, max_seq_length=40)
     assert frozen["eval_loss"] == pytest.approx(math.log(61), rel=1e-6)
-    some = score_pseudo_perplexity(uniform, corpus, max_seq_length=40, max_documents=3, positions_per_document=2)
-    pieces = [-(-len(corpus.document(index)) // 38) for index in (0, 4, 8)]
-    assert 0 < some["pseudo_tokens"] <= 2 * sum(pieces)
+    some = score_pseudo_perplexity(uniform, corpus, max_seq_length=40, max_documents=3, positions_per_piece=2)
+    assert some["pseudo_tokens"] == 2 * 3
+    # However many pieces the documents are cut into, as many of them are scored as there are documents.
+    some = score_pseudo_perplexity(uniform, corpus, max_seq_length=8, max_documents=3)
+    assert 3 <= some["pseudo_tokens"] <= 3 * 6
 
 
 def test_frozen_masks_score_as_the_table_says(text: Path) -> None:
