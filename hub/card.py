@@ -159,6 +159,11 @@ def _parts(text: str) -> dict[str, str]:
     return parts
 
 
+def below_headings(text: str) -> str:
+    """A text with its headings below those of the card, by which the card is read again."""
+    return re.sub(r"^#{1,2} ", "### ", text, flags=re.MULTILINE)
+
+
 def _description(summary: str) -> str | None:
     """The sentences of a summary before those that `_summary` writes."""
     return re.split(r"\bThis is an? [a-z ]*encoder, saved for", summary)[0].strip() or None
@@ -222,7 +227,7 @@ def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str, na
 
 def _summary(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], task: str) -> str:
     kind = "an image encoder" if config.get("image_size") else "a bidirectional text encoder"
-    sentences = [str(facts["description"])] if facts.get("description") else []
+    sentences = [below_headings(str(facts["description"]))] if facts.get("description") else []
     sentences.append(f"This is {kind}, saved for the task `{task}`.")
     parts = []
     # DistilBERT has its own field names.
@@ -265,8 +270,14 @@ def _labels(names: list[str], *, what: str) -> list[str]:
         return []
     spans = list(dict.fromkeys(name[2:] for name in names if name[:2] in ("B-", "I-")))
     shown, what = (spans, "It marks spans of") if spans else (names, what)
-    listed = ", ".join(f"`{_show(name)}`" for name in shown[:_MOST_LABELS])
+    listed = ", ".join(_code(name) for name in shown[:_MOST_LABELS])
     return [f"{what} {listed}" + (f", … ({len(shown)} in all)." if len(shown) > _MOST_LABELS else ".")]
+
+
+def _code(name: str) -> str:
+    """A name as code within a line of Markdown."""
+    name = " ".join(name.split())
+    return f"`` {name} ``" if "`" in name else f"`{name}`"
 
 
 def _how_to_load(name: str, config: Mapping[str, Any], auto_class: str, task: str) -> str:
@@ -310,7 +321,7 @@ def _example(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], 
 
 
 def _training_data(facts: Mapping[str, Any]) -> str:
-    statement, corpus = str(facts.get("data_statement") or "").strip(), facts.get("corpus")
+    statement, corpus = below_headings(str(facts.get("data_statement") or "").strip()), facts.get("corpus")
     if isinstance(corpus, Mapping) and corpus:
         return f"{statement}\n\n{_table(corpus)}".strip()
     return statement or ("Not recorded." if "corpus" in facts else "")

@@ -69,8 +69,11 @@ class Subject:
     window: int
 
 
-def load_subject(source: str, *, trust_remote_code: bool = False) -> Subject:
+def load_subject(source: str, *, name: str | None = None, trust_remote_code: bool = False) -> Subject:
     """Load a model from a folder or the Hub; its saved head decides the view.
+
+    Args:
+        name: the title of its view; None: the last part of `source`.
 
     Raises:
         ValueError: the page has no view for its head.
@@ -96,7 +99,7 @@ def load_subject(source: str, *, trust_remote_code: bool = False) -> Subject:
     if ending == "ForMaskedLM" and tokenizer.mask_token is None:
         raise ValueError(f"the tokenizer of {source} has no mask token, so there is no blank to fill")
     window = min(_LONGEST, tokenizer.model_max_length, config.max_position_embeddings - 2)
-    return Subject(source.rstrip("/").split("/")[-1], _KINDS[ending], model.eval(), tokenizer, window)
+    return Subject(name or source.rstrip("/").split("/")[-1], _KINDS[ending], model.eval(), tokenizer, window)
 
 
 def windows_of(subject: Subject, text: str) -> list[dict[str, Any]]:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.errors import UserError
-from ..utils.untrusted import read_json_object
 from .demo_page import EXAMPLES
-from .processors import SETTINGS_NAME
+from .processors import reading_settings, takes_pairs
 
 # Task on the Hub -> (kind of view in the demo, options of its pipeline, columns of the output and their headings).
 _TASKS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
@@ -38,10 +37,10 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
     if task not in _TASKS or not any(folder.glob("tokenizer*")):
         return ""
     kind, options, columns = _TASKS[task]
-    settings = _reading_settings(folder)
+    settings = reading_settings(folder)
     if options and settings.get("label_subwords") == "first":  # the other subwords have learned no tag
         options = {"aggregation_strategy": "first"}
-    is_pair = settings.get("text_pair_column") is not None
+    is_pair = takes_pairs(folder)
     # In multi-label models a text may have several labels, and a pipeline gives only the best without `top_k`.
     has_several = task == "text-classification" and config.get("problem_type") == "multi_label_classification"
     asked = {"top_k": None} if has_several else {}
@@ -70,12 +69,6 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
     table = [[_cell(row[key]) for key in columns] for row in rows[:_MOST_ROWS]]
     rows_of = [list(columns.values()), ["---"] * len(columns), *table]
     return "\n".join([*lines, "It answers:", "", *(f"| {' | '.join(row)} |" for row in rows_of)])
-
-
-def _reading_settings(folder: Path) -> dict[str, Any]:
-    """How the model read texts when it was fine-tuned; empty for other models."""
-    path = folder / SETTINGS_NAME
-    return read_json_object(path) if path.is_file() else {}
 
 
 def _run(

@@ -19,7 +19,15 @@ TOKENIZER_FILE_NAMES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json"
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 # The fine-tuning settings that say how texts were read. The others name files of the training machine.
 SETTINGS_NAME = "finetuning_settings.json"
-_READING = ("task", "text_column", "text_pair_column", "max_seq_length", "window_overlap", "label_subwords")
+_READING = (
+    "task",
+    "text_column",
+    "text_pair_column",
+    "max_seq_length",
+    "window_overlap",
+    "label_subwords",
+    "tag_scheme",
+)
 
 
 def copy_processors(folder: Path, directory: Path) -> None:
@@ -38,10 +46,20 @@ def copy_processors(folder: Path, directory: Path) -> None:
             shutil.copyfile(folder / name, directory / name)
 
 
+def reading_settings(folder: Path) -> dict[str, Any]:
+    """How a model read texts when it was fine-tuned; empty for other models."""
+    path = folder / SETTINGS_NAME
+    return read_json_object(path) if path.is_file() else {}
+
+
+def takes_pairs(folder: Path) -> bool:
+    """Whether a model was fine-tuned on pairs of texts."""
+    return reading_settings(folder).get("text_pair_column") is not None
+
+
 def copy_reading_settings(folder: Path, directory: Path) -> None:
     """Copy how a fine-tuned model reads texts (pairs, windows), so that `predict` reads them as training did."""
-    if (folder / SETTINGS_NAME).is_file():
-        settings = read_json_object(folder / SETTINGS_NAME)
+    if settings := reading_settings(folder):
         reading = {name: settings[name] for name in _READING if name in settings}
         write_text(directory / SETTINGS_NAME, json.dumps(reading, indent=2) + "\n")
 

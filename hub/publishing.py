@@ -12,7 +12,7 @@ import math
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,13 @@ from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
 from ..utils.input_length import announce_length
 from ..utils.tokenizer_files import read_tokenizer_settings
 from ..utils.untrusted import check_model_folder, is_within, read_json_object
-from .card import CARD_NAME, read_card, write_card
+from .card import CARD_NAME, below_headings, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
 from .loading import HUB_NAME, load_clozebert, load_native, read_config
 from .natives import NATIVE
-from .processors import copy_processors, copy_reading_settings
+from .processors import copy_processors, copy_reading_settings, takes_pairs
 from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
 from .verification import Verification, verify_folder
 
@@ -144,6 +144,19 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
         raise UserError(
             "the card of an int8 form says how answers change: give --int8_texts, a file with a text on each line"
         )
+    if "int8" in completion.serving:
+        _check_int8(source, completion.int8_texts)
+
+
+def _check_int8(source: Path, texts: Sequence[str]) -> None:
+    """Raise if int8 cannot be compared with float by the answers to some texts."""
+    architecture = (read_config(source).get("architectures") or ["no model"])[0]
+    if not architecture.endswith(("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")):
+        raise UserError(
+            f"int8 is compared by its answers to texts, and {source} holds a {architecture}: leave out --int8_texts"
+        )
+    if takes_pairs(source) and (single := next((text for text in texts if "\t" not in text), None)) is not None:
+        raise UserError(f"int8_texts: the model takes pairs; put a tab between the two texts of {single[:60]!r}")
 
 
 def _check_names(completion: Completion) -> None:
@@ -275,7 +288,13 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
 
         serving.quantize_int8(folder)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-        report = serving.compare_int8(folder, completion.int8_texts, tokenizer)
+        report = serving.compare_int8(
+            folder,
+            completion.int8_texts,
+            tokenizer,
+            problem_type=model.config.problem_type,
+            pairs=takes_pairs(source),
+        )
         lines.append(f"`{serving.INT8_NAME}`, for CPUs, on {len(completion.int8_texts)} texts: {report}")
     if "sentence-transformers" in completion.serving:
         pooling = _pooling(source, model)
@@ -348,7 +367,8 @@ def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion
         facts["data_statement"] = completion.data_statement
     elif completion.data_statement and history is not None:
         recorded = history.get("training_data", "").replace("Not recorded.", "")
-        history["training_data"] = f"{completion.data_statement}\n\n{recorded}".strip()
+        if below_headings(completion.data_statement) not in recorded:
+            history["training_data"] = f"{below_headings(completion.data_statement)}\n\n{recorded}".strip()
     write_card(folder, facts, history=history)
     return _missing_on_the_card(folder, facts)
 

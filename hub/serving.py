@@ -38,22 +38,24 @@ class Int8Report:
 
     Attributes:
         float_bytes, int8_bytes: sizes of the two files.
-        agreement: share of predictions (argmax) that are the same; mean_shift: mean |difference| of probabilities.
+        agreement: share of predictions that are the same, or with several labels, of the yes or no for each; None for
+            a regression. mean_shift: mean |difference| of the probabilities, or of a regression's values.
         float_accuracy, int8_accuracy: accuracy on the labels, if they were given.
     """
 
     float_bytes: int
     int8_bytes: int
-    agreement: float
+    agreement: float | None
     mean_shift: float
     float_accuracy: float | None = None
     int8_accuracy: float | None = None
 
     def __str__(self) -> str:
-        text = (
-            f"int8: {self.int8_bytes / self.float_bytes:.0%} of the size, {self.agreement:.2%} of predictions as in "
-            f"float32, probabilities shifted by {self.mean_shift:.2g} on average"
-        )
+        text = f"int8: {self.int8_bytes / self.float_bytes:.0%} of the size, "
+        if self.agreement is None:
+            return f"{text}values shifted by {self.mean_shift:.2g} on average"
+        text += f"{self.agreement:.2%} of predictions as in float32, "
+        text += f"probabilities shifted by {self.mean_shift:.2g} on average"
         if self.float_accuracy is not None:
             text += f", accuracy {self.int8_accuracy:.4f} instead of {self.float_accuracy:.4f}"
         return text
@@ -221,12 +223,20 @@ def quantize_int8(directory: str | os.PathLike) -> Path:
 
 
 def compare_int8(
-    directory: str | os.PathLike, texts: Sequence[str], tokenizer: Any, labels: Sequence[int] | None = None
+    directory: str | os.PathLike,
+    texts: Sequence[str],
+    tokenizer: Any,
+    labels: Sequence[int] | None = None,
+    *,
+    problem_type: str | None = None,
+    pairs: bool = False,
 ) -> Int8Report:
     """Compare int8 with float on some texts: the prediction for each text, or for each token if the head is per token.
 
     Args:
-        directory: holds both ONNX forms. labels: the correct class of each text, for heads over texts.
+        directory: holds both ONNX forms. labels: the correct class of each text, for heads that give one.
+        problem_type: of the model's configuration; None: a regression if there is one output, else one label.
+        pairs: each text is two, with a tab between them.
 
     Raises:
         UserError: the model gives no logits, there are no texts, or there is not one label per text.
@@ -235,32 +245,40 @@ def compare_int8(
         raise UserError("texts is empty: give some that are like those the model will see")
     paths = [Path(directory) / name for name in (ONNX_NAME, INT8_NAME)]
     sessions = [open_onnx(path) for path in paths]
-    predicted: list[list[np.ndarray]] = [[], []]
-    shifts = []
+    logits: list[list[np.ndarray]] = [[], []]
     for start in range(0, len(texts), 16):
-        batch = tokenizer(list(texts[start : start + 16]), padding=True, truncation=True, return_tensors="np")
-        logits = [_logits(session, batch) for session in sessions]
-        for rows, values in zip(predicted, logits, strict=True):
-            rows.append(values.argmax(-1))
-        probabilities = [torch.from_numpy(values).softmax(-1).numpy() for values in logits]
-        shifts.append(np.abs(probabilities[0] - probabilities[1]).mean(-1))
-    before, after = (np.concatenate(rows) for rows in predicted)
+        columns = [text.split("\t", 1) if pairs else [text] for text in texts[start : start + 16]]
+        batch = tokenizer(*map(list, zip(*columns, strict=True)), padding=True, truncation=True, return_tensors="np")
+        for rows, session in zip(logits, sessions, strict=True):
+            rows.append(_logits(session, batch))
+    (before, first), (after, second) = (_answers(np.concatenate(rows), problem_type) for rows in logits)
     if labels is not None:
-        _check_labels(labels, texts=len(texts), predictions=len(before))
+        _check_labels(labels, texts=len(texts), predictions=before)
     return Int8Report(
         float_bytes=_bytes_of(paths[0]),
         int8_bytes=_bytes_of(paths[1]),
-        agreement=float((before == after).mean()),
-        mean_shift=float(np.concatenate(shifts).mean()),
+        agreement=None if before is None else float((before == after).mean()),
+        mean_shift=float(np.abs(first - second).mean()),
         float_accuracy=_accuracy(before, labels),
         int8_accuracy=_accuracy(after, labels),
     )
 
 
-def _check_labels(labels: Sequence[int], *, texts: int, predictions: int) -> None:
+def _answers(logits_NC: np.ndarray, problem_type: str | None) -> tuple[np.ndarray | None, np.ndarray]:
+    """What a model decides, None for a regression; and its probabilities, or its values."""
+    if problem_type == "multi_label_classification":
+        return logits_NC > 0, torch.from_numpy(logits_NC).sigmoid().numpy()
+    if problem_type == "regression" or logits_NC.shape[-1] == 1:
+        return None, logits_NC
+    return logits_NC.argmax(-1), torch.from_numpy(logits_NC).softmax(-1).numpy()
+
+
+def _check_labels(labels: Sequence[int], *, texts: int, predictions: np.ndarray | None) -> None:
     if len(labels) != texts:
         raise UserError(f"labels has {len(labels)} entries for {texts} texts")
-    if len(labels) != predictions:
+    if predictions is None or predictions.ndim > 1:
+        raise UserError("labels are classes, and this head does not give one class for a text")
+    if len(labels) != len(predictions):
         raise UserError("labels are one for each text, and this head predicts for each token")
 
 
@@ -278,8 +296,8 @@ def _logits(session: Any, batch: Any) -> np.ndarray:
     return logits[batch["attention_mask"].astype(bool)] if logits.ndim == 3 else logits
 
 
-def _accuracy(predicted: np.ndarray, labels: Sequence[int] | None) -> float | None:
-    return None if labels is None else float((predicted == np.asarray(labels)).mean())
+def _accuracy(predicted: np.ndarray | None, labels: Sequence[int] | None) -> float | None:
+    return None if labels is None or predicted is None else float((predicted == np.asarray(labels)).mean())
 
 
 # sentence-transformers

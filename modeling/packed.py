@@ -200,19 +200,23 @@ def _documents_of(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed | 
     return Packed(cu_seq_lens.to(torch.int32), int(cu_seq_lens.diff().max()), position_ids)
 
 
-def batches_by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def batches_by_length(lengths: Sequence[int], budget: int, *, padded: bool = False) -> list[list[int]]:
     """Indices of sequences in batches of at most `budget` tokens, the longest first; a longer one is its own batch.
 
     So the first batch shows whether the longest sequence is too long for the model or the memory.
+
+    Args:
+        padded: count each sequence as long as the longest of its batch, to which it will be padded.
     """
     batches: list[list[int]] = []
     tokens = budget
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if tokens + lengths[index] > budget:
+        size = lengths[batches[-1][0]] if padded and batches else lengths[index]
+        if tokens + size > budget:
             batches.append([])
-            tokens = 0
+            tokens, size = 0, lengths[index]
         batches[-1].append(index)
-        tokens += lengths[index]
+        tokens += size
     return batches
 
 

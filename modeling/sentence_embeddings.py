@@ -37,14 +37,15 @@ def encode(
         tokenizer: the model's; its special tokens are added.
         texts: of any lengths that the model takes. They are not truncated.
         pooling: `mean` or `max` over the text's tokens, special ones included, or `cls`, the first; None: all tokens.
-        tokens_per_batch: of one packed row; None: what suits the device. A longer text gets a row of its own.
+        tokens_per_batch: of one packed row, or of a padded batch, padding included; None: what suits the device. A
+            longer text gets a batch of its own.
 
     Returns:
         [S, D], or for `pooling=None` a list of S tensors [T, D]; in the model's type, on its device.
 
     Raises:
         ValueError: one text instead of a list of them, an item that is no string, an unknown pooling, a text longer
-            than the model's learned positions, or a model with a head.
+            than a ClozeBERT's learned positions, or a model with a head.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts={texts[:40]!r} is one text: give a list of texts")
@@ -73,7 +74,7 @@ def encode_ids(
     budget = tokens_per_batch or (_TOKENS_ON_CPU if model.device.type == "cpu" else _TOKENS_ON_DEVICE)
     results: list[Any] = [None] * len(sequences)
     with evaluation_mode(model):
-        for batch in batches_by_length(lengths, budget):
+        for batch in batches_by_length(lengths, budget, padded=not _is_packed(model)):
             for index, x_TD in zip(batch, _run(model, [sequences[index] for index in batch]), strict=True):
                 results[index] = _pool(x_TD, pooling)
     if pooling is None:
@@ -82,10 +83,14 @@ def encode_ids(
     return torch.stack(results) if results else nothing
 
 
+def _is_packed(model: PreTrainedModel) -> bool:
+    return model.config.model_type == "clozebert"
+
+
 def _run(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
     """The last hidden states of some sequences, packed into one row or, for native models, padded; [T, D] each."""
     sizes = [len(sequence) for sequence in sequences]
-    is_packed = model.config.model_type == "clozebert"
+    is_packed = _is_packed(model)
     if is_packed:
         ids_1N = torch.tensor([list(chain.from_iterable(sequences))], device=model.device)
         outputs = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, model.device))

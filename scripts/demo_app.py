@@ -3,11 +3,13 @@
 clozebert demo-app encoder
 """
 
+import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
-from clozebert.utils.errors import MissingPackageError, as_user_errors
+from clozebert.utils.errors import MissingPackageError, UserError, as_user_errors
 
 
 @dataclass
@@ -30,8 +32,20 @@ def main(argv: list[str] | None = None) -> None:
     names = [arguments.model_name_or_path, *(arguments.more_models or [])]
     # clozebert is imported, so the code in the folders is not run.
     with as_user_errors(Exception):  # a library may raise anything for files that others made
-        subjects = [load_subject(str(find_folder(name))) for name in names]
+        # Of a model on the Hub, the last part of the folder's path is the hash of a commit.
+        titles = [None if Path(name).is_dir() else name for name in names]
+        folders = [str(find_folder(name)) for name in names]
+        subjects = [load_subject(folder, name=title) for folder, title in zip(folders, titles, strict=True)]
+    _check_port(arguments.host, arguments.port)
     serve(subjects, server_name=arguments.host, server_port=arguments.port)
+
+
+def _check_port(host: str, port: int) -> None:
+    """Raise if another program serves there; gradio's message names a setting of its own."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(f"--host {host} --port {port}: {error}; give another --port") from None
 
 
 if __name__ == "__main__":

@@ -125,6 +125,7 @@ def test_what_the_labels_are(saved):
     assert "It marks spans of `person`, `place`." in summary({0: "O", 1: "B-person", 2: "I-person", 3: "B-place"})
     assert "Its labels are `NOUN`, `VERB`." in summary({0: "NOUN", 1: "VERB"})
     assert "… (30 in all)." in summary({number: f"tag{number}" for number in range(30)})
+    assert "Its labels are `good | great`, `` bad `x` ``." in summary({0: "good | great", 1: "bad `x`"})
     assert "labels are" not in summary({0: "LABEL_0", 1: "LABEL_1"})  # transformers' names for those without
 
 
@@ -227,6 +228,20 @@ def test_what_is_read_back_is_what_was_written(saved):
     card = read_card(saved)
     write_card(saved, {**card.facts(), "name": FACTS["name"]}, history=card.history())
     assert (saved / "README.md").read_text() == before
+
+
+def test_headings_of_a_statement_are_read_back_too(saved):
+    """The card is read again by its own headings, so those of the texts in it stand below them."""
+    statement = "Books.\n\n# Licences\n\n- CC BY 4.0: attribute A\n\n## Training\n\n- attribute B\n\n#hash"
+    write_card(
+        saved, {**FACTS, "corpus": None, "data_statement": statement, "description": "Reads.\n\n## How\n\nWell."}
+    )
+    for _ in range(2):
+        card = read_card(saved)
+        write_card(saved, {**card.facts(), "name": FACTS["name"]}, history=card.history())
+    text = (saved / "README.md").read_text()
+    for part in ("### Licences", "attribute A", "### Training", "attribute B", "#hash", "### How", "Well."):
+        assert text.count(part) == 1, part
 
 
 @pytest.mark.parametrize(

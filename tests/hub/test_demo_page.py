@@ -4,6 +4,7 @@ import html
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -31,6 +32,8 @@ from clozebert.hub.demo_page import (
     windows_of,
 )
 from clozebert.hub.space import write_space
+from clozebert.scripts.demo_app import _check_port
+from clozebert.utils.errors import UserError
 
 LONG = " ".join(["the river is long , stone"] * 30)
 REPOSITORY = Path(__file__).parents[2]
@@ -312,6 +315,20 @@ def page_server(tmp_path_factory):
     process.terminate()
     process.wait(timeout=30)
     process.stderr.close()
+
+
+def test_a_title_may_be_given_and_a_busy_port_is_said(tmp_path):
+    """Of a model on the Hub, the last part of the path is the hash of a commit."""
+    folder = save(tmp_path / "0123abc", "ForMaskedLM")
+    assert load_subject(str(folder)).name == "0123abc"
+    assert load_subject(str(folder), name="org/name").name == "org/name"
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        with pytest.raises(UserError, match=rf"--port {port}: .*in use.*; give another --port"):
+            _check_port("127.0.0.1", port)
+    _check_port("127.0.0.1", port)
+    with pytest.raises(UserError, match="--port 99999: "):
+        _check_port("127.0.0.1", 99999)
 
 
 @pytest.mark.slow

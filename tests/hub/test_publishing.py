@@ -15,7 +15,7 @@ from clozebert.hub import publishing
 from clozebert.hub.card import is_ours, write_card
 from clozebert.hub.convert import convert_folder, to_native
 from clozebert.hub.fingerprint import read_fingerprint
-from clozebert.hub.publishing import Completion, complete_folder, publish
+from clozebert.hub.publishing import Completion, check_request, complete_folder, publish
 from clozebert.hub.pushing import push_folder
 
 
@@ -109,6 +109,20 @@ def test_card_is_completed_and_keeps_what_it_said(saved, tmp_path):
     # Publishing what was downloaded keeps it, too.
     complete_folder(tmp_path / "copy", tmp_path / "again", "org/name")
     assert (tmp_path / "again" / "README.md").read_text() == text
+    complete_folder(tmp_path / "copy", tmp_path / "repeated", "org/name", completion=given)
+    assert (tmp_path / "repeated" / "README.md").read_text() == text
+
+
+def test_int8_is_refused_before_work_where_it_cannot_be_compared(tmp_path):
+    given = Completion(serving=("int8",), int8_texts=("a b",))
+    for head in ("ForQuestionAnswering", "ForMultipleChoice"):
+        folder = save(tmp_path / head, head)
+        with pytest.raises(ValueError, match=f"holds a ClozeBert{head}: leave out --int8_texts"):
+            check_request(folder, form="auto", completion=given, public=False)
+    folder = save(tmp_path / "pairs", "ForSequenceClassification")
+    (folder / "finetuning_settings.json").write_text('{"text_column": "0", "text_pair_column": "1"}')
+    with pytest.raises(ValueError, match="the model takes pairs; put a tab between the two texts of 'a b'"):
+        check_request(folder, form="auto", completion=given, public=False)
 
 
 def test_scores_of_the_model_index_stay(tmp_path):

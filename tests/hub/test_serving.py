@@ -1,6 +1,7 @@
 """What servers take, tried in what they run: onnxruntime and sentence-transformers."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from clozebert import ClozeBertConfig
 from clozebert.hub import serving
 from clozebert.hub.convert import to_native
 from clozebert.hub.serving import (
+    INT8_NAME,
+    ONNX_NAME,
     compare_int8,
     export_onnx,
     open_onnx,
@@ -127,6 +130,41 @@ def test_int8_and_its_cost(tmp_path):
         compare_int8(tmp_path, TEXTS, tokenizer, [0, 1, 2])
     with pytest.raises(ValueError, match="texts is empty"):
         compare_int8(tmp_path, [], tokenizer)
+
+
+@pytest.mark.parametrize("problem_type", [None, "regression", "multi_label_classification"])
+def test_int8_is_compared_by_what_the_head_answers(problem_type, tmp_path, monkeypatch):
+    """Of 18 texts, two have another answer in int8: class, value, or one of two labels."""
+    rows = np.zeros((18, 1 if problem_type == "regression" else 2), dtype=np.float32)
+    rows[:, 0] = 1
+    moved = rows.copy()
+    moved[[3, 17], 0] = -2
+    (tmp_path / "onnx").mkdir()
+    for name, size in ((ONNX_NAME, 40), (INT8_NAME, 10)):
+        (tmp_path / name).write_bytes(bytes(size))
+    read = []
+
+    def run(session, inputs):
+        read.append(inputs["input_ids"].shape)
+        first = 16 * ((len(read) - 1) // 2)
+        return {"logits": (rows if session == ONNX_NAME else moved)[first : first + 16]}
+
+    monkeypatch.setattr(serving, "open_onnx", lambda path: str(path.relative_to(tmp_path)))
+    monkeypatch.setattr(serving, "run_onnx", run)
+    tokenizer, texts = make_tokenizer(), ["w1 w2\tw3"] * 18
+    report = compare_int8(tmp_path, texts, tokenizer, problem_type=problem_type, pairs=True)
+    assert read[0] == (16, len(tokenizer("w1 w2", "w3")["input_ids"]))
+    if problem_type == "regression":
+        assert report.mean_shift == pytest.approx(2 * 3 / 18)
+        assert str(report) == "int8: 25% of the size, values shifted by 0.33 on average"
+        with pytest.raises(ValueError, match="does not give one class for a text"):
+            compare_int8(tmp_path, texts, tokenizer, [0] * 18, problem_type=problem_type, pairs=True)
+    else:
+        several = problem_type == "multi_label_classification"
+        assert report.agreement == pytest.approx(1 - 2 / (36 if several else 18))
+        shift = 1 / (1 + math.exp(-1)) - 1 / (1 + math.exp(2))
+        assert report.mean_shift == pytest.approx(shift * 2 / (36 if several else 18), rel=1e-6)
+        assert "89" in str(report) or several
 
 
 def test_int8_needs_the_float_form(tmp_path):

@@ -110,6 +110,27 @@ def test_models_of_transformers_own_classes_are_padded(model_class, config_class
     assert relative_error(found, np.stack(alone)) <= 3e-6
 
 
+def test_padding_counts_as_tokens_of_a_batch(sequences):
+    """One long text must not stretch a whole batch of short ones to its length."""
+    shapes = []
+
+    class Watched(BertModel):
+        def forward(self, input_ids=None, **others):
+            shapes.append(tuple(input_ids.shape))
+            return super().forward(input_ids=input_ids, **others)
+
+    sizes = {"vocab_size": 99, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40}
+    model = Watched(BertConfig(**sizes, num_hidden_layers=1, max_position_embeddings=64))
+    found = encode_ids(model, sequences, tokens_per_batch=40)
+    assert shapes == [(1, 24), (2, 17), (4, 9), (1, 1)]
+    # A longer text than the budget is a batch of its own.
+    shapes.clear()
+    one = encode_ids(model, sequences, tokens_per_batch=16)
+    assert all(rows == 1 or rows * length <= 16 for rows, length in shapes)
+    assert sum(rows for rows, _ in shapes) == len(LENGTHS)
+    assert relative_error(found, one.numpy()) <= 1e-6
+
+
 def test_a_model_with_a_head_is_refused(sequences):
     with pytest.raises(ValueError, match="the model has a head"):
         encode_ids(build(ClozeBertForMaskedLM, tiny_config()), sequences)
