@@ -245,20 +245,23 @@ def compare_int8(
         raise UserError("texts is empty: give some that are like those the model will see")
     paths = [Path(directory) / name for name in (ONNX_NAME, INT8_NAME)]
     sessions = [open_onnx(path) for path in paths]
-    logits: list[list[np.ndarray]] = [[], []]
+    decided: list[list[np.ndarray]] = [[], []]
+    shifts = []
     for start in range(0, len(texts), 16):
         columns = [text.split("\t", 1) if pairs else [text] for text in texts[start : start + 16]]
         batch = tokenizer(*map(list, zip(*columns, strict=True)), padding=True, truncation=True, return_tensors="np")
-        for rows, session in zip(logits, sessions, strict=True):
-            rows.append(_logits(session, batch))
-    (before, first), (after, second) = (_answers(np.concatenate(rows), problem_type) for rows in logits)
+        answers = [_answers(_logits(session, batch), problem_type) for session in sessions]
+        shifts.append(np.abs(answers[0][1] - answers[1][1]).mean(-1))
+        for rows, (decisions, _) in zip(decided, answers, strict=True):
+            rows += [] if decisions is None else [decisions]
+    before, after = (np.concatenate(rows) if rows else None for rows in decided)
     if labels is not None:
         _check_labels(labels, texts=len(texts), predictions=before)
     return Int8Report(
         float_bytes=_bytes_of(paths[0]),
         int8_bytes=_bytes_of(paths[1]),
-        agreement=None if before is None else float((before == after).mean()),
-        mean_shift=float(np.abs(first - second).mean()),
+        agreement=None if before is None else float(np.mean(before == after)),
+        mean_shift=float(np.concatenate(shifts).mean()),
         float_accuracy=_accuracy(before, labels),
         int8_accuracy=_accuracy(after, labels),
     )
