@@ -170,7 +170,7 @@ class Adaptation:
     def _fingerprints(self, first_tokenizer: Any) -> dict[str, Any]:
         """Hashes of the texts, models and tokenizer that the flags name, which show whether these have changed."""
         found: dict[str, Any] = {
-            name: [sha256_of_file(file) for file in one.files] for name, one in self.readers.items()
+            name: [*map(sha256_of_file, one.files), *one.other_inputs] for name, one in self.readers.items()
         }
         if self.arguments.corpus is not None:
             found["corpus"] = Corpus(self.arguments.corpus).fingerprint

@@ -131,9 +131,10 @@ def check_known_tokens(reader: Reader, tokenizer: PreTrainedTokenizerFast, *, fl
         size += len(text)
         if size > _SAMPLED_CHARACTERS:
             break
-    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-    ids = [number for encoding in encodings for number in encoding.ids]
-    unknown = ids.count(tokenizer.unk_token_id) / max(1, len(ids))
+    # Not the tokenizer itself: its padding and truncation would count.
+    encoded = Encoder(tokenizer.backend_tokenizer.to_str()).encode(texts)
+    ids = np.concatenate([split_encoded(document)[0] for document in encoded]) if encoded else np.zeros(0)
+    unknown = float((ids == tokenizer.unk_token_id).mean()) if len(ids) else 0.0
     if unknown > _MOST_UNKNOWN:
         raise UserError(
             f"{flag}: {unknown:.0%} of its first tokens are unknown to the model's tokenizer, so the "

@@ -87,4 +87,5 @@ def _open_train(place: str) -> Corpus:
 
 def _names(places: Sequence[str]) -> list[str]:
     last = [PurePath(str(place)).name or str(place) for place in places]
-    return [name if last.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(last, start=1)]
+    names = [name if last.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(last, start=1)]
+    return names if len(set(names)) == len(names) else [f"{number}-{name}" for number, name in enumerate(last, start=1)]

@@ -140,7 +140,7 @@ def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
 
 def _is_whole(folder: Path) -> bool:
     """Whether an index exists and is undamaged; damage is logged."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # unlike `Path.is_dir`, this is no error within a folder that cannot be entered
         return False
     try:
         check_index(folder)

@@ -349,6 +349,9 @@ def tokenizer_differences(tokenizer: "PreTrainedTokenizerFast", facts: Mapping[s
 
 def tokenizer_facts(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
     """What the manifest records about a tokenizer: a hash of the vocabulary, its size, and the special ids."""
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= len(tokenizer):
+        raise UserError(f"the tokenizer has {len(tokenizer)} tokens, and ids up to {largest}: number them without gaps")
     vocab = json.dumps(sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1]), ensure_ascii=True)
     return {
         "vocab_sha256": hashlib.sha256(vocab.encode()).hexdigest(),

@@ -226,10 +226,8 @@ def _conllu_spaces(rows: list[list[str]]) -> list[bool]:
 
 def _conllu_word_ids(cell: str) -> range:
     """The word numbers of a row: one for `3`, all of the range for `3-4`, none for the empty node `3.1`."""
-    first, dash, last = cell.partition("-")
-    if not dash and not first.isdigit():
-        return range(0)
-    return range(int(first), int(last or first) + 1)
+    match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", cell)
+    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
 def _sentence_of_record(

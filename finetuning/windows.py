@@ -59,9 +59,12 @@ class SpecialTokens:
         return len(self.before[0]) + len(self.between[0]) + len(self.after[0])
 
 
+_PROBES = ("a", "the", "0", ".", "一")
+
+
 def probe_special_tokens(tokenizer: Any, *, pair: bool) -> SpecialTokens:
     """Find the special tokens from an encoded example, which works for any tokenizer and template."""
-    for probe in ("a", "the", "0", ".", "一"):
+    for probe in _PROBES:
         encoded = tokenizer(probe, probe) if pair else tokenizer(probe)
         sides = encoded.sequence_ids(0)
         if 0 in sides and (1 in sides or not pair):
@@ -158,6 +161,15 @@ class WindowMaker:
         """Made only when words are encoded, since it copies the vocabulary."""
         return _without_prefix(self.tokenizer)
 
+    @cached_property
+    def _marks_words(self) -> bool:
+        """Whether the tokenizer drops a space before a word, and marks the word instead, as XLM-RoBERTa's does."""
+        bare = self._without_prefix
+        if bare is None:
+            return False
+        ids = [[bare.encode(space + probe, add_special_tokens=False).ids for probe in _PROBES] for space in (" ", "")]
+        return ids[0] == ids[1]
+
     def _ids(self, texts: Sequence[str], *, inside: bool = False) -> list[list[int]]:
         """The ids of texts or, if `inside`, of pieces of a text, before which the tokenizer must add no space."""
         if not texts:
@@ -216,7 +228,10 @@ class WindowMaker:
             spaces: whether a space precedes each word.
         """
         surfaces = [
-            [(" " * space + word, place > 0) for place, (word, space) in enumerate(zip(words, befores, strict=True))]
+            [
+                (" " * space + word, place > 0 and not (space and self._marks_words))
+                for place, (word, space) in enumerate(zip(words, befores, strict=True))
+            ]
             for words, befores in zip(documents, spaces, strict=True)
         ]
         distinct = dict.fromkeys(surface for words in surfaces for surface in words)

@@ -36,8 +36,6 @@ _OWN_TAGS = ("clozebert", "encoder")
 _MOST_LABELS = 20
 # The fields that give a model its shape.
 _SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
-# Architectures whose positions start after the padding id: no token uses the rows before that.
-_COUNTED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 _LAYERS_AND_SIZE = (("num_hidden_layers", "n_layers"), ("hidden_size", "dim"))
 # Suffix of the saved class -> (task on the Hub, Auto class).
 _TASKS = {
@@ -258,8 +256,10 @@ def _is_regression(config: Mapping[str, Any], task: str) -> bool:
 
 
 def _longest_sequence(config: Mapping[str, Any]) -> int | None:
+    from .fingerprint import COUNTED_FROM_PADDING
+
     rows = config.get("max_position_embeddings")
-    if rows and config.get("model_type") in _COUNTED_FROM_PADDING:
+    if rows and config.get("model_type") in COUNTED_FROM_PADDING:
         rows -= (config.get("pad_token_id") or 0) + 1
     return rows
 

@@ -17,6 +17,8 @@ FILE_NAME = "fingerprint.json"
 _FORMAT = 1
 _ROWS, _LENGTH, _PADDING = 2, 12, 3
 _SAMPLES = 16
+# Architectures whose positions start after the padding id: no token uses the rows before that.
+COUNTED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
 # With another machine, thread count or release, float32 outputs differ by about 1e-6 of their size (measured 3e-6
 # between SDPA and eager at 22 layers); with random weights, by about their size.
 TOLERANCE = 1e-3
@@ -35,9 +37,10 @@ def probe_inputs(config: Any, *, choices: int = 0) -> dict[str, torch.Tensor]:
         steps = torch.arange(channels * height * width)
         return {"pixel_values": ((7 * steps) % 101 / 50.0 - 1.0).view(1, channels, height, width)}
     pad = config.pad_token_id or 0
-    # RoBERTa's positions start after the padding id, so its table holds fewer.
-    longest = min(_LENGTH, config.max_position_embeddings - pad - 1)
-    length = max(longest, 2)
+    longest = config.max_position_embeddings
+    if config.model_type in COUNTED_FROM_PADDING:
+        longest -= pad + 1
+    length = max(min(_LENGTH, longest), 2)
     rows = _ROWS * max(choices, 1)
     ids = (torch.arange(rows * length) * 7919 + 104729) % config.vocab_size
     ids_BT = torch.where(ids == pad, (pad + 1) % config.vocab_size, ids).view(rows, length)

@@ -287,7 +287,7 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
         from transformers import AutoTokenizer
 
         serving.quantize_int8(folder)
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         report = serving.compare_int8(
             folder,
             completion.int8_texts,

@@ -181,7 +181,7 @@ def flush_folder(directory: Path) -> None:
     for path in directory.rglob("*"):
         if path.is_file():
             give_usual_permissions(path)
-            with path.open("rb") as file:
+            with path.open("r+b") as file:  # Windows flushes only what may be written
                 os.fsync(file.fileno())
         else:
             _flush_entries(path)

@@ -34,7 +34,8 @@ def lock_folder(folder: Path, *, seconds: float = _SECONDS) -> FileLock:
                 f"output_dir={folder} is in use by another program{_owner(folder)}: wait for it, stop it, or give "
                 f"another output_dir"
             ) from None
-        (folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="utf-8")
+        if os.name != "nt":  # on Windows a locked file cannot be written, nor read
+            (folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="utf-8")
     return lock
 
 

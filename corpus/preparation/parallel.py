@@ -5,7 +5,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
+
+from ...utils.errors import UserError
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -31,8 +34,12 @@ def ordered_map(
     """`map(function, tasks)` in `num_processes` processes, or in this process if that is 1.
 
     Tasks are taken from the iterator as results are consumed, so memory stays bounded.
+
+    Raises:
+        UserError: a process was killed, or could not start.
     """
-    if num_processes == 1:
+    # A worker of a pool may not have processes of its own.
+    if num_processes == 1 or multiprocessing.current_process().daemon:
         initializer(*initargs)
         yield from map(function, tasks)
         return
@@ -47,5 +54,10 @@ def ordered_map(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a process ended before its work was done. In a script of your own, the call needs "
+            '`if __name__ == "__main__":` around it. If the memory was used up, give a smaller num_processes'
+        ) from None
     finally:
         executor.shutdown(cancel_futures=True)

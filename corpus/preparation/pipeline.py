@@ -1,10 +1,11 @@
 """`Preparation`: a corpus preparation as an object, run here or as steps of an engine such as datatrove.
 
-    preparation = Preparation(input=["text"], tokenizer_name="tokenizer", output_dir="corpus")
-    preparation.run()                                # here; or in parts, which gives the same bytes:
-    for part in range(16):
-        preparation.run_part(part, 16)               # anywhere, in any order
-    preparation.merge(16)
+    if __name__ == "__main__":                           # processes import the script once more
+        preparation = Preparation(input=["text"], tokenizer_name="tokenizer", output_dir="corpus")
+        preparation.run()                                # here; or in parts, which gives the same bytes:
+        for part in range(16):
+            preparation.run_part(part, 16)               # anywhere, in any order
+        preparation.merge(16)
 
 In an engine that calls its steps as `step(documents, rank, world_size)`, such as datatrove, `preparation` itself is the
 step with 16 tasks, and `Merge(preparation, 16)` is the step with one task that depends on them.

@@ -24,7 +24,7 @@ _KINDS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x7fELF", "a program", "leave it out"),
     (b"\x89HDF", "an HDF5 file", "export the text as CSV or JSON lines"),
 )  # fmt: skip
-_HTML = re.compile(rb"\s*(<!--.*?-->\s*)*(<!doctype html|<html)", re.IGNORECASE | re.DOTALL)
+_HTML = re.compile(rb"<!doctype html|<html", re.IGNORECASE)
 
 
 def what_it_is(first: bytes) -> tuple[str, str] | None:
@@ -38,9 +38,17 @@ def what_it_is(first: bytes) -> tuple[str, str] | None:
             return name, way_out
     if first[257:262] == b"ustar":
         return "a tar archive", "unpack it first"
-    if _HTML.match(first.removeprefix(b"\xef\xbb\xbf")[:4096]):
+    if _HTML.match(_after_comments(first.removeprefix(b"\xef\xbb\xbf")[:4096])):
         return "an HTML page", "take the text out first, for example with trafilatura or pandoc"
     # A few NULs in a long text are a fault of the text: the file is not binary.
     if first.count(0) > len(first) / 1000:
         return "a binary file", "leave it out, or export its text"
     return None
+
+
+def _after_comments(text: bytes) -> bytes:
+    """The text behind the comments of HTML at its beginning."""
+    text = text.lstrip()
+    while text.startswith(b"<!--"):
+        text = text[4:].partition(b"-->")[2].lstrip()
+    return text

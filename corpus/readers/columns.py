@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...utils.errors import UserError, did_you_mean
+from ..encoding import UNSPACED_SCRIPTS
 from .compression import bare_suffix
 
 if TYPE_CHECKING:
@@ -114,10 +115,15 @@ def usual_column(columns: Sequence[str], names: Sequence[str], *, taken: Sequenc
 
 
 def looks_like_text(values: Sequence[Any]) -> bool:
-    """Whether these are strings of at least two words on average, most of them different."""
+    """Whether these are strings of at least two words on average, most of them different; dates are no texts.
+
+    In scripts without spaces, each character counts as a word.
+    """
     if not values or not all(isinstance(value, str) for value in values):
         return False
-    words = sum(len(value.split()) for value in values) / len(values)
+    if not any(any(map(str.isalpha, value)) for value in values):
+        return False
+    words = sum(len(UNSPACED_SCRIPTS.sub(" x ", value).split()) for value in values) / len(values)
     return words >= 2 and len(set(values)) > len(values) / 2
 
 

@@ -87,6 +87,8 @@ def id_reader(vocab_size: int) -> ReadCell:
     """A function that reads a cell of token ids below `vocab_size`: a list of numbers, or text such as `5 17 3`."""
 
     def read(cell: Any, line: int, unit: str) -> str | BadText:
+        if isinstance(cell, bytes):
+            return BadText(line, "the cell holds bytes, and no list of numbers", unit)
         items = [] if cell is None else cell.split() if isinstance(cell, str) else cell
         if not hasattr(items, "__iter__"):
             items = [items]

@@ -3,9 +3,8 @@
 import fnmatch
 import glob
 import os
-import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ...utils.errors import UserFileError
@@ -43,14 +42,13 @@ def files_matching(pattern: str) -> list[Path]:
         return _once(path for path in map(Path, glob.glob(pattern)) if path.is_file())
     place = parts.index("**")
     start = str(Path(*parts[:place])) if place else "."
-    matches = re.compile(_expression(parts[place:])).fullmatch
     bases = [Path(base) for base in (glob.glob(start) if glob.has_magic(start) else [start])]
     return _once(
         base / name
         for base in bases
         if base.is_dir()
         for name in _walk(base)
-        if matches(name) and (base / name).is_file()
+        if _matches(name.split("/"), parts[place:]) and (base / name).is_file()
     )
 
 
@@ -78,20 +76,16 @@ def _walk(base: Path) -> Iterator[str]:
                 real.append(name + "/")
 
 
-def _expression(parts: Iterable[str]) -> str:
-    """A regular expression for relative paths from the parts of a pattern; hidden names need a dot in the pattern."""
-    expression = ""
-    parts = list(parts)
-    for number, part in enumerate(parts):
-        is_last = number == len(parts) - 1
-        if part == "**":
-            expression += r"(?:[^./][^/]*/)*" + (r"[^./][^/]*" if is_last else "")
-        else:
-            hidden = "" if part.startswith(".") else r"(?!\.)"
-            # In fnmatch "." and character classes may match a slash, which no file name contains.
-            expression += hidden + fnmatch.translate(part).replace(".*", "[^/]*").removesuffix(r"\Z")
-            expression += "" if is_last else "/"
-    return expression
+def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether a relative path, by its names, matches the parts of a pattern; hidden names need a dot in the pattern."""
+    if not parts or not names:
+        return not parts and not names
+    is_hidden = names[0].startswith(".") and not parts[0].startswith(".")
+    if parts[0] != "**":
+        return not is_hidden and fnmatch.fnmatchcase(names[0], parts[0]) and _matches(names[1:], parts[1:])
+    if len(parts) == 1 and len(names) == 1:
+        return not is_hidden
+    return _matches(names, parts[1:]) or (len(names) > 1 and not is_hidden and _matches(names[1:], parts))
 
 
 def _once(paths: Iterable[Path]) -> list[Path]:

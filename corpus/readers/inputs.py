@@ -100,6 +100,10 @@ class Reader:
         for entry in inputs:
             with as_user_errors(OSError, about=f"{entry} cannot be read"):  # e.g. no permission for a parent folder
                 self._inputs.append(_resolve(str(entry), dataset_config_name))
+        # Datasets of the Hub and the like, which are no files.
+        self.other_inputs = [
+            str(entry) for entry, found in zip(inputs, self._inputs, strict=True) if not isinstance(found, list)
+        ]
         self._named = [entry for files in self._inputs if isinstance(files, list) for entry in files]
         self.files = [path for _, path in self._named]
         _refuse_twice(self.files)

@@ -56,7 +56,7 @@ def texts_of_xml(file: BinaryIO, path: Path) -> Iterator[str | BadText]:
         except expat.ExpatError as error:
             yield from documents.finished()
             reason = expat.errors.messages.get(error.code, str(error))
-            yield BadText(error.lineno, f"it is not well-formed XML ({reason})")
+            yield BadText(error.lineno, f"it is not well-formed XML ({reason}); the rest of the file cannot be read")
             return
         yield from documents.finished()
     if documents.skipped_entity is not None:

@@ -21,8 +21,10 @@ from transformers import (
 
 from clozebert.adaptation.adapt import adapt
 from clozebert.adaptation.arguments import AdaptationArguments
+from clozebert.adaptation.start import check_known_tokens
 from clozebert.corpus import Corpus
 from clozebert.corpus.packing import RowIndex
+from clozebert.corpus.readers.inputs import Reader
 from clozebert.training import loop
 from clozebert.utils.errors import UserError
 from clozebert.utils.locks import lock_folder
@@ -321,6 +323,20 @@ def test_too_little_held_out_text_is_mended_by_giving_more(bert: Path, texts: Pa
     with pytest.raises(UserError, match="none of its tokens is predicted: give more of it"):
         run(bert, few, tmp_path / "out")
     assert run(bert, few, tmp_path / "out", validation_input=[str(texts / "old.txt")])["steps"] == 4
+
+
+def test_inputs_that_are_no_files_are_told_apart() -> None:
+    """A dataset of the Hub has no content here to be compared, but a name."""
+    reader = Reader(["installed-python"])
+    assert (reader.files, reader.other_inputs) == ([], ["installed-python"])
+
+
+def test_unknown_tokens_are_counted_without_padding(bert: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    tokenizer.backend_tokenizer.enable_padding(length=128)
+    (tmp_path / "greek.txt").write_text("μῆνιν ἄειδε θεά\n\nΠηληϊάδεω Ἀχιλῆος\n")
+    with pytest.raises(UserError, match="100% of its first tokens are unknown"):
+        check_known_tokens(Reader([tmp_path / "greek.txt"]), tokenizer, flag="input")
 
 
 def test_a_file_of_tagged_words_is_no_text(bert: Path, texts: Path, tmp_path: Path) -> None:

@@ -69,6 +69,15 @@ def test_a_stray_zero_in_a_long_text_is_no_binary_file() -> None:
     assert what_it_is(b"word " * 1000 + b"\0") is None
 
 
+def test_comments_before_the_page_and_before_text() -> None:
+    comments = b"<!-- a > b -->\n" * 200  # an expression that tries all ways to cut them would never end
+    assert what_it_is(comments + b"# text") is None
+    assert what_it_is(b"<!-- never closed " + comments[:20]) is None
+    found = what_it_is(b"\xef\xbb\xbf \n" + comments + b"<!DOCTYPE html>")
+    assert found is not None
+    assert found[0] == "an HTML page"
+
+
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), max_size=600))
 def test_text_is_text(text: str) -> None:
     content = text.encode()

@@ -7,6 +7,8 @@ import pytest
 
 from clozebert.corpus import Corpus
 from clozebert.corpus.preparation.pipeline import Preparation
+from clozebert.corpus.readers.formats import id_reader
+from clozebert.corpus.readers.tables import BadText
 from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.utils.errors import UserError
 
@@ -49,6 +51,12 @@ def test_what_is_no_id_is_refused_with_its_line_and_nothing_is_written(wrong: ob
     with pytest.raises(UserError, match=rf"ids.jsonl, line 5: .*the id at place 2, {why}"):
         preparation(tmp_path, source).run()
     assert not (tmp_path / "corpus").exists()
+
+
+def test_bytes_are_no_ids() -> None:
+    found = id_reader(10)(b"\x01\x02", 3, "row")
+    assert isinstance(found, BadText)
+    assert (found.line, found.reason) == (3, "the cell holds bytes, and no list of numbers")
 
 
 def test_flags_that_do_not_go_together(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from clozebert.corpus import BatchStream, Masking, Mixture, ShardWriter
+from clozebert.corpus.mixtures import _names
 
 from .conftest import FACTS, VOCAB_SIZE, Written, write_corpus
 
@@ -50,6 +51,7 @@ def test_names_are_the_last_part_of_a_place_and_told_apart(tmp_path: Path) -> No
     assert mixture.names == ["books-1", "books-2", "papers"]
     assert list(mixture.validation) == ["papers"], "an empty split and an absent one are left out"
     assert mixture.validation["papers"].num_tokens == 3
+    assert _names(["x/a", "y/a", "z/a-2"]) == ["1-a", "2-a", "3-a-2"]
 
 
 def test_an_empty_corpus_is_refused(make_corpus: Callable[..., Written]) -> None:

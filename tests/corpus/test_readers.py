@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clozebert.corpus.readers import delimited, formats, json_records
+from clozebert.corpus.readers.input_files import files_matching
 from clozebert.corpus.readers.inputs import Reader
 from clozebert.utils.errors import UserError
 
@@ -82,6 +83,10 @@ def test_folders_and_patterns_are_read_in_the_order_of_their_names(tmp_path: Pat
         (tmp_path / name).write_text(name)
     assert read(tmp_path) == ["a.txt", "b/10.txt", "b/2.txt", "c.md"]
     assert read(str(tmp_path / "**/*.txt")) == ["a.txt", "b/10.txt", "b/2.txt"]
+    assert read(str(tmp_path / "**/b/*.txt")) == ["b/10.txt", "b/2.txt"]
+    assert read(str(tmp_path / "**/?.txt")) == read(str(tmp_path / "**/[!x].txt")) == ["a.txt", "b/2.txt"]
+    assert not files_matching(str(tmp_path / "**/b?2.txt"))  # no sign stands for a slash
+    assert not files_matching(str(tmp_path / "**/b[!x]2.txt"))
     assert read(tmp_path / "c.md", tmp_path / "b") == ["c.md", "b/10.txt", "b/2.txt"]
     reader = Reader([tmp_path])
     list(reader)

@@ -327,6 +327,15 @@ def text_column(folder: Path, records: list[dict[str, Any]], wanted: str | None 
 LONG = [f"some text of several words, number {number}" for number in range(9)]
 
 
+def test_texts_without_spaces_are_texts_and_times_are_not(folder: Path) -> None:
+    text = ["我们今天去北京", "电影很好看", "回家的路上下雨了"]
+    times = [{"正文": text[n % 3] + str(n), "time": f"2024-01-{n + 1:02d} 12:00:{n:02d}"} for n in range(9)]
+    assert text_column(folder, times) == "正文"
+    titles = [{"标题": text[n % 3] + str(n), "正文": text[n % 3] * 5 + str(n)} for n in range(9)]
+    with pytest.raises(UserError, match="cannot tell which column"):
+        text_column(folder, titles)
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [

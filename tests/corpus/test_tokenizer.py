@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from clozebert.corpus.tokenizer import ALGORITHMS, _settled, load_tokenizer, tokenizer_facts, train_tokenizer
@@ -178,6 +178,14 @@ def test_what_is_wrong_is_said(wrong: dict[str, Any], message: str) -> None:
         train_tokenizer(["some text"], **wrong)
     with pytest.raises(ValueError, match="holds no text"):
         train_tokenizer(["", " \n"], vocab_size=300)
+
+
+def test_ids_with_gaps_are_refused(tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:
+    """A model and a corpus have as many rows and ids as the tokenizer has tokens."""
+    words = {name: number for number, name in enumerate([*SPECIAL, "a", "b"])} | {"c": 30}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="[UNK]")))
+    with pytest.raises(UserError, match="has 8 tokens, and ids up to 30: number them without gaps"):
+        tokenizer_facts(tokenizer)
 
 
 def test_loading_names_what_is_missing(tokenizers: dict[str, PreTrainedTokenizerFast], tmp_path: Path) -> None:

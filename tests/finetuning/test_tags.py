@@ -206,6 +206,8 @@ def test_conllu_words_ranges_empty_nodes_and_spaces(tmp_path: Path) -> None:
     assert sentence_read.spaces == [False, False, True, False, False]
     assert sentence_read.tags == ["AUX", "PROPN", "AUX", "PART", None]
     assert read_tagged_file(str(tmp_path / "a.conllu"), tag_column="xpos")[0].tags[-1] == "."  # type: ignore[index]
+    odd = CONLLU.replace("4.1\tgo", "1-x\tgo").replace("4.1", "²")
+    assert read_tagged_file(write(tmp_path, "odd.conllu", odd))[0].words == sentence_read.words
 
 
 def test_json_lines_in_their_forms(tmp_path: Path) -> None:

@@ -125,6 +125,11 @@ def test_multi_label_scores_by_hand() -> None:
     assert scores["f1_micro"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
     assert scores["f1_macro"] == 0.5
     assert scores["accuracy"] == pytest.approx(1 / 3)
+    # A single label, or the only one that is scored: the F1 of finding it, not of its absence.
+    never = np.zeros((4, 1), dtype=int)
+    assert multi_label_metrics(np.array([[1], [0], [0], [0]]), never)["f1_micro"] == 0
+    found = multi_label_metrics(np.array([[1, 0], [0, 0], [0, 0]]), np.array([[1, 0], [1, 0], [0, 0]]))
+    assert found["f1_micro"] == found["f1_macro"] == pytest.approx(2 / 3)
 
 
 @settings(max_examples=50, deadline=None)

@@ -230,7 +230,7 @@ def test_round_trip_on_real_text(shared_data: Path, kind: str, path: str) -> Non
     assert sorted(seen) == expected
 
 
-@pytest.mark.parametrize("kind", ["byte level", "metaspace", "sentencepiece", "sequence"])
+@pytest.mark.parametrize("kind", ["byte level", "metaspace", "sentencepiece", "sequence", "marked words", "stripped"])
 def test_a_prefix_space_stands_before_the_first_word_alone(kind: str) -> None:
     """Word by word, the ids are those of the whole text."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -246,8 +246,13 @@ def test_a_prefix_space_stands_before_the_first_word_alone(kind: str) -> None:
         core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     elif kind == "sentencepiece":
         core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    else:
+    elif kind == "sequence":
         core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme="first")])
+    else:  # XLM-RoBERTa and ALBERT: a space is dropped, and the word behind it marked
+        if kind == "stripped":
+            core.normalizer = normalizers.Strip()
+        marked = pre_tokenizers.Metaspace(prepend_scheme="always")
+        core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marked])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
     maker = WindowMaker(tokenizer, max_seq_length=20)
     for words, spaces in (
