@@ -18,6 +18,7 @@ from .packed_view import packed_view
 
 Documents = Sequence[Sequence[int]]
 _TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 8192, 131_072
+_MOST_LOGITS = 1 << 27  # of one forward pass: 512 MiB in float32
 
 
 @torch.no_grad()
@@ -59,10 +60,12 @@ def masked_log_likelihoods(
     view = packed_view(model)
     scores_R = torch.empty(len(places_R), dtype=torch.float64)
     order_R = lengths_D[documents_R].argsort(descending=True, stable=True)
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", 1)
     first = 0
     with evaluation_mode(model):
         while first < len(order_R):
-            count = max(1, budget // int(lengths_D[documents_R[order_R[first]]]))
+            count = budget // int(lengths_D[documents_R[order_R[first]]])
+            count = max(1, min(count, _MOST_LOGITS // vocabulary))
             now_B = order_R[first : first + count]
             first += count
             starts_B, lengths_B = starts_D[documents_R[now_B]], lengths_D[documents_R[now_B]]

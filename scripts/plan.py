@@ -159,7 +159,13 @@ def _plan_phase(
                     f"prepare the corpus with the model's tokenizer"
                 )
         calibration = calibrate(
-            arguments, config, device=here, precision=precision, seconds=given.calibrate_seconds, corpora=corpora
+            arguments,
+            config,
+            device=here,
+            precision=precision,
+            seconds=given.calibrate_seconds,
+            corpora=corpora,
+            num_devices=given.num_devices,
         )
     plan = make_plan(
         arguments,

@@ -21,7 +21,7 @@ _SAME, _SAID = "same", "said"
 # Fields that a later phase of a run cannot change.
 _OF_THE_RUN = (
     "tokenizer_name", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path", "dry_run",
-    "teacher_name_or_path",
+    "teacher_name_or_path", "max_minutes", "num_train_epochs", "embedding_init",
     "seed", "optimizer", "mixed_precision", "use_cpu", "full_determinism", "report_to", "disable_tqdm", "phases",
 )  # fmt: skip
 # Fields that depend on the number of steps.
@@ -350,6 +350,8 @@ class PretrainingArguments:
             max_eval_batches=1, save_total_limit=1, adam_epsilon=0, initial_global_batch_size=1, batch_warmup_steps=0,
             ddp_timeout=1, vocabulary_sample=0, muon_constant_steps=1,
         )  # fmt: skip
+        if self.seed >= 1 << 64:
+            raise UserError(f"seed={self.seed} must be below 2^64")
         for name in ("mlm_probability", "final_mlm_probability", "eval_mlm_probability"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:

@@ -33,7 +33,7 @@ from .resume import check_resume, find_checkpoint
 from .runtime.machine import choose_compilation, make_accelerator, seed_step
 from .runtime.processes import leave, mean_over_processes, on_main_process, sum_over_processes
 from .runtime.signals import StopRequest
-from .runtime.watchdog import SECONDS_TO_COMPILE, Watchdog
+from .runtime.watchdog import SECONDS_TO_COMPILE, SECONDS_TO_SAVE, Watchdog
 from .step import accumulate_gradient, clip_gradient, update_weights
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,9 @@ class Pretraining:
         if checkpoint is not None:
             self.state, tensors = read_training_state(checkpoint)
         self._evaluated_at = self.state.evaluation.get("step")  # the last evaluation that was tried
-        self._saved_at = None if checkpoint is None else self.state.step
+        # A checkpoint in another folder, from which the run branches off, is not one of this run.
+        is_own = checkpoint is not None and checkpoint.resolve().parent == self.output.path.resolve()
+        self._saved_at = self.state.step if is_own else None
         said = self._settle_length(begun=begun)
         index = 0
         if checkpoint is not None:
@@ -223,8 +225,9 @@ class Pretraining:
             state.step += 1
             state.tokens_seen += tokens
             state.model_flops += tokens * setup.flops_per_token
-            state.losses.append(loss)
-            watch.end(tokens)
+            if math.isfinite(loss):  # else one skipped step would make the mean of many NaN
+                state.losses.append(loss)
+            state.seconds += watch.end(tokens)
             self.watchdog.progress()
             self.log.advance()
             if self._is_due(arguments.logging_steps) or state.step == phase.last_step:
@@ -303,12 +306,12 @@ class Pretraining:
 
     def _log_training(self, watch: Stopwatch) -> None:
         state, norm = self.state, self.gradient_norm
-        state.seconds += watch.seconds
-        state.train_loss = sum(state.losses) / len(state.losses)
-        state.losses.clear()
+        if state.losses:
+            state.train_loss = sum(state.losses) / len(state.losses)
+            state.losses.clear()
         reading = watch.read()
         values = {
-            "loss": state.train_loss,
+            **({} if state.train_loss is None else {"loss": state.train_loss}),
             **self.setup.optimizer.optimizer.learning_rates(),
             "grad_norm": norm if math.isfinite(norm) else str(norm),
             "tokens_seen": state.tokens_seen,
@@ -385,14 +388,18 @@ class Pretraining:
                 setup.core, weights, state=state, tensors=tensors, facts=self._facts(), keep=keep
             )
 
-        self.watchdog.progress()
+        self.watchdog.progress(allow=SECONDS_TO_SAVE)
         on_main_process(accelerator, save)
+        self.watchdog.progress()
         self._saved_at = state.step
 
     def _next_phase(self) -> None:
         """Begin the next phase from the checkpoint at the end of the last one, as a run resumed there would."""
         checkpoint = None if self.dry_run else self.output.path / f"checkpoint-{self.state.step}"
-        tensors = None if checkpoint is None else read_training_state(checkpoint)[1]
+        tensors = None
+        if checkpoint is not None:
+            saved, tensors = read_training_state(checkpoint)
+            self.state.scaler = saved.scaler
         index = self.setup.phase.index + 1
         self.setup.loader.close()
         del self.setup  # frees its model and optimizer before the next ones are made
@@ -426,7 +433,7 @@ class Pretraining:
         def save() -> None:
             self.output.save_model(setup.core, weights, facts=self._facts(), results=results, say=self.log.say)
 
-        self.watchdog.progress()
+        self.watchdog.progress(allow=SECONDS_TO_SAVE)
         on_main_process(self.accelerator, save)
         return results
 

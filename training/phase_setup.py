@@ -133,8 +133,7 @@ def flops_per_token(
 def dry_phase(phase: Phase, accelerator: Any) -> Phase:
     """A phase in a dry run: two steps of a single micro-batch in each process, on a CPU of one row."""
     arguments = phase.arguments
-    rows = 1 if accelerator.device.type == "cpu" else arguments.per_device_train_batch_size
-    rows = min(rows, arguments.global_batch_size)
+    rows = 1 if accelerator.device.type == "cpu" else arguments.rows_at_once(accelerator.num_processes)
     return dataclasses.replace(
         phase,
         first_step=_DRY_STEPS * phase.index,

@@ -1,5 +1,6 @@
 """Prefetches the batches of the loop (data loading), in a thread or in worker processes."""
 
+import contextlib
 import functools
 import itertools
 import signal
@@ -22,6 +23,7 @@ from .runtime.signals import STOP_SIGNALS
 ModelInputs = dict[str, Any]
 # Steps whose batches are prefetched.
 _AHEAD = 3
+_MOST_FILES = 1 << 16
 
 
 def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, recurs: bool = False) -> ModelInputs:
@@ -174,6 +176,7 @@ class _Steps(Dataset):
 def _from_processes(
     load: Callable[[int], Any], start: int, stop: int, workers: int, timeout: float
 ) -> Generator[Any, None, None]:
+    _allow_many_files()
     # Its own generator: the loader draws a seed, which must not change the model's random numbers.
     yield from DataLoader(
         _Steps(load, start, stop),
@@ -184,6 +187,19 @@ def _from_processes(
         generator=torch.Generator().manual_seed(0),
         collate_fn=_as_it_is,
     )
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files: a worker holds one for each tensor of a step that waits."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _ignore_signals(worker: int) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from clozebert.training.runtime import machine
+from clozebert.training.runtime.machine import make_accelerator
 from clozebert.utils.device import choose_precision, find_device
 from clozebert.utils.errors import UserError
 
@@ -65,3 +66,9 @@ def test_compiled_by_default_on_cuda_where_it_can_be(monkeypatch, caplog):
     triton[0] = object()
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     assert not machine.choose_compilation(None, cuda)
+
+
+def test_a_number_of_the_environment_does_not_divide_the_gradient(monkeypatch):
+    """A launcher may set it for its own loop; ours accumulates by itself."""
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    assert make_accelerator(mixed_precision="no", use_cpu=True).gradient_accumulation_steps == 1

@@ -1,6 +1,7 @@
 """Phases of a run, mixtures and batches that grow: each bitwise the same after a kill on either side of a boundary."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def test_the_second_phase_is_a_loop_of_its_own_from_the_weights_of_the_first(
 
 
 def test_a_finished_run_goes_on_with_a_phase_that_is_added_later(prepared: Path, tmp_path: Path) -> None:
-    run = {"max_steps": 4, "save_steps": 2}
+    run = {"max_steps": 4, "save_steps": 2, "save_total_limit": 9}
     longer = {**run, "phases": [{"max_steps": 3, "max_seq_length": 24}]}
     pretrain(arguments_of(prepared, tmp_path / "whole", **longer), model_config())
     pretrain(arguments_of(prepared, tmp_path / "later", **run), model_config())
@@ -148,6 +149,55 @@ def test_a_finished_run_goes_on_with_a_phase_that_is_added_later(prepared: Path,
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "later"))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert losses_of(tmp_path / "whole") == losses_of(tmp_path / "later")
+    # Also in another folder, which has no checkpoint of the first phase.
+    first = str(tmp_path / "later" / "checkpoint-4")
+    pretrain(arguments_of(prepared, tmp_path / "branch", **longer, resume_from_checkpoint=first), model_config())
+    branch = load_file(tmp_path / "branch" / "model.safetensors")
+    assert all(torch.equal(one[name], branch[name]) for name in one)
+
+
+def test_figures_of_an_earlier_phase_are_not_those_of_the_model(prepared: Path, more: Path, tmp_path: Path) -> None:
+    """The text of the second phase has no validation split."""
+    silent = tmp_path / "silent"
+    shutil.copytree(more / "corpus" / "train", silent / "train")
+    phases = [{"max_steps": 3, "corpus": [str(silent)]}]
+    run = arguments_of(prepared, tmp_path / "run", max_steps=4, eval_steps=2, save_steps=2, phases=phases)
+    assert "eval_loss" not in pretrain(run, model_config())
+    assert any("eval_loss" in entry for entry in log_of(tmp_path / "run"))
+
+
+def test_the_next_phase_goes_on_with_the_loss_scale_at_the_end_of_the_last(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp16; a resumed run would else go back to the scale of the checkpoint that it began from."""
+    scales = []
+    made = loop.make_accelerator
+
+    def make(**options: Any) -> Any:
+        accelerator = made(**options)
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+        return accelerator
+
+    set_up = loop.set_up_phase
+
+    def remember(*places: Any, accelerator: Any, **options: Any) -> Any:
+        found = set_up(*places, accelerator=accelerator, **options)
+        scales.append(accelerator.scaler.get_scale())
+        return found
+
+    def update(optimizer: Any, *, num_broken: int, accelerator: Any) -> None:
+        optimizer.zero_grad()
+        accelerator.scaler._scale = torch.full((), 2.0 * accelerator.scaler.get_scale())
+
+    monkeypatch.setattr(loop, "make_accelerator", make)
+    monkeypatch.setattr(loop, "set_up_phase", remember)
+    monkeypatch.setattr(loop, "update_weights", update)
+    monkeypatch.setattr(loop, "clip_gradient", lambda *places, **options: 1.0)
+    run: dict[str, Any] = {"max_steps": 4, "save_steps": 2, "save_total_limit": 9, "phases": [{"max_steps": 2}]}
+    pretrain(arguments_of(prepared, tmp_path / "run", **run), model_config())
+    again = str(tmp_path / "run" / "checkpoint-2")
+    pretrain(arguments_of(prepared, tmp_path / "again", **run, resume_from_checkpoint=again), model_config())
+    assert scales == [4.0, 64.0, 16.0, 64.0]
 
 
 def test_the_plan_of_a_change_is_refused_where_it_is_behind(prepared: Path, tmp_path: Path) -> None:
@@ -170,6 +220,9 @@ def test_the_plan_of_a_change_is_refused_where_it_is_behind(prepared: Path, tmp_
         ([{"max_seq_length": 24}], r"phases\[0\]: max_steps is missing"),
         ([{"max_steps": 3}, {"max_steps": 3, "max_seq_len": 24}], r"phases\[1\]: unknown key 'max_seq_len'.*did you"),
         ([{"max_steps": 3, "optimizer": "muon"}], r"phases\[0\]: unknown key 'optimizer'"),
+        ([{"max_steps": 3, "max_minutes": 1}], r"phases\[0\]: unknown key 'max_minutes'"),
+        ([{"max_steps": 3, "num_train_epochs": 1}], r"phases\[0\]: unknown key 'num_train_epochs'"),
+        ([{"max_steps": 3, "embedding_init": "text"}], r"phases\[0\]: unknown key 'embedding_init'"),
         ([{"max_steps": 3, "learning_rate": "fast"}], r"phases\[0\]: learning_rate='fast' must be a number"),
         ([{"max_steps": 3, "warmup_steps": 4}], r"phases\[0\]: warmup_steps=4 and decay_steps=0 do not fit"),
         ([{"max_steps": 3, "model": [1]}], r"phases\[0\]: model=\[1\] must be `name: value` lines"),

@@ -227,6 +227,23 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
     assert all(torch.isfinite(value).all() for value in weights.values())
 
 
+def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = itertools.count()
+    accumulate = loop.accumulate_gradient
+
+    def poisoned(*places: Any, **options: Any) -> Any:
+        found = accumulate(*places, **options)
+        return found * math.nan if next(step) == 2 else found
+
+    monkeypatch.setattr(loop, "accumulate_gradient", poisoned)
+    results = run(prepared, tmp_path / "run", max_steps=6, logging_steps=3)
+    assert math.isfinite(results["train_loss"])
+    text = (tmp_path / "run" / "training_log.jsonl").read_text() + (tmp_path / "run" / "all_results.json").read_text()
+    assert "NaN" not in text
+
+
 def test_a_diverged_run_stops_and_says_so(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, range(3, 99))
     with pytest.raises(ValueError, match=r"not finite in 10 steps in a row, up to step 13.*lower learning_rate"):
@@ -297,6 +314,7 @@ def test_an_abandoned_prefetch_ends_its_thread() -> None:
     ("changes", "message"),
     [
         ({"max_steps": 0}, "max_steps=0 must be at least 1"),
+        ({"seed": 2**64}, "seed=18446744073709551616 must be below"),
         ({"learning_rate": "fast"}, "learning_rate='fast' must be a number"),
         ({"max_steps": 1.5}, "max_steps=1.5 must be a whole number"),
         ({"optimizer": "muo"}, r"optimizer='muo' must be one of adamw, muon; did you mean 'muon'\?"),

@@ -60,6 +60,19 @@ def test_what_a_killed_run_leaves(prepared: Path, tmp_path: Path, capsys: pytest
     assert "resumed at step 17" in capsys.readouterr().out
 
 
+def test_a_run_that_branches_off_saves_before_its_first_step(prepared: Path, tmp_path: Path) -> None:
+    """The checkpoint that it begins from lies in another folder, which may be gone when it resumes."""
+    run = {"max_steps": 6, "save_steps": 3, "logging_steps": 1000}
+    run_here(prepared, tmp_path / "a", **run)
+    begin = {**run, "resume_from_checkpoint": tmp_path / "a" / "checkpoint-3"}
+    assert run_forked(prepared, tmp_path / "b", die_at=1, how=signal.SIGTERM, **begin) == [128 + 15]
+    assert [path.name for path in (tmp_path / "b").glob("checkpoint-*")] == ["checkpoint-3"]
+    assert read_training_state(tmp_path / "b" / "checkpoint-3")[0].seconds > 0  # though nothing was logged
+    (tmp_path / "a" / "checkpoint-3").rename(tmp_path / "gone")
+    run_here(prepared, tmp_path / "b", **{**run, "resume_from_checkpoint": "latest"})
+    assert_same_bits(tmp_path / "a", tmp_path / "b", step=6)
+
+
 def test_sigterm_leaves_the_step_that_it_came_in(prepared: Path, undisturbed: dict[int, Path], tmp_path: Path) -> None:
     """In the second micro-batch of step 11: the ten before it are saved."""
     run = {**RUN, "resume_from_checkpoint": "latest"}

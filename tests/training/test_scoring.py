@@ -15,6 +15,7 @@ from transformers import BertConfig, BertForMaskedLM, RobertaConfig, RobertaForM
 
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import Corpus, Masking, ValidationBatches
+from clozebert.modeling import pseudo_likelihood
 from clozebert.modeling.packed_view import PackedView, packed_view
 from clozebert.modeling.pseudo_likelihood import masked_log_likelihoods
 from clozebert.training.scoring import (
@@ -64,6 +65,17 @@ def test_a_table_gives_the_sum_that_one_computes_by_hand(bigrams: Bigrams) -> No
     assert [len(score) for score in scores] == [2, 1, 0, 4, 0]
     for score, expected in zip(scores, by_hand, strict=True):
         assert score.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_large_vocabulary_makes_smaller_batches(bigrams: Bigrams, monkeypatch: pytest.MonkeyPatch) -> None:
+    document, options = [2, *range(5, 15), 3], {"mask_token_id": MASK, "never_masked": {2, 3}}
+    (whole,) = masked_log_likelihoods(bigrams, [document], **options)
+    monkeypatch.setattr(pseudo_likelihood, "_MOST_LOGITS", 3 * 61)
+    monkeypatch.setattr(bigrams.config, "vocab_size", 61, raising=False)
+    seen: list[int] = []
+    (parts,) = masked_log_likelihoods(bigrams, [document], report=lambda done, total: seen.append(done), **options)
+    assert seen == [3, 6, 9, 10]
+    assert parts.tolist() == pytest.approx(whole.tolist(), rel=1e-6)
 
 
 def test_few_positions_are_evenly_spaced(bigrams: Bigrams) -> None:

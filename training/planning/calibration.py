@@ -41,13 +41,14 @@ def calibrate(
     precision: str,
     seconds: float = 20.0,
     corpora: Mixture | None = None,
+    num_devices: int = 1,
 ) -> Calibration:
-    """Train for some seconds, with one micro-batch per update, and time both.
+    """Train for some seconds, with one micro-batch of a run on `num_devices` per update, and time both.
 
     The batches are those of the run itself if its corpora are given, else random tokens with one document per row.
     """
     accelerator = make_accelerator(mixed_precision=precision, use_cpu=device.type == "cpu")
-    rows = min(arguments.per_device_train_batch_size, arguments.global_batch_size)
+    rows = arguments.rows_at_once(num_devices)
     before = _peak_bytes(device, reset=True)
     core, model, optimizer = set_up_model(arguments, config, accelerator=accelerator)
     batches = micro_batches(arguments, config, corpora, rows=rows, make_inputs=inputs_maker(core.config, accelerator))

@@ -126,6 +126,8 @@ class Deadline:
         begins = arguments.num_steps - arguments.num_decay_steps
         if arguments.lr_scheduler_type != "wsd" or arguments.final_mlm_probability or arguments.batch_warmup_steps:
             return None
+        if (arguments.warmup_steps or 0) > begins:  # a shorter decay would not fit behind the warm-up
+            return None
         if step == begins // 2:
             self._timed_from = step, time.monotonic()
         if step != begins or self._timed_from is None or self._timed_from[0] == step:

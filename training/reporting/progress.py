@@ -109,10 +109,12 @@ class Stopwatch:
     def got_batch(self) -> None:
         self.waited += time.perf_counter() - self._begun
 
-    def end(self, tokens: int) -> None:
-        """The step is done."""
-        self.seconds += time.perf_counter() - self._begun
+    def end(self, tokens: int) -> float:
+        """The step is done; returns its seconds."""
+        seconds = time.perf_counter() - self._begun
+        self.seconds += seconds
         self.tokens += tokens
+        return seconds
 
     def read(self) -> dict[str, float]:
         """Return tokens_per_second and data_wait (the share of the time spent waiting), and reset them."""

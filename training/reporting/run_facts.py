@@ -77,7 +77,7 @@ def speed(flops: float, *, peak: float) -> dict[str, float]:
 
 def results_of(state: TrainingState, *, num_parameters: int, peak_flops: float) -> dict[str, Any]:
     """The content of all_results.json."""
-    evaluation = {key: value for key, value in state.evaluation.items() if key != "step"}
+    evaluation = {key: value for key, value in _evaluation_of(state).items() if key != "step"}
     seconds = max(state.seconds, 1e-9)
     return {
         "step": state.step,
@@ -92,6 +92,11 @@ def results_of(state: TrainingState, *, num_parameters: int, peak_flops: float) 
     }
 
 
+def _evaluation_of(state: TrainingState) -> dict[str, Any]:
+    """The evaluation of the model as it is; empty if the last one was of an earlier step."""
+    return state.evaluation if state.evaluation.get("step") == state.step else {}
+
+
 def facts_of_run(
     state: TrainingState, run: CheckedRun, *, phase: int, output_dir: Path, recipe: str | None
 ) -> dict[str, Any]:
@@ -99,7 +104,7 @@ def facts_of_run(
     import accelerate
     import transformers
 
-    evaluation, upto = state.evaluation, phase + 1
+    evaluation, upto = _evaluation_of(state), phase + 1
     return {
         "name": output_dir.resolve().name,
         "corpus": _by_phase([mixture.facts() for mixture in run.mixtures[:upto]]),

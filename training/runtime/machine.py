@@ -35,6 +35,7 @@ def make_accelerator(
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.state import AcceleratorState
+    from accelerate.utils import GradientAccumulationPlugin
 
     device = find_device(use_cpu=use_cpu)
     use_cpu = device.type == "cpu"
@@ -49,6 +50,8 @@ def make_accelerator(
         mixed_precision=precision,
         log_with=list(report_to) or None,
         project_dir=output_dir or None,
+        # The loop accumulates by itself. Without this, a number in the environment would divide the gradient.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         kwargs_handlers=[
             DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
             # Longer than the timeout of the watchdog, which shows where each process waits.

@@ -13,8 +13,9 @@ from .signals import StopRequest
 # After a signal, or when the launcher is gone, a process is ended after this many seconds without progress.
 SECONDS_TO_STOP = 50.0
 _INTERVAL = 1.0
-# Compiling in the first step may take long.
+# Compiling in the first step may take long, and so may writing a checkpoint to a network disk.
 SECONDS_TO_COMPILE = 1800.0
+SECONDS_TO_SAVE = 1800.0
 
 
 class Watchdog:
