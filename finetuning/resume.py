@@ -51,7 +51,11 @@ def read_settings(name_or_path: str) -> dict[str, Any]:
             path = Path(hf_hub_download(name_or_path, SETTINGS_FILE))
         except (OSError, ValueError, HfHubHTTPError):  # no such file, or no network
             return {}
-    return read_json_object(path) if path.exists() else {}
+    settings = read_json_object(path) if path.exists() else {}
+    for name in ("max_seq_length", "window_overlap"):
+        if not isinstance(settings.get(name, 0), int):
+            raise UserError(f"{path}: {name}={settings[name]!r} must be a whole number")
+    return settings
 
 
 def results_before(folder: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from .initialization.initial_model import load_configuration, make_model
 
 # w: the teacher's share of what the logits learn.
 TEACHER_SHARE = 0.8
+_NEVER = -1e4  # a logit whose probability is 0 in float32; a number in half precision
 
 
 class Distillation(nn.Module):
@@ -36,8 +37,8 @@ class Distillation(nn.Module):
         self.student = student
         self.teacher = teacher.requires_grad_(False)
         self.compares_states = student.config.hidden_size == teacher.config.hidden_size
-        # The two may have different numbers of rows beyond those of the tokenizer.
-        self.common = min(student.config.vocab_size, teacher.config.vocab_size)
+        # The two may have different numbers of rows beyond the tokenizer's. The teacher gives 0 to those it lacks.
+        self.rows_more = student.config.vocab_size - teacher.config.vocab_size
         self.train(student.training)
 
     def train(self, mode: bool = True) -> "Distillation":
@@ -69,7 +70,9 @@ class Distillation(nn.Module):
         logits_MV = self.student.predict(found_MD, None, None)[1]
         assert logits_MV is not None
         assert wanted_MV is not None
-        loss = _Imitation.apply(logits_MV[:, : self.common], wanted_MV[:, : self.common], labels, TEACHER_SHARE)
+        if self.rows_more:
+            wanted_MV = F.pad(wanted_MV, (0, self.rows_more), value=_NEVER)
+        loss = _Imitation.apply(logits_MV, wanted_MV, labels, TEACHER_SHARE)
         if self.compares_states:
             apart_M = 1 - F.cosine_similarity(found_MD.float(), states_MD.float(), dim=-1)
             # Positions that only pad the batch are left out here too.

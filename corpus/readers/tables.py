@@ -342,10 +342,12 @@ class _Parquet(TableFile):
                 try:
                     batch = next(batches, None)
                     rows = [] if batch is None else batch.to_pylist()
-                except Exception as error:  # Arrow's own errors, OSError, and text that is not UTF-8
-                    raise UserError(
-                        f"{self.source} is damaged in or after row {number + 1}: {first_line(error)}"
-                    ) from None
+                except Exception as error:
+                    of_arrow = type(error).__module__.startswith("pyarrow")
+                    is_damaged = of_arrow or isinstance(error, (OSError, UnicodeDecodeError))
+                    # Else a value that Python does not have, such as a date in the year 10,000.
+                    what = "is damaged" if is_damaged else "holds a value that cannot be read"
+                    raise UserError(f"{self.source} {what} in or after row {number + 1}: {first_line(error)}") from None
                 if batch is None:
                     break
                 for values in rows:

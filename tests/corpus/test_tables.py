@@ -327,6 +327,14 @@ def text_column(folder: Path, records: list[dict[str, Any]], wanted: str | None 
 LONG = [f"some text of several words, number {number}" for number in range(9)]
 
 
+def test_a_value_that_python_does_not_have_is_no_damage(folder: Path) -> None:
+    born = pa.array([4_000_000], type=pa.date32())  # in the year 12921
+    pyarrow.parquet.write_table(pa.table({"text": ["a b"], "born": born}), folder / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet holds a value that cannot be read in or after row 1: date value"):
+        read_table(str(folder / "a.parquet"))
+    assert [row.values for row in open_table(folder / "a.parquet").rows(["text"])] == [{"text": "a b"}]
+
+
 def test_texts_without_spaces_are_texts_and_times_are_not(folder: Path) -> None:
     text = ["我们今天去北京", "电影很好看", "回家的路上下雨了"]
     times = [{"正文": text[n % 3] + str(n), "time": f"2024-01-{n + 1:02d} 12:00:{n:02d}"} for n in range(9)]

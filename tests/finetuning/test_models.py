@@ -25,6 +25,7 @@ from clozebert.finetuning.models import (
     parameter_groups,
     prefer_plain_attention,
 )
+from clozebert.finetuning.resume import read_settings
 from clozebert.finetuning.sequence_task import (
     REGRESSION,
     SINGLE_LABEL,
@@ -227,6 +228,12 @@ def test_tags_are_what_the_run_took_them_for() -> None:
     assert TokenTask.of_config(config, {}).entities
     assert TokenTask.of_config(config, {"tag_scheme": "iob2"}).entities
     assert not TokenTask.of_config(config, {"tag_scheme": "plain"}).entities
+
+
+def test_settings_of_other_people_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "finetuning_settings.json").write_text('{"max_seq_length": "long"}')
+    with pytest.raises(ValueError, match="max_seq_length='long' must be a whole number"):
+        read_settings(str(tmp_path))
 
 
 def test_a_folder_without_a_model_is_an_error_that_says_where_one_is(tmp_path: Path) -> None:

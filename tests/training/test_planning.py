@@ -334,6 +334,11 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         passes = re.search(r" tokens, ([\d.]+) times the ", capsys.readouterr().out)
         assert passes is not None
         assert epochs - 0.5 < float(passes[1]) <= epochs
+    main(["--config", "tiny", "--max_minutes", "5", "--device", "h100", "--vocabulary_sample",
+          "0", "--teacher_name_or_path", "teacher"])  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "max_minutes=5 is not counted" in shown
+    assert "The teacher is not counted" in shown
     main(["--config", "tiny", "--max_steps", "10", "--mixed_precision", "no", "--hidden_size", "24", "--use_cpu",
           "--num_attention_heads", "2", "--per_device_train_batch_size", "4", "--num_hidden_layers", "1",
           "--layer_types", "null", "--rope_parameters", "null", "--calibrate", "--calibrate_seconds", "0"])  # fmt: skip
