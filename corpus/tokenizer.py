@@ -5,6 +5,7 @@ A corpus of token ids instead of text (DNA, events, logs) has a minimal tokenize
 
 import hashlib
 import json
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -132,10 +133,14 @@ def check_choices(algorithm: str, vocab_size: int, model_max_length: int) -> Non
         raise UserError(f"model_max_length={model_max_length} must be at least 3: [CLS], a token, [SEP]")
 
 
+_IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
+
+
 def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool, progress: bool) -> Tokenizer:
     pieces: Counter[str] = Counter()
     for text in texts:
-        pieces.update(text.split())
+        # As the normalizer does later. So a Chinese text of any length has a few thousand different pieces.
+        pieces.update(_IDEOGRAPH.sub(r" \g<0> ", text).split())
     frequent, follow, count = _alphabet(_untrained_wordpiece(lowercase), pieces, vocab_size)
     entries = np.cumsum([1 + (letter in follow) for letter in frequent])
     while True:

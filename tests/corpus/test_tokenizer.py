@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from clozebert.corpus import tokenizer as tokenizer_module
 from clozebert.corpus.tokenizer import ALGORITHMS, _settled, load_tokenizer, tokenizer_facts, train_tokenizer
 from clozebert.utils.errors import UserError
 
@@ -112,6 +113,20 @@ def test_wordpiece_knows_nearly_all_characters_of_a_text_that_has_thousands() ->
     tokenizer = train_tokenizer(texts, algorithm="wordpiece", vocab_size=12_000)
     ids = [number for text in texts for number in tokenizer(text, add_special_tokens=False).input_ids]
     assert ids.count(tokenizer.unk_token_id) <= 0.0005 * len(ids)
+
+
+def test_wordpiece_holds_words_of_a_chinese_text_and_not_its_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory: a text of any length has no more words than characters."""
+    draws, counted, repeated = random.Random(0), [], tokenizer_module._repeated
+    texts = ["".join(draws.choices("我们今天去北京看电影回家", k=20)) for _ in range(500)]
+
+    def count(pieces: Any) -> Any:
+        counted.append(len(pieces))
+        return repeated(pieces)
+
+    monkeypatch.setattr(tokenizer_module, "_repeated", count)
+    train_tokenizer(texts, algorithm="wordpiece", vocab_size=128)
+    assert set(counted) == {12}
 
 
 @pytest.mark.parametrize("vocab_size", [1000, 2500, 4000])
