@@ -303,6 +303,8 @@ class Adaptation:
         arguments = self.arguments
         torch.nn.Module.to(model, self.device).eval()
         tokenizer = self.source.tokenizer if suffix else load_tokenizer(str(self.work / "start"))
+        # As the original tokenizer counts them: in scripts without spaces, each token of another one would be a word.
+        as_before = self._splits("-before" if self.changes_vocabulary else "")
         figures = {}
         for name, split in self._splits(suffix).items():
             with precision_of(self.device, self.precision):
@@ -317,7 +319,7 @@ class Adaptation:
                 )
             known = survey([split], shares=[1.0], unk_token_id=tokenizer.unk_token_id)
             found["unknown_share"] = known.unknown_share
-            found["tokens_per_word"] = split.num_tokens / max(1, split.manifest["words"])
+            found["tokens_per_word"] = split.num_tokens / max(1, as_before[name].manifest["words"])
             found["loss_per_word"] = found["eval_loss"] * found["tokens_per_word"]
             figures[name] = found
         return figures

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import shutil
 import signal
 from pathlib import Path
@@ -323,6 +324,21 @@ def test_too_little_held_out_text_is_mended_by_giving_more(bert: Path, texts: Pa
     with pytest.raises(UserError, match="none of its tokens is predicted: give more of it"):
         run(bert, few, tmp_path / "out")
     assert run(bert, few, tmp_path / "out", validation_input=[str(texts / "old.txt")])["steps"] == 4
+
+
+def test_losses_per_word_are_over_the_same_words(tmp_path: Path) -> None:
+    """Without spaces, each token is a word, so another vocabulary counts others."""
+    draws = random.Random(0)
+    texts = ["".join(draws.choices(["我们今天", "去北京", "看电影", "回家"], k=30)) for _ in range(60)]
+    (tmp_path / "chinese.txt").write_text("\n\n".join(texts))
+    model = save_native(tmp_path / "model", "modernbert")
+    found = run(model, tmp_path / "chinese.txt", tmp_path / "out", extend_vocabulary=20)["evaluation"]
+    work = tmp_path / "out" / "adaptation"
+    before, after = (Corpus(work / name, "validation") for name in ("corpus-before", "corpus"))
+    assert after.manifest["words"] < before.manifest["words"]
+    words = before.manifest["words"]
+    for stage, split in (("before", before), ("start", after), ("after", after)):
+        assert found[stage]["new"]["tokens_per_word"] == pytest.approx(split.num_tokens / words)
 
 
 def test_inputs_that_are_no_files_are_told_apart() -> None:
