@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from clozebert.corpus import Corpus, RowIndex
 from clozebert.corpus.preparation import prepare as preparation
+from clozebert.corpus.preparation.parallel import ordered_map
 from clozebert.corpus.preparation.prepare import prepare
 from clozebert.corpus.readers.inputs import Reader
+from clozebert.utils.errors import UserError
 
 
 @pytest.fixture
@@ -192,3 +195,9 @@ def test_rows_of_real_text_are_full(tokenizer: PreTrainedTokenizerFast, tmp_path
         index = RowIndex(corpus, max_seq_length=max_seq_length)
         lengths = index.read(np.arange(index.num_rows))[2]
         assert (lengths.sum() + 2 * len(lengths)) / (index.num_rows * max_seq_length) >= 0.98
+
+
+def test_a_process_that_was_killed_is_said() -> None:
+    """By the system for its memory, say; or a script without its `if __name__ == "__main__":`."""
+    with pytest.raises(UserError, match="a process ended before its work was done"):
+        list(ordered_map(os._exit, [3, 3], num_processes=2, initializer=int))

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from clozebert.corpus.randomness import derive
 from clozebert.training import PretrainingArguments, loop, pretrain
 from clozebert.training.evaluation import mix_figures
 from clozebert.training.optimizers.optimizer import make_optimizer
+from clozebert.training.phase_setup import dry_phase
 from clozebert.training.prefetch import StepLoader
 from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.step import accumulate_gradient
@@ -327,3 +329,14 @@ def test_figures_of_a_mixture_are_weighted_by_its_shares() -> None:
     assert mixed["eval_accuracy"] == pytest.approx(0.4)
     assert mixed["eval_predicted_tokens"] == 107
     assert (mixed["eval_loss_one"], mixed["eval_loss_two"]) == (2.0, 4.0)
+
+
+def test_a_dry_run_on_several_devices_takes_no_more_rows_at_once_than_the_run() -> None:
+    arguments = PretrainingArguments(
+        corpus="c", tokenizer_name="t", output_dir="o", max_steps=9, global_batch_size=256,
+        per_device_train_batch_size=128,
+    )  # fmt: skip
+    devices = SimpleNamespace(device=torch.device("cuda"), num_processes=8)
+    dry = dry_phase(arguments.split_phases()[0], devices).arguments
+    assert dry.per_device_train_batch_size == arguments.rows_at_once(8) == 32
+    assert dry.global_batch_size == 256
