@@ -234,7 +234,7 @@ def check_place(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> 
         saved = read_json_object(path)
         measured = (arguments.work / BEFORE).is_file()
         for name, value in arguments.settings.items():
-            if name in (*TEXT_FLAGS, *contents) and (value is None) == (saved.get(name) is None):
+            if name in contents and saved.get(name) is not None:
                 continue  # its content decides, wherever it is
             if name == "max_minutes" and value is not None and saved.get(name) is not None and not measured:
                 continue  # nothing depends on it yet

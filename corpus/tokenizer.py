@@ -140,7 +140,7 @@ def _wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool, progress:
     pieces: Counter[str] = Counter()
     for text in texts:
         # As the normalizer does later. So a Chinese text of any length has a few thousand different pieces.
-        pieces.update(_IDEOGRAPH.sub(r" \g<0> ", text).split())
+        pieces.update((text if text.isascii() else _IDEOGRAPH.sub(r" \g<0> ", text)).split())
     frequent, follow, count = _alphabet(_untrained_wordpiece(lowercase), pieces, vocab_size)
     entries = np.cumsum([1 + (letter in follow) for letter in frequent])
     while True:

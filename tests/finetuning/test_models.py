@@ -114,7 +114,10 @@ def test_a_regression_in_its_own_unit_trains_like_one_of_standardised_values(
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_values_that_lie_close_together_are_told_apart_in_bf16(tmp_path: Path, model_type: str, lora: bool) -> None:
-    """Years, say: bf16 rounds numbers near 2,000 to multiples of 8. The largest error was 1.1e-4 of the deviation."""
+    """Years, say: bf16 rounds numbers near 2,000 to multiples of 8.
+
+    Measured: 1.1e-4 of the deviation at most, on a CPU with bf16 in hardware.
+    """
     if lora:
         pytest.importorskip("peft")
     model: Any = load_classifier(
