@@ -107,6 +107,8 @@ class ClozeBertConfig(PreTrainedConfig):
         mlp_dropout: dropout inside the feed-forward.
         classifier_dropout: dropout before a classifier; None: `hidden_dropout_prob`.
         classifier_pooling: how a sequence becomes one vector: `cls` (first token), `mean`, `max` or `attention`.
+        compare_pairs: classifiers of sequences add a linear map of how the two texts of a pair compare to the pooled
+            vector. The second text begins behind the first `sep_token_id`.
         classifier_dense: which classifiers have a dense layer, an activation and (`classifier_norm`) a norm before the
             last linear layer: `none`, `pooled` (those on a pooled vector: BERT, RoBERTa) or `all` (ModernBERT).
         classifier_activation: activation of that dense layer.
@@ -184,6 +186,7 @@ class ClozeBertConfig(PreTrainedConfig):
     classifier_dropout: float | int | None = None
 
     classifier_pooling: str = "cls"
+    compare_pairs: bool = False
     classifier_dense: str = "all"
     classifier_activation: str = "gelu"
     classifier_norm: bool = True
@@ -326,6 +329,8 @@ class ClozeBertConfig(PreTrainedConfig):
             raise ValueError(f"image_size={self.image_size} and patch_size={self.patch_size} must be set together")
         if self.image_size is not None and self.position_embedding_type == "rope":
             raise ValueError("image_size is set: images take position_embedding_type absolute, sinusoidal or none")
+        if self.compare_pairs and (self.image_size is not None or self.sep_token_id is None):
+            raise ValueError("compare_pairs=True is for texts with a separator between them: set sep_token_id")
         if self.position_rule == "non_pad":
             self._check_non_pad_positions()
 

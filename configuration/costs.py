@@ -142,10 +142,11 @@ def _classifier(config: "ClozeBertConfig", model_class: str) -> list[Part]:
     if model_class == "ClozeBertModel":
         return [_linear("pooler", rows, "D", "D", *beside, weights_of_pooling)] if config.base_pooler else []
     outputs = _OUTPUTS.get(model_class, "C")
-    last = _linear("classifier", rows, "D", outputs, config.classifier_bias and outputs, weights_of_pooling)
+    parts = [_linear("comparison of a pair", rows, "(2*D + 1)", "D")] if pools and config.compare_pairs else []
     if config.classifier_dense == "all" or (pools and config.classifier_dense == "pooled"):
-        return [_linear("classifier's dense layer", rows, "D", "D", *beside), last]
-    return [last]
+        parts.append(_linear("classifier's dense layer", rows, "D", "D", *beside))
+    last = _linear("classifier", rows, "D", outputs, config.classifier_bias and outputs, weights_of_pooling)
+    return [*parts, last]
 
 
 def short_number(number: int) -> str:

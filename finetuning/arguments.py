@@ -187,6 +187,10 @@ class SequenceArguments(FinetuningArguments):
     problem_type: str | None = flag(
         "single_label_classification, multi_label_classification or regression (default: by the labels).", section=_DATA
     )
+    compare_pairs: bool | None = flag(
+        "For pairs: the classifier compares the means of the two texts (default: a new one of a ClozeBERT model does).",
+        section=_DATA,
+    )
 
 
 @dataclass
@@ -284,6 +288,10 @@ def default_batch_size(num_examples: int) -> int:
     return 8 if num_examples < 500 else 16 if num_examples < 2_000 else 32
 
 
-def default_learning_rate(hidden_size: int) -> float:
-    """5e-5 × (768 / hidden size)², between 1e-5 and 2e-3: 5e-5 for a base model, 4.5e-4 for one of width 256."""
-    return round(min(2e-3, max(1e-5, 5e-5 * (768 / hidden_size) ** 2)), 7)
+def default_learning_rate(hidden_size: int, *, compares_pairs: bool = False) -> float:
+    """5e-5 × (768 / hidden size)², between 1e-5 and 2e-3: 5e-5 for a base model, 4.5e-4 for one of width 256.
+
+    For a model that compares pairs it is 2e-5 × (768 / hidden size)^1.5, at most 2e-3: 2e-5 and 1e-4.
+    """
+    rate = 2e-5 * (768 / hidden_size) ** 1.5 if compares_pairs else max(1e-5, 5e-5 * (768 / hidden_size) ** 2)
+    return round(min(2e-3, rate), 7)

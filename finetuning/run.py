@@ -32,6 +32,7 @@ from .models import (
     be_quiet,
     check_max_seq_length,
     check_tokenizer_fits,
+    compares_pairs,
     freeze_layers,
     known_label_names,
     load_auto_tokenizer,
@@ -60,7 +61,7 @@ from .trainer import (
     are_finite,
     make_collator,
 )
-from .windows import PackedCollator, WindowMaker
+from .windows import PackedCollator, WindowMaker, pair_separator
 
 
 def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = None) -> dict[str, Any]:
@@ -178,7 +179,8 @@ class FinetuningRun:
             num_train_epochs=arguments.num_train_epochs or float(default_epochs(num_examples, num_tokens)),
             max_steps=arguments.max_steps,
             warmup_steps=arguments.warmup_steps,
-            learning_rate=arguments.learning_rate or default_learning_rate(self.model.config.hidden_size),
+            learning_rate=arguments.learning_rate
+            or default_learning_rate(self.model.config.hidden_size, compares_pairs=compares_pairs(self.model)),
             lr_scheduler_type=arguments.lr_scheduler_type,
             weight_decay=arguments.weight_decay,
             eval_strategy=strategy,
@@ -206,10 +208,13 @@ class FinetuningRun:
     def load_model(self) -> Any:
         """Load the encoder and its head, as they are before training."""
         arguments, task = self.arguments, self.task
+        is_pair = self.facts.get("text_pair_column") is not None
         model: Any = load_classifier(
             arguments.model_name_or_path,
             task=task,
             dropout=arguments.dropout,
+            separator=pair_separator(self.tokenizer) if is_pair else None,
+            compare_pairs=getattr(arguments, "compare_pairs", None),
             trust_remote_code=arguments.trust_remote_code,
         )
         if (self.device.type, self.precision) == ("cpu", "bf16"):
@@ -308,6 +313,8 @@ class FinetuningRun:
         if "text_column" in self.facts:
             texts = [self.facts["text_column"], self.facts["text_pair_column"]]
             print(f"columns: text {' + '.join(name for name in texts if name)}, label {self.facts['label_column']}")
+        if compares_pairs(self.model):
+            print("pairs: the classifier compares the two texts; transformers loads it together with its code only")
         if "tag_scheme" in self.facts:
             scheme = self.facts["tag_scheme"]
             print("tags: each word by itself (plain)" if scheme == "plain" else f"tags: of entities ({scheme})")

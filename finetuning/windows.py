@@ -89,6 +89,13 @@ def probe_special_tokens(tokenizer: Any, *, pair: bool) -> SpecialTokens:
     )
 
 
+def pair_separator(tokenizer: Any) -> int | None:
+    """The id of the token that stands between the two texts of a pair, and not before them; None if there is none."""
+    special = probe_special_tokens(tokenizer, pair=True)
+    ids = [token for token in special.between[0] if token not in special.before[0]]
+    return ids[0] if ids else None
+
+
 def window_spans(length: int, *, size: int, overlap: int) -> list[tuple[int, int]]:
     """Spans of at most `size` that cover `range(length)`, each sharing at least `overlap` with the one before.
 

@@ -50,7 +50,7 @@ _TEXT_FIELDS = ("vocab_size", "type_vocab_size", "max_position_embeddings", "emb
 _POSITION_FIELDS = ("position_rule", "position_offset", "rope_parameters")
 _DENSE_FIELDS = ("classifier_activation", "classifier_norm", "head_bias")
 _HEAD_FIELDS = (
-    "classifier_pooling", "classifier_dense", *_DENSE_FIELDS, "classifier_bias", "classifier_dropout",
+    "classifier_pooling", "compare_pairs", "classifier_dense", *_DENSE_FIELDS, "classifier_bias", "classifier_dropout",
     "prediction_activation", "prediction_dense", "decoder_bias", "tie_word_embeddings", "num_labels",
 )  # fmt: skip
 
@@ -252,7 +252,7 @@ def _used_by_head(values: Values, ending: str) -> set[str]:
     used = {"classifier_dense", "classifier_bias", "classifier_dropout", "num_labels"}
     if values["classifier_dense"] != "none":
         used.update(_DENSE_FIELDS)
-    return used | ({"classifier_pooling"} if ending in POOLED else set())
+    return used | ({"classifier_pooling", "compare_pairs"} if ending in POOLED else set())
 
 
 def _check_token_ids(native: Mapping[str, Any]) -> None:

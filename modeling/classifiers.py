@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
-from .heads import Pooling, make_classifier_head, spans_among_tokens
+from .heads import PairComparison, Pooling, make_classifier_head, spans_among_tokens
 from .inputs import leading_shape, row_mask
 from .kernels import Dropout
 from .losses import cross_entropy, find_problem_type, position_loss, sequence_loss
@@ -42,6 +42,7 @@ class _Classifier(ClozeBertPreTrainedModel):
         self.model = ClozeBertModel(config, add_pooling_layer=False)
         if self.pools:
             self.pooling = Pooling(config)
+            self.comparison = PairComparison(config) if config.compare_pairs else None
         self.head = make_classifier_head(config, pooled=self.pools)
         dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = Dropout(float(dropout))
@@ -62,14 +63,22 @@ class _Classifier(ClozeBertPreTrainedModel):
         kwargs: dict[str, Any],
     ) -> tuple[torch.Tensor, BaseModelOutputWithPooling]:
         """One vector for each row, or for each packed document, [B, D]; and the encoder's output."""
+        if self.comparison is not None and input_ids is None:
+            raise ValueError("compare_pairs=True needs input_ids: the separator among them says where a text ends")
         packed = _take_packed(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
-        first_tokens = packed.first_tokens() if packed is not None and self.pooling.kind == "cls" else None
+        reads_first = self.pooling.kind == "cls" and self.comparison is None
+        first_tokens = packed.first_tokens() if packed is not None and reads_first else None
         kwargs |= {"packed": packed, "read_positions": first_tokens, "return_dict": True}
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         x_BTD = outputs.last_hidden_state
         if packed is not None and first_tokens is not None:
             return x_BTD[0].masked_fill(packed.lengths().unsqueeze(1) == 0, 0), outputs
-        return self.pooling(x_BTD, row_mask(attention_mask), packed), outputs
+        mask_BT = row_mask(attention_mask)
+        pooled_BD = self.pooling(x_BTD, mask_BT, packed)
+        if self.comparison is not None:
+            assert input_ids is not None
+            pooled_BD = pooled_BD + self.comparison(x_BTD, input_ids, mask_BT, packed)
+        return pooled_BD, outputs
 
     def _sequence_loss(
         self, logits_BC: torch.Tensor, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None

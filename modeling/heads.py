@@ -1,11 +1,14 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
-"""What models with a head share: pooling (CLS, mean, max, attention) and the dense head. The losses are in losses.py.
+"""What models with a head share: pooling (CLS, mean, max, attention), the comparison of pairs, and the dense head.
+
+The losses are in losses.py.
 
 Shapes: B sequences, T tokens, N tokens of S packed documents, D hidden size.
 """
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_activation, make_norm
@@ -89,6 +92,69 @@ class Pooling(nn.Module):
         return highest_SD + zeros_SD.index_add(0, documents_N, zeros_ND) / counts_SD
 
 
+class PairComparison(nn.Module):
+    """How the two texts of a pair compare: W [|u - v|, u * v, sqrt(D) cos(u, v)], u and v the means of their tokens.
+
+    The second text begins behind the first separator; separators and padding belong to neither text. A sequence with
+    one text gives zeros. After Reimers and Gurevych 2019, who encode the two texts apart; here each sees the other.
+    """
+
+    def __init__(self, config: ClozeBertConfig):
+        super().__init__()
+        assert config.sep_token_id is not None  # the configuration checks it
+        self.separator = config.sep_token_id
+        self.dense = nn.Linear(2 * config.hidden_size + 1, config.hidden_size, bias=False)
+
+    def forward(
+        self,
+        x_BTD: torch.Tensor,
+        input_ids_BT: torch.Tensor,
+        mask_BT: torch.Tensor | None = None,
+        packed: Packed | None = None,
+    ) -> torch.Tensor:
+        """Shape: [B, T, D] with the ids and the mask [B, T] -> [B, D]; packed documents -> [documents, D]."""
+        text_BT = self._text_of_tokens(input_ids_BT, mask_BT, packed)
+        means_S2D, counts_S21 = _means_of_texts(x_BTD, text_BT, packed)
+        u_SD, v_SD = means_S2D.unbind(1)
+        cosine_S1 = F.cosine_similarity(u_SD, v_SD, dim=-1).unsqueeze(1) * u_SD.shape[1] ** 0.5
+        compared = torch.cat([(u_SD - v_SD).abs(), u_SD * v_SD, cosine_S1], dim=1)
+        return self.dense(compared.masked_fill((counts_S21 == 0).any(1), 0).to(x_BTD.dtype))
+
+    def _text_of_tokens(
+        self, input_ids_BT: torch.Tensor, mask_BT: torch.Tensor | None, packed: Packed | None
+    ) -> torch.Tensor:
+        """0 for a token of the first text, 1 of the second, 2 for separators and padding: [B, T]."""
+        is_separator_BT = torch.eq(input_ids_BT, self.separator)
+        is_hidden_BT = torch.zeros_like(is_separator_BT) if mask_BT is None else mask_BT == 0
+        is_separator_BT = is_separator_BT & ~is_hidden_BT
+        if packed is None:
+            separators_BT = is_separator_BT.long().cumsum(1)
+        else:
+            is_separator_N = is_separator_BT.flatten().long()
+            before_N = is_separator_N.cumsum(0) - is_separator_N
+            document_N = packed.document_ids(before_N.shape[0])
+            separators_BT = (before_N - before_N[packed.first_tokens()][document_N]).view_as(input_ids_BT)
+        return separators_BT.clamp(max=1).masked_fill(is_separator_BT | is_hidden_BT, 2)
+
+
+def _means_of_texts(
+    x_BTD: torch.Tensor, text_BT: torch.Tensor, packed: Packed | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean of each sequence's two texts in float32 or better, [S, 2, D], and their numbers of tokens, [S, 2, 1]."""
+    x_BTD = widen(x_BTD)
+    if packed is None:
+        of_text_BT1 = [(text_BT == text).unsqueeze(-1) for text in (0, 1)]
+        sums_S2D = torch.stack([x_BTD.masked_fill(~one, 0).sum(1) for one in of_text_BT1], dim=1)
+        counts_S21 = torch.stack([one.sum(1) for one in of_text_BT1], dim=1)
+    else:
+        x_ND, groups = x_BTD.flatten(0, 1), 3 * packed.num_documents  # three: the two texts, and what is of neither
+        group_N = 3 * packed.document_ids(x_ND.shape[0]) + text_BT.flatten()
+        sums = x_ND.new_zeros(groups, x_ND.shape[1]).index_add(0, group_N, x_ND)
+        counts = group_N.new_zeros(groups).index_add(0, group_N, torch.ones_like(group_N))
+        sums_S2D, counts_S21 = sums.view(-1, 3, x_ND.shape[1])[:, :2], counts.view(-1, 3, 1)[:, :2]
+    return sums_S2D / counts_S21.clamp(min=1), counts_S21
+
+
 class DenseHead(nn.Module):
     """norm(act(W x)), before the vocabulary projection and, depending on the configuration, before classifiers."""
 
@@ -124,4 +190,4 @@ def spans_among_tokens(
     return start_BT, end_BT, is_token_BT
 
 
-__all__ = ["DenseHead", "Pooling", "make_classifier_head", "spans_among_tokens"]
+__all__ = ["DenseHead", "PairComparison", "Pooling", "make_classifier_head", "spans_among_tokens"]

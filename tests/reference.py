@@ -381,6 +381,29 @@ def pool_all(config: Any, weights: Weights, x_BTD: Array, inputs: Mapping[str, A
     return np.stack([pool(config, weights, x, None if mask is None else mask[row]) for row, x in enumerate(x_BTD)])
 
 
+def compare(config: Any, weights: Weights, x_TD: Array, ids_T: Array) -> Array:
+    """W [|u - v|, u v, sqrt(D) cos(u, v)] of the means before and behind the first separator, [D]; else zeros."""
+    separators = np.flatnonzero(ids_T == config.sep_token_id)
+    texts = [] if not len(separators) else [x_TD[: separators[0]], np.delete(x_TD, separators, axis=0)[separators[0] :]]
+    if not texts or 0 in map(len, texts):
+        return np.zeros(x_TD.shape[1])
+    u, v = (text.mean(axis=0) for text in texts)
+    cosine = u @ v / np.sqrt((u @ u) * (v @ v))
+    return weights["dense.weight"] @ np.concatenate([np.abs(u - v), u * v, [np.sqrt(len(u)) * cosine]])
+
+
+def compare_all(config: Any, weights: Weights, x_BTD: Array, inputs: Mapping[str, Array | None]) -> Array:
+    """`compare` for each sequence of a batch or each document of a packed run: [B, D]."""
+    ids, bounds, mask = (inputs.get(name) for name in ("input_ids", "cu_seq_lens", "attention_mask"))
+    assert ids is not None
+    if bounds is not None:
+        spans = itertools.pairwise(bounds)
+        return np.stack([compare(config, weights, x_BTD[0, start:end], ids[0, start:end]) for start, end in spans])
+    tokens = np.ones(ids.shape, bool) if mask is None else mask.astype(bool)
+    rows = zip(x_BTD, ids, tokens, strict=True)
+    return np.stack([compare(config, weights, x[of_row], ids_T[of_row]) for x, ids_T, of_row in rows])
+
+
 def pooler_output(config: Any, weights: Weights, **inputs: Any) -> Array:
     """[B, D] of a model without a head that has a pooler (`base_pooler`)."""
     pooled = pool_all(config, part(weights, "pooling."), encode(config, weights, **inputs), inputs)
@@ -389,7 +412,10 @@ def pooler_output(config: Any, weights: Weights, **inputs: Any) -> Array:
 
 def sequence_logits(config: Any, weights: Weights, **inputs: Any) -> Array:
     """[B, C] of the sequence or image classifier; B counts the documents of a packed run."""
-    pooled = pool_all(config, part(weights, "pooling."), encode(config, part(weights, "model."), **inputs), inputs)
+    x = encode(config, part(weights, "model."), **inputs)
+    pooled = pool_all(config, part(weights, "pooling."), x, inputs)
+    if config.compare_pairs:
+        pooled = pooled + compare_all(config, part(weights, "comparison."), x, inputs)
     return linear(
         weights, "classifier", dense_head(config, part(weights, "head."), pooled, config.classifier_activation)
     )

@@ -13,6 +13,12 @@ from typing import Any
 from .errors import MissingFileError, UserError, UserFileError
 
 LARGEST_JSON = 1 << 28  # bytes
+# The configurations that transformers and PEFT read. Other programs put any JSON beside them: all-MiniLM-L6-v2 lists
+# its training data in data_config.json.
+_CONFIGURATIONS = (
+    "config.json", "generation_config.json", "tokenizer_config.json", "preprocessor_config.json",
+    "processor_config.json", "adapter_config.json",
+)  # fmt: skip
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
@@ -117,8 +123,8 @@ def _check_file(path: Path, home: Path) -> None:
     """Refuse a link that leads out of the folder, and a configuration or index that is not valid JSON."""
     if path.is_symlink() and not is_within(path, home):
         raise UserError(f"{path} is a link that leaves its folder: put the file itself there")
-    # Other JSON files are large, and the tokenizers library reports what is wrong with them.
-    if path.name.endswith(("config.json", ".index.json")):
+    # tokenizer.json is large, and the tokenizers library reports what is wrong with it.
+    if path.name in _CONFIGURATIONS or path.name.endswith(".index.json"):
         values = read_json_object(path)
         if path.name.endswith(".index.json"):
             shards_of(path, values)

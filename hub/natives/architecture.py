@@ -142,6 +142,7 @@ COMMON_VALUES: Values = {
     "mlp_dropout": 0.0,
     "classifier_dropout": None,
     "classifier_pooling": "cls",
+    "compare_pairs": False,
     "classifier_dense": "pooled",
     "classifier_activation": "tanh",
     "classifier_norm": False,

@@ -14,6 +14,7 @@ from clozebert.finetuning.data import TASKS
 from clozebert.finetuning.models import (
     DEFAULT_DROPOUT,
     add_lora,
+    compares_pairs,
     depth_of_parameters,
     encoder_layers,
     freeze_layers,
@@ -42,6 +43,41 @@ from finetuning_helpers import make_checkpoint
 
 def load(folder: str, names: Sequence[str] = ("a", "b", "c"), **kwargs: Any) -> Any:
     return load_classifier(folder, task=SequenceTask(problem_type=SINGLE_LABEL, label_names=names), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("separator", "wanted", "compares"), [(3, None, True), (3, True, True), (3, False, False), (None, None, False)]
+)
+def test_a_new_head_compares_pairs(tmp_path: Path, separator: int | None, wanted: bool | None, compares: bool) -> None:
+    folder = make_checkpoint(tmp_path / "m", model_type="clozebert")
+    model = load(folder, separator=separator, compare_pairs=wanted)
+    assert compares_pairs(model) == (model.comparison is not None) == compares
+    assert model.config.sep_token_id == (separator if compares else None)
+    model.save_pretrained(tmp_path / "tuned")
+    again = load(str(tmp_path / "tuned"), separator=separator)  # a head that was trained stays as it is
+    assert compares_pairs(again) == compares
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    assert not compares_pairs(load(str(tmp_path / "tuned"))), "of single texts"
+
+
+def test_pairs_that_cannot_be_compared(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "m", model_type="bert")
+    assert not compares_pairs(load(folder, separator=3))
+    with pytest.raises(ValueError, match="only ClozeBERT models compare pairs, and this is bert; convert it first"):
+        load(folder, separator=3, compare_pairs=True)
+    folder = make_checkpoint(tmp_path / "ours", model_type="clozebert")
+    with pytest.raises(ValueError, match="--compare_pairs true: the data have no second text"):
+        load(folder, compare_pairs=True)
+
+
+def test_files_of_other_programs_beside_a_model_do_not_matter(tmp_path: Path) -> None:
+    """all-MiniLM-L6-v2 has a list in data_config.json, and sentence-transformers other settings beside it."""
+    folder = make_checkpoint(tmp_path / "m")
+    (tmp_path / "m" / "data_config.json").write_text('[{"name": "reddit", "lines": 1}]')
+    assert load(folder).config.num_labels == 3
+    (tmp_path / "m" / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"config\.json must hold an object, not list"):
+        load(folder)
 
 
 MODEL_TYPES = ("bert", "roberta", "distilbert", "clozebert")

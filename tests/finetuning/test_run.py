@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -183,6 +184,35 @@ def test_regression_gives_values_in_their_own_unit(
     assert results["eval_mse"] < 0.2 * results["eval_majority_mse"]
     settings = json.loads((tmp_path / "o" / "finetuning_settings.json").read_text())
     assert (settings["text_column"], settings["text_pair_column"]) == ("sentence1", "sentence2")
+
+
+@pytest.mark.parametrize("packing", ["auto", "off"])
+def test_a_new_classifier_of_pairs_compares_them(
+    models: dict[str, str], tmp_path: Path, packing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether two texts name the same animal: the encoder is random, and without the comparison half are right."""
+    draw, animals = random.Random(0), ["dog", "fox", "film", "card", "end", "acting"]
+
+    def write(name: str, rows: int) -> str:
+        lines = ["sentence1\tsentence2\tlabel"]
+        for row in range(rows):
+            first = draw.choice(animals)
+            second = first if row % 2 else draw.choice([animal for animal in animals if animal != first])
+            lines.append(f"the {first} runs\tthe quick {second}\t{'same' if row % 2 else 'other'}")
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return str(tmp_path / name)
+
+    data = (write("train.tsv", 240), write("dev.tsv", 80))
+    arguments = arguments_of("pairs", data, models["clozebert"], tmp_path / "o", num_train_epochs=10.0)
+    arguments.learning_rate, arguments.packing = 5e-3, packing
+    results = finetune(arguments)
+    assert results["eval_accuracy"] > 0.9
+    assert "pairs: the classifier compares the two texts" in capsys.readouterr().out
+    from transformers import pipeline
+
+    answer = pipeline("text-classification", model=str(tmp_path / "o"))
+    told = [answer({"text": "the dog runs", "text_pair": f"the quick {animal}"}) for animal in ("dog", "fox")]
+    assert [one["label"] for one in told] == ["same", "other"]
 
 
 def test_multi_label(models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path) -> None:
@@ -423,3 +453,5 @@ def test_defaults_shrink_with_the_data_and_grow_with_the_model() -> None:
     assert default_learning_rate(768) == 5e-5
     assert default_learning_rate(256) > default_learning_rate(1024)
     assert default_learning_rate(96) == 2e-3  # `nano`: 5e-4 was far too low (docs/LOG.md)
+    rates = [default_learning_rate(size, compares_pairs=True) for size in (768, 256, 96)]
+    assert rates == pytest.approx([2e-5, 1e-4, 4.5e-4], rel=0.05)

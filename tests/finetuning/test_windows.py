@@ -17,6 +17,7 @@ from clozebert.finetuning.windows import (
     PackedCollator,
     PaddedCollator,
     WindowMaker,
+    pair_separator,
     pair_spans,
     probe_special_tokens,
     window_spans,
@@ -207,6 +208,28 @@ def test_special_tokens_of_a_tokenizer_without_any() -> None:
     bare.pre_tokenizer = pre_tokenizers.Whitespace()
     special = probe_special_tokens(PreTrainedTokenizerFast(tokenizer_object=bare, unk_token="[UNK]"), pair=True)
     assert special.count == 0
+
+
+@every_tokenizer
+def test_the_separator_of_pairs(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    separator = pair_separator(tokenizer)
+    encoded = tokenizer("fox", "dog")
+    assert separator == encoded["input_ids"][encoded.sequence_ids(0).index(0) + len(tokenizer.tokenize("fox"))]
+
+
+def test_no_separator_of_pairs() -> None:
+    """A tokenizer without special tokens, and one that begins a text with the token that separates two."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    bare = Tokenizer(models.WordLevel({"[UNK]": 0, "x": 1, "[S]": 2}, unk_token="[UNK]"))
+    bare.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert pair_separator(PreTrainedTokenizerFast(tokenizer_object=bare, unk_token="[UNK]")) is None
+    bare.post_processor = processors.TemplateProcessing(
+        single="[S] $A [S]", pair="[S] $A [S] $B [S]", special_tokens=[("[S]", 2)]
+    )
+    assert pair_separator(PreTrainedTokenizerFast(tokenizer_object=bare, unk_token="[UNK]")) is None
 
 
 @every_tokenizer

@@ -67,6 +67,7 @@ def test_all_fields_are_named():
     ("head", "changes", "field"),
     [
         ("ForSequenceClassification", {"classifier_pooling": "mean"}, "classifier_pooling='mean'"),
+        ("ForSequenceClassification", {"compare_pairs": True, "sep_token_id": 3}, "compare_pairs=True"),
         ("ForSequenceClassification", {"classifier_dense": "none"}, "classifier_dense='none'"),
         ("ForSequenceClassification", {"classifier_activation": "silu"}, "classifier_activation='silu'"),
         ("ForSequenceClassification", {"classifier_norm": True}, "classifier_norm=True"),
@@ -85,6 +86,7 @@ def test_fields_of_heads(head, changes, field):
     "changes",
     [
         {"classifier_pooling": "attention"},
+        {"compare_pairs": True, "sep_token_id": 3},
         {"classifier_dense": "all"},
         {"output_projection_init": "zero"},
         {"initializer_range": 0.01},

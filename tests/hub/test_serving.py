@@ -76,6 +76,7 @@ def test_onnx_of_every_head(head, tmp_path):
             "sliding_window": 2,
         },
         {"classifier_pooling": "cls", "position_embedding_type": "absolute", "position_offset": 1},
+        {"compare_pairs": True, "sep_token_id": 3},
         {"classifier_pooling": "max", "type_vocab_size": 2, "norm_position": "post", "num_key_value_heads": 1},
     ],
 )

@@ -308,8 +308,10 @@ def test_packed_is_padded_is_one_document_at_a_time(implementation, layer_types,
 
 # -------------------------------------------------------------------------------------------------- heads and images
 
+SEPARATOR = 7
 HEAD_KNOBS = {
     "classifier_pooling": ("cls", "mean", "max", "attention"),
+    "compare_pairs": (False, True),
     "classifier_dense": ("none", "pooled", "all"),
     "classifier_activation": ("tanh", "gelu"),
     "classifier_norm": (True, False),
@@ -327,7 +329,8 @@ HEAD_KNOBS = {
 def test_classifiers(case):
     case = dict(case)
     model_class = case.pop("model_class")
-    config, model, inputs = _prepare({"positions": "rope", **case}, model_class)
+    config, model, inputs = _prepare({"positions": "rope", "sep_token_id": SEPARATOR, **case}, model_class)
+    inputs["input_ids"][:, 7] = SEPARATOR
     found = model(**for_model(inputs))
     logits = reference.sequence_logits if model_class is ClozeBertForSequenceClassification else reference.token_logits
     wanted = logits(config, arrays(model), **for_reference(inputs))
@@ -338,6 +341,30 @@ def test_classifiers(case):
             assert (scores[torch.as_tensor(~is_token)] == torch.finfo(scores.dtype).min).all()
     else:
         assert relative_error(found.logits, wanted) <= 1e-10
+
+
+@pytest.mark.parametrize("kind", ["full", "right", "left", "holes", "packed", "packed_rows"])
+@pytest.mark.parametrize("separators", [(), (0,), (7,), (2, 3, 11, 17)], ids=str)
+def test_comparison_of_pairs(kind, separators):
+    """Pairs, single texts, a text that is empty, two separators in a row, and one within the second text."""
+    config, model, inputs = _prepare(
+        {"compare_pairs": True, "sep_token_id": SEPARATOR, "inputs": kind, "positions": "rope"},
+        ClozeBertForSequenceClassification,
+    )
+    ids = inputs["input_ids"]
+    ids[ids == SEPARATOR] += 1
+    ids[:, list(separators)] = SEPARATOR
+    if "attention_mask" in inputs and kind != "holes":
+        ids[inputs["attention_mask"] == 0] = PAD
+    logits = model(**for_model(inputs)).logits
+    assert relative_error(logits, reference.sequence_logits(config, arrays(model), **for_reference(inputs))) <= 1e-10
+    for name, gradient in gradients(logits.square().sum(), model).items():
+        assert bool(gradient.isfinite().all()), name
+    if not separators:
+        config.compare_pairs = False
+        plain = ClozeBertForSequenceClassification(config).double().eval()
+        plain.load_state_dict(model.state_dict(), strict=False)
+        assert torch.equal(plain(**for_model(inputs)).logits, logits)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
@@ -366,7 +393,9 @@ def test_masked_lm(tied, decoder_bias, activation, sizes):
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
 def test_multiple_choice(pooling):
-    config = tiny_config(classifier_pooling=pooling, type_vocab_size=2)
+    config = tiny_config(
+        classifier_pooling=pooling, type_vocab_size=2, compare_pairs=pooling == "mean", sep_token_id=SEPARATOR
+    )
     model = build(ClozeBertForMultipleChoice, config)
     draw = np.random.default_rng(1)
     inputs = {

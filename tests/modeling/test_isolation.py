@@ -237,9 +237,10 @@ def test_rows_of_nothing_but_padding_give_no_nan(implementation, dtype, position
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_pooling_a_row_of_padding_gives_no_nan(pooling, dtype):
-    config = tiny_config(classifier_pooling=pooling)
+    config = tiny_config(classifier_pooling=pooling, compare_pairs=True, sep_token_id=9)
     model = build(ClozeBertForSequenceClassification, config, dtype=dtype)
     ids, mask = torch.full((2, LENGTH), PAD), torch.ones(2, LENGTH, dtype=torch.long)
+    ids[:, 5] = 9
     mask[1] = 0
     outputs = model(ids, attention_mask=mask, labels=torch.tensor([1, 2]))
     assert bool(outputs.logits.isfinite().all())
@@ -251,9 +252,10 @@ def test_pooling_a_row_of_padding_gives_no_nan(pooling, dtype):
 @pytest.mark.parametrize("positions", ["rope", "none"])
 def test_the_side_of_the_padding_does_not_matter(pooling, positions):
     """Under relative positions, a row padded left is the row padded right. Measured 1e-15."""
-    config = tiny_config(classifier_pooling=pooling, positions=positions)
+    config = tiny_config(classifier_pooling=pooling, positions=positions, compare_pairs=True, sep_token_id=9)
     model = build(ClozeBertForSequenceClassification, config)
     ids = torch.as_tensor(random_ids(1, 11))
+    ids[0, 4] = 9
     padding = torch.full((1, 6), PAD)
     right = model(torch.cat([ids, padding], 1), attention_mask=torch.tensor([[1] * 11 + [0] * 6])).logits
     left = model(torch.cat([padding, ids], 1), attention_mask=torch.tensor([[0] * 6 + [1] * 11])).logits

@@ -19,6 +19,7 @@ VARIANTS = {
     "grouped": {"num_key_value_heads": 2, "attention_bias": True, "type_vocab_size": 3, "tie_word_embeddings": False},
     "small embeddings": {"embedding_size": 20, "embedding_norm": False, "final_norm": False},
     "no prediction layer": {"prediction_dense": False},
+    "pairs": {"compare_pairs": True, "sep_token_id": 3},
     "windows": {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 2},
     "images": {
         "image_size": 12, "patch_size": 4, "position_embedding_type": "absolute", "classifier_pooling": "attention",
