@@ -20,6 +20,7 @@ import io
 import json
 import math
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -118,6 +119,30 @@ def write_snips(source: Path, folder: Path) -> None:
     shutil.copy(source / "tok_slots_snips/validate.jsonl", folder / "test.jsonl")
 
 
+def write_intent_pairs(source: Path, folder: Path) -> None:
+    """Two questions of banking77: do they have the same intent? Every tenth training question validates."""
+    draw = random.Random(1)
+    with (source / "cls_banking77/train.csv").open(encoding="utf-8", newline="") as file:
+        train = list(csv.DictReader(file))
+    with (source / "cls_banking77/test.csv").open(encoding="utf-8", newline="") as file:
+        test = list(csv.DictReader(file))
+    kept = [row for number, row in enumerate(train) if number % 10]
+    splits = {"train": (kept, 8000), "validation": (train[::10], 1000), "test": (test, 2000)}
+    for split, (rows, count) in splits.items():
+        of_intent: dict[str, list[str]] = {}
+        for row in rows:
+            of_intent.setdefault(row["category"], []).append(row["text"])
+        pairs = [("sentence1", "sentence2", "label")]
+        for number in range(count):
+            first, second = draw.sample(sorted(of_intent), 2)
+            if number % 2:
+                pairs.append((*draw.sample(of_intent[first], 2), "same"))
+            else:
+                pairs.append((draw.choice(of_intent[first]), draw.choice(of_intent[second]), "other"))
+        with (folder / f"{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows(pairs)
+
+
 def crossner(domain: str) -> Callable[[Path, Path], None]:
     """One domain of CrossNER, unchanged."""
     names = {"train": "train.txt", "validation": "dev.txt", "test": "test.txt"}
@@ -176,6 +201,9 @@ DATASETS: dict[str, Dataset] = {
         "accuracy",
         "csv",
         files(of_prefix("cls_banking77/", train="train.csv", test="test.csv"), "csv"),
+    ),
+    "intent_pairs": Dataset(
+        "banking77: do two questions have one intent?", "sequence", "accuracy", "csv", write_intent_pairs
     ),
     "snips": Dataset("SNIPS: slots", "token", "f1", "jsonl", write_snips),
     "mr": Dataset(
