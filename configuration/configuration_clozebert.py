@@ -329,8 +329,10 @@ class ClozeBertConfig(PreTrainedConfig):
             raise ValueError(f"image_size={self.image_size} and patch_size={self.patch_size} must be set together")
         if self.image_size is not None and self.position_embedding_type == "rope":
             raise ValueError("image_size is set: images take position_embedding_type absolute, sinusoidal or none")
-        if self.compare_pairs and (self.image_size is not None or self.sep_token_id is None):
-            raise ValueError("compare_pairs=True is for texts with a separator between them: set sep_token_id")
+        if self.compare_pairs and self.image_size is not None:
+            raise ValueError("image_size is set: compare_pairs=True is for two texts")
+        if self.compare_pairs and self.sep_token_id is None:
+            raise ValueError("compare_pairs=True needs the id of the token between the two texts: set sep_token_id")
         if self.position_rule == "non_pad":
             self._check_non_pad_positions()
 

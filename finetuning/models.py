@@ -90,8 +90,8 @@ def load_classifier(
 
     Args:
         dropout: for training only: `model.dropout_before` keeps the configuration's own values.
-        separator: the id of the token between the two texts of a pair; None: the data are no pairs.
-        compare_pairs: whether the head compares the two texts; None: see `_compare_pairs`.
+        separator: the id of the token between the two texts of a pair; None: there are no pairs to compare.
+        compare_pairs: whether the head compares them; None: a new head of a ClozeBERT does.
 
     Raises:
         ValueError: the checkpoint cannot be loaded, has no such head, or lacks weights of the encoder itself.
@@ -99,7 +99,16 @@ def load_classifier(
     config = load_config(name_or_path, trust_remote_code=trust_remote_code)
     same_labels = known_label_names(config, type(task)) == task.label_names
     config = copy.deepcopy(config)
-    _compare_pairs(config, compare_pairs, separator=separator, has_head=type(task).has_head(config))
+    if config.model_type == "clozebert":
+        # A new head compares pairs by default; one that is trained further stays as it is.
+        by_default = config.compare_pairs if same_labels else True
+        config.compare_pairs = separator is not None and (by_default if compare_pairs is None else compare_pairs)
+        config.sep_token_id = separator if config.compare_pairs else config.sep_token_id
+    elif compare_pairs:
+        raise UserError(
+            f"--compare_pairs true: only ClozeBERT models compare pairs, and this is {config.model_type}; convert it "
+            "first with `clozebert convert --to clozebert`"
+        )
     task.write_labels(config)
     dropout_before = set_dropout(config, dropout, in_attention=not _has_kernel_without_dropout(config))
     model, missing = _load_with_head(
@@ -117,29 +126,6 @@ def load_classifier(
         _answer_in_float32(model)
     model.dropout_before = dropout_before
     return model
-
-
-def _compare_pairs(config: Any, wanted: bool | None, *, separator: int | None, has_head: bool) -> None:
-    """Have a ClozeBERT's head compare the two texts of a pair, if that is wanted.
-
-    By default a new head compares pairs, and a head that was trained before stays as it is.
-
-    Raises:
-        UserError: it is wanted, and the data are no pairs, or the model is not a ClozeBERT.
-    """
-    is_ours = config.model_type == "clozebert"
-    if wanted and (separator is None or not is_ours):
-        reason = (
-            "the data have no second text with a separator before it"
-            if separator is None
-            else f"only ClozeBERT models compare pairs, and this is {config.model_type}; convert it first with "
-            "`clozebert convert --to clozebert`"
-        )
-        raise UserError(f"--compare_pairs true: {reason}")
-    if is_ours:
-        by_default = config.compare_pairs if has_head else True
-        config.compare_pairs = separator is not None and (by_default if wanted is None else wanted)
-        config.sep_token_id = separator if config.compare_pairs else config.sep_token_id
 
 
 def compares_pairs(model: Any) -> bool:

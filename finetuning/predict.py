@@ -19,7 +19,7 @@ from ..utils.plurals import counted
 from ..utils.progress_bar import progress_bar
 from .arguments import PredictionArguments
 from .data import TASKS
-from .models import be_quiet, check_max_seq_length, load_auto_tokenizer, load_fine_tuned
+from .models import be_quiet, check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
 from .resume import read_settings
 from .sequence_task import read_examples
 from .tables import SequenceColumns, find_columns, read_table
@@ -105,6 +105,8 @@ class Predictor:
         be_quiet()
         self.settings = read_settings(name)
         self.model, self.task = load_fine_tuned(name, TASKS.values(), settings=self.settings, trust_remote_code=trusted)
+        # A model that another program trained has no settings.
+        self.takes_pairs = self.settings.get("text_pair_column") is not None or compares_pairs(self.model)
         tokenizer = load_auto_tokenizer(name, trust_remote_code=trusted)
         self.model.to(find_device())
         wanted = arguments.max_seq_length or self.settings.get("max_seq_length")
@@ -132,7 +134,6 @@ class Predictor:
 
     def _of_lines(self, lines: Iterable[str], source: str) -> Iterator[Any]:
         """One text per non-blank line; for a model of pairs, two texts separated by a tab."""
-        pairs = self.settings.get("text_pair_column") is not None
         num_blank = 0
         for number, line in enumerate(lines, start=1):
             if (byte := not_utf8(line)) is not None:
@@ -140,10 +141,12 @@ class Predictor:
             if not line.strip():
                 num_blank += 1
                 continue
-            text, tab, pair = line.strip().partition("\t") if pairs else (line.strip(), "", None)
-            if pairs and not tab:
+            text, tab, pair = line.strip("\r\n").partition("\t") if self.takes_pairs else (line, "", None)
+            if self.takes_pairs and not tab:
                 raise UserError(f"{source}, line {number}: the model takes pairs; put a tab between two texts")
-            yield self.task.example(text, pair, source=source, line=number)
+            if pair is not None and not (text.strip() and pair.strip()):
+                raise UserError(f"{source}, line {number}: one of the two texts is empty; fill it or remove the line")
+            yield self.task.example(text.strip(), pair and pair.strip(), source=source, line=number)
         if num_blank:
             print(f"{source}: left out {counted(num_blank, 'blank line')}", file=sys.stderr)
 
@@ -176,7 +179,7 @@ class Predictor:
                 text_pair_column=self.arguments.text_pair_column,
                 with_label=False,
             )
-        if self.settings:
+        if self.settings or self.takes_pairs:
             self._check_pairs(columns, path)
         texts = read_examples(table, columns, problem_type=None, numbers_are_texts=is_known or bool(wanted))
         for row, example in enumerate(texts):
@@ -184,10 +187,9 @@ class Predictor:
 
     def _check_pairs(self, columns: SequenceColumns, path: str) -> None:
         """Raise for pairs if the model was trained on single texts, and the other way round."""
-        takes_pairs = self.settings.get("text_pair_column") is not None
-        if takes_pairs and columns.pair is None:
+        if self.takes_pairs and columns.pair is None:
             raise UserError(f"{path}: the model takes pairs; give --text_column and --text_pair_column")
-        if not takes_pairs and columns.pair is not None:
+        if not self.takes_pairs and columns.pair is not None:
             raise UserError(
                 f"{path}: the model takes single texts, and {columns.text!r} and {columns.pair!r} are a pair; "
                 "give --text_column alone"

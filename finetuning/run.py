@@ -208,12 +208,11 @@ class FinetuningRun:
     def load_model(self) -> Any:
         """Load the encoder and its head, as they are before training."""
         arguments, task = self.arguments, self.task
-        is_pair = self.facts.get("text_pair_column") is not None
         model: Any = load_classifier(
             arguments.model_name_or_path,
             task=task,
             dropout=arguments.dropout,
-            separator=pair_separator(self.tokenizer) if is_pair else None,
+            separator=self._pair_separator(),
             compare_pairs=getattr(arguments, "compare_pairs", None),
             trust_remote_code=arguments.trust_remote_code,
         )
@@ -221,6 +220,19 @@ class FinetuningRun:
             prefer_plain_attention(model)
         freeze_layers(model, arguments.freeze_layers)
         return model if arguments.lora_rank is None else add_lora(model, rank=arguments.lora_rank)
+
+    def _pair_separator(self) -> int | None:
+        """The id of the token between the two texts of a pair; None if the data are no pairs, or no token is there.
+
+        Raises:
+            UserError: the flags ask for a comparison of pairs, and there is none to make.
+        """
+        is_pair = self.facts.get("text_pair_column") is not None
+        separator = pair_separator(self.tokenizer) if is_pair else None
+        if getattr(self.arguments, "compare_pairs", None) and separator is None:
+            reason = "the tokenizer puts no token between two texts" if is_pair else "the data have no second text"
+            raise UserError(f"--compare_pairs true: {reason}")
+        return separator
 
     def parameter_groups(self, model: Any, learning_rate: float) -> list[dict[str, Any]]:
         """The optimizer's groups for a model that `load_model` made."""
@@ -314,7 +326,13 @@ class FinetuningRun:
             texts = [self.facts["text_column"], self.facts["text_pair_column"]]
             print(f"columns: text {' + '.join(name for name in texts if name)}, label {self.facts['label_column']}")
         if compares_pairs(self.model):
-            print("pairs: the classifier compares the two texts; transformers loads it together with its code only")
+            print(
+                "pairs: the classifier compares the two texts; --compare_pairs false keeps a form of transformers' own"
+            )
+        elif self.facts.get("text_pair_column") is not None:
+            print(
+                "pairs: the classifier reads the first token; a small ClozeBERT learns more with --compare_pairs true"
+            )
         if "tag_scheme" in self.facts:
             scheme = self.facts["tag_scheme"]
             print("tags: each word by itself (plain)" if scheme == "plain" else f"tags: of entities ({scheme})")

@@ -44,6 +44,8 @@ def probe_inputs(config: Any, *, choices: int = 0) -> dict[str, torch.Tensor]:
     rows = _ROWS * max(choices, 1)
     ids = (torch.arange(rows * length) * 7919 + 104729) % config.vocab_size
     ids_BT = torch.where(ids == pad, (pad + 1) % config.vocab_size, ids).view(rows, length)
+    if getattr(config, "compare_pairs", False):  # else rows would be single texts, and the comparison zero
+        ids_BT[:, length // 3] = config.sep_token_id
     mask_BT = torch.ones_like(ids_BT)
     padding = min(_PADDING, length - 1)
     ids_BT[-1, length - padding :], mask_BT[-1, length - padding :] = pad, 0

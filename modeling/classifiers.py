@@ -64,7 +64,7 @@ class _Classifier(ClozeBertPreTrainedModel):
     ) -> tuple[torch.Tensor, BaseModelOutputWithPooling]:
         """One vector for each row, or for each packed document, [B, D]; and the encoder's output."""
         if self.comparison is not None and input_ids is None:
-            raise ValueError("compare_pairs=True needs input_ids: the separator among them says where a text ends")
+            raise ValueError("compare_pairs=True finds the two texts by their ids: give input_ids, not inputs_embeds")
         packed = _take_packed(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
         reads_first = self.pooling.kind == "cls" and self.comparison is None
         first_tokens = packed.first_tokens() if packed is not None and reads_first else None

@@ -95,8 +95,9 @@ class Pooling(nn.Module):
 class PairComparison(nn.Module):
     """How the two texts of a pair compare: W [|u - v|, u * v, sqrt(D) cos(u, v)], u and v the means of their tokens.
 
-    The second text begins behind the first separator; separators and padding belong to neither text. A sequence with
-    one text gives zeros. After Reimers and Gurevych 2019, who encode the two texts apart; here each sees the other.
+    The first text is all before the first separator, [CLS] too, the second all behind it, without separators and
+    padding. A sequence without a separator, or with nothing on one side of it, gives zeros. After Reimers and Gurevych
+    2019, who encode the two texts apart; here each sees the other.
     """
 
     def __init__(self, config: ClozeBertConfig):

@@ -213,6 +213,22 @@ def test_a_new_classifier_of_pairs_compares_them(
     answer = pipeline("text-classification", model=str(tmp_path / "o"))
     told = [answer({"text": "the dog runs", "text_pair": f"the quick {animal}"}) for animal in ("dog", "fox")]
     assert [one["label"] for one in told] == ["same", "other"]
+    # As a model that another program trained: the configuration alone says that it takes pairs.
+    (tmp_path / "o" / "finetuning_settings.json").unlink()
+    (tmp_path / "in.txt").write_text("the dog runs\tthe quick dog\n")
+    predict(
+        PredictionArguments(str(tmp_path / "o"), input=[str(tmp_path / "in.txt")], output_file=str(tmp_path / "out"))
+    )
+    assert json.loads((tmp_path / "out").read_text())["label"] == "same"
+
+
+def test_a_comparison_of_single_texts_is_refused(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
+    arguments = arguments_of("single", data["single"], models["clozebert"], tmp_path / "o")
+    arguments.compare_pairs = True
+    with pytest.raises(UserError, match="--compare_pairs true: the data have no second text"):
+        finetune(arguments)
 
 
 def test_multi_label(models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path) -> None:

@@ -52,6 +52,14 @@ def test_fingerprint_notices_one_random_matrix_and_not_rounding():
     assert find_differences(stored, make_fingerprint(model))
 
 
+def test_fingerprint_notices_a_random_comparison_of_pairs():
+    """In a vocabulary that is not tiny, where the fixed input has a separator only if it is put there."""
+    model = make_model("ForSequenceClassification", vocab_size=997, compare_pairs=True, sep_token_id=3)
+    stored = make_fingerprint(model)
+    torch.nn.init.normal_(model.comparison.dense.weight, std=0.2)
+    assert find_differences(stored, make_fingerprint(model))
+
+
 def test_fingerprint_is_the_same_for_the_native_form():
     model = make_model(name="bert-base", hidden_dropout_prob=0.0)
     assert find_differences(make_fingerprint(model), make_fingerprint(to_native(model))) == []

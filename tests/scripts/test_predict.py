@@ -238,6 +238,11 @@ def test_standard_output_is_utf8_in_any_locale(
         ("sequence", ["--input", "e.csv"], "e.csv is empty"),
         ("pairs", ["--input", "q.csv", "--text_pair_column", "c"], "--text_pair_column needs --text_column beside it"),
         ("pairs", ["--input", "a.txt"], "a.txt, line 1: the model takes pairs; put a tab between two texts"),
+        (
+            "pairs",
+            ["--input", "half.txt"],
+            "half.txt, line 2: one of the two texts is empty; fill it or remove the line",
+        ),
         ("m", [], "fine-tune it first"),
     ],
 )
@@ -252,6 +257,7 @@ def test_mistakes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("no tab here\n")
+    Path("half.txt").write_text("a\tb\na text\t\n")
     Path("q.csv").write_text("a,b,c\nthe dog,dog 3,dog 4\n")
     Path("b.csv").write_text('id,text\n1,fine\n2,"  "\n')
     Path("e.csv").write_text("")
