@@ -326,13 +326,9 @@ class FinetuningRun:
             texts = [self.facts["text_column"], self.facts["text_pair_column"]]
             print(f"columns: text {' + '.join(name for name in texts if name)}, label {self.facts['label_column']}")
         if compares_pairs(self.model):
-            print(
-                "pairs: the classifier compares the two texts; --compare_pairs false keeps a form of transformers' own"
-            )
+            print("pairs: the classifier compares the two texts; it has no native form, --compare_pairs false has one")
         elif self.facts.get("text_pair_column") is not None:
-            print(
-                "pairs: the classifier reads the first token; a small ClozeBERT learns more with --compare_pairs true"
-            )
+            print("pairs: the classifier reads the first token; small ClozeBERTs learn more with --compare_pairs true")
         if "tag_scheme" in self.facts:
             scheme = self.facts["tag_scheme"]
             print("tags: each word by itself (plain)" if scheme == "plain" else f"tags: of entities ({scheme})")
