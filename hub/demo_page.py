@@ -4,10 +4,12 @@ This file needs transformers and gradio only: it is also the `app.py` of a Space
 """
 
 import html
+import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ EXAMPLES = {
     "tagging": "Marie Curie was born in Warsaw and worked in Paris.",
     "classification": "A quiet film that stays with you for days.",
 }
+PAIR = ("A quiet film that stays with you for days.", "You will think about this film for a while.")
 _KINDS = {
     "ForMaskedLM": "fill-mask",
     "ForTokenClassification": "tagging",
@@ -60,6 +63,7 @@ class Subject:
 
     Attributes:
         kind: `fill-mask`, `tagging` or `classification`. window: the most tokens that it takes at once.
+        takes_pairs: its input is two texts, which the visitor writes on two lines.
     """
 
     name: str
@@ -67,6 +71,7 @@ class Subject:
     model: Any
     tokenizer: Any
     window: int
+    takes_pairs: bool = False
 
 
 def load_subject(source: str, *, name: str | None = None, trust_remote_code: bool = False) -> Subject:
@@ -99,22 +104,57 @@ def load_subject(source: str, *, name: str | None = None, trust_remote_code: boo
     if ending == "ForMaskedLM" and tokenizer.mask_token is None:
         raise ValueError(f"the tokenizer of {source} has no mask token, so there is no blank to fill")
     window = min(_LONGEST, tokenizer.model_max_length, config.max_position_embeddings - 2)
-    return Subject(name or source.rstrip("/").split("/")[-1], _KINDS[ending], model.eval(), tokenizer, window)
+    title = name or source.rstrip("/").split("/")[-1]
+    return Subject(title, _KINDS[ending], model.eval(), tokenizer, window, _takes_pairs(source, config))
 
 
-def windows_of(subject: Subject, text: str) -> list[dict[str, Any]]:
-    """The overlapping windows of a text, each as long as the model takes: input_ids, offsets and so on.
+def _takes_pairs(source: str, config: Any) -> bool:
+    """Whether a model was fine-tuned on pairs of texts, by its configuration or by what its run saved."""
+    import transformers
+
+    if getattr(config, "compare_pairs", False):
+        return True
+    try:
+        path = transformers.utils.cached_file(source, "finetuning_settings.json")
+        return json.loads(Path(str(path)).read_text(encoding="utf-8")).get("text_pair_column") is not None
+    except (OSError, ValueError, AttributeError):  # no such file, or not one of ours
+        return False
+
+
+def texts_of(subject: Subject, text: str) -> list[str]:
+    """The text or, if the model takes pairs, the two texts.
 
     Raises:
-        BadInputError: the text is empty or too long.
+        BadInputError: the text is empty or too long, or there are not two.
     """
     if not text or not text.strip():
         raise BadInputError("Type some text first.")
     if len(text) > MAX_CHARACTERS:
         raise BadInputError(f"The text has {len(text):,} characters; this page reads up to {MAX_CHARACTERS:,}.")
+    if not subject.takes_pairs:
+        return [text]
+    texts = [line.strip() for line in text.split("\n") if line.strip()]
+    if len(texts) != 2:
+        raise BadInputError("Write two texts, each on one line.")
+    return texts
+
+
+def windows_of(subject: Subject, text: str) -> list[dict[str, Any]]:
+    """The overlapping windows of a text, each as long as the model takes: input_ids, offsets and so on.
+
+    Of a pair, each window holds the whole of the shorter text.
+
+    Raises:
+        BadInputError: see `texts_of`; both texts of a pair are long, or the tokenizer finds nothing.
+    """
+    texts = texts_of(subject, text)
+    lengths = [len(ids) for ids in subject.tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    if len(texts) == 2 and min(lengths) > subject.window // 2:
+        raise BadInputError(f"Both texts are long: shorten one to {subject.window // 2} tokens or fewer.")
+    longer = ("only_first", "only_second")[lengths.index(max(lengths))]
     batch = subject.tokenizer(
-        text,
-        truncation=True,
+        *texts,
+        truncation=longer,
         max_length=subject.window,
         stride=subject.window // 4,
         return_overflowing_tokens=True,
@@ -122,11 +162,14 @@ def windows_of(subject: Subject, text: str) -> list[dict[str, Any]]:
         return_special_tokens_mask=True,
     )
     windows = [
-        {"input_ids": ids, "offsets": offsets, "special": special}
-        for ids, offsets, special in zip(
-            batch["input_ids"], batch["offset_mapping"], batch["special_tokens_mask"], strict=True
+        {"input_ids": ids, "offsets": offsets, "special": special, "sides": batch.sequence_ids(number)}
+        for number, (ids, offsets, special) in enumerate(
+            zip(batch["input_ids"], batch["offset_mapping"], batch["special_tokens_mask"], strict=True)
         )
     ]
+    if getattr(subject.model.config, "type_vocab_size", 0) > 1:
+        for window, types in zip(windows, batch.get("token_type_ids", []), strict=False):
+            window["token_type_ids"] = types
     if all(all(window["special"]) for window in windows):
         raise BadInputError("The model's tokenizer finds no token in this text.")
     return windows
@@ -134,7 +177,13 @@ def windows_of(subject: Subject, text: str) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def _logits(subject: Subject, window: dict[str, Any]) -> torch.Tensor:
-    return subject.model(input_ids=torch.tensor([window["input_ids"]])).logits[0]
+    return subject.model(**_inputs(window)).logits[0]
+
+
+def _inputs(window: dict[str, Any], longest: int | None = None) -> dict[str, torch.Tensor]:
+    """The model's inputs: the first `longest` tokens of a window, or all."""
+    names = [name for name in ("input_ids", "token_type_ids") if name in window]
+    return {name: torch.tensor([window[name][:longest]]) for name in names}
 
 
 def fill_mask(subject: Subject, text: str) -> list[list[tuple[str, float]]]:
@@ -253,15 +302,13 @@ def attention(subject: Subject, text: str, layer: int, head: int) -> tuple[list[
     for name, value, number in (("layer", layer, config.num_hidden_layers), ("head", head, config.num_attention_heads)):
         if not isinstance(value, (int, float)) or not 1 <= value <= number:
             raise BadInputError(f"There is no {name} {value}: the model has {number}.")
-    window = windows_of(subject, text)[0]
-    ids = window["input_ids"][:_SHOWN]
-    found = subject.model(input_ids=torch.tensor([ids]), output_attentions=True).attentions
-    names = [
-        token if special else text[start:end].strip() or repr(text[start:end] or " ")
-        for token, special, (start, end) in zip(
-            subject.tokenizer.convert_ids_to_tokens(ids), window["special"], window["offsets"], strict=False
-        )
-    ]
+    texts, window = texts_of(subject, text), windows_of(subject, text)[0]
+    tokens = subject.tokenizer.convert_ids_to_tokens(window["input_ids"][:_SHOWN])
+    found = subject.model(**_inputs(window, _SHOWN), output_attentions=True).attentions
+    names = []
+    for token, side, (start, end) in zip(tokens, window["sides"], window["offsets"], strict=False):
+        piece = "" if side is None else texts[side][start:end]
+        names.append(token if side is None else piece.strip() or repr(piece or " "))
     return names, found[int(layer) - 1][0, int(head) - 1]
 
 
@@ -315,7 +362,7 @@ def describe(subject: Subject) -> str:
     does = {
         "fill-mask": f"This model fills in blanks: put {_code(subject.tokenizer.mask_token)} where a word is missing.",
         "tagging": f"This model marks words and spans in a text as {listed}.",
-        "classification": f"This model gives a text scores for {listed}.",
+        "classification": f"This model gives {'two texts' if subject.takes_pairs else 'a text'} scores for {listed}.",
     }[subject.kind]
     parameters = sum(parameter.numel() for parameter in subject.model.parameters())
     size = f"It has {parameters:,} parameters and reads {subject.window:,} tokens at a time, longer texts in parts."
@@ -387,8 +434,10 @@ def build_page(subjects: list[Subject]) -> Any:
 
 def _build_view(gr: Any, subject: Subject) -> None:
     example = EXAMPLES[subject.kind].format(mask=subject.tokenizer.mask_token)
+    example = "\n".join(PAIR) if subject.takes_pairs else example
     gr.HTML(describe(subject))
-    text = gr.Textbox(example, lines=4, label="Text", elem_id=f"text-{subject.kind}")
+    label = "Two texts, each on one line" if subject.takes_pairs else "Text"
+    text = gr.Textbox(example, lines=4, label=label, elem_id=f"text-{subject.kind}")
     button = gr.Button("Run", variant="primary", elem_id=f"run-{subject.kind}")
     message = gr.HTML(elem_id=f"message-{subject.kind}")
     answer: Callable[[str], Any] = {

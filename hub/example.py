@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.errors import UserError
-from .demo_page import EXAMPLES
+from .demo_page import EXAMPLES, PAIR
 from .processors import reading_settings, takes_pairs
 
 # Task on the Hub -> (kind of view in the demo, options of its pipeline, columns of the output and their headings).
@@ -20,7 +20,6 @@ _TASKS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
     "text-classification": ("classification", {}, {"label": "label", "score": "score"}),
 }  # fmt: skip
 _MOST_ROWS = 10
-_PAIR = ("A quiet film that stays with you for days.", "You will think about this film for a while.")
 
 
 def make_example(folder: Path, task: str, name: str, text: str | bool, config: Mapping[str, Any]) -> str:
@@ -45,7 +44,7 @@ def make_example(folder: Path, task: str, name: str, text: str | bool, config: M
     has_several = task == "text-classification" and config.get("problem_type") == "multi_label_classification"
     asked = {"top_k": None} if has_several else {}
     try:
-        of_ours = "\t".join(_PAIR) if is_pair else EXAMPLES[kind]
+        of_ours = "\t".join(PAIR) if is_pair else EXAMPLES[kind]
         given, rows = _run(folder, task, of_ours if text is True else str(text), options, asked, is_pair=is_pair)
     except Exception as error:
         if text is not True:

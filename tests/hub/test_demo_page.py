@@ -200,6 +200,28 @@ def test_what_classification_shows_is_what_the_pipeline_answers(kind, labels):
     assert classify(tested, "the river") == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("changes", [{"compare_pairs": True, "sep_token_id": 3}, {"type_vocab_size": 2}], ids=str)
+def test_a_model_of_pairs_takes_two_lines(changes, tmp_path):
+    """By its configuration or its settings; the answer is the pipeline's, and a long text becomes windows."""
+    folder = save(tmp_path / "pairs", "ForSequenceClassification", **changes)
+    if "compare_pairs" not in changes:
+        assert not load_subject(str(folder)).takes_pairs
+        (folder / "finetuning_settings.json").write_text('{"text_column": "a", "text_pair_column": "b"}')
+    tested = load_subject(str(folder))
+    assert tested.takes_pairs
+    assert "gives two texts scores" in describe(tested)
+    run = transformers.pipeline("text-classification", model=tested.model, tokenizer=tested.tokenizer)
+    expected = {one["label"]: one["score"] for one in run({"text": "the river", "text_pair": "is long"}, top_k=None)}
+    assert classify(tested, " the river\n\nis long ") == pytest.approx(expected)
+    assert attention(tested, "the river\nis long", 1, 1)[0] == ["[CLS]", "the", "river", "[SEP]", "is", "long", "[SEP]"]
+    windows = windows_of(tested, f"the river\n{LONG}")
+    assert len(windows) > 1
+    assert all(window["offsets"][1:3] == [(0, 3), (4, 9)] for window in windows)
+    for text, message in (("the river", "Write two texts"), ("a\nb\nc", "Write two"), (f"{LONG}\n{LONG}", "Both")):
+        with pytest.raises(BadInputError, match=message):
+            classify(tested, text)
+
+
 def test_attention_is_the_models_and_escaped():
     tested = subject("ForMaskedLM")
     tokens, weights = attention(tested, "the river is long", 2, 3)
