@@ -148,10 +148,12 @@ def windows_of(subject: Subject, text: str) -> list[dict[str, Any]]:
         BadInputError: see `texts_of`; both texts of a pair are long, or the tokenizer finds nothing.
     """
     texts = texts_of(subject, text)
-    lengths = [len(ids) for ids in subject.tokenizer(texts, add_special_tokens=False)["input_ids"]]
-    if len(texts) == 2 and min(lengths) > subject.window // 2:
-        raise BadInputError(f"Both texts are long: shorten one to {subject.window // 2} tokens or fewer.")
-    longer = ("only_first", "only_second")[lengths.index(max(lengths))]
+    longer = "only_first"
+    if len(texts) == 2:
+        first, second = (len(ids) for ids in subject.tokenizer(texts, add_special_tokens=False)["input_ids"])
+        if min(first, second) > subject.window // 2:
+            raise BadInputError(f"Both texts are long: shorten one to {subject.window // 2} tokens or fewer.")
+        longer = "only_first" if first >= second else "only_second"
     batch = subject.tokenizer(
         *texts,
         truncation=longer,

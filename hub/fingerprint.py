@@ -44,13 +44,18 @@ def probe_inputs(config: Any, *, choices: int = 0) -> dict[str, torch.Tensor]:
     rows = _ROWS * max(choices, 1)
     ids = (torch.arange(rows * length) * 7919 + 104729) % config.vocab_size
     ids_BT = torch.where(ids == pad, (pad + 1) % config.vocab_size, ids).view(rows, length)
-    if getattr(config, "compare_pairs", False):  # else rows would be single texts, and the comparison zero
-        ids_BT[:, length // 3] = config.sep_token_id
+    separate_pairs(config, ids_BT)
     mask_BT = torch.ones_like(ids_BT)
     padding = min(_PADDING, length - 1)
     ids_BT[-1, length - padding :], mask_BT[-1, length - padding :] = pad, 0
     inputs = {"input_ids": ids_BT, "attention_mask": mask_BT}
     return {key: x.view(_ROWS, choices, length) for key, x in inputs.items()} if choices else inputs
+
+
+def separate_pairs(config: Any, ids_BT: torch.Tensor) -> None:
+    """Make each row a pair, in place, if the model compares pairs: of a single text the comparison would be zero."""
+    if getattr(config, "compare_pairs", False):
+        ids_BT[:, ids_BT.shape[1] // 3] = config.sep_token_id
 
 
 def model_outputs(model: Any) -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ import torch
 
 from ..utils.errors import MissingPackageError, UserError
 from ..utils.input_length import NO_LIMIT, longest_input
+from .fingerprint import separate_pairs
 
 # transformers.js loads the second by default.
 ONNX_NAME, INT8_NAME = "onnx/model.onnx", "onnx/model_quantized.onnx"
@@ -135,8 +136,7 @@ def _inputs(model: Any, rows: int, length: int) -> dict[str, torch.Tensor]:
     length = min(length, longest_input(model, SimpleNamespace(model_max_length=NO_LIMIT)))
     ids_BT = torch.randint(0, config.vocab_size, (rows, length), generator=generator)
     ids_BT = torch.where(ids_BT == pad, (pad + 1) % config.vocab_size, ids_BT)
-    if getattr(config, "compare_pairs", False):
-        ids_BT[:, length // 3] = config.sep_token_id
+    separate_pairs(config, ids_BT)
     mask_BT = torch.ones_like(ids_BT)
     if rows > 1:
         mask_BT[-1, length // 2 :], ids_BT[-1, length // 2 :] = 0, pad
