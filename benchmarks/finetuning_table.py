@@ -122,10 +122,11 @@ def write_snips(source: Path, folder: Path) -> None:
 def write_intent_pairs(source: Path, folder: Path) -> None:
     """Two questions of banking77: do they have the same intent? Every tenth training question validates."""
     draw = random.Random(1)
-    with (source / "cls_banking77/train.csv").open(encoding="utf-8", newline="") as file:
-        train = list(csv.DictReader(file))
-    with (source / "cls_banking77/test.csv").open(encoding="utf-8", newline="") as file:
-        test = list(csv.DictReader(file))
+    rows_of = {}
+    for split in ("train", "test"):
+        with (source / f"cls_banking77/{split}.csv").open(encoding="utf-8", newline="") as file:
+            rows_of[split] = list(csv.DictReader(file))
+    train, test = rows_of["train"], rows_of["test"]
     kept = [row for number, row in enumerate(train) if number % 10]
     splits = {"train": (kept, 8000), "validation": (train[::10], 1000), "test": (test, 2000)}
     for split, (rows, count) in splits.items():

@@ -9,9 +9,10 @@ has on this machine. All runs are scored on the same fixed masks of unseen books
 repeated.
 
 The recipe that all levers are compared with has Muon on whole matrices and at a constant rate; the recipes of today
-have it on each head and at a rate that falls. A lever that the package does not have replaces a function of it for the
-length of a run, below. `render` shows the difference to the recipe and the standard error of that difference, from the
-deviation between seeds. A lever counts as better or worse if the difference is more than twice its error.
+have it on each head and at a rate that falls. A lever that the package does not have replaces functions of it for the
+length of a run (lever_patches.py). `render` shows the difference to the recipe and the standard error of that
+difference, from the deviation between seeds. A lever counts as better or worse if the difference is more than twice its
+error.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import learning
+import lever_patches as patch
 from runs import add_run, is_wanted, read_results, run_apart, use_one_thread
 
 RESULTS = learning.ROOT / "benchmarks" / "results" / "levers.json"
@@ -32,146 +34,25 @@ STEPS = {"nano": 898, "tiny": 204}
 DEVIATION = {"nano": 0.011, "tiny": 0.016}
 AS_IT_IS = "as it is"
 
-# Levers that the package does not have -------------------------------------------------------------------------------
-
-
-def use_polynomials(polynomials: Any) -> None:
-    from clozebert.training.optimizers import muon
-
-    muon.orthogonalize.__kwdefaults__["polynomials"] = polynomials
-
-
-def whole_matrices() -> None:
-    """Muon makes the matrices of attention orthogonal as a whole."""
-    from clozebert.training.optimizers import optimizer
-
-    optimizer.heads_of_matrices = lambda model: {}
-
-
-def blocks_of_neurons() -> None:
-    """Muon cuts the matrices of the feed-forward, too: into blocks of twice a head's size, along the neurons."""
-    from clozebert.modeling.blocks import FeedForward
-    from clozebert.training.optimizers import optimizer
-
-    plain = optimizer.heads_of_matrices
-
-    def replacement(model: Any) -> dict[Any, Any]:
-        found = plain(model)
-        size = 2 * min(size for _, size in found.values())
-        for module in model.modules():
-            if isinstance(module, FeedForward):
-                found |= {module.gate_proj.weight: (0, size), module.up_proj.weight: (0, size)}
-                found[module.down_proj.weight] = (1, size)
-        return found
-
-    optimizer.heads_of_matrices = replacement
-
-
-def scale_rows() -> None:
-    """NorMuon (Li et al. 2025): rows of the orthogonal matrix by a running mean of their squares; its norm is kept."""
-    import torch
-
-    from clozebert.training.optimizers.muon import Muon
-
-    plain, seen = Muon._orthogonalize, {}
-
-    def replacement(self: Any, updates: list[Any], parameters: list[Any], heads: list[Any]) -> list[Any]:
-        found = []
-        for matrix, parameter in zip(plain(self, updates, parameters, heads), parameters, strict=True):
-            matrix = matrix.float()
-            squares = matrix.square().mean(dim=1, keepdim=True)
-            mean = seen.setdefault(parameter, torch.zeros_like(squares))
-            mean.lerp_(squares, 1 - 0.95)
-            scaled = matrix / (mean.sqrt() + 1e-8)
-            found.append(scaled * (matrix.norm() / scaled.norm()))
-        return found
-
-    Muon._orthogonalize = replacement
-
-
-def decay_with_update() -> None:
-    """Cautious decay: a weight decays only where the update shrinks it too."""
-    import torch
-
-    from clozebert.training.optimizers.muon import Muon
-
-    plain = Muon.step
-
-    def replacement(self: Any, closure: Any = None) -> Any:
-        (groups, decays) = self.param_groups, [group["weight_decay"] for group in self.param_groups]
-        before = [[parameter.detach().clone() for parameter in group["params"]] for group in groups]
-        for group in groups:
-            group["weight_decay"] = 0.0
-        plain(self, closure)
-        for group, decay, olds in zip(groups, decays, before, strict=True):
-            group["weight_decay"] = decay
-            for old, parameter in zip(olds, group["params"], strict=True):
-                shrinks = (old - parameter.detach()) * old > 0
-                parameter.data.sub_(torch.where(shrinks, old * (group["lr"] * decay), 0.0))
-
-    Muon.step = replacement
-
-
-def average_weights() -> None:
-    """The model that is saved has an exponential mean of the weights: of about the last twentieth of the run."""
-    from clozebert.training import loop
-    from clozebert.training.checkpoints import saving
-
-    means: dict[str, Any] = {}
-    update, save = loop.update_weights, saving.OutputFolder.save_model
-    model_of: list[Any] = []
-    enter = loop.Pretraining._enter
-
-    def entering(self: Any, *given: Any) -> None:
-        enter(self, *given)
-        model_of[:] = [self.setup.core, self.run.last_step]
-
-    def updating(*given: Any, **named: Any) -> None:
-        update(*given, **named)
-        model, steps = model_of
-        for name, parameter in model.named_parameters():
-            mean = means.setdefault(name, parameter.detach().clone())
-            mean.lerp_(parameter.detach(), 1 / (0.05 * steps))
-
-    def saving_mean(self: Any, model: Any, *given: Any, **named: Any) -> None:
-        for name, parameter in model.named_parameters():
-            parameter.data.copy_(means[name])
-        save(self, model, *given, **named)
-
-    loop.Pretraining._enter, loop.update_weights = entering, updating
-    saving.OutputFolder.save_model = saving_mean
-
-
-def as_before() -> None:
-    """Muon as the recipes had it until 2026-11-25: on whole matrices, with four polynomials for all sizes."""
-    whole_matrices()
-    four_polynomials()
-
-
-def four_polynomials() -> None:
-    from clozebert.training.optimizers.muon import POLYNOMIALS
-
-    use_polynomials(POLYNOMIALS)
-
-
-def four_polynomials_and_blocks() -> None:
-    four_polynomials()
-    blocks_of_neurons()
-
-
 JORDAN = ((3.4445, -4.7750, 2.0315),) * 5
 # Other ways than `as_before` to take matrices; the third is the recipes' own.
 MUON: dict[str, Callable[[], None]] = {
-    "Muon, each head by itself": four_polynomials,
-    "that, and blocks of neurons": four_polynomials_and_blocks,
+    "Muon, each head by itself": patch.four_polynomials,
+    "that, and blocks of neurons": patch.four_polynomials_and_blocks,
     "each head by itself, three Newton-Schulz steps": lambda: None,
-    "each head by itself, three Newton-Schulz steps, blocks of neurons": blocks_of_neurons,
+    "each head by itself, three Newton-Schulz steps, blocks of neurons": patch.blocks_of_neurons,
 }
 PATCHES: dict[str, Callable[[], None]] = {
-    "Muon with five of Jordan's polynomials": lambda: use_polynomials(JORDAN),
-    "NorMuon's row scaling": scale_rows,
-    "cautious decay": decay_with_update,
-    "mean of the last weights (EMA)": average_weights,
+    "Muon with five of Jordan's polynomials": lambda: patch.use_polynomials(JORDAN),
+    "NorMuon's row scaling": patch.scale_rows,
+    "cautious decay": patch.decay_with_update,
+    "mean of the last weights (EMA)": patch.average_weights,
+    "a cap of 30 on the logits (`nano`: and the whole vocabulary)": patch.cap_logits,
+    "embeddings in the values of the first and last layer": patch.add_value_embeddings,
+    "a gate for each head": patch.gate_heads,
+    "embeddings mixed into each layer's input": patch.mix_with_embeddings,
+    "document after document": patch.read_by_document,
+    "the first half causal": patch.causal_first,
 }
 # Changes of a recipe's settings, by lever.
 _SAME: dict[str, dict[str, Any]] = {
@@ -213,7 +94,7 @@ def levers_of(recipe: str) -> list[str]:
 
 def run_one(recipe: str, lever: str, seed: int, corpus: str, tokenizer_name: str) -> dict[str, Any]:
     """Train and score in this process."""
-    MUON.get(lever, as_before)()
+    MUON.get(lever, patch.as_before)()
     if lever in PATCHES:
         PATCHES[lever]()
     learning.OURS[lever] = {"recipe": recipe, **learning.CONSTANT_MUON, **CHANGES[recipe].get(lever, {})}

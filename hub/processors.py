@@ -53,8 +53,10 @@ def reading_settings(folder: Path) -> dict[str, Any]:
 
 
 def takes_pairs(folder: Path) -> bool:
-    """Whether a model was fine-tuned on pairs of texts."""
-    return reading_settings(folder).get("text_pair_column") is not None
+    """Whether a saved model reads pairs of texts: it was fine-tuned on pairs here, or its head compares two texts."""
+    if reading_settings(folder).get("text_pair_column") is not None:
+        return True
+    return read_json_object(folder / "config.json").get("compare_pairs") is True  # another program may have trained it
 
 
 def copy_reading_settings(folder: Path, directory: Path) -> None:

@@ -287,9 +287,11 @@ def test_the_example_of_several_labels_shows_all_of_them(tmp_path):
     assert len(rows) == 3
 
 
-def test_the_example_of_a_model_of_pairs_is_a_pair(tmp_path):
-    folder = save(tmp_path / "model", "ForSequenceClassification")
-    (folder / "finetuning_settings.json").write_text('{"text_column": "0", "text_pair_column": "1"}')
+@pytest.mark.parametrize("changes", [{"compare_pairs": True, "sep_token_id": 3}, {}], ids=["by its head", "by its run"])
+def test_the_example_of_a_model_of_pairs_is_a_pair(tmp_path, changes):
+    folder = save(tmp_path / "model", "ForSequenceClassification", **changes)
+    if not changes:
+        (folder / "finetuning_settings.json").write_text('{"text_column": "0", "text_pair_column": "1"}')
     write_card(folder, {"name": "it", "example": "a b\tc d"})
     shown = (folder / "README.md").read_text().partition("## An example")[2].partition("\n## ")[0]
     answer = transformers.pipeline("text-classification", model=str(folder))({"text": "a b", "text_pair": "c d"})
