@@ -123,7 +123,10 @@ class Pretraining:
         by_text = given.max_steps is None and given.num_train_epochs is None
         if self.state.step and (by_text or given.max_minutes is not None):
             self.run.phases = with_lengths(self.run.phases[0].arguments, self.state.arguments).split_phases()
-            return [f"{self.run.last_step:,} steps, as when the run began"]
+            arguments = self.run.phases[0].arguments
+            decay = f", {arguments.num_decay_steps:,} of decay" if arguments.lr_scheduler_type == "wsd" else ""
+            kept = f"{int(arguments.warmup_steps):,} of warm-up{decay}"
+            return [f"{self.run.last_step:,} steps, {kept}, as when the run began"]
         if given.max_minutes is None:
             return []
         uncounted = self.run.phases[0].arguments
