@@ -47,6 +47,7 @@ from ..utils.device import choose_precision
 from ..utils.errors import UserError, UserFileError
 from ..utils.files import disk_errors, remove_written, sha256_of_file, whole_files, whole_folder, write_text
 from ..utils.locks import owned_folder
+from ..utils.output import outliving_readers
 from ..utils.tokenizer_files import save_tokenizer
 from ..utils.untrusted import read_json_object
 from .arguments import (
@@ -76,6 +77,7 @@ _MORE_OF = {
 _LONGEST_ROW = 256
 
 
+@outliving_readers()  # as for pretraining
 def adapt(arguments: AdaptationArguments, say: Say = print) -> dict[str, Any]:
     """Adapt a model, or resume an adaptation that was stopped.
 

@@ -266,8 +266,11 @@ class Pretraining:
         self.log.change_length(fitting.num_steps)
 
     def _save_and_evaluate(self) -> bool:
-        """Save and evaluate if due, saving first so that nothing is lost. Returns whether a signal ended it early."""
-        if self._is_due(self.setup.arguments.save_steps):
+        """Save and evaluate if due, saving first so that nothing is lost. Returns whether a signal ended it early.
+
+        While updates are skipped, nothing is saved: the last update may have ruined the weights.
+        """
+        if self._is_due(self.setup.arguments.save_steps) and not self.state.consecutive_skips:
             self.save_checkpoint()
         return self._is_due(self.setup.arguments.eval_steps) and self.evaluate()
 
@@ -291,8 +294,8 @@ class Pretraining:
         if state.consecutive_skips == MOST_SKIPS_IN_A_ROW:
             raise UserError(
                 f"the gradient was not finite in {MOST_SKIPS_IN_A_ROW} steps in a row, up to step {state.step + 1}: "
-                f"the run has diverged; resume from the last checkpoint with a lower learning_rate "
-                f"(now {self.setup.arguments.learning_rate}) or a longer warm-up"
+                f"the run has diverged; resume from the last checkpoint, or from one before it, with a lower "
+                f"learning_rate (now {self.setup.arguments.learning_rate}) or a longer warm-up"
             )
 
     def _agree(self, part: torch.Tensor, batches: list[ModelInputs]) -> tuple[float, int, int, bool]:
@@ -384,7 +387,8 @@ class Pretraining:
             precision=accelerator.mixed_precision,
             scaler=None if accelerator.scaler is None else accelerator.scaler.state_dict(),
         )
-        keep = setup.arguments.save_total_limit
+        # A checkpoint that may be ruined replaces none; see `_save_and_evaluate`.
+        keep = None if self.state.consecutive_skips else setup.arguments.save_total_limit
 
         def save() -> None:
             self.output.save_checkpoint(

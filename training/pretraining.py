@@ -7,6 +7,7 @@ from typing import Any
 
 from ..configuration import ClozeBertConfig
 from ..utils.files import WriteCard, disk_errors
+from ..utils.output import outliving_readers
 from .arguments import PretrainingArguments
 from .loop import Pretraining
 from .runtime.machine import deterministic
@@ -14,6 +15,7 @@ from .runtime.processes import lost_processes
 from .runtime.signals import StopRequest
 
 
+@outliving_readers()  # a run that a closed terminal stops still has to save
 def pretrain(
     arguments: PretrainingArguments,
     config: ClozeBertConfig,

@@ -9,7 +9,7 @@ import torch
 
 from ..configuration import ClozeBertConfig
 from ..utils.errors import UserError, there_and_here
-from ..utils.files import check_output_dir, remove_written
+from ..utils.files import check_output_dir, remove_written, written_in
 from .arguments import Phase, PretrainingArguments
 from .checkpoints.damage import find_damage
 from .checkpoints.folders import RUN_FILES, clear_way, newest_valid
@@ -30,14 +30,15 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
         UserError: the folder holds a run that the arguments neither resume nor overwrite, or a checkpoint is damaged.
     """
     output_dir, wanted = Path(arguments.output_dir), arguments.resume_from_checkpoint
+    checkpoint = None if wanted in (None, "latest") else Path(str(wanted))
+    is_own = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
     check_output_dir(
         output_dir,
-        overwrite=arguments.overwrite_output_dir or wanted is not None,
+        overwrite=arguments.overwrite_output_dir or wanted == "latest" or is_own,
         written=RUN_FILES if arguments.overwrite_output_dir else (),
         inputs=_inputs(arguments),
         way_out="continue with --resume_from_checkpoint latest, or delete that run with --overwrite_output_dir",
     )
-    checkpoint = None if wanted in (None, "latest") else Path(str(wanted))
     if checkpoint is not None and (damage := find_damage(checkpoint)):
         raise UserError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
     take()
@@ -45,6 +46,11 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
         remove_written(output_dir, RUN_FILES)
     if wanted == "latest":
         checkpoint = newest_valid(output_dir)
+        if checkpoint is None and written_in(output_dir, [r"model.*\.safetensors"]):
+            raise UserError(
+                f"resume_from_checkpoint='latest': {output_dir} holds a model and no checkpoint to resume, and a new "
+                f"run would replace that model; give another --output_dir, or --overwrite_output_dir in its place"
+            )
     step = 0 if checkpoint is None else read_state(checkpoint)[0].step
     clear_way(output_dir, step=step)
     return checkpoint

@@ -40,9 +40,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def start(
-    programs: list[subprocess.Popen[str]], folder: Path, output_dir: Path, *, processes: int = 1, **changes: Any
+    programs: list[subprocess.Popen[str]],
+    folder: Path,
+    output_dir: Path,
+    *,
+    processes: int = 1,
+    by_tee: bool = False,
+    **changes: Any,
 ) -> subprocess.Popen[str]:
-    """pretrain in a session of its own, after its first steps."""
+    """pretrain in a session of its own, after its first steps; `by_tee`: what it prints goes through `tee`."""
     arguments = flags({**MODEL_FLAGS, **settings(folder, output_dir=output_dir, **{**LONG, **changes})})
     command = [sys.executable, "-m", "clozebert.scripts.pretrain_mlm", *arguments]
     if processes > 1:
@@ -51,6 +57,8 @@ def start(
             "-m", "accelerate.commands.launch", "--config_file", str(launch), "--num_processes", str(processes), "-m",
         ]  # fmt: skip
     log = output_dir.with_name("shown.txt")
+    if by_tee:
+        command = ["bash", "-c", '"$@" 2>&1 | tee "$0"', f"{log}.tee", *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with log.open("w") as shown:
         program = subprocess.Popen(
@@ -88,6 +96,19 @@ def test_a_signal_to_the_group_saves_although_workers_get_it_too(
     shown = (tmp_path / "shown.txt").read_text()
     assert "Traceback" not in shown
     assert "--resume_from_checkpoint latest goes on from there" in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_ends_the_reader_of_the_output_saves_too(
+    prepared: Path, tmp_path: Path, programs: list[subprocess.Popen[str]], number: int
+) -> None:
+    """As Ctrl-C does to `clozebert pretrain … | tee log`: our lines meet a closed pipe."""
+    program = start(programs, prepared, tmp_path / "run", by_tee=True)
+    (run,) = (pid for pid in descendants(program.pid) if b"pretrain_mlm" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    os.killpg(program.pid, number)
+    wait_until(lambda: not Path(f"/proc/{run}").exists(), 60, tmp_path / "shown.txt.tee")
+    assert saved_step(tmp_path / "run") >= 3
+    assert "goes on from there" not in (tmp_path / "shown.txt.tee").read_text()  # `tee` was gone by then
 
 
 def test_a_signal_does_not_wait_for_a_whole_evaluation(prepared: Path, tmp_path: Path) -> None:

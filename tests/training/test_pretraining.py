@@ -248,7 +248,7 @@ def test_a_diverged_run_stops_and_says_so(prepared: Path, tmp_path: Path, monkey
     poison(monkeypatch, range(3, 99))
     with pytest.raises(ValueError, match=r"not finite in 10 steps in a row, up to step 13.*lower learning_rate"):
         run(prepared, tmp_path / "run", max_steps=30, save_steps=3)
-    assert (tmp_path / "run" / "latest").read_text() == "checkpoint-12\n"
+    assert (tmp_path / "run" / "latest").read_text() == "checkpoint-3\n"
 
 
 def test_a_dry_run_writes_nothing(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,15 +1,21 @@
 """A run that was killed, stopped or damaged, and resumed, ends with the bits of one that was not."""
 
+import itertools
+import math
 import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pretraining_helpers import assert_same_bits, log_of, rows_of, run_forked, run_here
 
+from clozebert.training import loop
 from clozebert.training.checkpoints.damage import find_damage
 from clozebert.training.checkpoints.training_state import read_training_state
+from clozebert.training.step import clip_gradient
+from clozebert.utils.errors import UserError
 
 STEPS = 40
 RUN = {"max_steps": STEPS, "save_steps": 17, "eval_steps": 20, "logging_steps": 3, "save_total_limit": 3}
@@ -116,3 +122,48 @@ def test_every_optimizer_and_precision_goes_on_bitwise(
     assert run_forked(prepared, tmp_path / "whole", **run) == [0]
     kill_and_resume(prepared, tmp_path / "run", batches=[12, 14], **run)
     assert_same_bits(tmp_path / "whole", tmp_path / "run", step=13)
+
+
+def test_a_diverged_run_keeps_the_checkpoints_from_before(prepared: Path, tmp_path: Path) -> None:
+    """One update at a hopeless rate leaves finite weights whose gradient never is; they take no checkpoint's place."""
+    common = {"max_steps": 30, "save_steps": 3, "save_total_limit": 2}
+    run_here(prepared, tmp_path / "straight", **common)
+    assert run_forked(prepared, tmp_path / "run", die_at=13, how=signal.SIGTERM, **common) == [128 + 15]
+    before = sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*"))
+    again = {**common, "resume_from_checkpoint": "latest"}
+    with pytest.raises(ValueError, match="the run has diverged; resume from the last checkpoint"):
+        run_here(prepared, tmp_path / "run", learning_rate=1e25, **again)
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == before
+    run_here(prepared, tmp_path / "run", **again)
+    assert_same_bits(tmp_path / "straight", tmp_path / "run", step=30)
+
+
+def test_a_signal_among_skipped_updates_saves_and_deletes_nothing(prepared: Path, tmp_path: Path) -> None:
+    def prelude(rank: int) -> None:
+        step = itertools.count()
+
+        def clip(model: torch.nn.Module, **options: Any) -> float:
+            if next(step) in range(4, 8):
+                next(model.parameters()).grad[0, 0] = math.nan
+            return clip_gradient(model, **options)
+
+        loop.clip_gradient = clip  # type: ignore[assignment]
+
+    stop = {"die_at": 13, "how": signal.SIGTERM, "max_steps": 30, "save_steps": 2, "save_total_limit": 1}
+    assert run_forked(prepared, tmp_path / "run", prelude=prelude, **stop) == [128 + 15]
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_resuming_replaces_no_other_model(prepared: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, seed in ((first, 1), (second, 2)):
+        run_here(prepared, folder, max_steps=4, save_steps=2, seed=seed)
+    begin = {"max_steps": 6, "save_steps": 2, "resume_from_checkpoint": str(first / "checkpoint-4")}
+    with pytest.raises(UserError, match="second is not empty; continue with --resume_from_checkpoint latest"):
+        run_here(prepared, second, **begin)
+    for path in second.glob("checkpoint-*"):
+        shutil.rmtree(path)
+    held = {path: path.read_bytes() for path in second.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="second holds a model and no checkpoint to resume"):
+        run_here(prepared, second, **{**begin, "resume_from_checkpoint": "latest"})
+    assert {path: path.read_bytes() for path in second.rglob("*") if path.is_file()} == held

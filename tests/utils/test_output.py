@@ -1,0 +1,52 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from clozebert.utils.output import outliving_readers
+
+PROGRAM = """
+import os, sys
+from clozebert.utils.output import outliving_readers
+with outliving_readers():
+    print("a", flush=True)
+    sys.stdin.read()  # until the reader of our output is gone
+    for _ in range(3):
+        print("b" * 100_000, flush=True)
+        print("c", file=sys.stderr, flush=True)
+    os.write(int(sys.argv[1]), b"survived")
+"""
+
+
+def test_a_program_survives_the_reader_of_its_output():
+    told, tells = os.pipe()
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tells)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=[tells],
+    )  # fmt: skip
+    os.close(tells)
+    assert program.stdout.readline() == b"a\n"
+    program.stdout.close()
+    program.stdin.close()
+    assert program.wait(timeout=60) == 0
+    assert os.read(told, 100) == b"survived"
+    os.close(told)
+
+
+def test_other_errors_of_the_output_are_errors(monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with outliving_readers(), pytest.raises(OSError, match="No space left"):
+            print("a", flush=True)
+        with pytest.raises(OSError, match="No space left"):
+            full.close()
+
+
+def test_the_streams_come_back(capsys):
+    before = sys.stdout
+    with outliving_readers():
+        print("within")
+        assert sys.stdout.isatty() is before.isatty()
+    assert sys.stdout is before
+    assert capsys.readouterr().out == "within\n"
