@@ -144,6 +144,7 @@ class ClozeBertConfig(PreTrainedConfig):
         "layers.*.attention.k_proj": "colwise",
         "layers.*.attention.v_proj": "colwise",
         "layers.*.attention.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise",
         "layers.*.mlp.up_proj": "colwise",
         "layers.*.mlp.down_proj": "rowwise",
     }

@@ -25,7 +25,7 @@ def can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
         return False
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
     has_bias = biases[0] is not None
-    return not any(hasattr(type(weight), "__tensor_flatten__") for weight in weights) and all(
+    return all(
         (bias is not None) == has_bias and weight.dtype == weights[0].dtype
         for weight, bias in zip(weights, biases, strict=True)
     )

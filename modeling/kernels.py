@@ -29,7 +29,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
+from transformers.activations import ACT2FN
 
 _PLAIN = os.environ.get("CLOZEBERT_PLAIN") == "1"
 RECOMPUTE_FROM = 1 << 24  # tokens times inner size: 32 MB in half precision
@@ -124,8 +126,8 @@ def linear(
         activation: None: the identity.
         name: name of the activation in transformers' ACT2FN.
     """
-    fits = name in _FUSED_ACTIVATIONS and not torch.is_grad_enabled()
-    if fits and is_plain_linear(layer) and _has_fused_linear(x, layer):
+    can_fuse = name in _FUSED_ACTIVATIONS and not torch.is_grad_enabled() and is_plain_linear(layer)
+    if can_fuse and _has_fused_linear(x, layer) and (activation is None or _is_plain_activation(activation, name)):
         kind, variant = _FUSED_ACTIVATIONS[name]
         return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, kind, [], variant)
     x = layer(x)
@@ -133,12 +135,27 @@ def linear(
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
-    """Whether calling the layer only computes its linear map: no subclass, no hook, no replaced `forward`."""
+    """Whether calling the layer only computes its linear map, on an ordinary tensor: not sharded, not quantised."""
+    return _is_untouched(layer, nn.Linear) and not hasattr(type(layer.weight), "__tensor_flatten__")
+
+
+def _is_plain_activation(activation: nn.Module, name: str | None) -> bool:
+    """Whether the module is still the one that the configuration names."""
+    return _is_untouched(activation, _type_of_activation(name))
+
+
+@functools.cache
+def _type_of_activation(name: str | None) -> type:
+    return type(ACT2FN[name])
+
+
+def _is_untouched(module: nn.Module, kind: type) -> bool:
+    """Whether calling the module computes what its class does: no subclass, no hook, no replaced `forward`."""
     return (
-        type(layer) is nn.Linear
-        and not layer._forward_hooks
-        and not layer._forward_pre_hooks
-        and "forward" not in vars(layer)
+        type(module) is kind
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+        and "forward" not in vars(module)
     )
 
 
@@ -149,6 +166,7 @@ def _has_fused_linear(x: torch.Tensor, layer: nn.Module) -> bool:
         and x.dtype == torch.bfloat16 == layer.weight.dtype
         and x.device.type == "cpu" == layer.weight.device.type
         and not is_traced()
+        and not is_in_torch_dispatch_mode()  # as of a FLOP counter, which knows only the public operators
         and not torch.is_autocast_enabled("cpu")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and _multiplies_bf16()

@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
+from transformers import AutoModelForMaskedLM
 from warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,6 +47,11 @@ def test_it_is_a_small_modernbert_in_bf16() -> None:
                 count *= length
             size += count
     assert size < 12e6
+
+
+def test_it_loads_in_float32_so_that_it_can_be_trained_further() -> None:
+    """In bf16, AdamW's updates of a thousandth of a weight round to nothing."""
+    assert AutoModelForMaskedLM.from_pretrained(MODEL).dtype == torch.float32
 
 
 def test_its_card_names_every_book_and_its_licence() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from encoder_cases import LENGTH, build, gradients, random_ids, relative_error, tiny_config
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from clozebert import (
     ClozeBertForImageClassification,
@@ -59,6 +60,53 @@ def test_one_kernel_computes_what_three_do(name, bias, fused_calls):
     assert fused_calls == [True]
     # bf16 keeps 8 bits: half of 2^-7 relative to the largest output.
     assert relative_error(found, wanted) <= 2**-8
+
+
+@needs_bf16
+@pytest.mark.parametrize("how", ["hook", "pre-hook", "other class", "own forward"])
+def test_an_activation_that_was_changed_is_used(how):
+    layer, x = make_layer()
+    activation = make_activation("gelu")
+    if how == "hook":
+        activation.register_forward_hook(lambda module, inputs, output: 2 * output)
+    elif how == "pre-hook":
+        activation.register_forward_pre_hook(lambda module, inputs: 2 * inputs[0])
+    elif how == "other class":
+        activation = nn.Sigmoid()
+    else:
+        activation.forward = torch.sigmoid
+    with torch.no_grad():
+        assert torch.equal(linear(layer, x, activation=activation, name="gelu"), activation(layer(x)))
+
+
+@needs_bf16
+def test_a_flop_counter_sees_every_matmul():
+    layer, x = make_layer()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        linear(layer, x, activation=make_activation("gelu"), name="gelu")
+    assert counter.get_total_flops() == 2 * 21 * 48 * 80
+
+
+class Quantised(torch.Tensor):
+    """As torchao's: an ordinary parameter of an ordinary layer, but without most operators."""
+
+    def __tensor_flatten__(self):
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.mkldnn._linear_pointwise:
+            raise NotImplementedError("an operator that it does not have")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@needs_bf16
+def test_a_quantised_weight_meets_public_operators_alone():
+    layer, x = make_layer()
+    with torch.no_grad():
+        wanted = layer(x)
+        layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Quantised))
+        assert torch.equal(torch.Tensor(linear(layer, x)), wanted)
 
 
 @needs_bf16

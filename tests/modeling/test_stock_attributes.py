@@ -5,14 +5,16 @@ not, or has with another type or value, stands below with its reason, or is an e
 """
 
 import inspect
+import re
 
 import pytest
 import torch
 import transformers
+from encoder_cases import tiny_config
 from stock_training import CASES, STEMS, TASKS, make_native, make_trainer
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from clozebert import ClozeBertConfig
+from clozebert import ClozeBertConfig, ClozeBertModel
 from clozebert.hub import from_native
 from clozebert.hub.convert import tensor_names
 from clozebert.hub.convert_config import config_from_native
@@ -169,3 +171,12 @@ def test_trainer_sees_in_a_model_what_it_sees_in_the_native_one(model_type, name
         assert getattr(here, attribute) == getattr(there, attribute)
     assert ours.loss_type == native.loss_type
     assert ours.num_parameters() == native.num_parameters()
+
+
+@pytest.mark.parametrize("kind", ["glu", "mlp"])
+def test_tensor_parallelism_has_a_plan_for_every_matrix_of_a_layer(kind):
+    """A matrix without one stays whole, and its output does not fit to the parts of the others."""
+    model = ClozeBertModel(tiny_config(mlp_type=kind))
+    matrices = {re.sub(r"\d+", "*", name) for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+    planned = set(ClozeBertConfig.base_model_tp_plan)
+    assert matrices == (planned if kind == "glu" else planned - {"layers.*.mlp.gate_proj"})
