@@ -141,7 +141,9 @@ class Pretraining:
 
     def _open_log(self, arguments: PretrainingArguments) -> RunLog:
         if arguments.report_to and not self.dry_run:
-            self.accelerator.init_trackers("clozebert", config=tracker_settings(arguments))
+            # What a killed run logged after its checkpoint is logged again.
+            again = {"tensorboard": {"purge_step": self.state.step + 1}} if self.state.step else {}
+            self.accelerator.init_trackers("clozebert", config=tracker_settings(arguments), init_kwargs=again)
         is_main = self.accelerator.is_main_process
         return RunLog(
             self.output.path / LOG_NAME if is_main and not self.dry_run else None,
