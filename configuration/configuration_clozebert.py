@@ -277,6 +277,7 @@ class ClozeBertConfig(PreTrainedConfig):
                 raise ValueError(unknown_key_message(key, cls.field_names()))
         values = {key: config_dict[key] for key in config_dict if key in known}
         _follow_heads(values, kwargs)
+        _follow_layers(values, kwargs)
         _refuse_parts_of_rope(kwargs)
         # Overrides go to the constructor, which checks them. The base class would set them afterwards, unchecked.
         values |= {key: kwargs.pop(key) for key in cls.__annotations__ if key in kwargs}
@@ -393,6 +394,13 @@ def _follow_heads(values: dict[str, Any], overrides: dict[str, Any]) -> None:
     is_overridden = "num_attention_heads" in overrides and "num_key_value_heads" not in overrides
     if is_overridden and values.get("num_key_value_heads") == values.get("num_attention_heads"):
         overrides["num_key_value_heads"] = overrides["num_attention_heads"]
+
+
+def _follow_layers(values: dict[str, Any], overrides: dict[str, Any]) -> None:
+    """Override `layer_types` along with `num_hidden_layers`: the first layers keep their types."""
+    wanted, types = overrides.get("num_hidden_layers"), values.get("layer_types")
+    if wanted is not None and types is not None and wanted < len(types) and "layer_types" not in overrides:
+        overrides["layer_types"] = types[:wanted]
 
 
 def _refuse_parts_of_rope(overrides: dict[str, Any]) -> None:

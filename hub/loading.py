@@ -184,7 +184,8 @@ def _class_name(folder: Path, values: dict[str, Any]) -> str:
     names = values.get("architectures") or []
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise UserError(
-            f"{folder / 'config.json'} must name one class in architectures, not {names}: that is the head to convert"
+            f"{folder / 'config.json'} must name one class in architectures, not {names}: that is the head to convert; "
+            f'write it there, such as ["BertForMaskedLM"]'
         )
     return names[0]
 
