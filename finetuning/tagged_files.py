@@ -369,15 +369,37 @@ def word_bounds(text: str) -> list[tuple[int, int]]:
     return bounds
 
 
+def unit_bounds(word: str) -> list[tuple[int, int]]:
+    """(start, end) of the units of a word of a file, as which a model reads it.
+
+    Each letter of a script without spaces is a unit, as in `word_bounds`, since running text does not show which of
+    them make a word. What stands between such letters is not cut, so every other word is one unit.
+    """
+    if word.isascii() or not any(map(_is_unspaced_letter, word)):
+        return [(0, len(word))]
+    units: list[tuple[int, int]] = []
+    for start, end in word_bounds(word):
+        joins = bool(units) and not _is_unspaced_letter(word[units[-1][0]]) and not _is_unspaced_letter(word[start])
+        if joins:
+            units[-1] = (units[-1][0], end)
+        else:
+            units.append((start, end))
+    return units
+
+
 def _kind_of(character: str) -> str:
     if character.isspace():
         return " "
     category = unicodedata.category(character)
     if category[0] == "M" or category == "Cf" or character in _SKIN_TONES:
         return "mark"
-    if category in ("Lo", "Lm") and _is_unspaced(character):
+    if _is_unspaced_letter(character):
         return "sign"
     return "word" if category[0] in "LN" or character == "_" else "sign"
+
+
+def _is_unspaced_letter(character: str) -> bool:
+    return unicodedata.category(character) in ("Lo", "Lm") and _is_unspaced(character)
 
 
 def _is_unspaced(character: str) -> bool:

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from ..modeling.losses import IGNORED_LABEL, cross_entropy
 from ..utils.errors import UserError
 from .metrics import class_report, entity_report, tag_metrics
 from .reports import ClassReport, Report
-from .tagged_files import read_tagged_file, sentence_of_text
+from .tagged_files import read_tagged_file, sentence_of_text, unit_bounds
 from .tags import OUTSIDE, TaggedSentence, entity_spans, label_names_of_tags, repair_iob2
 from .tasks import Task, balanced_weights
 from .windows import Window, WindowMaker
@@ -95,18 +96,29 @@ class TokenTask(Task):
             )
 
     def windows(self, examples: Sequence[TaggedSentence], maker: WindowMaker) -> list[Window]:
-        return maker.of_words(
-            [sentence.words for sentence in examples],
-            [sentence.spaces for sentence in examples],
-            [None if s.tags is None else [self.target(tag) for tag in s.tags] for s in examples],
+        """Windows over the units of the words (see `unit_bounds`); the prediction of a word is that of its first."""
+        units = [_units(sentence) for sentence in examples]
+        windows = maker.of_words(
+            [[unit.text for unit in of_sentence] for of_sentence in units],
+            [[unit.space for unit in of_sentence] for of_sentence in units],
+            [
+                None if s.tags is None else [self.target(s.tags[u.word], continues=u.continues) for u in of_sentence]
+                for s, of_sentence in zip(examples, units, strict=True)
+            ],
         )
+        return [replace(window, words=_words_read(window, units[window.example])) for window in windows]
 
-    def target(self, tag: str | None) -> tuple[int, int]:
-        """The class numbers of a word's first subword and of its other subwords, which never begin an entity."""
+    def target(self, tag: str | None, *, continues: bool = False) -> tuple[int, int]:
+        """The class numbers of a unit's first subword and of its other subwords, which never begin an entity.
+
+        Args:
+            continues: it is not the first unit of its word, and begins no entity either.
+        """
         if tag is None:
             return IGNORED_LABEL, IGNORED_LABEL
         inside = f"I-{tag[2:]}" if self.entities and tag[0] == "B" else tag
-        return self.label_ids[tag], self.label_ids[inside] if self.label_subwords == "all" else IGNORED_LABEL
+        first = self.label_ids[inside if continues else tag]
+        return first, self.label_ids[inside] if self.label_subwords == "all" else IGNORED_LABEL
 
     # Logits
 
@@ -199,6 +211,31 @@ class TokenTask(Task):
     def _class_of(self, tag: str) -> str:
         """The entity type of a tag, or the tag itself."""
         return tag[2:] if self.entities and tag != OUTSIDE else tag
+
+
+class _Unit(NamedTuple):
+    """A unit of a word: its text, whether a space precedes it, its word's number, whether the word began before it."""
+
+    text: str
+    space: bool
+    word: int
+    continues: bool
+
+
+def _units(sentence: TaggedSentence) -> list[_Unit]:
+    units = []
+    for number, (word, space) in enumerate(zip(sentence.words, sentence.spaces, strict=True)):
+        before = None
+        for start, end in unit_bounds(word):
+            has_space = space if before is None else before < start
+            units.append(_Unit(word[start:end], has_space, number, before is not None))
+            before = end
+    return units
+
+
+def _words_read(window: Window, units: Sequence[_Unit]) -> list[tuple[int, int]]:
+    """The numbers of the words whose first unit is read in a window, with its position."""
+    return [(units[unit].word, position) for unit, position in window.words if not units[unit].continues]
 
 
 def _mistake(sentence: TaggedSentence, tags: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clozebert.finetuning.tagged_files import read_tagged_file, sentence_of_text, word_bounds
+from clozebert.finetuning.tagged_files import read_tagged_file, sentence_of_text, unit_bounds, word_bounds
 from clozebert.finetuning.tags import (
     TaggedSentence,
     detect_scheme,
@@ -265,6 +265,36 @@ def test_words_of_several_scripts() -> None:
     assert words("ที่นี่") == ["ที่", "นี่"]
     # A sign keeps its marks, joiners and skin tones, and a letter behind them begins a word.
     assert words("❤\ufe0fParis 👩\u200d👩\u200d👧 👍🏽ok") == ["❤\ufe0f", "Paris", "👩\u200d👩\u200d👧", "👍🏽", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("word", "units"),
+    [
+        ("เชียงใหม่", ["เ", "ชี", "ย", "ง", "ใ", "ห", "ม่"]),
+        ("東京都", ["東", "京", "都"]),
+        ("サーバー", ["サ", "ー", "バ", "ー"]),
+        ("京\u200b都", ["京\u200b", "都"]),
+        ("AWS社", ["AWS", "社"]),
+        ("第3.5-b版", ["第", "3.5-b", "版"]),
+        ("2 万", ["2", "万"]),
+    ],
+)
+def test_words_of_files_are_cut_at_the_letters_of_unspaced_scripts(word: str, units: list[str]) -> None:
+    assert [word[start:end] for start, end in unit_bounds(word)] == units
+
+
+@pytest.mark.parametrize(
+    "word", ["didn't", "3.5", "naïve-été", "New York", " a", "हिन्दी-भाषा", "한국어", "👍🏽👍🏽", "、。", "\u200b"]
+)
+def test_other_words_of_files_stay_whole(word: str) -> None:
+    assert unit_bounds(word) == [(0, len(word))]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.sampled_from("東京サーのีัใม่ำaé3.-' \u200b\u200d\u0301👍🏽"), max_size=12))
+def test_words_of_running_text_are_not_cut_again(text: str) -> None:
+    for start, end in word_bounds(text):
+        assert unit_bounds(text[start:end]) == [(0, end - start)]
 
 
 @pytest.mark.parametrize(
