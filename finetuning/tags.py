@@ -18,7 +18,7 @@ from ..utils.errors import UserError
 SCHEMES = ("iob1", "iob2", "bioes", "plain")
 OUTSIDE = "O"
 _AS_BIOES = {"L": "E", "U": "S", "M": "I"}  # BILOU and BMES use other letters for the same positions
-_MISSPELT = re.compile(r"[BIESLU]_.+|.+[-_][BIESLU]")  # B_PER, PER-B
+_MISSPELT = re.compile(r"(?i:[BIESLUM]([-_].*)?)|.+[-_][BIESLU]")  # B_PER, b-per, B alone; PER-B
 _LETTERS = {"iob1": "BI", "iob2": "BI", "bioes": "BIESLUM"}
 
 
@@ -64,12 +64,11 @@ def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
     prefixes = {_prefix(tag) for sentence in sentences for tag in sentence.labels}
     letters = prefixes - {OUTSIDE, "plain"}
     if not letters & {"B", "I", "S", "U"} or (OUTSIDE not in prefixes and "plain" in prefixes):
-        names = {tag for sentence in sentences for tag in sentence.labels} - {OUTSIDE}
-        if OUTSIDE in prefixes and names and all(map(_MISSPELT.fullmatch, names)):
+        if "plain" in prefixes and _are_misspelt({tag for sentence in sentences for tag in sentence.labels}):
             odd, where = _first_plain(sentences)
             raise UserError(
-                f"{where}: tag {odd!r} is not of the form B-TYPE, in which entities are read; write it so, or give "
-                "--tag_scheme plain to tag each word by itself"
+                f"{where}: tag {odd!r} is neither O nor of the form B-TYPE, in which entities are read; write it so "
+                "(B-X for B, B-PER for b-per, O for o), or give --tag_scheme plain to tag each word by itself"
             )
         return "plain"
     if "plain" in prefixes:
@@ -81,6 +80,17 @@ def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:
     if letters - {"B", "I"}:
         return "bioes"
     return "iob1" if _is_iob1(sentences) else "iob2"
+
+
+def _are_misspelt(tags: set[str]) -> bool:
+    """Whether all tags are O and entity tags in another spelling.
+
+    E, S and the like without B or I are none: they are languages where text mixes English and Spanish.
+    """
+    names = tags - {"O", "o"}
+    return (
+        names != tags and not {name.upper() for name in names} <= set("ESLUM") and all(map(_MISSPELT.fullmatch, names))
+    )
 
 
 def _prefix(tag: str) -> str:

@@ -69,10 +69,14 @@ def test_a_tag_unlike_the_others_is_named() -> None:
 
 def test_entity_tags_in_another_spelling_are_named() -> None:
     """They were taken for tags of single words, and scored so."""
-    for tags in ("O B_PER I_PER", "O PER-B PER-I", "O PER_B"):
-        with pytest.raises(UserError, match=r"line 2: tag .* is not of the form B-TYPE.*--tag_scheme plain"):
+    for tags in ("O B_PER I_PER", "O PER-B PER-I", "O PER_B", "O B I O", "O S B E", "O b-per i-per", "O B- I-"):
+        with pytest.raises(UserError, match=r"line 2: tag .* is neither O nor of .* B-TYPE.*B-X for B.*--tag_scheme"):
             detect_scheme([sentence(tags)])
-    for tags in ("PRON_B VERB", "O PER LOC_B", "B_PER I_PER", "O O"):
+    for tags in ("o b-per i-per o", "o B-PER I-PER", "o b i"):
+        with pytest.raises(UserError, match="line 1: tag 'o' is neither O nor of"):
+            detect_scheme([sentence(tags)])
+    others = "PRON_B VERB/O PER LOC_B/B_PER I_PER/O O/B M E S/B I I/b-per i-per/O E S/O B X/O E-A"
+    for tags in others.split("/"):
         assert detect_scheme([sentence(tags)]) == "plain"
 
 
