@@ -230,10 +230,15 @@ class SequenceTask(Task):
     # Examples
 
     def check(self, examples: Sequence[SequenceExample]) -> None:
+        names = frozenset(self.label_names).union(*(example.labels for example in examples))
+        are_numbers = self.problem_type == SINGLE_LABEL and all(map(is_number, names))
+        hint = (
+            f", whose labels were taken for classes; --problem_type {REGRESSION} reads numbers" if are_numbers else ""
+        )
         for example in examples:
             for name in sorted(example.labels):
                 if name not in self.label_ids:
-                    raise UserError(f"{example.where}: label {name!r} does not occur in the training data")
+                    raise UserError(f"{example.where}: label {name!r} does not occur in the training data{hint}")
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> SequenceExample:
         return SequenceExample(text, pair, None, f"{source}, line {line}")

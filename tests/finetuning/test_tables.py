@@ -1,6 +1,7 @@
 """Readers of tables: what they read, and that what they cannot read is an error with its line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -335,3 +336,28 @@ def test_labels_that_occur_once_each_cannot_be_held_out(tmp_path: Path, label: s
     arguments = SequenceArguments(model_name_or_path="m", train_file=path, output_dir="o", label_column="price")
     with pytest.raises(UserError, match=f"give --validation_file{hint}$"):
         read_data(arguments, None)
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "hint"),
+    [
+        (("990", "1000"), "1009.5", r", whose labels were taken for classes; --problem_type regression reads numbers"),
+        (("990", "high"), "1009.5", ""),
+        (("990", "1000"), "low", ""),
+    ],
+)
+def test_ratings_that_only_validation_gives_as_fractions(
+    tmp_path: Path, train: tuple[str, str], validation: str, hint: str
+) -> None:
+    rows = "".join(f"the text {i},{train[i % 2]}\n" for i in range(8))
+    arguments = SequenceArguments(
+        model_name_or_path="m",
+        output_dir="o",
+        train_file=write(tmp_path, "a.csv", f"text,price\n{rows}"),
+        validation_file=write(tmp_path, "b.csv", f"text,price\nthe text,990\nthe text,{validation}\n"),
+        label_column="price",
+    )
+    with pytest.raises(UserError, match=rf"line 3: label '{validation}' does not occur in the training data{hint}$"):
+        read_data(arguments, None)
+    if hint:
+        assert read_data(replace(arguments, problem_type="regression"), None).task.problem_type == "regression"
