@@ -308,7 +308,8 @@ class FinetuningRun:
         if is_main:
             _write_results(self.folder, results)
             if write_card is not None:
-                write_card(self.folder, card_facts(self.arguments, results, settings))
+                limitations = self.task.limitations(self.splits["train"])
+                write_card(self.folder, card_facts(self.arguments, results, settings) | {"limitations": limitations})
             remove_checkpoints(self.folder, keep=trainer.state.best_model_checkpoint)
         return results
 

@@ -375,7 +375,7 @@ def unit_bounds(word: str) -> list[tuple[int, int]]:
     Each letter of a script without spaces is a unit, as in `word_bounds`, since running text does not show which of
     them make a word. What stands between such letters is not cut, so every other word is one unit.
     """
-    if word.isascii() or not any(map(_is_unspaced_letter, word)):
+    if not has_unspaced_letter(word):
         return [(0, len(word))]
     units: list[tuple[int, int]] = []
     for start, end in word_bounds(word):
@@ -385,6 +385,11 @@ def unit_bounds(word: str) -> list[tuple[int, int]]:
         else:
             units.append((start, end))
     return units
+
+
+def has_unspaced_letter(word: str) -> bool:
+    """Whether a letter of a script without spaces between words occurs."""
+    return not word.isascii() and any(map(_is_unspaced_letter, word))
 
 
 def _kind_of(character: str) -> str:

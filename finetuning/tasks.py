@@ -92,6 +92,10 @@ class Task(ABC):
     def windows(self, examples: Sequence[Any], maker: WindowMaker) -> list[Window]:
         """One window for each example, or several overlapping ones if it is longer than the model's input."""
 
+    def limitations(self, examples: Sequence[Any]) -> str | None:
+        """What the card says that a model trained on these examples is not good for."""
+        return None
+
     # Logits
 
     @abstractmethod

@@ -16,7 +16,7 @@ from ..modeling.losses import IGNORED_LABEL, cross_entropy
 from ..utils.errors import UserError
 from .metrics import class_report, entity_report, tag_metrics
 from .reports import ClassReport, Report
-from .tagged_files import read_tagged_file, sentence_of_text, unit_bounds
+from .tagged_files import has_unspaced_letter, read_tagged_file, sentence_of_text, unit_bounds
 from .tags import OUTSIDE, TaggedSentence, entity_spans, label_names_of_tags, repair_iob2
 from .tasks import Task, balanced_weights
 from .windows import Window, WindowMaker
@@ -119,6 +119,16 @@ class TokenTask(Task):
         inside = f"I-{tag[2:]}" if self.entities and tag[0] == "B" else tag
         first = self.label_ids[inside if continues else tag]
         return first, self.label_ids[inside] if self.label_subwords == "all" else IGNORED_LABEL
+
+    def limitations(self, examples: Sequence[TaggedSentence]) -> str | None:
+        """A pipeline encodes unspaced text as a whole, and the model was trained on its letters."""
+        unspaced = [has_unspaced_letter(word) for sentence in examples for word in sentence.words]
+        if 10 * sum(unspaced) < len(unspaced):
+            return None
+        return (
+            "Tag with `clozebert predict`: it reads scripts without spaces letter by letter, as training did. A "
+            "pipeline of transformers cuts their text into other tokens, and can miss most of what the model finds."
+        )
 
     # Logits
 

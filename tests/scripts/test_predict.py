@@ -128,6 +128,26 @@ def test_words_of_conll_files(tuned: dict[str, Path], tmp_path: Path) -> None:
     assert [record["tags"] for record in records] == [["B-PER", "I-PER", "O", "O", "B-LOC", "O"]] * 3
 
 
+def test_a_tagger_of_unspaced_words_finds_them_in_text(tmp_path: Path) -> None:
+    """It was trained on whole words, which running text does not show. Its card says how to tag."""
+    places = ["東京", "大阪府", "長野", "奈良県"]
+    sentences = [[("私", "O"), ("は", "O"), (place, "B-LOC"), ("行く", "O"), ("。", "O")] for place in places]
+    blocks = ["".join(f"{word}\t{tag}\n" for word, tag in sentence) for sentence in sentences]
+    words, text = tmp_path / "a.conll", tmp_path / "a.txt"
+    words.write_text("\n".join(blocks * 8), encoding="utf-8")
+    text.write_text("".join(f"私は{place}行く。\n" for place in places), encoding="utf-8")
+    model = make_checkpoint(tmp_path / "m", model_type="clozebert", tokenizer_kind="bpe")
+    argv = ["--model_name_or_path", model, "--train_file", str(words), "--validation_file", str(words)]
+    finetune_token_classification.main([*argv, "--output_dir", str(tmp_path / "o"), "--learning_rate", "5e-3"])
+    assert json.loads((tmp_path / "o" / "all_results.json").read_text())["eval_f1"] == 1.0
+    of_words, of_text = (
+        predictions(tmp_path / "o", "--input", str(path), output=tmp_path / "p") for path in (words, text)
+    )
+    assert [record["tags"] for record in of_words] == [["O", "O", "B-LOC", "O", "O"]] * 32
+    assert [[entity["text"] for entity in record["entities"]] for record in of_text] == [[place] for place in places]
+    assert "Tag with `clozebert predict`" in (tmp_path / "o" / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_text_column_of_records_with_other_fields_is_tagged(tuned: dict[str, Path], tmp_path: Path) -> None:
     records = [{"text": "another column", "body": "Ada runs"}]
     path = write_json_lines(tmp_path / "a.jsonl", records)
