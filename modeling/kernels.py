@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 
@@ -166,11 +165,18 @@ def _has_fused_linear(x: torch.Tensor, layer: nn.Module) -> bool:
         and x.dtype == torch.bfloat16 == layer.weight.dtype
         and x.device.type == "cpu" == layer.weight.device.type
         and not is_traced()
-        and not is_in_torch_dispatch_mode()  # as of a FLOP counter, which knows only the public operators
+        and not _is_watched()
         and not torch.is_autocast_enabled("cpu")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and _multiplies_bf16()
     )
+
+
+def _is_watched() -> bool:
+    """Whether each operator is dispatched to a Python object, as a FLOP counter, which knows only public operators."""
+    # PyTorch has no public way to ask.
+    is_in_mode = getattr(getattr(torch.utils, "_python_dispatch", None), "is_in_torch_dispatch_mode", None)
+    return is_in_mode is not None and is_in_mode()
 
 
 @functools.cache

@@ -44,3 +44,16 @@ def test_dropout_is_off_where_its_modules_say_so(implementation):
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     assert torch.equal(model(IDS).last_hidden_state, model(IDS).last_hidden_state)
+
+
+def test_a_stored_model_can_be_cut_to_its_first_layers(tmp_path):
+    """As a native ModernBERT: AutoModel.from_pretrained(…, num_hidden_layers=2)."""
+    types = ["full_attention", "sliding_attention", "sliding_attention"]
+    whole = build(ClozeBertModel, tiny_config(num_hidden_layers=3, layer_types=types), dtype=torch.float32)
+    whole.save_pretrained(tmp_path)
+    cut = ClozeBertModel.from_pretrained(tmp_path, num_hidden_layers=2)
+    assert cut.config.layer_types == types[:2]
+    states = whole(IDS, output_hidden_states=True).hidden_states
+    assert torch.equal(cut(IDS).last_hidden_state, cut.final_norm(states[2]))
+    with pytest.raises(ValueError, match="layer_types names 3 layers, but num_hidden_layers=4"):
+        ClozeBertModel.from_pretrained(tmp_path, num_hidden_layers=4)

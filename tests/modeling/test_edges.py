@@ -290,20 +290,6 @@ def test_keys_of_other_programs_are_kept(tmp_path):
     assert {key: saved[key] for key in others} == others
 
 
-def test_a_stored_model_can_be_cut_to_its_first_layers(tmp_path):
-    """As a native ModernBERT: AutoModel.from_pretrained(…, num_hidden_layers=2)."""
-    types = ["full_attention", "sliding_attention", "sliding_attention"]
-    whole = build(ClozeBertModel, tiny_config(num_hidden_layers=3, layer_types=types), dtype=torch.float32)
-    whole.save_pretrained(tmp_path)
-    cut = ClozeBertModel.from_pretrained(tmp_path, num_hidden_layers=2)
-    assert cut.config.layer_types == types[:2]
-    ids = torch.from_numpy(random_ids(2, 9))
-    states = whole(ids, output_hidden_states=True).hidden_states
-    assert torch.equal(cut(ids).last_hidden_state, cut.final_norm(states[2]))
-    with pytest.raises(ValueError, match="layer_types names 3 layers, but num_hidden_layers=4"):
-        ClozeBertModel.from_pretrained(tmp_path, num_hidden_layers=4)
-
-
 def test_key_heads_are_a_number_and_follow_the_heads(tmp_path):
     config = tiny_config()
     assert config.num_key_value_heads == config.num_attention_heads == 4
