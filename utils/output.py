@@ -42,7 +42,7 @@ class _Outliving:
 def outliving_readers() -> Iterator[None]:
     """Within the block, a closed pipe or terminal is no error of standard output and standard error."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Outliving(sys.stdout), _Outliving(sys.stderr)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Outliving(sys.stdout), _Outliving(sys.stderr)
     try:
         yield
     finally:

@@ -66,8 +66,8 @@ def lost_processes(accelerator: Any, *, goes_on_by: str) -> Iterator[None]:
     except RuntimeError as error:
         if "DataLoader" in str(error):
             raise UserError(
-                f"{first_line(error).rstrip('. ')}: it makes batches, and may have had too little memory; free some, or "
-                f"lower --dataloader_num_workers; {goes_on_by} continues from the last checkpoint"
+                f"{first_line(error).rstrip('. ')}: it makes batches, and may have had too little memory; free some, "
+                f"or lower --dataloader_num_workers; {goes_on_by} continues from the last checkpoint"
             ) from error
         if accelerator.num_processes == 1 or not _OF_COLLECTIVES.search(str(error)):
             raise
