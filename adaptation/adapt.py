@@ -36,7 +36,7 @@ from ..corpus.shards import open_split
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..hub.card import read_card, write_card
 from ..hub.convert import save_native
-from ..hub.loading import WEIGHTS, quiet
+from ..hub.loading import quiet
 from ..modeling import ClozeBertForMaskedLM
 from ..training.checks import check_tokenizer
 from ..training.planning.time_budget import FORWARD_SHARE
@@ -45,7 +45,7 @@ from ..training.reporting.doctor import survey
 from ..training.scoring import precision_of, score_frozen_masks
 from ..utils.device import choose_precision
 from ..utils.errors import UserError, UserFileError
-from ..utils.files import disk_errors, remove_written, sha256_of_file, whole_files, whole_folder, write_text
+from ..utils.files import WEIGHTS, disk_errors, remove_written, sha256_of_file, whole_files, whole_folder, write_text
 from ..utils.locks import owned_folder
 from ..utils.output import outliving_readers
 from ..utils.tokenizer_files import save_tokenizer

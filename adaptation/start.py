@@ -17,14 +17,14 @@ from ..corpus.readers.inputs import Reader
 from ..corpus.tokenizer import load_tokenizer, tokenizer_differences, tokenizer_facts
 from ..hub.convert import load_clozebert_masked_lm
 from ..hub.convert_config import config_from_native
-from ..hub.loading import WEIGHTS, find_folder, quiet, read_config
+from ..hub.loading import find_folder, quiet, read_config
 from ..hub.natives import architecture_of
 from ..hub.processors import TOKENIZER_FILE_NAMES
 from ..modeling import ClozeBertForMaskedLM
 from ..training.initialization.initial_model import load_configuration, set_token_ids
 from ..training.initialization.rebuilding import evenly_spaced, take_layers, take_rows
 from ..utils.errors import UserError
-from ..utils.files import sha256_of_file, written_in
+from ..utils.files import hash_model
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import AdaptationArguments
 from .vocabulary import EXTENDED, TRIMMED, NewVocabulary, check_algorithm, extend, trim
@@ -53,8 +53,7 @@ class SourceModel:
 
     def fingerprint(self) -> dict[str, Any]:
         """Hashes of its files and tokenizer, which show whether these have changed."""
-        files = [self.folder / "config.json", *written_in(self.folder, [WEIGHTS])]
-        return {file.name: sha256_of_file(file) for file in sorted(files)} | tokenizer_facts(self.tokenizer)
+        return hash_model(self.folder) | tokenizer_facts(self.tokenizer)
 
     def load(self) -> ClozeBertForMaskedLM:
         """Load the model in float32 and convert it to ClozeBERT."""

@@ -20,11 +20,11 @@ from transformers import PreTrainedModel
 from ..modeling import modeling_clozebert
 from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
 from ..utils.errors import UserError
-from ..utils.files import check_output_dir, disk_errors, whole_files
+from ..utils.files import WEIGHTS, check_output_dir, disk_errors, whole_files
 from ..utils.weights import fill, make_empty
 from .card import CARD_NAME, Card, read_card, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native
-from .loading import WEIGHTS, find_folder, load_clozebert, load_native, quiet, read_config
+from .loading import find_folder, load_clozebert, load_native, quiet, read_config
 from .natives import Architecture, Rename, architecture_of
 from .processors import copy_processors, copy_reading_settings, save_beside_model
 

@@ -29,8 +29,6 @@ from .hub_errors import explain
 from .natives import architecture_of
 from .processors import IMAGE_FILES, SETTINGS_NAME, TOKENIZER_FILE_NAMES
 
-# The files that hold weights, as a regular expression of their names.
-WEIGHTS = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILE_NAMES,
              "chat_template.jinja", *IMAGE_FILES, SETTINGS_NAME)  # fmt: skip

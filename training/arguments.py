@@ -68,9 +68,7 @@ class PretrainingArguments:
     tokenizer_name: str = flag("the tokenizer of the corpus: a folder, or a name on the Hub", "")
     output_dir: str = flag("folder for the model, its checkpoints and the log", "")
     model_name_or_path: str | None = flag("continue from the weights of this model instead of random ones")
-    teacher_name_or_path: str | None = flag(
-        "distil from this model, which must have the same tokenizer", section=_MORE, on_resume=_SAME
-    )
+    teacher_name_or_path: str | None = flag("distil from this model, which must have the same tokenizer", section=_MORE)
     num_train_epochs: float | None = flag("passes over the corpus (default: 1 to 40, more for less text)")
     max_steps: int | None = flag("steps (updates of the weights), instead of epochs", on_resume=_SAID)
     max_minutes: float | None = flag(

@@ -20,7 +20,7 @@ from ..corpus.tokenizer import load_tokenizer, tokenizer_differences
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
 from .arguments import Phase, PretrainingArguments
-from .initialization.initial_model import load_configuration, padded_vocabulary, set_token_ids
+from .initialization.initial_model import fingerprint_of_model, load_configuration, padded_vocabulary, set_token_ids
 from .planning.run_length import length_by_text
 from .run_settings import phase_configuration
 from .runtime.machine import is_sharded
@@ -33,7 +33,8 @@ _UNUSED = re.compile(r"[\[<]unused_?\d+[\]>]")
 class CheckedRun:
     """The parts of a run, checked: the tokenizer and, by phase, arguments, corpora and configurations.
 
-    `given` is the run as the user described it, perhaps without a number of steps.
+    `given` is the run as the user described it, perhaps without a number of steps. `teacher_fingerprint` shows whether
+    the teacher has changed; empty without one.
     """
 
     given: PretrainingArguments
@@ -41,6 +42,7 @@ class CheckedRun:
     phases: list[Phase]
     mixtures: list[Mixture]
     configs: list[ClozeBertConfig]
+    teacher_fingerprint: str
 
     @property
     def last_step(self) -> int:
@@ -68,15 +70,17 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
     else:
         config.vocab_size = padded_vocabulary(len(tokenizer))
     set_token_ids(config, tokenizer)
+    teacher = ""
     if arguments.teacher_name_or_path is not None:
         longest = max(phase.arguments.max_seq_length for phase in phases)
         check_teacher(arguments.teacher_name_or_path, tokenizer, max_seq_length=longest)
+        teacher = fingerprint_of_model(arguments.teacher_name_or_path, flag="teacher_name_or_path")
     configs = [phase_configuration(config, phase) for phase in phases]
     for phase, of_phase, mixture in zip(phases, configs, mixtures, strict=True):
         check_sample(phase.arguments)
         check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)
     check_same_weights(configs)
-    return CheckedRun(arguments, tokenizer, phases, mixtures, configs)
+    return CheckedRun(arguments, tokenizer, phases, mixtures, configs, teacher)
 
 
 def check_trackers(names: list[str]) -> None:

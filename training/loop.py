@@ -388,6 +388,7 @@ class Pretraining:
             world_size=accelerator.num_processes,
             precision=accelerator.mixed_precision,
             scaler=None if accelerator.scaler is None else accelerator.scaler.state_dict(),
+            teacher_fingerprint=self.run.teacher_fingerprint,
         )
         # A checkpoint that may be ruined replaces none; see `_save_and_evaluate`.
         keep = None if self.state.consecutive_skips else setup.arguments.save_total_limit

@@ -75,7 +75,7 @@ def _as_list(value: Any) -> list[str]:
 
 
 def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, accelerator: Any) -> int:
-    """Refuse to resume with another corpus, other batches or another model; report other changes.
+    """Refuse to resume with another corpus, teacher or model, or other batches; report other changes.
 
     Returns:
         The index of the checkpoint's phase, even at the end of it, because its last evaluation may be missing.
@@ -86,7 +86,8 @@ def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, acc
     phase = next(phase for phase in run.phases if step <= phase.last_step)
     forbidden, said = phase.arguments.changes_since(state.arguments)
     forbidden += _other_phase(state, phase)
-    forbidden += _other_corpus(state, run.mixtures[phase.index].fingerprint)
+    forbidden += _other_content("corpus", state.corpus_fingerprint, run.mixtures[phase.index].fingerprint)
+    forbidden += _other_content("teacher", state.teacher_fingerprint, run.teacher_fingerprint)
     saved = load_configuration(str(checkpoint))
     if saved.vocab_size >= len(run.tokenizer):
         # A run that began with another vocabulary size keeps it.
@@ -113,13 +114,12 @@ def _other_phase(state: TrainingState, phase: Phase) -> list[str]:
     ]
 
 
-def _other_corpus(state: TrainingState, fingerprint: str) -> list[str]:
-    if state.corpus_fingerprint == fingerprint:
+def _other_content(name: str, there: str | None, here: str) -> list[str]:
+    """Whether a fingerprint differs. That of a checkpoint of an earlier version may be None: it is not compared."""
+    if there is None or there == here:
         return []
-    there, here = (
-        " + ".join(f"{one[:12]}…" for one in several.split("+")) for several in (state.corpus_fingerprint, fingerprint)
-    )
-    return [f"corpus fingerprint {there} there, {here} here"]
+    was, now = (" + ".join(f"{one[:12]}…" for one in several.split("+") if one) for several in (there, here))
+    return [f"{name} fingerprint {was or 'none'} there, {now or 'none'} here"]
 
 
 def _other_model(saved: ClozeBertConfig, config: ClozeBertConfig) -> list[str]:

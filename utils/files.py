@@ -29,6 +29,8 @@ except ImportError:  # Windows
 INCOMPLETE = ".incomplete-"
 _OLD = ".old"
 LOCK_NAME = ".lock"
+# The files that hold a model's weights, as a regular expression of their names.
+WEIGHTS = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin"
 # Writes a folder's README.md from what is known about the run.
 WriteCard = Callable[[str | os.PathLike, dict[str, Any]], None]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -47,6 +49,12 @@ def sha256_of_file(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def hash_model(folder: Path) -> dict[str, str]:
+    """The SHA-256 of a model's config.json and of each file of its weights, by name."""
+    files = [folder / "config.json", *written_in(folder, [WEIGHTS])]
+    return {file.name: sha256_of_file(file) for file in sorted(files)}
 
 
 # Whole or not at all -------------------------------------------------------------------------------------------------

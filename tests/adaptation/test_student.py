@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from small_models import adapt_flags, save_native
 from transformers import AutoModelForMaskedLM
 
 from clozebert.adaptation.adapt import adapt
 from clozebert.adaptation.arguments import AdaptationArguments
+from clozebert.training import loop
 from clozebert.utils.errors import UserError
 
 
@@ -42,6 +45,29 @@ def test_a_student_may_be_another_model_with_the_same_tokenizer(texts: Path, tmp
     narrow = save_native(tmp_path / "narrow", "bert", hidden_size=24, num_hidden_layers=1)
     run(teacher, texts / "new.txt", tmp_path / "out", student=str(narrow))
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / "out").config.hidden_size == 24
+
+
+def test_a_student_that_was_cut_off_goes_on_wherever_its_folder_lies(
+    modernbert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags: dict[str, Any] = {"student": "2", "save_steps": 2}
+    run(modernbert, texts / "new.txt", tmp_path / "whole", **flags)
+    seed_step = loop.seed_step
+
+    def cut_off(seed: int, step: int, *others: Any) -> None:
+        if step == 3:
+            raise RuntimeError("cut off")
+        seed_step(seed, step, *others)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loop, "seed_step", cut_off)
+    with pytest.raises(RuntimeError, match="cut off"):
+        run(modernbert, texts / "new.txt", Path("parts"), **flags)
+    monkeypatch.setattr(loop, "seed_step", seed_step)
+    Path("parts").rename("moved")
+    run(modernbert, texts / "new.txt", tmp_path / "moved", **flags)
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "moved"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_what_is_refused_before_work(modernbert: Path, texts: Path, tmp_path: Path) -> None:

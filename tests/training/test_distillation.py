@@ -1,6 +1,7 @@
 """Distillation: the loss against NumPy, a teacher that nothing changes, and a run with one."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pretraining_helpers import make_corpus, make_tokenizer, model_config, run_forked, run_here
+from pretraining_helpers import forget, make_corpus, make_tokenizer, model_config, run_forked, run_here
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import BatchStream, Corpus, Masking
 from clozebert.training.distillation import TEACHER_SHARE, Distillation, _Imitation
+from clozebert.training.initialization.initial_model import fingerprint_of_model
 from clozebert.training.initialization.rebuilding import evenly_spaced, take_layers
 from clozebert.training.prefetch import model_inputs
 from clozebert.utils.errors import UserError
@@ -181,6 +183,45 @@ def test_a_run_with_a_teacher_follows_it(prepared: Path, teacher: Path, tmp_path
         return float((np.exp(wanted) * (wanted - found)).sum(-1).mean())
 
     assert divergence("one") < 0.9 * divergence("alone")
+
+
+def test_a_run_goes_on_with_the_same_teacher_wherever_it_lies(
+    prepared: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its content is compared, not its path, which is private."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(teacher, "here")
+    shutil.copytree(teacher, "there/again")
+    run_here(prepared, tmp_path / "run", max_steps=4, teacher_name_or_path="here")
+    checkpoint = tmp_path / "run" / "checkpoint-4"
+    assert "here" not in (checkpoint / "training_state" / "state.json").read_text()
+    assert "| teacher_name_or_path | here |" in (checkpoint / "README.md").read_text()
+    again = {"max_steps": 5, "resume_from_checkpoint": "latest"}
+    run_here(prepared, tmp_path / "run", **again, teacher_name_or_path=str(tmp_path / "there" / "again"))
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "| teacher_name_or_path | again |" in card
+    assert str(tmp_path) not in card
+    ClozeBertForMaskedLM(model_config()).save_pretrained("here")
+    with pytest.raises(UserError, match=r"teacher fingerprint \w{12}… there, \w{12}… here"):
+        run_here(prepared, tmp_path / "run", **{**again, "max_steps": 6}, teacher_name_or_path="here")
+    with pytest.raises(UserError, match=r"teacher fingerprint \w{12}… there, none here"):
+        run_here(prepared, tmp_path / "run", **{**again, "max_steps": 6})
+    forget(tmp_path / "run" / "checkpoint-5", "teacher_fingerprint")
+    run_here(prepared, tmp_path / "run", **{**again, "max_steps": 6}, teacher_name_or_path="here")
+
+
+def test_a_teacher_on_the_hub_is_the_same_as_in_a_folder(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "models--someone--teacher"
+    shutil.copytree(teacher, place / "snapshots" / "abc", ignore=shutil.ignore_patterns("checkpoint-*"))
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    found = [fingerprint_of_model(name, flag="teacher") for name in ("someone/teacher", str(teacher))]
+    assert found[0] == found[1]
+    with pytest.raises(UserError, match="teacher='someone/else': "):
+        fingerprint_of_model("someone/else", flag="teacher")
 
 
 @pytest.mark.parametrize(

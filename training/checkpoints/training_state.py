@@ -19,6 +19,8 @@ from ..arguments import PretrainingArguments
 STATE_FOLDER = "training_state"
 OPTIMIZER_FILE = f"{STATE_FOLDER}/optimizer.safetensors"
 STATE_FILE = f"{STATE_FOLDER}/state.json"
+# Fields that checkpoints of earlier versions lack; then they are None, and resuming does not compare them.
+_LATER = ("teacher_fingerprint",)
 # Checkpoints of format 1 have no `Binding`: neither `files` nor `tensors`.
 FORMAT = 2
 
@@ -46,6 +48,7 @@ class TrainingState:
         phase, first_step: which phase of the run this is, and how many steps came before it.
         threads, world_size, precision: bitwise equality is promised only if these stay the same.
         scaler: the fp16 loss scale, if any.
+        teacher_fingerprint: which teacher the run distils from; empty without one.
     """
 
     step: int
@@ -65,6 +68,7 @@ class TrainingState:
     world_size: int = 1
     precision: str = "no"
     scaler: dict[str, Any] | None = None
+    teacher_fingerprint: str | None = None
 
 
 @dataclass
@@ -104,6 +108,7 @@ def read_state(directory: Path) -> tuple[TrainingState, Binding | None]:
         bound = {name: values.pop(name, None) for name in ("files", "tensors")}
         _check_types(Binding, bound)
         binding = Binding(**bound)
+    values = {**dict.fromkeys(_LATER), **values}
     _check_types(TrainingState, values)
     state = TrainingState(**values)
     _check_values(state)

@@ -1,18 +1,24 @@
 """The model that a run starts from: its configuration, its special tokens, random or loaded weights."""
 
+import hashlib
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from ...configuration import ClozeBertConfig
 from ...corpus import Corpus
 from ...modeling import ClozeBertForMaskedLM
 from ...utils.errors import UserError, as_user_errors
+from ...utils.files import hash_model
 from ...utils.progress_bar import without_progress_bars
 from ...utils.untrusted import check_model_folder
 
+_MODEL_FILES = ["config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 # The keys under which `from_pretrained` reports weights that it did not load unchanged.
 _REPORTED = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 
@@ -36,6 +42,19 @@ def load_configuration(name_or_path: str, *, flag: str = "model_name_or_path") -
             f"clozebert convert --input {name_or_path} --output_dir FOLDER --to clozebert"
         )
     return config
+
+
+def fingerprint_of_model(name_or_path: str, *, flag: str) -> str:
+    """A hash of a model's configuration and weights, wherever it lies; a model on the Hub is downloaded.
+
+    Args:
+        flag: the flag that names it, for messages.
+    """
+    folder = Path(name_or_path)
+    if not folder.is_dir():
+        with as_user_errors(Exception, about=f"{flag}={name_or_path!r}"):
+            folder = Path(snapshot_download(name_or_path, allow_patterns=_MODEL_FILES))
+    return hashlib.sha256(json.dumps(hash_model(folder)).encode()).hexdigest()
 
 
 def padded_vocabulary(tokens: int) -> int:
