@@ -176,6 +176,7 @@ class Adaptation:
         }
         if self.arguments.corpus is not None:
             found["corpus"] = Corpus(self.arguments.corpus).fingerprint
+            found["validation split of corpus"] = Corpus(self.arguments.corpus, "validation").fingerprint
         found["model_name_or_path"] = self.source.fingerprint()
         if self.trained.folder != self.source.folder:
             found["student"] = self.trained.fingerprint()

@@ -224,7 +224,7 @@ def check_place(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> 
     """Check that the output folder can be used for this adaptation, or holds the same one, which can be resumed.
 
     Args:
-        contents: for each flag that names a text, a model or a tokenizer, a hash of it.
+        contents: for each flag that names a text, a model or a tokenizer, a hash of it; for `corpus` two.
 
     Raises:
         UserError: it holds another adaptation, or something else.
@@ -243,8 +243,11 @@ def check_place(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> 
                     f"output_dir={arguments.output_dir} holds an adaptation with {name}={saved.get(name)!r}, and here "
                     f"it is {value!r}: give the same flags to go on, another output_dir, or --overwrite_output_dir"
                 )
+        there = saved.get(_CONTENTS, contents)
         for name, found in contents.items():
-            if saved.get(_CONTENTS, contents).get(name) != found:
+            if name not in there and name not in saved:
+                continue  # what no flag names, earlier versions did not record
+            if there.get(name) != found:
                 raise UserError(
                     f"output_dir={arguments.output_dir} holds an adaptation with another {name}: its content has "
                     "changed since; give another output_dir, or --overwrite_output_dir"

@@ -59,6 +59,11 @@ class Mixture:
         return "+".join(corpus.fingerprint for corpus in self.corpora)
 
     @property
+    def validation_fingerprint(self) -> str:
+        """The same of the validation splits; empty if there are none."""
+        return "+".join(split.fingerprint for split in self.validation.values())
+
+    @property
     def num_documents(self) -> int:
         return sum(corpus.num_documents for corpus in self.corpora)
 

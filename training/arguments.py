@@ -16,7 +16,7 @@ from .optimizers.schedules import inverse_sqrt_factor, learning_rate_factor
 if TYPE_CHECKING:
     from ..corpus import BatchSize
 
-# What a changed value means for a resumed run: other batches (refused) or other updates (reported).
+# What a changed value means for a resumed run: other batches (refused), or other updates or figures (reported).
 _SAME, _SAID = "same", "said"
 # Fields that a later phase of a run cannot change.
 _OF_THE_RUN = (
@@ -112,7 +112,7 @@ class PretrainingArguments:
         on_resume=_SAME,
     )
     eval_mlm_probability: float = flag(
-        "share of the validation tokens that is predicted; always the same ones", 0.15, _MASKING
+        "share of the validation tokens that is predicted; always the same ones", 0.15, _MASKING, on_resume=_SAID
     )
 
     learning_rate: float = flag("peak learning rate of AdamW", 5e-4, _OPTIMIZER, on_resume=_SAID)
@@ -158,7 +158,7 @@ class PretrainingArguments:
 
     logging_steps: int = flag("steps between two log entries", 10, _RECORDS)
     eval_steps: int = flag("steps between two evaluations; 0: only at the end", 500, _RECORDS)
-    max_eval_batches: int | None = flag("evaluate on this many batches only", section=_RECORDS)
+    max_eval_batches: int | None = flag("evaluate on this many batches only", section=_RECORDS, on_resume=_SAID)
     save_steps: int = flag("steps between two checkpoints; 0: only at the end", 500, _RECORDS)
     save_total_limit: int | None = flag("checkpoints to keep, the newest ones", 2, _RECORDS)
     report_to: list[str] = flag("trackers besides the log: tensorboard, trackio, wandb", [], _RECORDS, metavar="NAME")
@@ -320,7 +320,7 @@ class PretrainingArguments:
         return self.global_batch_size // world_size // self.micro_batches(world_size)
 
     def decisive(self) -> dict[str, Any]:
-        """The fields that determine what the weights become; nothing about the machine."""
+        """The fields that determine the weights and their validation figures; nothing about the machine."""
         return {
             item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.metadata.get("on_resume")
         }

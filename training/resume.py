@@ -86,7 +86,8 @@ def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, acc
     phase = next(phase for phase in run.phases if step <= phase.last_step)
     forbidden, said = phase.arguments.changes_since(state.arguments)
     forbidden += _other_phase(state, phase)
-    forbidden += _other_content("corpus", state.corpus_fingerprint, run.mixtures[phase.index].fingerprint)
+    mixture = run.mixtures[phase.index]
+    forbidden += _other_content("corpus", state.corpus_fingerprint, mixture.fingerprint)
     forbidden += _other_content("teacher", state.teacher_fingerprint, run.teacher_fingerprint)
     saved = load_configuration(str(checkpoint))
     if saved.vocab_size >= len(run.tokenizer):
@@ -99,6 +100,7 @@ def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, acc
             f"cannot resume from {checkpoint}, which belongs to another run: {'; '.join(forbidden)}; restore these "
             f"values, or begin a new run from these weights with --model_name_or_path {checkpoint}"
         )
+    said += _other_content("validation", state.validation_fingerprint, mixture.validation_fingerprint)
     said += _other_machine(state, accelerator)
     if said and accelerator.is_main_process:
         logger.warning("resuming with changed settings: %s", "; ".join(said))

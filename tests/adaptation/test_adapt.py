@@ -280,6 +280,30 @@ def test_a_corpus_of_another_tokenizer_is_refused(bert: Path, texts: Path, tmp_p
         run(bert, texts / "new.txt", tmp_path / "out", input=None, corpus=str(tmp_path / "corpus"))
 
 
+def test_a_corpus_whose_validation_split_was_replaced_is_no_going_on(bert: Path, texts: Path, tmp_path: Path) -> None:
+    from clozebert.corpus.preparation.pipeline import Preparation
+
+    for name in ("corpus", "other"):
+        held_out = tmp_path / f"{name}.txt"
+        held_out.write_text((texts / "old.txt").read_text().replace("cat", "cat" if name == "corpus" else "dog"))
+        Preparation(
+            [str(texts / "new.txt")], str(bert), str(tmp_path / name), validation_input=[str(held_out)], num_processes=1
+        ).run()
+    flags: dict[str, Any] = {"input": None, "corpus": str(tmp_path / "corpus")}
+    run(bert, texts / "new.txt", tmp_path / "out", **flags)
+    settings = tmp_path / "out" / "adaptation" / "settings.json"
+    recorded = settings.read_text()
+    shutil.rmtree(tmp_path / "corpus" / "validation")
+    shutil.copytree(tmp_path / "other" / "validation", tmp_path / "corpus" / "validation")
+    with pytest.raises(UserError, match="with another validation split of corpus: its content has"):
+        run(bert, texts / "new.txt", tmp_path / "out", **flags)
+    # Earlier versions did not record it.
+    values = json.loads(recorded)
+    del values["contents"]["validation split of corpus"]
+    settings.write_text(json.dumps(values))
+    run(bert, texts / "new.txt", tmp_path / "out", **flags)
+
+
 def test_the_time_given_decides_the_steps(bert: Path, texts: Path, tmp_path: Path) -> None:
     results = run(bert, texts / "new.txt", tmp_path / "out", max_steps=None, max_minutes=0.1, global_batch_size=None)
     assert results["steps"] >= 1

@@ -5,6 +5,8 @@ import functools
 import itertools
 import json
 import math
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,16 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from pretraining_helpers import dense_loss, log_of, losses_of, make_corpus, make_tokenizer, model_config, settings
+from pretraining_helpers import (
+    dense_loss,
+    forget,
+    log_of,
+    losses_of,
+    make_corpus,
+    make_tokenizer,
+    model_config,
+    settings,
+)
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from clozebert import ClozeBertForMaskedLM, ClozeBertForSequenceClassification
@@ -386,6 +397,25 @@ def test_what_does_not_fit_together_is_refused(prepared: Path, tmp_path: Path) -
         with pytest.raises((ValueError, OSError), match=message):
             run(prepared, tmp_path / "out", model=model, **changes)
         assert not (tmp_path / "out").exists(), message
+
+
+def test_figures_of_other_validation_text_are_said_on_resuming(prepared: Path, tmp_path: Path, caplog: Any) -> None:
+    """Otherwise the losses before and after it would be compared."""
+    again = {"max_steps": 6, "resume_from_checkpoint": "latest"}
+    run(prepared, tmp_path / "run", max_steps=4, save_steps=2)
+    shutil.copytree(prepared, tmp_path / "mixed")
+    shutil.rmtree(tmp_path / "mixed" / "corpus" / "validation")
+    other = make_corpus(tmp_path / "other", seed=1)
+    shutil.copytree(other / "corpus" / "validation", tmp_path / "mixed" / "corpus" / "validation")
+    shutil.copytree(tmp_path / "run", tmp_path / "old")
+    run(tmp_path / "mixed", tmp_path / "run", eval_mlm_probability=0.2, max_eval_batches=1, **again)
+    assert re.search(r"validation fingerprint \w{12}… there, \w{12}… here", caplog.text)
+    assert "eval_mlm_probability=0.15 there, eval_mlm_probability=0.2 here" in caplog.text
+    assert "max_eval_batches=None there, max_eval_batches=1 here" in caplog.text
+    caplog.clear()
+    forget(tmp_path / "old" / "checkpoint-4", "validation_fingerprint")
+    run(tmp_path / "mixed", tmp_path / "old", **again)
+    assert "validation" not in caplog.text
 
 
 def test_resuming_another_run_is_refused_by_name(prepared: Path, tmp_path: Path, caplog: Any) -> None:

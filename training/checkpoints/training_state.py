@@ -20,7 +20,7 @@ STATE_FOLDER = "training_state"
 OPTIMIZER_FILE = f"{STATE_FOLDER}/optimizer.safetensors"
 STATE_FILE = f"{STATE_FOLDER}/state.json"
 # Fields that checkpoints of earlier versions lack; then they are None, and resuming does not compare them.
-_LATER = ("teacher_fingerprint",)
+_LATER = ("teacher_fingerprint", "validation_fingerprint")
 # Checkpoints of format 1 have no `Binding`: neither `files` nor `tensors`.
 FORMAT = 2
 
@@ -42,13 +42,14 @@ class TrainingState:
         train_loss: the loss in the last log entry.
         seconds: spent training so far.
         evaluation: the last validation figures, and the step they belong to.
-        arguments: those of the run's PretrainingArguments that determine the weights.
+        arguments: those of the run's PretrainingArguments that `decisive` names.
         model_flops: FLOPs of the model so far, without recomputation.
         corpus_fingerprint: which corpora the batches come from.
         phase, first_step: which phase of the run this is, and how many steps came before it.
         threads, world_size, precision: bitwise equality is promised only if these stay the same.
         scaler: the fp16 loss scale, if any.
         teacher_fingerprint: which teacher the run distils from; empty without one.
+        validation_fingerprint: which validation splits the figures are of.
     """
 
     step: int
@@ -69,6 +70,7 @@ class TrainingState:
     precision: str = "no"
     scaler: dict[str, Any] | None = None
     teacher_fingerprint: str | None = None
+    validation_fingerprint: str | None = None
 
 
 @dataclass

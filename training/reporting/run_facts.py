@@ -137,7 +137,7 @@ def _by_phase(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _card_values(arguments: PretrainingArguments) -> dict[str, Any]:
-    """The arguments that determined the weights, without Muon's if AdamW trained them."""
+    """The arguments that decided the run, without Muon's if AdamW trained the weights."""
     teacher = arguments.teacher_name_or_path
     values = {} if teacher is None else {"teacher_name_or_path": _hub_name(teacher) or Path(teacher).resolve().name}
     values |= {name: value for name, value in arguments.decisive().items() if value != []}
