@@ -17,6 +17,7 @@ from .checkpoints.training_state import TrainingState, read_state
 from .checks import CheckedRun
 from .initialization.initial_model import load_configuration
 
+_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout", "mlp_dropout")
 logger = logging.getLogger(__name__)
 
 
@@ -101,7 +102,7 @@ def check_resume(checkpoint: Path, state: TrainingState, run: CheckedRun, *, acc
             f"values, or begin a new run from these weights with --model_name_or_path {checkpoint}"
         )
     said += _other_content("validation", state.validation_fingerprint, mixture.validation_fingerprint)
-    said += _other_machine(state, accelerator)
+    said += _other_machine(state, accelerator, phase.arguments, run.configs[phase.index])
     if said and accelerator.is_main_process:
         logger.warning("resuming with changed settings: %s", "; ".join(said))
     return phase.index
@@ -128,15 +129,20 @@ def _other_model(saved: ClozeBertConfig, config: ClozeBertConfig) -> list[str]:
     return there_and_here(vars(saved), {name: getattr(config, name) for name in ClozeBertConfig.__annotations__})
 
 
-def _other_machine(state: TrainingState, accelerator: Any) -> list[str]:
+def _other_machine(
+    state: TrainingState, accelerator: Any, arguments: PretrainingArguments, config: ClozeBertConfig
+) -> list[str]:
     """Differences of the machine, because of which the resumed run is not bitwise the same."""
     now = {
         "threads": torch.get_num_threads(),
         "world_size": accelerator.num_processes,
         "precision": accelerator.mixed_precision,
+        "micro_batch_rows": arguments.rows_at_once(accelerator.num_processes),
     }
+    # Each micro-batch draws its own dropout.
+    redrawn = ("world_size", "micro_batch_rows") if any(getattr(config, name) for name in _DROPOUTS) else ()
     return [
-        f"{name}={was} there, {value} here (close, but not the same bits)"
+        f"{name}={was} there, {value} here ({'other dropout' if name in redrawn else 'close, but not the same bits'})"
         for name, value in now.items()
-        if (was := getattr(state, name)) != value
+        if (was := getattr(state, name)) not in (None, value)
     ]

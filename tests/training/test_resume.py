@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretraining_helpers import assert_same_bits, log_of, rows_of, run_forked, run_here
+from pretraining_helpers import assert_same_bits, forget, log_of, rows_of, run_forked, run_here
 
 from clozebert.training import loop
 from clozebert.training.checkpoints.damage import find_damage
@@ -122,6 +122,23 @@ def test_every_optimizer_and_precision_goes_on_bitwise(
     assert run_forked(prepared, tmp_path / "whole", **run) == [0]
     kill_and_resume(prepared, tmp_path / "run", batches=[12, 14], **run)
     assert_same_bits(tmp_path / "whole", tmp_path / "run", step=13)
+
+
+@pytest.mark.parametrize(("dropout", "effect"), [(0.0, "close, but not the same bits"), (0.1, "other dropout")])
+def test_other_micro_batches_are_said(
+    prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, dropout: float, effect: str
+) -> None:
+    """The rows that are really used: a global batch of 8 has no micro-batch of 16."""
+    run = {"save_steps": 4, "resume_from_checkpoint": "latest", "hidden_dropout_prob": dropout}
+    run_here(prepared, tmp_path / "run", max_steps=4, per_device_train_batch_size=8, **run)
+    run_here(prepared, tmp_path / "run", max_steps=5, per_device_train_batch_size=16, **run)
+    assert "micro_batch_rows" not in caplog.text
+    run_here(prepared, tmp_path / "run", max_steps=6, per_device_train_batch_size=2, **run)
+    assert f"micro_batch_rows=8 there, 2 here ({effect})" in caplog.text
+    caplog.clear()
+    forget(tmp_path / "run" / "checkpoint-6", "micro_batch_rows")
+    run_here(prepared, tmp_path / "run", max_steps=7, per_device_train_batch_size=8, **run)
+    assert "micro_batch_rows" not in caplog.text
 
 
 def test_a_diverged_run_keeps_the_checkpoints_from_before(prepared: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ STATE_FOLDER = "training_state"
 OPTIMIZER_FILE = f"{STATE_FOLDER}/optimizer.safetensors"
 STATE_FILE = f"{STATE_FOLDER}/state.json"
 # Fields that checkpoints of earlier versions lack; then they are None, and resuming does not compare them.
-_LATER = ("teacher_fingerprint", "validation_fingerprint")
+_LATER = ("teacher_fingerprint", "validation_fingerprint", "micro_batch_rows")
 # Checkpoints of format 1 have no `Binding`: neither `files` nor `tensors`.
 FORMAT = 2
 
@@ -46,10 +46,11 @@ class TrainingState:
         model_flops: FLOPs of the model so far, without recomputation.
         corpus_fingerprint: which corpora the batches come from.
         phase, first_step: which phase of the run this is, and how many steps came before it.
-        threads, world_size, precision: bitwise equality is promised only if these stay the same.
+        threads, world_size, precision: bitwise equality is promised only if these and `micro_batch_rows` stay the same.
         scaler: the fp16 loss scale, if any.
         teacher_fingerprint: which teacher the run distils from; empty without one.
         validation_fingerprint: which validation splits the figures are of.
+        micro_batch_rows: of a full micro-batch, in each process.
     """
 
     step: int
@@ -71,6 +72,7 @@ class TrainingState:
     scaler: dict[str, Any] | None = None
     teacher_fingerprint: str | None = None
     validation_fingerprint: str | None = None
+    micro_batch_rows: int | None = None
 
 
 @dataclass
@@ -150,7 +152,7 @@ def _check_kinds(values: dict[str, Any], hints: dict[str, Any]) -> None:
 
 def _check_values(state: TrainingState) -> None:
     """Refuse values that no run can have written."""
-    least = {"threads": 1, "world_size": 1}
+    least = {"threads": 1, "world_size": 1, "micro_batch_rows": 1}
     for item in dataclasses.fields(state):
         value = getattr(state, item.name)
         is_number = isinstance(value, (int, float)) and item.name != "train_loss"
