@@ -122,7 +122,7 @@ def check_known_tokens(reader: Reader, tokenizer: PreTrainedTokenizerFast, *, fl
     """Check that the tokenizer knows the text of the first documents.
 
     Raises:
-        UserError: too many of their tokens are unknown.
+        UserError: too many of their tokens are unknown, or stand for too much of the text.
     """
     texts, size = [], 0
     for text in islice(reader.texts(), _SAMPLED_DOCUMENTS):
@@ -131,13 +131,16 @@ def check_known_tokens(reader: Reader, tokenizer: PreTrainedTokenizerFast, *, fl
         if size > _SAMPLED_CHARACTERS:
             break
     # Not the tokenizer itself: its padding and truncation would count.
-    encoded = Encoder(tokenizer.backend_tokenizer.to_str()).encode(texts)
-    ids = np.concatenate([split_encoded(document)[0] for document in encoded]) if encoded else np.zeros(0)
+    encoder = Encoder(tokenizer.backend_tokenizer.to_str(), unk_token_id=tokenizer.unk_token_id)
+    encoded = encoder.encode_counting(texts)
+    ids = np.concatenate([split_encoded(document)[0] for document, _ in encoded]) if encoded else np.zeros(0)
     unknown = float((ids == tokenizer.unk_token_id).mean()) if len(ids) else 0.0
-    if unknown > _MOST_UNKNOWN:
+    # One token may stand for a word of hundreds of letters.
+    covered = sum(count for _, count in encoded) / max(1, sum(len(text.encode("utf-8")) for text in texts))
+    if max(unknown, covered) > _MOST_UNKNOWN:
         raise UserError(
-            f"{flag}: {unknown:.0%} of its first tokens are unknown to the model's tokenizer, so the "
-            f"text needs another one: give that as --tokenizer_name"
+            f"{flag}: {unknown:.0%} of its first tokens are unknown to the model's tokenizer, and stand for "
+            f"{covered:.0%} of the bytes, so the text needs another one: give that as --tokenizer_name"
         )
 
 

@@ -54,9 +54,10 @@ class Encoder:
 
     Args:
         tokenizer_json: a serialized `tokenizers.Tokenizer`.
+        unk_token_id: the token for unknown text, which `encode_counting` looks for.
     """
 
-    def __init__(self, tokenizer_json: str) -> None:
+    def __init__(self, tokenizer_json: str, *, unk_token_id: int | None = None) -> None:
         self.tokenizer = Tokenizer.from_str(tokenizer_json)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -65,24 +66,51 @@ class Encoder:
         self._split = _piece_splitter(json.loads(tokenizer_json))
         self._cache: dict[str, bytes] = {}
         self._cached_characters = 0
+        self._unk_token_id = unk_token_id
+        # As `encode` writes it. Bytes are found in less time than it takes to make an array.
+        self._unknown_marks = [array("I", [(unk_token_id or 0) << 1 | start]).tobytes() for start in (0, 1)]
+        self._unknown: dict[str, int] = {}  # the pieces that hold unknown tokens, and how many bytes these stand for
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """Each text as uint32 [tokens] in bytes: `id << 1 | starts_a_word`."""
-        if any(len(text) > LONGEST_PART for text in texts):
-            return [b"".join(part for cut in _parts(text) for part in self._encode_short([cut])) for text in texts]
-        return self._encode_short(texts)
+        return [document for document, _ in self.encode_counting(texts)]
 
-    def _encode_short(self, texts: Sequence[str]) -> list[bytes]:
+    def encode_counting(self, texts: Sequence[str]) -> list[tuple[bytes, int]]:
+        """The same, each with the number of bytes of its text that unknown tokens stand for.
+
+        A single unknown token may stand for a word of hundreds of letters.
+        """
+        if not any(len(text) > LONGEST_PART for text in texts):
+            return self._encode_short(texts)
+        found = []
+        for text in texts:
+            parts = [part for cut in _parts(text) for part in self._encode_short([cut])]
+            found.append((b"".join(document for document, _ in parts), sum(unknown for _, unknown in parts)))
+        return found
+
+    def _encode_short(self, texts: Sequence[str]) -> list[tuple[bytes, int]]:
         if self._split is None:
-            return self._encode(texts)
+            self._unknown.clear()
+            documents = self._encode(texts)
+            return [(document, self._unknown.get(text, 0)) for text, document in zip(texts, documents, strict=True)]
         pieces = [[text] if _has_rare_space(text) else self._split(text) for text in texts]
         if len(self._cache) > _CACHED_PIECES or self._cached_characters > _CACHED_CHARACTERS:
             self._cache.clear()
+            self._unknown.clear()
             self._cached_characters = 0
         new = list(set(chain.from_iterable(pieces)).difference(self._cache))
         self._cached_characters += sum(map(len, new))
         self._cache.update(zip(new, self._encode(new), strict=True))
-        return [b"".join(map(self._cache.__getitem__, found)) for found in pieces]
+        documents = [b"".join(map(self._cache.__getitem__, found)) for found in pieces]
+        return [
+            (document, self._unknown_bytes(document, found)) for document, found in zip(documents, pieces, strict=True)
+        ]
+
+    def _unknown_bytes(self, document: bytes, pieces: list[str]) -> int:
+        """The bytes that the unknown tokens of a document of these pieces stand for; most documents have none."""
+        if not self._unknown or not any(map(document.__contains__, self._unknown_marks)):
+            return 0
+        return sum(map(self._unknown.__getitem__, filter(self._unknown.__contains__, pieces)))
 
     def _encode(self, texts: Sequence[str]) -> list[bytes]:
         encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -90,6 +118,10 @@ class Encoder:
 
     def _with_starts(self, text: str, encoding: Encoding) -> bytes:
         ids, words = encoding.ids, encoding.word_ids
+        if self._unk_token_id in ids:
+            places = zip(ids, encoding.offsets, strict=True)
+            unknown = (text[begin:end] for token, (begin, end) in places if token == self._unk_token_id)
+            self._unknown[text] = sum(len(part.encode("utf-8")) for part in unknown)
         starts = [word != before for word, before in zip(words, [None, *words], strict=False)]
         if not self._words_known:
             starts = [one or other for one, other in zip(starts, _after_spaces(text, encoding), strict=True)]

@@ -21,6 +21,7 @@ from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
 
 _SHOWN_DOCUMENTS, _SHOWN_CHARACTERS = 3, 160
+_MANY_UNKNOWN = 0.01
 
 
 @dataclass
@@ -102,10 +103,13 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
     if shared:
         print(f"warning: {shared:,} documents of --input are in --validation_input, too, and will be trained on; "
               "--deduplicate exact leaves them out")  # fmt: skip
-    unknown, tokens = manifests["train"]["unknown_tokens"], manifests["train"]["tokens"]
-    if unknown > 0.01 * tokens:
-        print(f"warning: {unknown / tokens:.1%} of the tokens are unknown to the tokenizer; train one on this text, "
-              "with --algorithm bpe or unigram if WordPiece does not suit it")  # fmt: skip
+    train = manifests["train"]
+    unknown = train["unknown_tokens"] / max(1, train["tokens"])
+    # One token may stand for a word of hundreds of letters.
+    covered = train.get("unknown_bytes", 0) / max(1, train["text_bytes"])
+    if max(unknown, covered) > _MANY_UNKNOWN:
+        print(f"warning: {unknown:.1%} of the tokens are unknown to the tokenizer, and stand for {covered:.1%} of the "
+              "bytes; train one on this text, with --algorithm bpe or unigram if WordPiece is unsuitable")  # fmt: skip
 
 
 def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:

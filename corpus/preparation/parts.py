@@ -26,22 +26,25 @@ from ..readers.inputs import Reader
 
 # reader, source: where it was read; held_out: 1, 0, or -1 if the source does not say; sizes; BLAKE2b of the text.
 RECORD = np.dtype([
-    ("reader", "u1"), ("source", "<u4"), ("held_out", "i1"), ("bytes", "<u8"), ("tokens", "<u8"), ("digest", "V16"),
+    ("reader", "u1"), ("source", "<u4"), ("held_out", "i1"), ("bytes", "<u8"), ("tokens", "<u8"), ("unknown", "<u8"),
+    ("digest", "V16"),
 ])  # fmt: skip
-_VERSION = 2
+_VERSION = 3
 _FILES = ("documents.bin", "tokens.bin", "signatures.bin")
 _SIGNATURE_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A tokenized document: uint32 [tokens] in bytes, and its MinHash signature if near duplicates are searched for."""
+    """A tokenized document: uint32 [tokens] in bytes, how many bytes of its text unknown tokens stand for, and its
+    MinHash signature if near duplicates are searched for."""
 
     source: tuple[int, int]  # which reader, and which of its sources
     held_out: bool | None
     digest: bytes
     num_bytes: int
     tokens: bytes = b""
+    unknown_bytes: int = 0
     signature: bytes | None = None
 
 
@@ -96,7 +99,7 @@ def write_part(folder: Path, documents: Iterator[Encoded], *, about: Callable[[]
             records, tokens, signatures = (opened.enter_context(open(building / name, "wb")) for name in _FILES)
             for document in documents:
                 held_out = -1 if document.held_out is None else int(document.held_out)
-                sizes = (document.num_bytes, len(document.tokens) // 4)
+                sizes = (document.num_bytes, len(document.tokens) // 4, document.unknown_bytes)
                 records.write(np.array((*document.source, held_out, *sizes, document.digest), dtype=RECORD).tobytes())
                 tokens.write(document.tokens)
                 signatures.write(document.signature or b"")
@@ -152,5 +155,6 @@ def read_part(folder: Path, *, first_sources: Sequence[int]) -> Iterator[Encoded
                 digest=record["digest"].tobytes(),
                 num_bytes=int(record["bytes"]),
                 tokens=tokens.read(4 * int(record["tokens"])),
+                unknown_bytes=int(record["unknown"]),
                 signature=signatures.read(_SIGNATURE_BYTES) or None,
             )

@@ -199,6 +199,8 @@ class Run:
                 writers[outcome].append(ids, starts)
                 unknown = int(np.count_nonzero(ids == self.facts["unk_token_id"]))
                 sizes[outcome].update(text_bytes=document.num_bytes, unknown_tokens=unknown)
+                if document.unknown_bytes:
+                    sizes[outcome]["unknown_bytes"] += document.unknown_bytes
                 self.smallest_digest = min(self.smallest_digest, document.digest)
             outcomes[document.source][outcome] += 1
         if not any(writer.num_documents for writer in writers.values()):
@@ -247,12 +249,12 @@ class Run:
             texts_of_chunks(),
             num_processes=self.num_processes,
             initializer=_start_worker,
-            initargs=(self.tokenizer_json, self.deduplicate == "near"),
+            initargs=(self.tokenizer_json, self.facts["unk_token_id"], self.deduplicate == "near"),
         )
         for chunk in encoded_chunks:
-            for document, (tokens, signed) in zip(waiting.popleft(), chunk, strict=True):
+            for document, (tokens, unknown, signed) in zip(waiting.popleft(), chunk, strict=True):
                 written += len(tokens) // 4
-                yield replace(document, tokens=tokens, signature=signed)
+                yield replace(document, tokens=tokens, unknown_bytes=unknown, signature=signed)
             if self.report:
                 self.report(written, sum(reader.bytes_read for reader in self.readers), self.total_bytes)
 
@@ -346,14 +348,15 @@ def _chunks(items: Iterator[tuple[str, Encoded]]) -> Iterator[list[tuple[str, En
 _worker: tuple[Encoder, bool]  # this process's encoder, and whether to compute signatures
 
 
-def _start_worker(tokenizer_json: str, wants_signatures: bool) -> None:
+def _start_worker(tokenizer_json: str, unk_token_id: int | None, wants_signatures: bool) -> None:
     global _worker
     if multiprocessing.parent_process() is not None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process has one core to itself
-    _worker = Encoder(tokenizer_json), wants_signatures
+    _worker = Encoder(tokenizer_json, unk_token_id=unk_token_id), wants_signatures
 
 
-def _encode_chunk(texts: list[str]) -> list[tuple[bytes, bytes | None]]:
+def _encode_chunk(texts: list[str]) -> list[tuple[bytes, int, bytes | None]]:
     encoder, wants_signatures = _worker
     signatures = map(signature, texts) if wants_signatures else [None] * len(texts)
-    return list(zip(encoder.encode(texts), signatures, strict=True))
+    encoded = encoder.encode_counting(texts)
+    return [(*document, signed) for document, signed in zip(encoded, signatures, strict=True)]

@@ -379,6 +379,17 @@ def test_unknown_tokens_are_counted_without_padding(bert: Path, tmp_path: Path) 
         check_known_tokens(Reader([tmp_path / "greek.txt"]), tokenizer, flag="input")
 
 
+def test_text_that_few_unknown_tokens_stand_for_is_refused(bert: Path, tmp_path: Path) -> None:
+    """WordPiece makes a word of more than 100 letters one token."""
+    path, tokenizer = tmp_path / "thai.txt", AutoTokenizer.from_pretrained(bert)
+    few = "the old cat walked slowly under the window\n" * 20
+    path.write_text(few + "ก" * 120)
+    with pytest.raises(UserError, match="1% of its first tokens are unknown .*, and stand for 30% of the bytes"):
+        check_known_tokens(Reader([path]), tokenizer, flag="input")
+    path.write_text(few * 4 + "ก" * 120)
+    check_known_tokens(Reader([path]), tokenizer, flag="input")
+
+
 def test_a_file_of_tagged_words_is_no_text(bert: Path, texts: Path, tmp_path: Path) -> None:
     """Each of its lines would be a document: no run of words, and no overlap to be found."""
     tagged = tmp_path / "test.conllu"

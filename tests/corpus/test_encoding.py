@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from clozebert.corpus.encoding import Encoder
+from clozebert.corpus.encoding import LONGEST_PART, Encoder
 from clozebert.corpus.tokenizer import ALGORITHMS
 
 # As the GPT-2 release spells it.
@@ -135,6 +135,28 @@ def test_where_the_tokenizer_does_not_split_words_begin_at_spaces(
     pieces = [backend.id_to_token(token) for token in ids]
     assert starts == [place == 0 or piece.startswith("▁") for place, piece in enumerate(pieces)]
     assert sum(starts) == 5
+
+
+def test_the_bytes_that_unknown_tokens_stand_for(tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:
+    """WordPiece makes a word of more than 100 letters one token."""
+    spec, long_word = tokenizers["wordpiece"].backend_tokenizer.to_str(), "ก" * 120
+    added = Tokenizer.from_str(spec)
+    added.add_tokens(["New York"])
+    texts = [
+        f"the list, {long_word} of {long_word}.",
+        "the list",
+        f"{long_word}",
+        "the " * (LONGEST_PART // 4) + long_word,
+    ]
+    for encoder in (Encoder(spec, unk_token_id=1), Encoder(added.to_str(), unk_token_id=1)):
+        for _ in range(2):  # looked up the second time
+            encoded = encoder.encode_counting(texts)
+            assert [unknown for _, unknown in encoded] == [720, 0, 360, 360]
+        assert [document for document, _ in encoded] == encoder.encode(texts)
+    assert encoder._split is None
+    for algorithm in ("bpe", "unigram"):
+        encoder = Encoder(tokenizers[algorithm].backend_tokenizer.to_str(), unk_token_id=1)
+        assert [unknown for _, unknown in encoder.encode_counting(texts)] == [0, 0, 0, 0]
 
 
 def test_special_tokens_in_a_text_are_text(tokenizers: dict[str, PreTrainedTokenizerFast]) -> None:

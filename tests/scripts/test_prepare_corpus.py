@@ -113,6 +113,27 @@ def test_texts_that_are_trained_on_and_validated_on_are_counted(
     assert "are in --validation_input" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("parts", [[], ["--num_parts", "1"]])
+def test_text_that_few_unknown_tokens_stand_for_is_said(
+    tokenizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], parts: list[str]
+) -> None:
+    """WordPiece makes a word of more than 100 letters one token."""
+    path = tmp_path / "mixed.txt"
+    path.write_text("\n\n".join(DOCUMENTS * 4) + "\n\n" + " ".join(["ก" * 120] * 50))
+    flags = ["--input", str(path), "--tokenizer_name", tokenizer, "--disable_tqdm", "--validation_fraction", "0"]
+    output = ["--output_dir", str(tmp_path / "out")]
+    if parts:
+        prepare_corpus.main([*flags, *output, *parts, "--part", "0"])
+    prepare_corpus.main([*flags, *output, *parts])
+    manifest = Corpus(tmp_path / "out").manifest
+    assert (manifest["unknown_tokens"], manifest["unknown_bytes"]) == (50, 18_000)
+    share = manifest["unknown_bytes"] / manifest["text_bytes"]
+    printed = capsys.readouterr().out
+    assert (
+        f"warning: 0.3% of the tokens are unknown to the tokenizer, and stand for {share:.1%} of the bytes" in printed
+    )
+
+
 def test_the_installed_packages(
     tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
