@@ -384,7 +384,7 @@ def test_text_that_few_unknown_tokens_stand_for_is_refused(bert: Path, tmp_path:
     path, tokenizer = tmp_path / "thai.txt", AutoTokenizer.from_pretrained(bert)
     few = "the old cat walked slowly under the window\n" * 20
     path.write_text(few + "ก" * 120)
-    with pytest.raises(UserError, match="1% of its first tokens are unknown .*, and stand for 30% of the bytes"):
+    with pytest.raises(UserError, match=r"1% of its first tokens are unknown .*, and stand for 30% of the bytes"):
         check_known_tokens(Reader([path]), tokenizer, flag="input")
     path.write_text(few * 4 + "ก" * 120)
     check_known_tokens(Reader([path]), tokenizer, flag="input")
