@@ -2,7 +2,7 @@
 # make gpu     kernels, speed and memory on a CUDA device, into docs/gpu.md; system Python, no network
 # make test    lint, types and the tests (under 12 minutes on 2 cores); make test-slow: the deeper ones
 # make faults  the deep fault suite, whose figures go into docs/reliability.md (about an hour on 2 cores)
-# make release BOOKS=DIR   the model in release/, from the books' text (about two hours; resumable)
+# make release BOOKS=DIR   the model in release/, from the books' text (over three hours; resumable)
 # make docs    the documentation as a site, in build/site
 PYTHON ?= python3
 VENV := .venv

@@ -63,7 +63,9 @@ def load_recipe(name_or_path: str) -> dict[str, Any]:
 
 
 def read_yaml(text: str) -> Any:
-    """Parse YAML. `1e4` is a number, as in YAML 1.2; PyYAML, which follows 1.1, would read a string.
+    """Parse YAML. `1e4` is a number, and `010` and `1:30` are not, as in YAML 1.2.
+
+    PyYAML follows 1.1: it would read a string, 8 and 90.
 
     Raises:
         ValueError: the text is not valid YAML, or a key occurs twice in one mapping.
@@ -79,6 +81,12 @@ def read_yaml(text: str) -> Any:
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 
+    integer = "tag:yaml.org,2002:int"
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in pairs if tag != integer]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver(integer, re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$"), list("-+0123456789"))
     Loader.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),

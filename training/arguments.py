@@ -28,6 +28,7 @@ _OF_THE_RUN = (
 LENGTHS = ("max_steps", "warmup_steps", "decay_steps", "batch_warmup_steps")
 # Below 1 these are shares of max_steps.
 _SHARES = ("warmup_steps", "decay_steps", "batch_warmup_steps")
+_LEAST = {"batch_warmup_steps": 1}  # however short the run, since the first batch size is given beside it
 # Fields that belong to one phase: the next one does not inherit them.
 _OF_A_PHASE = ("warmup_steps", "decay_steps", "initial_global_batch_size", "batch_warmup_steps")
 # With less, the weights that Muon trains grow during the run, and the encoder fine-tunes badly (docs/LOG.md).
@@ -179,7 +180,7 @@ class PretrainingArguments:
         self._check_ranges()
         if self.max_steps is not None:
             for name in _SHARES:
-                setattr(self, name, _steps_of(getattr(self, name), self.max_steps))
+                setattr(self, name, _steps_of(getattr(self, name), self.max_steps, least=_LEAST.get(name, 0)))
         self._check_together()
         if self.phases:
             self.split_phases()
@@ -246,7 +247,7 @@ class PretrainingArguments:
         before = self.max_steps
         kept = {name: getattr(self, name) for name in _SHARES}
         if before is not None:
-            kept = {name: None if steps is None else int(steps) * max_steps // before for name, steps in kept.items()}
+            kept |= {name: max(int(n) * max_steps // before, _LEAST.get(name, 0)) for name, n in kept.items() if n}
         return dataclasses.replace(
             self,
             max_steps=max_steps,
@@ -301,10 +302,8 @@ class PretrainingArguments:
                 f"global_batch_size={self.global_batch_size} must be a multiple of the {world_size} processes"
             )
         if self.batch_size.smallest % world_size:
-            raise UserError(
-                f"initial_global_batch_size={self.initial_global_batch_size} must be a multiple of the {world_size} "
-                f"processes"
-            )
+            rows = self.initial_global_batch_size
+            raise UserError(f"initial_global_batch_size={rows} must be a multiple of the {world_size} processes")
         rows = self.global_batch_size // world_size
         size = min(rows, self.per_device_train_batch_size)
         if rows % size:
@@ -481,10 +480,12 @@ def _read_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     return value
 
 
-def _steps_of(steps: int | float | None, max_steps: int) -> int | None:
-    """A number of steps; below 1 it is a share of `max_steps`."""
+def _steps_of(steps: int | float | None, max_steps: int, *, least: int) -> int | None:
+    """A number of steps; below 1 it is a share of `max_steps`, of at least `least` steps."""
+    if not steps:
+        return None if steps is None else 0
     # In binary, a share such as 29 / 100 is a little too small.
-    return None if steps is None else int(steps * max_steps + 1e-9 if steps < 1 else steps)
+    return max(least, int(steps * max_steps + 1e-9 if steps < 1 else steps))
 
 
 def read_number(name: str, value: Any, kind: type) -> int | float:

@@ -101,7 +101,9 @@ def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
         steps = read_number(name, recipe[name], float)
         if steps >= 1:
             in_flags = "max_steps" in flags
-            recipe[name] = int(steps) * flags["max_steps"] // int(before) if in_flags else steps / before
+            scaled = int(steps) * flags["max_steps"] // int(before) if in_flags else steps / before
+            # A warm-up of the batch size takes a step at least: its first size is given beside it.
+            recipe[name] = max(1, scaled) if in_flags and name == "batch_warmup_steps" else scaled
 
 
 def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str]:
@@ -124,9 +126,16 @@ def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str
         usual = float(settings.get(name, PretrainingArguments.__dataclass_fields__[name].default))
         settings[name] = float(f"{usual * _CONTINUED_RATE:.4g}")
         lines.append(f"--{name} {settings[name]:g} instead of {usual:g}")
+        for phase in settings.get("phases") or []:
+            if isinstance(phase, dict) and name in phase:
+                phase[name] = float(f"{read_number(name, phase[name], float) * _CONTINUED_RATE:.4g}")
     if not lines:
         return []
-    return [f"continuing from {settings['model_name_or_path']}: {', '.join(lines)}, and fewer epochs; flags change it"]
+    if settings.get("phases"):
+        lines.append("the same in each phase")
+    if settings.get("max_steps") is None and settings.get("num_train_epochs") is None:
+        lines.append("fewer epochs")
+    return [f"continuing from {settings['model_name_or_path']}: {', '.join(lines)}; flags change it"]
 
 
 def make_config(model: dict[str, Any], *, recipe: str | None = None) -> ClozeBertConfig:

@@ -3,8 +3,9 @@
 A document is treated as the set of its lower-cased five-word shingles; in scripts without spaces, each character is a
 word. Its signature is the minima of 64 hash functions over that set. Two documents agree in each minimum with
 probability J, the Jaccard similarity of their sets. Signatures that agree in all four numbers of any of 16 bands are
-compared: a document that agrees with an earlier one in at least 0.8 of the 64 is a near duplicate. Each document kept
-takes about 2 KB of memory; for tens of millions of documents, use a dedicated tool.
+compared: a document that agrees with an earlier one in at least 0.8 of the 64 is a near duplicate. Where more than
+1,000 documents agree in a band, as with much text from one template, only the first 1,000 are compared. Each document
+kept takes about 2 KB of memory; for tens of millions of documents, use a dedicated tool.
 """
 
 import zlib
@@ -18,6 +19,7 @@ _SHINGLE_WORDS = 5
 _HASHES = 64
 _BANDS = 16
 _THRESHOLD = 0.8
+_MOST_IN_A_BUCKET = 1000
 _BLOCK = 1 << 14
 _KEYS = np.array([derive(number) for number in range(_HASHES)], dtype=np.uint64)
 
@@ -42,16 +44,20 @@ class NearDuplicates:
     """Remembers the documents that are kept, and recognises near duplicates of them."""
 
     def __init__(self) -> None:
-        self._buckets: dict[tuple[int, bytes], bytes] = {}
+        self._buckets: dict[tuple[int, bytes], list[bytes]] = {}
 
     def seen(self, signature: bytes) -> bool:
         """Whether an earlier document is nearly the same; if not, this one is remembered."""
         width = len(signature) // _BANDS
         bands = [(band, signature[band * width : (band + 1) * width]) for band in range(_BANDS)]
-        mine = np.frombuffer(signature, dtype="<u4")
-        candidates = {self._buckets[band] for band in bands if band in self._buckets}
-        if any(np.mean(mine == np.frombuffer(other, dtype="<u4")) >= _THRESHOLD for other in candidates):
-            return True
+        candidates = {other for band in bands for other in self._buckets.get(band, ())}
+        if candidates:
+            others = np.frombuffer(b"".join(candidates), dtype="<u4").reshape(-1, _HASHES)
+            agreement = (others == np.frombuffer(signature, dtype="<u4")).mean(axis=1)
+            if agreement.max() >= _THRESHOLD:
+                return True
         for band in bands:
-            self._buckets.setdefault(band, signature)
+            bucket = self._buckets.setdefault(band, [])
+            if len(bucket) < _MOST_IN_A_BUCKET:
+                bucket.append(signature)
         return False

@@ -104,7 +104,9 @@ def write_part(folder: Path, documents: Iterator[Encoded], *, about: Callable[[]
                 tokens.write(document.tokens)
                 signatures.write(document.signature or b"")
         hashes = {name: sha256_of_file(building / name) for name in _FILES}
-        (building / "part.json").write_text(json.dumps({**about(), "files": hashes}), encoding="utf-8")
+        content = {**about(), "files": hashes, "part": folder.name}
+        text = json.dumps({**content, "sha256": _hash_of(content)})
+        (building / "part.json").write_text(text, encoding="utf-8")
 
 
 def read_about(folder: Path, readers: Sequence[Reader], *, job: str) -> dict[str, Any] | None:
@@ -129,6 +131,11 @@ def read_about(folder: Path, readers: Sequence[Reader], *, job: str) -> dict[str
             f"{folder} was made from other inputs, by another tokenizer, other flags or another version of ClozeBERT: "
             f"give all parts and the merge the same ones, or delete {folder.parent}"
         )
+    hashed = about.pop("sha256", None)
+    if hashed != _hash_of(about):
+        raise UserError(f"{path} is damaged: {again}")
+    if about["part"] != folder.name:
+        raise UserError(f"{folder} holds another part, {about['part']}: {again}")
     for name, sha256 in about["files"].items():
         if not (folder / name).is_file() or sha256_of_file(folder / name) != sha256:
             raise UserError(f"{folder / name} is damaged or missing: {again}")
@@ -137,6 +144,10 @@ def read_about(folder: Path, readers: Sequence[Reader], *, job: str) -> dict[str
             if sha256_of_file(path) != source["sha256"]:
                 raise UserError(f"{path} was changed after {folder} was made from it: {again}")
     return about
+
+
+def _hash_of(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_part(folder: Path, *, first_sources: Sequence[int]) -> Iterator[Encoded]:

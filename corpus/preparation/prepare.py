@@ -5,9 +5,11 @@ machines, reading and tokenizing is split into parts; merging the parts writes t
 """
 
 import hashlib
-import multiprocessing
+import multiprocessing.connection
 import os
 import shutil
+import tempfile
+import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -244,19 +246,24 @@ class Run:
                 waiting.append([document for _, document in chunk])
                 yield [text for text, _ in chunk]
 
-        encoded_chunks = ordered_map(
-            _encode_chunk,
-            texts_of_chunks(),
-            num_processes=self.num_processes,
-            initializer=_start_worker,
-            initargs=(self.tokenizer_json, self.facts["unk_token_id"], self.deduplicate == "near"),
-        )
-        for chunk in encoded_chunks:
-            for document, (tokens, unknown, signed) in zip(waiting.popleft(), chunk, strict=True):
-                written += len(tokens) // 4
-                yield replace(document, tokens=tokens, unknown_bytes=unknown, signature=signed)
-            if self.report:
-                self.report(written, sum(reader.bytes_read for reader in self.readers), self.total_bytes)
+        # In a file: a process that is started gets its arguments through a pipe, and one that dies at once leaves
+        # whoever writes more into it than it holds waiting for ever.
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer_file = Path(folder, "tokenizer.json")
+            tokenizer_file.write_text(self.tokenizer_json, encoding="utf-8")
+            encoded_chunks = ordered_map(
+                _encode_chunk,
+                texts_of_chunks(),
+                num_processes=self.num_processes,
+                initializer=_start_worker,
+                initargs=(tokenizer_file, self.facts["unk_token_id"], self.deduplicate == "near"),
+            )
+            for chunk in encoded_chunks:
+                for document, (tokens, unknown, signed) in zip(waiting.popleft(), chunk, strict=True):
+                    written += len(tokens) // 4
+                    yield replace(document, tokens=tokens, unknown_bytes=unknown, signature=signed)
+                if self.report:
+                    self.report(written, sum(reader.bytes_read for reader in self.readers), self.total_bytes)
 
     def _items(self, outcomes: Outcomes, *, drop_repeated: bool) -> Iterator[tuple[str, Encoded]]:
         """The text and the facts of every document to tokenize."""
@@ -348,11 +355,18 @@ def _chunks(items: Iterator[tuple[str, Encoded]]) -> Iterator[list[tuple[str, En
 _worker: tuple[Encoder, bool]  # this process's encoder, and whether to compute signatures
 
 
-def _start_worker(tokenizer_json: str, unk_token_id: int | None, wants_signatures: bool) -> None:
+def _start_worker(tokenizer_file: Path, unk_token_id: int | None, wants_signatures: bool) -> None:
     global _worker
-    if multiprocessing.parent_process() is not None:
+    if (parent := multiprocessing.parent_process()) is not None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process has one core to itself
-    _worker = Encoder(tokenizer_json, unk_token_id=unk_token_id), wants_signatures
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    _worker = Encoder(tokenizer_file.read_text(encoding="utf-8"), unk_token_id=unk_token_id), wants_signatures
+
+
+def _end_with(sentinel: int) -> None:
+    """End this process when the one that started it has ended, killed perhaps, and gives it no work any more."""
+    multiprocessing.connection.wait([sentinel])
+    os._exit(1)
 
 
 def _encode_chunk(texts: list[str]) -> list[tuple[bytes, int, bytes | None]]:

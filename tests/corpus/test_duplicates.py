@@ -51,6 +51,22 @@ def test_near_duplicates_are_recognised_and_others_are_not() -> None:
     assert not any(seen.seen(signature(" ".join(changed(text, 60)))) for text in originals)  # 0.3 alike
 
 
+def test_documents_from_one_template_are_compared_with_all_before_them() -> None:
+    """Each agrees in some bands with many that are no near duplicates of it, and with one that is."""
+    template = words(0)[:90]
+    originals = [template + words(seed)[:20] for seed in range(1, 121)]
+    signatures = [signature(" ".join(text)) for text in originals + [[*text[:-1], "other"] for text in originals]]
+    kept: list[bytes] = []
+    wanted = []
+    for one in signatures:
+        mine = np.frombuffer(one, dtype="<u4")
+        wanted.append(any(np.mean(mine == np.frombuffer(other, dtype="<u4")) >= 0.8 for other in kept))
+        kept += [] if wanted[-1] else [one]
+    seen = NearDuplicates()
+    assert [seen.seen(one) for one in signatures] == wanted
+    assert 20 < sum(wanted) < 200
+
+
 def test_case_and_spacing_do_not_matter_and_short_texts_count() -> None:
     assert signature("The quick  brown\nFOX") == signature("the quick brown fox")
     assert signature("one two three") != signature("one two four")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,27 @@ def test_a_damaged_part_is_refused(inputs: dict[str, Any], tmp_path: Path, name:
         with pytest.raises(UserError, match=rf"{name} is {state}: prepare that part again \(--part 0 --over"):
             call()
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", [{"files": None}, {"sources": []}, {"sources": [[{"read": 3}]]}, {"part": "x"}])
+def test_a_part_whose_own_file_was_changed_is_refused(inputs: dict[str, Any], tmp_path: Path, change: Any) -> None:
+    parted = preparation(inputs, tmp_path / "out", input=[inputs["held_out"][0]])
+    file = parted.run_part(0, 1) / "part.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(UserError, match=r"part\.json is damaged: prepare that part again \(--part 0 --over"):
+        parted.merge(1)
+
+
+def test_a_part_in_the_place_of_another_is_refused(inputs: dict[str, Any], tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(f"{name} cat sat on the mat\n\nthe dog ran far away")
+    files = [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    parted = preparation(inputs, tmp_path / "out", input=files, validation_fraction=0.0)
+    first, second = (parted.run_part(part, 2) for part in (0, 1))
+    shutil.rmtree(second)
+    shutil.copytree(first, second)
+    with pytest.raises(UserError, match=r"00001-of-00002 holds another part, 00000-of-00002: prepare .*--part 1"):
+        parted.merge(2)
 
 
 def test_parts_of_the_current_folder(inputs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,18 @@
 """Preparation: every document accounted for, on one side only, the same bytes from any number of processes."""
 
+import contextlib
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from clozebert.corpus import Corpus, RowIndex
@@ -195,6 +200,69 @@ def test_rows_of_real_text_are_full(tokenizer: PreTrainedTokenizerFast, tmp_path
         index = RowIndex(corpus, max_seq_length=max_seq_length)
         lengths = index.read(np.arange(index.num_rows))[2]
         assert (lengths.sum() + 2 * len(lengths)) / (index.num_rows * max_seq_length) >= 0.98
+
+
+ON_ITS_OWN = """
+import sys
+from clozebert.corpus.preparation.prepare import prepare
+from clozebert.corpus.readers.inputs import Reader
+from clozebert.corpus.tokenizer import load_tokenizer
+{guard}
+prepare(Reader([sys.argv[1]]), tokenizer=load_tokenizer(sys.argv[2]), output_dir=sys.argv[3], num_processes=2)
+"""
+
+
+def script_of_its_own(tmp_path: Path, *, guard: str) -> tuple[list[str], dict[str, str]]:
+    """A script that prepares a corpus by a tokenizer of more text than a pipe holds, and some of the text itself."""
+    entries = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "[PAD]": 3, "[MASK]": 4}
+    entries |= {f"a-rather-long-word-{number}": number for number in range(len(entries), 20_000)}
+    backend = Tokenizer(models.WordLevel(entries, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = {
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "pad_token": "[PAD]",
+        "mask_token": "[MASK]",
+    }
+    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text("some text of a few words\n\n" * 400_000)
+    (tmp_path / "script.py").write_text(ON_ITS_OWN.format(guard=guard))
+    command = [sys.executable, "script.py", "text.txt", "tokenizer", "corpus"]
+    return command, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+
+def test_a_script_without_its_guard_is_told_so_and_does_not_hang(tmp_path: Path) -> None:
+    command, environment = script_of_its_own(tmp_path, guard="")
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert 'the call needs `if __name__ == "__main__":` around it' in done.stderr
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
+    command, environment = script_of_its_own(tmp_path, guard='if __name__ == "__main__":\n  ')
+    script = tmp_path / "script.py"
+    script.write_text(script.read_text().replace("  \nprepare", "  prepare"))
+    program = subprocess.Popen(command, cwd=tmp_path, env=environment)
+
+    def workers() -> list[str]:
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (process / "cwd").resolve() == tmp_path and b"spawn_main" in (process / "cmdline").read_bytes():
+                    found.append(process.name)
+        return found
+
+    deadline = time.monotonic() + 120
+    while len(workers()) < 2:
+        assert program.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    program.kill()
+    program.wait()
+    while workers():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_process_that_was_killed_is_said() -> None:

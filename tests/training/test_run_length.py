@@ -157,6 +157,33 @@ def test_a_continued_run_takes_lower_rates_unless_they_are_given() -> None:
     assert suit_continuing(values, {}) == []
 
 
+def test_each_phase_of_a_continued_run_takes_lower_rates(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "max_steps: 4\nlearning_rate: 1e-3\nphases: [{max_steps: 4, learning_rate: 5e-4}, {max_steps: 2}]\n"
+    )
+    for flags, rates in (({}, (2e-4, 1e-4)), ({"learning_rate": 3e-4}, (3e-4, 5e-4))):
+        flags["model_name_or_path"] = "there"
+        values, _ = split_settings(str(path), flags)
+        said = suit_continuing(values, flags)
+        assert (values["learning_rate"], values["phases"][0]["learning_rate"]) == rates
+        assert "learning_rate" not in values["phases"][1]
+        assert ["epochs" in line for line in said] == ([False] if len(flags) == 1 else [])
+
+
+def test_a_warm_up_of_the_batch_size_takes_a_step_however_short_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("max_steps: 100000\nglobal_batch_size: 16\ninitial_global_batch_size: 4\nbatch_warmup_steps: 100\n")
+    paths = {"corpus": "-", "tokenizer_name": "-", "output_dir": "-"}
+    arguments = PretrainingArguments(**split_settings(str(path), {"max_steps": 200})[0], **paths)
+    assert arguments.batch_warmup_steps == 1
+    assert arguments.of_length(3).batch_warmup_steps == 1
+    share = PretrainingArguments(
+        **paths, max_steps=2, global_batch_size=16, initial_global_batch_size=4, batch_warmup_steps=0.3
+    )
+    assert share.batch_warmup_steps == 1
+
+
 def test_another_schedule_leaves_out_the_recipes_decay() -> None:
     for given, decay in (({}, 0.5), ({"lr_scheduler_type": "wsd"}, 0.5), ({"lr_scheduler_type": "cosine"}, None)):
         values, _ = split_settings("nano", given)
@@ -183,6 +210,9 @@ def test_numbers_of_a_recipe_under_a_flag_for_its_length(tmp_path: Path) -> None
 def test_fields_of_the_model_are_read_as_yaml() -> None:
     assert read_flag("rope_parameters", "{rope_theta: 1e4}") == {"rope_theta": 1e4}
     assert read_flag("norm_eps", "1e-5") == 1e-5
+    # By YAML 1.1 these would be 64, 90 and 5.
+    assert [read_flag("pad_token_id", text) for text in ("0100", "1:30", "0b101")] == ["0100", "1:30", "0b101"]
+    assert [read_flag("pad_token_id", text) for text in ("0", "-12", "1_000", "0x1f")] == [0, -12, 1000, 31]
     assert read_flag("layer_types", "null") is None
     with pytest.raises(UserError, match=r"rope_theta='fast' must be a number above 0"):
         make_config({"architecture": "nano", "layer_types": None, "rope_parameters": {"rope_theta": "fast"}})
