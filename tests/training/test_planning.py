@@ -117,9 +117,15 @@ def test_updates_of_muon_are_counted_as_torch_counts_them(changes: dict[str, Any
 @pytest.mark.parametrize("computed_again", [False, True])
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("changes", [SIZES, BERT], ids=["modern", "bert"])
 def test_kept_activations_are_autograds(
-    changes: dict[str, Any], half: bool, every: int, computed_again: bool, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any],
+    dropout: float,
+    half: bool,
+    every: int,
+    computed_again: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Per token, from two batch sizes: what does not grow with the batch drops out. Measured: within 2 %.
 
@@ -128,7 +134,8 @@ def test_kept_activations_are_autograds(
     monkeypatch.setattr(kernels, "RECOMPUTE_FROM", 1 if computed_again else 1 << 60)
     # The formula is that of a CPU with bf16 in hardware; one without trains in float32.
     monkeypatch.setattr(kernels, "_multiplies_bf16", lambda: True)
-    config = ClozeBertConfig(**{**changes, "max_position_embeddings": 64})
+    parts = ("hidden_dropout_prob", "attention_probs_dropout_prob", "mlp_dropout")
+    config = ClozeBertConfig(**{**changes, "max_position_embeddings": 64, **dict.fromkeys(parts, dropout)})
     model = ClozeBertModel(config)
 
     def kept(pairs: int) -> int:

@@ -11,6 +11,9 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
                       keeps c (D + 2 G) of queries, keys and values; the feed-forward keeps c 2 F, gated ones c 4 F, of
                       which half is recomputed if there are many tokens. On a CPU, the last layer works for predicted
                       tokens only, apart from keys and values. With checkpointing: 4 D a layer, and one layer in full
+    dropout           for each layer and token, masks of the outputs of both parts, 2 D, and of the inner one, F: c
+                      bytes a number on a CPU, 1 elsewhere. On a CPU, dropout in attention keeps its weights, their
+                      masks and products, 3 c H T for documents of T tokens
     logits            M V 2 c: the logits and their gradient, and some rows of both in float32; with a sample of the
                       vocabulary, its S tokens and the label in place of V
 
@@ -358,7 +361,7 @@ def _memory(
 def activation_bytes(
     config: ClozeBertConfig, *, half: bool, recompute: bool, on_cpu: bool, length: float, tokens: int, predicted: float
 ) -> float:
-    """Bytes that the encoder keeps of each token for the backward pass, without dropout; see the module's formulas.
+    """Bytes that the encoder keeps of each token for the backward pass; see the module's formulas.
 
     On a CPU, documents of one common length keep somewhat less, because their attention gathers no copies.
 
@@ -377,11 +380,18 @@ def activation_bytes(
     inner = c * f * (2 if config.mlp_type == "glu" else 1)
     of_keys = norm + c * d + c * 2 * g  # all that the last layer needs of tokens that are not predicted
     of_queries: float = norm + c * d + c * 2 * d + 4 * heads
+    mask = c if on_cpu else 1
     if on_cpu:
-        of_queries += c * heads * length if half and length <= SHORT_IN_TRAINING else c * d
+        of_weights = c * heads * length
+        keeps_weights = half and length <= SHORT_IN_TRAINING
+        of_queries += 0 if keeps_weights else c * d
+        of_queries += 3 * of_weights if config.attention_probs_dropout_prob else of_weights * keeps_weights
+    if config.hidden_dropout_prob:
+        of_queries += 2 * mask * d
     if config.qk_norm:
         of_keys, of_queries = of_keys + 4 * g, of_queries + 4 * d
-    of_queries += inner if tokens * f >= RECOMPUTE_FROM else 2 * inner
+    is_recomputed = tokens * f >= RECOMPUTE_FROM
+    of_queries += inner if is_recomputed else 2 * inner + (mask * f if config.mlp_dropout else 0)
     layer, layers = of_keys + of_queries, config.num_hidden_layers
     unread = of_queries * (1 - predicted) if on_cpu and not _ends_in_a_window(config) else 0.0
     ends = norm * (config.embedding_norm + has_final_norm(config)) + 24
