@@ -135,24 +135,6 @@ def test_a_signal_does_not_wait_for_a_whole_evaluation(prepared: Path, tmp_path:
     assert [entry["step"] for entry in log_of(tmp_path / "run") if "eval_loss" in entry] == [3, 6]
 
 
-def test_a_data_worker_that_is_killed_is_one_line(
-    prepared: Path, tmp_path: Path, programs: list[subprocess.Popen[str]]
-) -> None:
-    """As the system does when memory runs out."""
-    program = start(programs, prepared, tmp_path / "run", dataloader_num_workers=1)
-    (worker,) = (
-        pid for pid in descendants(program.pid) if b"pretrain_mlm" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
-    os.kill(worker, signal.SIGKILL)
-    assert program.wait(timeout=60) == 2
-    shown = (tmp_path / "shown.txt").read_text()
-    assert "Traceback" not in shown
-    last = shown.splitlines()[-1]
-    assert last.startswith("error: DataLoader worker (pid")
-    assert str(worker) in last
-    assert "--resume_from_checkpoint latest continues from the last checkpoint" in last
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_a_launcher_and_its_group(

@@ -323,7 +323,7 @@ def test_long_texts_are_encoded_in_parts_as_whole(corpus_folder: Path) -> None:
         tokenizer = train_tokenizer([words[:20_000]], algorithm=algorithm, vocab_size=600)
         encoder = Encoder(tokenizer.backend_tokenizer.to_str())
         assert len(words) > 2 * LONGEST_PART
-        parts = encoder.encode([words, "short"])
+        parts = encoder.encode_counting([words, "short"])
         assert parts == [encoder._encode_short([words])[0], encoder._encode_short(["short"])[0]]
     assert LARGEST_DOCUMENT > 4 * LONGEST_PART
 

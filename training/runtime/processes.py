@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate.utils import broadcast_object_list
 
-from ...utils.errors import UserError, first_line
+from ...utils.errors import UserError
 
 _Result = TypeVar("_Result")
 # Process groups that were left, see `leave`.
@@ -53,22 +53,17 @@ def on_main_process(accelerator: Any, action: Callable[[], _Result]) -> _Result:
 
 @contextlib.contextmanager
 def lost_processes(accelerator: Any, *, goes_on_by: str) -> Iterator[None]:
-    """Report in one line that another process of the run, or one that makes its batches, has ended.
+    """Report the error of a collective operation in one line: another process of the run has ended.
 
     Args:
         goes_on_by: what resumes the run, for the message.
 
     Raises:
-        UserError: in place of the error of a collective operation or of a DataLoader.
+        UserError: in place of that error.
     """
     try:
         yield
     except RuntimeError as error:
-        if "DataLoader" in str(error):
-            raise UserError(
-                f"{first_line(error).rstrip('. ')}: it makes batches, and may have had too little memory; free some, "
-                f"or lower --dataloader_num_workers; {goes_on_by} continues from the last checkpoint"
-            ) from error
         if accelerator.num_processes == 1 or not _OF_COLLECTIVES.search(str(error)):
             raise
         raise UserError(
