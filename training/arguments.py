@@ -28,7 +28,7 @@ _OF_THE_RUN = (
 LENGTHS = ("max_steps", "warmup_steps", "decay_steps", "batch_warmup_steps")
 # Below 1 these are shares of max_steps.
 _SHARES = ("warmup_steps", "decay_steps", "batch_warmup_steps")
-_LEAST = {"batch_warmup_steps": 1}  # however short the run, since the first batch size is given beside it
+LEAST_STEPS = {"batch_warmup_steps": 1}  # however short the run, since the first batch size is given beside it
 # Fields that belong to one phase: the next one does not inherit them.
 _OF_A_PHASE = ("warmup_steps", "decay_steps", "initial_global_batch_size", "batch_warmup_steps")
 # With less, the weights that Muon trains grow during the run, and the encoder fine-tunes badly (docs/LOG.md).
@@ -180,7 +180,7 @@ class PretrainingArguments:
         self._check_ranges()
         if self.max_steps is not None:
             for name in _SHARES:
-                setattr(self, name, _steps_of(getattr(self, name), self.max_steps, least=_LEAST.get(name, 0)))
+                setattr(self, name, _steps_of(getattr(self, name), self.max_steps, least=LEAST_STEPS.get(name, 0)))
         self._check_together()
         if self.phases:
             self.split_phases()
@@ -247,7 +247,7 @@ class PretrainingArguments:
         before = self.max_steps
         kept = {name: getattr(self, name) for name in _SHARES}
         if before is not None:
-            kept |= {name: max(int(n) * max_steps // before, _LEAST.get(name, 0)) for name, n in kept.items() if n}
+            kept |= {name: max(int(n) * max_steps // before, LEAST_STEPS.get(name, 0)) for name, n in kept.items() if n}
         return dataclasses.replace(
             self,
             max_steps=max_steps,

@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, list_recipes, load_recipe, read_yaml
 from ..utils.command_line import Flag, flags_of
 from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
-from .arguments import Phase, PretrainingArguments, read_number
+from .arguments import LEAST_STEPS, Phase, PretrainingArguments, read_number
 
 _OWN_KEYS = ("architecture", "model")
 _TEXT_MODELS = [name for name, fields in ARCHITECTURES.items() if "image_size" not in fields]
@@ -100,10 +100,9 @@ def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
             continue
         steps = read_number(name, recipe[name], float)
         if steps >= 1:
-            in_flags = "max_steps" in flags
-            scaled = int(steps) * flags["max_steps"] // int(before) if in_flags else steps / before
-            # A warm-up of the batch size takes a step at least: its first size is given beside it.
-            recipe[name] = max(1, scaled) if in_flags and name == "batch_warmup_steps" else scaled
+            recipe[name] = steps / before
+            if "max_steps" in flags:
+                recipe[name] = max(int(steps) * flags["max_steps"] // int(before), LEAST_STEPS.get(name, 0))
 
 
 def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """A parallel map over processes: results in order, and a bounded number of tasks under way."""
 
-import multiprocessing
+import multiprocessing.connection
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -45,7 +46,9 @@ def ordered_map(
         return
     # spawn: forking a process that runs threads (tokenizers, arrow) can deadlock the child.
     context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(num_processes, mp_context=context, initializer=initializer, initargs=initargs)
+    executor = ProcessPoolExecutor(
+        num_processes, mp_context=context, initializer=_begin, initargs=(initializer, *initargs)
+    )
     waiting: deque[Future[_Result]] = deque()
     try:
         for task in tasks:
@@ -61,3 +64,16 @@ def ordered_map(
         ) from None
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _begin(initializer: Callable[..., Any], *initargs: Any) -> None:
+    """Begin a process of a pool, which ends when the one that started it has ended, killed perhaps."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    initializer(*initargs)

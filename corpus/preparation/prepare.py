@@ -5,11 +5,10 @@ machines, reading and tokenizing is split into parts; merging the parts writes t
 """
 
 import hashlib
-import multiprocessing.connection
+import multiprocessing
 import os
 import shutil
 import tempfile
-import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -357,16 +356,9 @@ _worker: tuple[Encoder, bool]  # this process's encoder, and whether to compute 
 
 def _start_worker(tokenizer_file: Path, unk_token_id: int | None, wants_signatures: bool) -> None:
     global _worker
-    if (parent := multiprocessing.parent_process()) is not None:
+    if multiprocessing.parent_process() is not None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each process has one core to itself
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
     _worker = Encoder(tokenizer_file.read_text(encoding="utf-8"), unk_token_id=unk_token_id), wants_signatures
-
-
-def _end_with(sentinel: int) -> None:
-    """End this process when the one that started it has ended, killed perhaps, and gives it no work any more."""
-    multiprocessing.connection.wait([sentinel])
-    os._exit(1)
 
 
 def _encode_chunk(texts: list[str]) -> list[tuple[bytes, int, bytes | None]]:

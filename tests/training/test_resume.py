@@ -164,7 +164,7 @@ def test_a_signal_among_skipped_updates_saves_and_deletes_nothing(prepared: Path
                 next(model.parameters()).grad[0, 0] = math.nan
             return clip_gradient(model, **options)
 
-        loop.clip_gradient = clip  # type: ignore[assignment]
+        loop.clip_gradient = clip
 
     stop = {"die_at": 13, "how": signal.SIGTERM, "max_steps": 30, "save_steps": 2, "save_total_limit": 1}
     assert run_forked(prepared, tmp_path / "run", prelude=prelude, **stop) == [128 + 15]
