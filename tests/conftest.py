@@ -42,9 +42,11 @@ from warm_python import WarmPython  # noqa: E402
 if importlib.util.find_spec("hypothesis"):  # a GPU machine may lack it
     import hypothesis
 
-    # A busy machine is no defect of what is tested.
-    hypothesis.settings.register_profile("untimed", deadline=None)
-    hypothesis.settings.load_profile("untimed")
+    # A busy machine is no defect of what is tested. The examples are the same in each run, so that a commit fails by
+    # what it changed. `pytest --hypothesis-profile random` and the deep fault suite draw new ones.
+    hypothesis.settings.register_profile("random", deadline=None)
+    hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+    hypothesis.settings.load_profile("same")
 
 # A shell that starts the tests in the background, or nohup, has signals ignored, and so would the programs under test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -61,12 +61,13 @@ RECIPE_KEYS = [
 
 
 def deep_and_fast(function: Any) -> Any:
-    """The test with some hundreds of examples, and under the marker `faults` with 10,000."""
+    """The test with some hundreds of examples, and under the marker `faults` with 10,000, new ones in each run."""
     quiet = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 
     @pytest.mark.parametrize("number", [FAST, pytest.param(DEEP, marks=pytest.mark.faults)])
     def test(number: int, figure: Callable[[str, Any], None]) -> None:
-        settings(max_examples=number, deadline=None, suppress_health_check=quiet, database=None)(function)()
+        parent = settings.get_profile("random") if number == DEEP else None
+        settings(parent, max_examples=number, suppress_health_check=quiet, database=None)(function)()
         if number == DEEP:
             name = function.__name__.strip("_").replace("_", " ")
             figure(f"fuzzing, {name}", f"0 unexpected exceptions in {number:,} cases")
