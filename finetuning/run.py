@@ -14,6 +14,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import WriteCard, disk_errors, give_usual_permissions, remove_written
+from ..utils.output import outliving_readers
 from ..utils.plurals import counted
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import (
@@ -64,6 +65,7 @@ from .trainer import (
 from .windows import PackedCollator, WindowMaker, pair_separator
 
 
+@outliving_readers()  # as for pretraining
 def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = None) -> dict[str, Any]:
     """Fine-tune, evaluate, save and print, once or once for each seed.
 

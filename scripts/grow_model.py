@@ -46,13 +46,18 @@ def main(argv: list[str] | None = None) -> None:
     from clozebert.hub.card import write_card
     from clozebert.hub.convert import facts_of_origin, load_clozebert_masked_lm
     from clozebert.hub.loading import find_folder, quiet
-    from clozebert.training.initialization.growth import grow
+    from clozebert.training.initialization.growth import grow, known_tokens
 
     check_output_dir(arguments.output_dir, way_out="give another folder")
     new_tokens = _new_tokens(arguments.new_tokens or [])
     texts = list(islice(Reader(arguments.input).texts(), arguments.num_texts))
     folder = find_folder(arguments.model_name_or_path)
     tokenizer: Any = load_tokenizer(str(folder))
+    known = known_tokens(tokenizer, new_tokens)
+    if known and len(known) < len(new_tokens):
+        kept = ", ".join(known)
+        print(f"{len(known)} of {len(new_tokens)} tokens stay as they are, in the tokenizer already: {kept}")
+        new_tokens = [token for token in new_tokens if token not in known]
     model = load_clozebert_masked_lm(folder)
     dtype = model.dtype
     model = model.float()  # so that rounding does not show in the figures

@@ -121,9 +121,11 @@ def check_model(arguments: PretrainingArguments, config: ClozeBertConfig) -> Non
     if config.image_size is not None:
         raise UserError(f"image_size={config.image_size}: masked-language modelling needs a text model")
     if arguments.max_seq_length > config.max_position_embeddings:
+        grow = "by `clozebert grow` " if arguments.model_name_or_path else ""
+        way_out = f"shorten the rows, or raise the positions {grow}(--max_position_embeddings)"
         raise UserError(
             f"max_seq_length={arguments.max_seq_length} exceeds the model's "
-            f"max_position_embeddings={config.max_position_embeddings}"
+            f"max_position_embeddings={config.max_position_embeddings}: {way_out}"
         )
     # Building the model finds sizes that are not divisible; on the meta device it costs nothing.
     with torch.device("meta"), as_user_errors():

@@ -41,7 +41,8 @@ def pretrain(
         ValueError: contradictions between arguments, corpus, tokenizer, model and checkpoint, before any work; or a
             gradient that is not finite in ten steps in a row.
     """
-    with disk_errors(Path(arguments.output_dir)), deterministic(arguments.full_determinism):
+    way_out = "free some space, then --resume_from_checkpoint latest, or give another folder"
+    with disk_errors(Path(arguments.output_dir), way_out=way_out), deterministic(arguments.full_determinism):
         run = Pretraining(arguments, copy.deepcopy(config), write_card=write_card, recipe=recipe, goes_on_by=goes_on_by)
         with (
             StopRequest().listening() as stop,

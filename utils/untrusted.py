@@ -134,8 +134,8 @@ def _refuse_pickles(paths: Iterable[Path]) -> None:
     for path in paths:
         if path.name.startswith(("pytorch_model", "adapter_model")) and path.name.endswith(_PICKLES):
             raise UserError(
-                f"{path} is a pickle, which can run code when it is read: convert it to safetensors by "
-                f"`clozebert convert --allow_pickle true`, which reads only its tensors"
+                f"{path} is a pickle, which can run code when it is read: `clozebert convert --input {path.parent} "
+                f"--output_dir FOLDER --to clozebert --allow_pickle` writes safetensors, and reads only its tensors"
             )
 
 

@@ -83,6 +83,12 @@ def test_the_encoding_of_the_file_of_tokens(flags, tmp_path, content, message):
     assert AutoTokenizer.from_pretrained(tmp_path / "larger").tokenize("the river stone") == ["the", "river stone"]
 
 
+def test_tokens_that_the_tokenizer_has_stay_as_they_are(flags, tmp_path, capsys):
+    main([*flags, "--new_tokens", "river", "river stone", "the"])
+    assert "2 of 3 tokens stay as they are, in the tokenizer already: river, the" in capsys.readouterr().out
+    assert AutoTokenizer.from_pretrained(tmp_path / "larger").tokenize("the river stone") == ["the", "river stone"]
+
+
 def test_native_models_grow_too(flags, tmp_path):
     model = make_model(name="bert-base", hidden_dropout_prob=0.0)
     folder = tmp_path / "encoder"

@@ -156,10 +156,10 @@ def test_spare_rows_are_used_before_new_ones(tokenizer):
 
 def test_vocabulary_mistakes(tokenizer):
     model = make(vocab_size=len(tokenizer))
-    with pytest.raises(ValueError, match="'a', which the tokenizer has already"):
-        extend_vocabulary(model, tokenizer, ["a"], texts=["a"])
-    with pytest.raises(ValueError, match="knows no part"):
-        extend_vocabulary(model, tokenizer, ["zzz"], texts=["a"])
+    with pytest.raises(ValueError, match="'a', 'b', which the tokenizer has already"):
+        extend_vocabulary(model, tokenizer, ["a", "face", "b"], texts=["a"])
+    with pytest.raises(ValueError, match="'zzz', 'yyy', without any part"):
+        extend_vocabulary(model, tokenizer, ["zzz", "face", "yyy"], texts=["a"])
 
 
 @pytest.mark.parametrize(("word", "entry"), [("The", "the"), ("face", "Ġface")])
@@ -170,7 +170,7 @@ def test_a_word_that_the_tokenizer_writes_otherwise_is_known_already(word, entry
         texts, algorithm="wordpiece" if entry == "the" else "bpe", vocab_size=290, lowercase=True
     )
     assert word not in tokenizer.get_vocab()
-    with pytest.raises(ValueError, match=f"{word!r}, which the tokenizer has already: as {entry!r}"):
+    with pytest.raises(ValueError, match=rf"{word!r} \(as {entry!r}\), which the tokenizer has already"):
         extend_vocabulary(model, tokenizer, [word], texts=texts)
 
 

@@ -385,7 +385,7 @@ def test_what_does_not_fit_together_is_refused(prepared: Path, tmp_path: Path) -
         ({"tokenizer_name": str(other / "larger")}, {}, "tokenized with another tokenizer .vocab_sha256, vocab_size"),
         ({"tokenizer_name": str(other)}, {}, "holds no tokenizer.json"),
         ({"corpus": str(other)}, {}, "holds no prepared corpus"),
-        ({}, {"max_position_embeddings": 30}, "max_seq_length=40 exceeds the model's max_position_embeddings=30"),
+        ({}, {"max_position_embeddings": 30}, "max_position_embeddings=30: shorten the rows, or raise"),
         ({"global_batch_size": 6}, {}, "per_device_train_batch_size=4 must divide the 6 rows"),
         ({"report_to": "wandb"}, {}, "report_to='wandb' needs a package that is not installed"),
         ({"mixed_precision": "fp16"}, {}, "mixed_precision='fp16' needs a CUDA device"),

@@ -150,24 +150,26 @@ def extend_vocabulary(
     return WarmStart(new, perplexity(loss / count), after, larger)
 
 
+def known_tokens(tokenizer: Any, tokens: Sequence[str]) -> dict[str, str]:
+    """Those of the tokens that the tokenizer has already, each with its entry: `river` may stand there as `Ġriver`."""
+    entries = tokenizer.get_vocab()
+    known = {token: token for token in tokens if token in entries}
+    for token in tokens:
+        for ids in tokenizer([token, f" {token}"], add_special_tokens=False)["input_ids"]:
+            if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
+                known.setdefault(token, tokenizer.convert_ids_to_tokens(ids[0]))
+    return known
+
+
 def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
     """The ids into which the old tokenizer splits each new token."""
-    known = tokenizer.get_vocab()
-    pieces: dict[str, list[int]] = {}
-    for token in new_tokens:
-        if token in known:
-            raise UserError(f"new_tokens holds {token!r}, which the tokenizer has already")
-        cut, cut_after_space = tokenizer([token, f" {token}"], add_special_tokens=False)["input_ids"]
-        for ids in (cut, cut_after_space):
-            if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
-                entry = tokenizer.convert_ids_to_tokens(ids[0])
-                raise UserError(f"new_tokens holds {token!r}, which the tokenizer has already: as {entry!r}")
-        ids = [i for i in cut if i != tokenizer.unk_token_id]
-        if not ids:
-            raise UserError(
-                f"new_tokens holds {token!r}, of which the tokenizer knows no part: it has no embedding to begin from"
-            )
-        pieces[token] = ids
+    if known := known_tokens(tokenizer, new_tokens):
+        names = ", ".join(repr(token) + f" (as {entry!r})" * (token != entry) for token, entry in known.items())
+        raise UserError(f"new_tokens holds {names}, which the tokenizer has already: leave them out")
+    cut = {token: tokenizer(token, add_special_tokens=False)["input_ids"] for token in new_tokens}
+    pieces = {token: [i for i in ids if i != tokenizer.unk_token_id] for token, ids in cut.items()}
+    if empty := ", ".join(repr(token) for token, ids in pieces.items() if not ids):
+        raise UserError(f"new_tokens holds {empty}, without any part that the tokenizer knows to begin from: leave out")
     return pieces
 
 

@@ -91,8 +91,8 @@ def length_lines(
         )
     if tokens < _LITTLE_TEXT and given.model_name_or_path is None:
         lines.append(
-            f"expect: {_short(tokens)} tokens teach a new model little of a language; continuing from a published "
-            f"model (--model_name_or_path) is usually better for less than about {_short(_LITTLE_TEXT)}"
+            f"expect: {_short(tokens)} tokens teach a new model little; for less than about {_short(_LITTLE_TEXT)}, "
+            f"continuing from a published model of such text (--model_name_or_path) is usually better, if there is one"
         )
     return lines
 
