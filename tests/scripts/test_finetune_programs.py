@@ -78,6 +78,24 @@ def test_token_program_as_module(repository: Path, model: str, tmp_path: Path) -
     }
 
 
+def test_a_run_outlives_the_reader_of_its_output(repository: Path, model: str, tmp_path: Path) -> None:
+    """As `clozebert finetune-sequence … | head -1`."""
+    flags = ["--train_file", write_sentiment(tmp_path / "a.csv", rows=64), "--model_name_or_path", model]
+    flags += ["--validation_file", write_sentiment(tmp_path / "b.csv", rows=20, seed=1), "--num_train_epochs", "3"]
+    program = str(repository / "scripts" / "finetune_sequence_classification.py")
+    with (tmp_path / "errors").open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, program, *flags, "--output_dir", str(tmp_path / "o")],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=300) == 0, (tmp_path / "errors").read_text()
+    assert (tmp_path / "o" / "all_results.json").exists()
+
+
 @pytest.mark.slow
 def test_two_processes_find_the_scores_of_one(repository: Path, model: str, tmp_path: Path) -> None:
     """Two processes with batches of 4 are one with batches of 8: the same gradients, so the same scores."""
