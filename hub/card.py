@@ -65,7 +65,7 @@ class Card:
 
     def facts(self) -> dict[str, Any]:
         """The facts for `write_card` that also hold for the same model in another form or place."""
-        names = ("license", "language", "datasets", "base_model", "tags")
+        names = ("license", "license_name", "license_link", "language", "datasets", "base_model", "tags")
         facts = {name: self.data.get(name) for name in names if self.data.get(name)}
         if self.is_ours:
             # Tags about the form of the model are written anew.
@@ -88,7 +88,8 @@ def write_card(
         directory: a saved model; config.json and the headers of the weights are read from it if they exist.
         facts: what is known. Every key is optional; a missing fact is left out, never guessed.
             name: the model's name (default: the folder's). repo_id: its name on the Hub.
-            description: a sentence or two. license, language, datasets and base_model (Hub names), tags: metadata.
+            description: a sentence or two. license, language, datasets and base_model (Hub names), tags: metadata;
+                with the license `other`, license_name and license_link.
             data_statement: sentences on the training data. corpus: its manifest, or any mapping that describes it.
             started_from: the model that training started from, a Hub name or the name of a folder.
             hyperparameters: a mapping. recipe: the name of the recipe they come from.
@@ -215,6 +216,8 @@ def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str, na
         tags=list(dict.fromkeys(tags)),
         language=facts.get("language"),
         license=facts.get("license"),
+        license_name=facts.get("license_name"),
+        license_link=facts.get("license_link"),
         datasets=facts.get("datasets"),
         base_model=facts.get("base_model"),
         model_name=name if results else None,
@@ -243,7 +246,8 @@ def _summary(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], 
         sentences.append(f"It has {', '.join(parts)}.")
     if task in ("text-classification", "token-classification", "image-classification"):
         what = "It gives a number for" if _is_regression(config, task) else "Its labels are"
-        sentences += _labels(list((config.get("id2label") or {}).values()), what=what)
+        names = [str(name) for name in (config.get("id2label") or {}).values()]
+        sentences += _labels(names, what=what, are_tags=task == "token-classification")
     return " ".join(sentences)
 
 
@@ -264,11 +268,11 @@ def _longest_sequence(config: Mapping[str, Any]) -> int | None:
     return rows
 
 
-def _labels(names: list[str], *, what: str) -> list[str]:
+def _labels(names: list[str], *, what: str, are_tags: bool) -> list[str]:
     """A sentence that lists the labels, unless they are transformers' placeholders."""
     if not names or all(re.fullmatch(r"LABEL_\d+", name) for name in names):
         return []
-    spans = list(dict.fromkeys(name[2:] for name in names if name[:2] in ("B-", "I-")))
+    spans = list(dict.fromkeys(name[2:] for name in names if are_tags and name[:2] in ("B-", "I-")))
     shown, what = (spans, "It marks spans of") if spans else (names, what)
     listed = ", ".join(_code(name) for name in shown[:_MOST_LABELS])
     return [f"{what} {listed}" + (f", … ({len(shown)} in all)." if len(shown) > _MOST_LABELS else ".")]

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from ..modeling import modeling_clozebert
 from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
 from ..utils.errors import UserError
 from ..utils.files import WEIGHTS, check_output_dir, disk_errors, whole_files
-from ..utils.weights import fill, make_empty
+from ..utils.weights import fill, is_untied, make_empty
 from .card import CARD_NAME, Card, read_card, write_card
-from .convert_config import choose_architecture, config_from_native, config_to_native
+from .convert_config import choose_architecture, config_from_native, config_to_native, warn_of_dynamic_rope
 from .loading import find_folder, load_clozebert, load_native, quiet, read_config
 from .natives import Architecture, Rename, architecture_of
 from .processors import copy_processors, copy_reading_settings, save_beside_model
@@ -56,13 +56,19 @@ def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> Cloze
     class_name = type(native).__name__
     ending = architecture.head_of(class_name).ours
     config = config_from_native(native.config, ending, base_pooler=getattr(native, "pooler", None) is not None)
+    if is_untied(native):
+        config.tie_word_embeddings = False
     if native.config.architectures is not None:
         config.architectures = [f"ClozeBert{ending}"]
     ours = make_empty(getattr(modeling_clozebert, f"ClozeBert{ending}"), config)
+    warn_of_dynamic_rope(config)
     tensors, own = dict(native.state_dict()), ours.state_dict()
     renamed: dict[str, torch.Tensor] = {}
-    for names, native_name in tensor_names(architecture, class_name, own):
-        tensor = tensors.pop(native_name)
+    pairs = tensor_names(architecture, class_name, own)
+    _refuse("lacks", {name for _, name in pairs} - tensors.keys())
+    _refuse("also has", tensors.keys() - {name for _, name in pairs} - architecture.tied.keys())
+    for names, native_name in pairs:
+        tensor = tensors[native_name]
         if len(names) == 1:
             renamed[names[0]] = tensor.clone() if copy_tensors else tensor
         else:
@@ -93,6 +99,8 @@ def to_native(
     ending = type(model).__name__.removeprefix("ClozeBert")
     target = choose_architecture(model.config, ending, architecture, pooled=getattr(model, "pooler", None) is not None)
     config = config_to_native(model.config, target, ending)
+    if is_untied(model):
+        config.tie_word_embeddings = False
     class_name = target.class_of(ending)
     if model.config.architectures is not None:
         config.architectures = [class_name]
@@ -100,6 +108,7 @@ def to_native(
     if ending == "Model" and target.optional_pooler:
         pooler["add_pooling_layer"] = model.pooler is not None
     native = make_empty(getattr(transformers, class_name), config, **pooler)
+    warn_of_dynamic_rope(model.config)
     tensors = dict(model.state_dict())
     renamed: dict[str, torch.Tensor] = {}
     for names, native_name in tensor_names(target, class_name, tensors):
@@ -146,9 +155,15 @@ def tensor_names(architecture: Architecture, class_name: str, ours: Iterable[str
             names = tuple(f"{module.replace('{i}', str(layer))}{kind}" for module in modules)
             if names[0] in present:
                 pairs.append((names, f"{right.replace('{i}', str(layer))}{kind}"))
-    unnamed = present - {name for names, _ in pairs for name in names}
-    assert not unnamed, f"no native name for {sorted(unnamed)}"
+    _refuse("also has", present - {name for names, _ in pairs for name in names})
     return pairs
+
+
+def _refuse(what: str, names: Collection[str]) -> None:
+    """Refuse a model with other tensors than its class makes."""
+    if names:
+        some = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+        raise UserError(f"the model {what} {some}: it was changed; an adapter has to be merged or removed first")
 
 
 def _renames_of(architecture: Architecture, class_name: str) -> list[Rename]:
@@ -231,6 +246,8 @@ def load_clozebert_masked_lm(folder: Path) -> Any:
         raise UserError(f"{folder} holds a {names[0] or 'model without a head'}, and a masked-LM model is needed")
     is_ours = values.get("model_type") == "clozebert"
     model = load_clozebert(folder) if is_ours else convert_from_native(load_native(folder), copy_tensors=False)
+    if is_untied(model):
+        model.config.tie_word_embeddings = False
     model.set_attn_implementation("sdpa")
     return model
 

@@ -103,6 +103,15 @@ def config_to_native(config: ClozeBertConfig, architecture: Architecture, ending
     return native
 
 
+def warn_of_dynamic_rope(config: ClozeBertConfig) -> None:
+    """Say where outputs differ after all: transformers scales all rows of a batch by the longest of them."""
+    if "'dynamic'" in str(config.rope_parameters):
+        logger.warning(
+            "rope_type dynamic: beyond max_position_embeddings, transformers scales a batch by its longest row, and "
+            "ClozeBERT each row by its own length, so the shorter rows of a batch differ"
+        )
+
+
 def choose_architecture(
     config: ClozeBertConfig, ending: str, wanted: str | None = None, *, pooled: bool = False
 ) -> Architecture:

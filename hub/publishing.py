@@ -360,6 +360,8 @@ def _write_card(source: Path, folder: Path, repo_id: str, completion: Completion
         return [_not_on_the_card(source, completion)]
     facts: dict[str, Any] = {"metrics": _scores(source)} if old is None else old.facts()
     facts.update(name=repo_id.split("/")[-1], repo_id=repo_id, serving=serving, example=completion.example or True)
+    if completion.license not in (None, facts.get("license")):
+        facts["license_name"] = facts["license_link"] = None  # they are those of the licence before
     for key in ("license", "language", "datasets"):
         facts[key] = getattr(completion, key) or facts.get(key)
     history = None if old is None else old.history()

@@ -7,6 +7,7 @@ code from there when it is saved.
 """
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,21 @@ def write_code(directory: str | os.PathLike) -> list[str]:
     return list(CODE_FILES)
 
 
-def push_saved_folder(directory: str | os.PathLike, code_files: list[str], options: dict[str, Any]) -> None:
-    """Upload what `save_pretrained` wrote, and the code. transformers' own upload runs before the code is written."""
+def is_ours(model_class: type) -> bool:
+    """Whether a class is one of those whose code `write_code` writes."""
+    is_named = model_class.__name__ in CLASS_OF_AUTO_CLASS.values()
+    return is_named and model_class.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
+
+
+def files_in(directory: str | os.PathLike) -> dict[str, int]:
+    """The files of a folder, not of its sub-folders, each with the time at which it was written, in nanoseconds."""
+    if not os.path.isdir(directory):
+        return {}
+    return {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(directory) if entry.is_file()}
+
+
+def push_saved_files(directory: str | os.PathLike, files: Iterable[tuple[str, int]], options: dict[str, Any]) -> None:
+    """Upload what `save_pretrained` wrote. transformers' own upload runs before the code is written."""
     from huggingface_hub import HfApi
 
     api = HfApi(token=options.get("token") if isinstance(options.get("token"), str) else None)
@@ -80,11 +94,11 @@ def push_saved_folder(directory: str | os.PathLike, code_files: list[str], optio
     api.upload_folder(
         repo_id=repo_id,
         folder_path=os.fspath(directory),
-        allow_patterns=["config.json", "*.safetensors", "*.safetensors.index.json", *code_files],
+        allow_patterns=sorted(name for name, _ in files),
         commit_message=options.get("commit_message") or "Upload model",
         revision=options.get("revision"),
         create_pr=options.get("create_pr", False),
     )
 
 
-__all__ = ["CLASS_OF_AUTO_CLASS", "CODE_FILES", "auto_map", "push_saved_folder", "write_code"]
+__all__ = ["CLASS_OF_AUTO_CLASS", "CODE_FILES", "auto_map", "files_in", "is_ours", "push_saved_files", "write_code"]

@@ -25,7 +25,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
 from .blocks import EncoderLayer, make_norm
-from .bundle import auto_map, push_saved_folder, write_code
+from .bundle import auto_map, files_in, is_ours, push_saved_files, write_code
 from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings
 from .heads import DenseHead, Pooling
 from .inputs import check_ids, check_length, check_mask, check_text, row_mask
@@ -85,15 +85,21 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
             super().save_pretrained(save_directory, is_main_process, state_dict, push_to_hub, *args, **kwargs)
             return
         self.config.auto_map = auto_map()
+        before = files_in(save_directory)
         super().save_pretrained(save_directory, is_main_process, state_dict, False, *args, **kwargs)
         if is_main_process and os.path.isdir(save_directory):
-            code_files = write_code(save_directory)
+            write_code(save_directory)
             if push_to_hub:
-                push_saved_folder(save_directory, code_files, kwargs)
+                push_saved_files(save_directory, files_in(save_directory).items() - before.items(), kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
-        """Does nothing: `save_pretrained` writes the code and the whole auto_map for every class anyway."""
+        """For a class of another file, as transformers: it is saved with the model.
+
+        For our own classes, nothing: `save_pretrained` writes their code and the whole auto_map anyway.
+        """
+        if not is_ours(cls):
+            super().register_for_auto_class(auto_class)
 
 
 class ClozeBertModel(ClozeBertPreTrainedModel):

@@ -173,8 +173,14 @@ def _has_fused_linear(x: torch.Tensor, layer: nn.Module) -> bool:
 
 
 def _is_watched() -> bool:
-    """Whether each operator is dispatched to a Python object, as a FLOP counter, which knows only public operators."""
+    """Whether hooks look at the layers of all models, or each operator is dispatched to a Python object.
+
+    Such an object may be a FLOP counter, which knows only public operators.
+    """
     # PyTorch has no public way to ask.
+    hooks = ("_global_forward_hooks", "_global_forward_pre_hooks")
+    if any(getattr(torch.nn.modules.module, name, None) for name in hooks):
+        return True
     is_in_mode = getattr(getattr(torch.utils, "_python_dispatch", None), "is_in_torch_dispatch_mode", None)
     return is_in_mode is not None and is_in_mode()
 

@@ -63,7 +63,7 @@ def sampled_cross_entropy(
     vocab_size = decoder.weight.shape[0]
     _check_labels(labels_M, rows=x_MD.shape[0], classes=vocab_size)
     labels_M, sampled_ids_S = labels_M.to(x_MD.device).long(), sampled_ids_S.long()
-    is_label_M, labels_M = labels_M != IGNORED_LABEL, labels_M.clamp(min=0)
+    is_label_M, labels_M = labels_M != IGNORED_LABEL, _class_of(labels_M)
     ids, sizes = torch.cat([sampled_ids_S, labels_M]), [len(sampled_ids_S), len(labels_M)]
     weight_SD, weight_MD = F.embedding(ids, decoder.weight).split(sizes)
     # Rates in float32, whatever the type of the matmul: in bf16 each would be off by up to 3 %.
@@ -167,7 +167,7 @@ class _CrossEntropyOfRows(torch.autograd.Function):
         ctx.save_for_backward(logits_MC, labels_M)
         ctx.ignored = ignored
         counted_M = labels_M != ignored
-        chosen_M = widen(logits_MC.gather(1, labels_M.clamp(min=0)[:, None]).squeeze(1))
+        chosen_M = widen(logits_MC.gather(1, _class_of(labels_M, ctx.ignored)[:, None]).squeeze(1))
         return (log_sums_M - chosen_M).masked_fill(~counted_M, 0).sum()
 
     @staticmethod
@@ -177,18 +177,25 @@ class _CrossEntropyOfRows(torch.autograd.Function):
         # d(-log softmax(x)[label]) / dx = softmax(x) - 1[label]
         if torch.is_grad_enabled():  # the gradient itself will be differentiated
             probabilities = widen(logits_MC).softmax(dim=-1)
-            probabilities = probabilities - F.one_hot(labels_M.clamp(min=0), logits_MC.shape[1])
+            probabilities = probabilities - F.one_hot(_class_of(labels_M, ctx.ignored), logits_MC.shape[1])
             return (probabilities * scale_M[:, None]).to(logits_MC.dtype), None, None
         grad_MC = torch.empty_like(logits_MC)
         wide = torch.promote_types(logits_MC.dtype, torch.float32)
         for rows, out, labels, scale in few_rows_at_once(logits_MC, grad_MC, labels_M, scale_M):
             is_wide = out.dtype == wide
             probabilities = torch.softmax(rows, dim=-1, dtype=wide, out=out if is_wide else None)
-            probabilities.scatter_add_(1, labels.clamp(min=0)[:, None], probabilities.new_full((len(labels), 1), -1))
+            probabilities.scatter_add_(
+                1, _class_of(labels, ctx.ignored)[:, None], probabilities.new_full((len(labels), 1), -1)
+            )
             probabilities.mul_(scale[:, None])
             if not is_wide:
                 out.copy_(probabilities)
         return grad_MC, None, None
+
+
+def _class_of(labels_M: torch.Tensor, ignored: int = IGNORED_LABEL) -> torch.Tensor:
+    """0 for ignored labels. Other negative ones stay: on a CUDA device, nothing but its kernels refuses them."""
+    return labels_M.masked_fill(labels_M == ignored, 0)
 
 
 def few_rows_at_once(logits_MC: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

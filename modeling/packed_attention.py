@@ -142,10 +142,12 @@ def _tiles_of(packed: Packed, config: ClozeBertConfig, layer_type: str, read_R: 
     """The tiles of one layer type, made once for a batch. If only some tokens are read, only they are queries."""
     heads, window = config.num_attention_heads, config.sliding_window if layer_type == "sliding_attention" else None
     key = (heads, window, torch.is_grad_enabled(), read_R is None)
-    if key not in packed.plans or packed.plans[key][0] is not read_R:
+    known_R, plan = packed.plans.get(key, (None, None))
+    if plan is None or (read_R is not None and not torch.equal(known_R, read_R)):
         plan = plan_tiles(packed.cu_seq_lens, heads=heads, window=window, read_R=read_R)
-        packed.plans[key] = (read_R, plan)
-    return packed.plans[key][1]
+        # A copy: the caller may write other positions into the tensor.
+        packed.plans[key] = (None if read_R is None else read_R.clone(), plan)
+    return plan
 
 
 def read_in_last_layer(

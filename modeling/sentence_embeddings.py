@@ -93,10 +93,10 @@ def _run(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Sequence
     is_packed = _is_packed(model)
     if is_packed:
         ids_1N = torch.tensor([list(chain.from_iterable(sequences))], device=model.device)
-        outputs = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, model.device))
+        outputs = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, model.device), return_dict=True)
     else:
         rows = [torch.tensor(sequence, device=model.device) for sequence in sequences]
-        outputs = model(**pad_rows(rows, model.config.pad_token_id or 0))
+        outputs = model(**pad_rows(rows, model.config.pad_token_id or 0), return_dict=True)
     if "last_hidden_state" not in outputs:
         raise ValueError(
             "the model has a head, and would give its answers instead of vectors: load it with AutoModel, or give its "

@@ -23,3 +23,15 @@ def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
     model.load_state_dict(tensors, strict=True, assign=True)
     model.tie_weights()
     model.to(next(iter(tensors.values())).device)  # type: ignore[arg-type]  # the buffers, too
+
+
+def is_untied(model: PreTrainedModel) -> bool:
+    """Whether a model's output embeddings differ from its input embeddings.
+
+    A checkpoint may hold both. transformers then keeps both, although `config.tie_word_embeddings` says that they are
+    one: whoever ties them by the configuration loses one of them.
+    """
+    outputs, inputs = model.get_output_embeddings(), model.get_input_embeddings()
+    return (
+        outputs is not None and outputs.weight is not inputs.weight and not torch.equal(outputs.weight, inputs.weight)
+    )

@@ -115,9 +115,9 @@ def test_missing_folder(tmp_path):
 
 
 def test_what_the_labels_are(saved):
-    def summary(id2label):
+    def summary(id2label, head="Token"):
         config = json.loads((saved / "config.json").read_text())
-        config.update(architectures=["ClozeBertForTokenClassification"], id2label=id2label)
+        config.update(architectures=[f"ClozeBertFor{head}Classification"], id2label=id2label)
         (saved / "config.json").write_text(json.dumps(config))
         write_card(saved, FACTS)
         return (saved / "README.md").read_text()
@@ -126,6 +126,8 @@ def test_what_the_labels_are(saved):
     assert "Its labels are `NOUN`, `VERB`." in summary({0: "NOUN", 1: "VERB"})
     assert "… (30 in all)." in summary({number: f"tag{number}" for number in range(30)})
     assert "Its labels are `good | great`, `` bad `x` ``." in summary({0: "good | great", 1: "bad `x`"})
+    assert "Its labels are `B-movie`, `Drama`." in summary({0: "B-movie", 1: "Drama"}, "Sequence")
+    assert "Its labels are `0`, `1`." in summary({0: 0, 1: 1}, "Sequence")  # transformers loads whole numbers, too
     assert "labels are" not in summary({0: "LABEL_0", 1: "LABEL_1"})  # transformers' names for those without
 
 

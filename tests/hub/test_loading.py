@@ -281,6 +281,11 @@ def make_tokenizer(folder):
     return fast
 
 
+LICENSED = """---
+license: other
+license_name: research-only
+license_link: https://example.com/LICENSE
+"""
 _PLAIN_PIPELINE = """
 import json, sys
 sys.modules["clozebert"] = None  # importing it is an error from here on
@@ -344,7 +349,7 @@ def test_tokenizer_and_card_come_along(tmp_path):
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings.pop("tokenizer_class", None)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "README.md").write_text("---\nlicense: mit\nlanguage: de\n---\n# Theirs\n")
+    (folder / "README.md").write_text(LICENSED + "language: de\n---\n# Theirs\n")
     convert_folder(folder, tmp_path / "ours", to="clozebert")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert loaded("w3 w4 [MASK]")["input_ids"] == tokenizer("w3 w4 [MASK]")["input_ids"]
@@ -354,7 +359,8 @@ def test_tokenizer_and_card_come_along(tmp_path):
     assert written["tokenizer_class"] in ("PreTrainedTokenizerFast", "BertTokenizer")
     assert not {"is_local", "local_files_only", "name_or_path"} & set(written)
     card = ModelCard.load(tmp_path / "ours" / "README.md")
-    assert (card.data.license, card.data.language) == ("mit", "de")
+    assert (card.data.license, card.data.language) == ("other", "de")
+    assert (card.data.license_name, card.data.license_link) == ("research-only", "https://example.com/LICENSE")
 
 
 def test_wrong_direction(tmp_path):

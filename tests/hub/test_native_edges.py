@@ -2,10 +2,13 @@
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, BertModel
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, BertModel, NomicBertConfig, NomicBertModel
 
-from clozebert import ClozeBertModel
+from clozebert import ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.hub import from_native, to_native
+from clozebert.hub.convert import convert_folder
 from clozebert.utils.errors import UserError
 
 
@@ -39,3 +42,62 @@ def test_a_mask_is_a_tensor(config):
     ours = from_native(BertModel(config))
     with pytest.raises(ValueError, match="attention_mask is a list; give a tensor"):
         ours(torch.tensor([[5, 6]]), attention_mask=[[1, 1]])
+
+
+IDS = torch.tensor([[5, 6, 7, 1]])
+
+
+def save_with_own_decoder(model, folder, name):
+    """A checkpoint whose decoder is not its embeddings, although its configuration says so."""
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = torch.randn(99, 32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return type(model).from_pretrained(folder).eval()
+
+
+def test_a_decoder_of_its_own_is_kept(config, tmp_path):
+    native = save_with_own_decoder(BertForMaskedLM(config), tmp_path / "bert", "cls.predictions.decoder.weight")
+    assert native.config.tie_word_embeddings
+    wanted = native(IDS).logits
+    convert_folder(tmp_path / "bert", tmp_path / "ours", to="clozebert")
+    convert_folder(tmp_path / "ours", tmp_path / "back", to="native")
+    found = [
+        from_native(native),
+        from_native(tmp_path / "bert"),
+        ClozeBertForMaskedLM.from_pretrained(tmp_path / "ours"),
+    ]
+    found += [BertForMaskedLM.from_pretrained(tmp_path / "back")]
+    for model in found:
+        assert torch.equal(model.eval()(IDS).logits, wanted)
+        assert not model.config.tie_word_embeddings
+    ours = save_with_own_decoder(from_native(BertForMaskedLM(config)), tmp_path / "other", "decoder.weight")
+    assert torch.equal(to_native(ours).eval()(IDS).logits, ours(IDS).logits)
+
+
+def test_a_model_with_other_tensors_than_its_class_makes_is_refused(config):
+    def with_more(model, layer):
+        layer.adapter = nn.Linear(2, 2)
+        return model
+
+    native = BertModel(config)
+    with pytest.raises(UserError, match=r"also has encoder.layer.0.adapter.bias, .*an adapter has to be merged"):
+        from_native(with_more(native, native.encoder.layer[0]))
+    ours = from_native(BertModel(config))
+    with pytest.raises(UserError, match=r"also has layers.0.adapter.bias"):
+        to_native(with_more(ours, ours.layers[0]))
+    cut = BertModel(config)
+    cut.encoder.layer = cut.encoder.layer[:0]
+    with pytest.raises(UserError, match=r"the model lacks encoder.layer.0.attention"):
+        from_native(cut)
+
+
+def test_rotary_positions_that_grow_with_a_batch_are_not_quite_the_same(caplog):
+    shape = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
+    config = NomicBertConfig(**shape, intermediate_size=64, max_position_embeddings=16, rope_parameters=rope)
+    native = NomicBertModel(config).eval()
+    ours = from_native(native).eval()
+    assert "the shorter rows of a batch differ" in caplog.text
+    ids = torch.arange(24)[None] % 90
+    assert torch.allclose(ours(ids).last_hidden_state, native(ids).last_hidden_state, atol=1e-5)

@@ -473,8 +473,16 @@ def test_model_pushes_its_code(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # the library does not ask whether there is Xet
     make_model().push_to_hub("org/pushed", private=True)
     assert {"config.json", "model.safetensors", "modeling_clozebert.py", "heads.py"} <= set(hub.files("org/pushed"))
-    make_model(seed=2).save_pretrained(tmp_path / "saved", push_to_hub=True, repo_id="org/saved")
-    assert {"config.json", "model.safetensors", "modeling_clozebert.py"} <= set(hub.files("org/saved"))
+    folder = tmp_path / "saved"
+    (folder / "checkpoint-5").mkdir(parents=True)
+    for other in (folder / "checkpoint-5" / "model.safetensors", folder / "old.safetensors"):
+        other.write_bytes(b"not of this save")
+    make_model(seed=2).save_pretrained(
+        folder, push_to_hub=True, repo_id="org/saved", variant="v", max_shard_size="30KB"
+    )
+    files = hub.files("org/saved")
+    assert {"config.json", "model.safetensors.index.v.json", "modeling_clozebert.py"} <= set(files)
+    assert not any(b"not of this save" in content for content in files.values())
 
 
 def test_fingerprint_names_version_and_card(saved, hub, unverified, tmp_path):

@@ -1,10 +1,16 @@
 """What programs written for BERT give a model, and what they set on its modules."""
 
+import importlib
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from encoder_cases import build, random_ids, tiny_config
 
 from clozebert import ClozeBertForSequenceClassification, ClozeBertModel
+from clozebert.modeling.bundle import CODE_FILES
 
 IDS = torch.as_tensor(random_ids(2, 9))
 MASK = torch.tensor([[1] * 9, [1] * 6 + [0] * 3])
@@ -57,3 +63,52 @@ def test_a_stored_model_can_be_cut_to_its_first_layers(tmp_path):
     assert torch.equal(cut(IDS).last_hidden_state, cut.final_norm(states[2]))
     with pytest.raises(ValueError, match="layer_types names 3 layers, but num_hidden_layers=4"):
         ClozeBertModel.from_pretrained(tmp_path, num_hidden_layers=4)
+
+
+HEAD_OF_A_USER = """
+import torch
+from clozebert import ClozeBertForSequenceClassification
+
+class Tempered(ClozeBertForSequenceClassification):
+    def __init__(self, config):
+        super().__init__(config)
+        self.temperature = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = outputs.logits / self.temperature
+        return outputs
+"""
+
+
+OPEN = """
+import sys
+import torch
+from transformers import AutoModelForSequenceClassification
+
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
+print(type(model).__name__, model(torch.arange(5)[None] + 5).logits.tolist())
+"""
+
+
+def test_a_class_of_a_user_is_saved_with_its_code(tmp_path, monkeypatch):
+    """As a subclass of BertForSequenceClassification is."""
+    (tmp_path / "tempered_head.py").write_text(HEAD_OF_A_USER)
+    monkeypatch.syspath_prepend(tmp_path)
+    tempered = importlib.import_module("tempered_head").Tempered
+    tempered.register_for_auto_class("AutoModelForSequenceClassification")
+    model = build(tempered, tiny_config(num_labels=3)).float()
+    model.save_pretrained(tmp_path / "saved")
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, str(tmp_path / "saved")], capture_output=True, text=True, check=True,
+        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""}, cwd=tmp_path / "saved",
+    )  # fmt: skip
+    assert done.stdout == f"Tempered {model(torch.arange(5)[None] + 5).logits.tolist()}\n"
+
+
+def test_a_class_of_ours_is_saved_without_a_second_copy_of_its_code(tmp_path):
+    ClozeBertForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
+    model = build(ClozeBertForSequenceClassification, tiny_config(num_labels=3))
+    model.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.glob("*.py")} == set(CODE_FILES)
+    assert model.config.auto_map["AutoModelForSequenceClassification"].startswith("modeling_clozebert.")

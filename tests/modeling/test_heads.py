@@ -21,7 +21,7 @@ from clozebert import (
     ClozeBertForTokenClassification,
 )
 from clozebert.modeling.heads import Pooling
-from clozebert.modeling.losses import cross_entropy
+from clozebert.modeling.losses import cross_entropy, sampled_cross_entropy
 from clozebert.modeling.packed import Packed
 
 ROWS, LENGTH, SHORTEST, CHOICES, LABELS = 8, 11, 4, 3, 5
@@ -391,3 +391,14 @@ def test_trainer_with_accumulation_gives_the_same_weights(head, tmp_path):
     scale = max(abs(trained[0][name] - before[name]).max() for name in before)
     assert scale > 1e-3
     assert max(abs(trained[0][name] - trained[1][name]).max() for name in before) <= 1e-10 * scale
+
+
+def test_where_labels_are_not_looked_at_the_kernels_refuse_negative_ones(monkeypatch):
+    """On a CUDA device, where looking would wait for it: the index fails there. It is never taken for class 0."""
+    monkeypatch.setattr("clozebert.modeling.losses.value_outside", lambda *args, **kwargs: None)
+    decoder, log_rates = torch.nn.Linear(4, 5), torch.log(torch.tensor([0.5, 0.5]))
+    for labels in (torch.tensor([-1, 2]), torch.tensor([5, 2])):
+        with pytest.raises((IndexError, RuntimeError)):
+            cross_entropy(torch.randn(2, 5), labels)
+        with pytest.raises((IndexError, RuntimeError)):
+            sampled_cross_entropy(torch.randn(2, 4), decoder, labels, torch.tensor([1, 4]), log_rates)

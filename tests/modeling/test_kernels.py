@@ -87,6 +87,19 @@ def test_a_flop_counter_sees_every_matmul():
     assert counter.get_total_flops() == 2 * 21 * 48 * 80
 
 
+@needs_bf16
+def test_a_hook_on_all_modules_sees_every_layer():
+    layer, x = make_layer()
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: seen.append(module))
+    try:
+        with torch.no_grad():
+            linear(layer, x, activation=make_activation("gelu"), name="gelu")
+    finally:
+        handle.remove()
+    assert layer in seen
+
+
 class Quantised(torch.Tensor):
     """As torchao's: an ordinary parameter of an ordinary layer, but without most operators."""
 

@@ -53,6 +53,17 @@ def test_states_and_gradients_are_those_of_reading_all_and_picking(implementatio
         assert same_gradients_as(found, wanted, model) <= 1e-12
 
 
+def test_positions_that_are_written_anew_are_read_anew():
+    model = build(ClozeBertModel, tiny_config("sdpa")).double().eval()
+    places, packed = torch.tensor([0, 2]), Packed.from_lengths(DOCUMENTS)
+    ids = torch.as_tensor(random_ids(1, LENGTH))
+    for numbers in ([0, 2], [LENGTH - 1, 5]):
+        places[:] = torch.tensor(numbers)
+        found = model(input_ids=ids, packed=packed, read_positions=places).last_hidden_state
+        wanted = model(**inputs()).last_hidden_state[:, places]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
 def test_padded_rows_and_asked_for_states_are_read_too():
     model = build(ClozeBertModel, tiny_config("sdpa")).double().eval()
     ids, mask = torch.as_tensor(random_ids(2, 9)), torch.ones(2, 9, dtype=torch.long)

@@ -36,6 +36,12 @@ def test_tokens_are_those_of_each_sequence_by_itself(model, sequences, alone, to
         assert relative_error(x, wanted) <= 1e-12
 
 
+def test_a_model_that_returns_tuples(model, sequences, monkeypatch):
+    wanted = encode_ids(model, sequences)
+    monkeypatch.setattr(model.config, "return_dict", False)
+    assert torch.equal(torch.as_tensor(encode_ids(model, sequences)), torch.as_tensor(wanted))
+
+
 @pytest.mark.parametrize(
     ("pooling", "pool"), [("mean", lambda x: x.mean(0)), ("max", lambda x: x.max(0)), ("cls", lambda x: x[0])]
 )
