@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..corpus.readers.columns import is_number
-from ..modeling.kernels import widen
+from ..modeling.fast_paths import widen
 from ..modeling.losses import sequence_loss
 from ..utils.errors import UserError
 from .arguments import PROBLEM_TYPES

@@ -11,7 +11,7 @@ import torch
 from ..corpus.readers.compression import bare_suffix
 from ..corpus.readers.formats import has_tagged_words
 from ..corpus.readers.tables import TABLE_SUFFIXES
-from ..modeling.kernels import widen
+from ..modeling.fast_paths import widen
 from ..modeling.losses import IGNORED_LABEL, cross_entropy
 from ..utils.errors import UserError
 from .metrics import class_report, entity_report, tag_metrics

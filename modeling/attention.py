@@ -13,8 +13,8 @@ from transformers.modeling_utils import AttentionInterface
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, tiled_attention
+from .fast_paths import Dropout, attend, cast_once, linear, matmul_attention_pays, repeat_heads, rotate
 from .joined import can_join, joined_heads
-from .kernels import Dropout, attend, cast_once, linear, matmul_attention_pays, repeat_heads, rotate
 from .packed_attention import PackedPlan, padded_attention, varlen_attention, windowed_attention
 
 _STOCK = AttentionInterface()

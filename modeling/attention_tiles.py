@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .kernels import LARGEST_BLOCK, attend, repeat_heads
+from .fast_paths import LARGEST_BLOCK, attend, repeat_heads
 
 _LARGEST_GROUP = 1 << 24  # queries times keys of a group, with a gradient: 16 M scores per head
 _ROUNDED_UP_TO = 512  # numbers of queries or keys up to this are rounded up, so that the shapes of tiles recur

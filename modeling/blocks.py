@@ -14,8 +14,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
 from .attention_tiles import TilePlan
+from .fast_paths import Dropout, cast_once, is_traced, linear, recompute
 from .joined import can_join, joined_gate_and_up
-from .kernels import Dropout, cast_once, is_traced, linear, recompute
 
 
 def make_norm(config: ClozeBertConfig, size: int) -> nn.Module:

@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+# They are imported by these names only if a program runs in the folder itself. So none is called as a package that
+# transformers imports: `kernels` is one.
 CODE_FILES = (
     "configuration_clozebert.py",
     "named_architectures.py",
-    "kernels.py",
+    "fast_paths.py",
     "packed.py",
     "inputs.py",
     "attention_tiles.py",
@@ -71,7 +73,7 @@ def write_code(directory: str | os.PathLike) -> list[str]:
     return list(CODE_FILES)
 
 
-def is_ours(model_class: type) -> bool:
+def is_class_of_ours(model_class: type) -> bool:
     """Whether a class is one of those whose code `write_code` writes."""
     is_named = model_class.__name__ in CLASS_OF_AUTO_CLASS.values()
     return is_named and model_class.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
@@ -101,4 +103,12 @@ def push_saved_files(directory: str | os.PathLike, files: Iterable[tuple[str, in
     )
 
 
-__all__ = ["CLASS_OF_AUTO_CLASS", "CODE_FILES", "auto_map", "files_in", "is_ours", "push_saved_files", "write_code"]
+__all__ = [
+    "CLASS_OF_AUTO_CLASS",
+    "CODE_FILES",
+    "auto_map",
+    "files_in",
+    "is_class_of_ours",
+    "push_saved_files",
+    "write_code",
+]

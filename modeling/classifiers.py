@@ -22,9 +22,9 @@ from transformers.utils.generic import can_return_tuple
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
+from .fast_paths import Dropout
 from .heads import PairComparison, Pooling, make_classifier_head, spans_among_tokens
 from .inputs import leading_shape, row_mask
-from .kernels import Dropout
 from .losses import cross_entropy, find_problem_type, position_loss, sequence_loss
 from .packed import Packed, find_packed
 

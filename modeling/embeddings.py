@@ -16,8 +16,8 @@ from transformers.utils import logging
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_norm
+from .fast_paths import Dropout, is_autocast, values_of
 from .inputs import check_ids
-from .kernels import Dropout, is_autocast, values_of
 from .packed import Packed
 
 logger = logging.get_logger(__name__)

@@ -25,11 +25,11 @@ from transformers.utils.output_capturing import capture_outputs
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
 from .blocks import EncoderLayer, make_norm
-from .bundle import auto_map, files_in, is_ours, push_saved_files, write_code
+from .bundle import auto_map, files_in, is_class_of_ours, push_saved_files, write_code
 from .embeddings import ImageEmbeddings, RotaryEmbedding, TextEmbeddings
+from .fast_paths import HALF_PRECISION, is_autocast, is_plain, is_traced, matmul_dtype
 from .heads import DenseHead, Pooling
 from .inputs import check_ids, check_length, check_mask, check_text, row_mask
-from .kernels import HALF_PRECISION, is_autocast, is_plain, is_traced, matmul_dtype
 from .packed import Packed, find_packed
 from .packed_attention import make_masks, read_in_last_layer
 
@@ -98,7 +98,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
 
         For our own classes, nothing: `save_pretrained` writes their code and the whole auto_map anyway.
         """
-        if not is_ours(cls):
+        if not is_class_of_ours(cls):
             super().register_for_auto_class(auto_class)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .blocks import make_activation, make_norm
-from .kernels import widen
+from .fast_paths import widen
 from .packed import Packed
 
 

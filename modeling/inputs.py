@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .kernels import is_traced, value_outside
+from .fast_paths import is_traced, value_outside
 from .packed import Packed
 
 _WRONG_SHAPE = "{} of shape {} must be {}, as the input"

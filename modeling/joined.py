@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from .kernels import is_plain, is_plain_linear, matmul_dtype, rotated
+from .fast_paths import is_plain, is_plain_linear, matmul_dtype, rotated
 from .window_attention import KERNELS
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional as F
 
-from .kernels import is_plain, is_traced, value_outside, widen
+from .fast_paths import is_plain, is_traced, value_outside, widen
 
 IGNORED_LABEL = -100
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]

@@ -23,10 +23,10 @@ from .classifiers import (
 )
 from .embeddings import TextEmbeddings as TextEmbeddings
 from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
+from .fast_paths import attend as attend
 from .heads import Pooling as Pooling
 from .inputs import row_mask as row_mask
 from .joined import can_join as can_join
-from .kernels import attend as attend
 from .losses import cross_entropy as cross_entropy
 from .masked_lm import ClozeBertForMaskedLM
 from .packed import Packed as Packed

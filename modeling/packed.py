@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from .kernels import values_of
+from .fast_paths import values_of
 
 
 @dataclass

@@ -21,7 +21,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_bidirec
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, plan_tiles
-from .kernels import HALF_PRECISION, is_plain, is_traced, matmul_dtype, repeat_heads
+from .fast_paths import HALF_PRECISION, is_plain, is_traced, matmul_dtype, repeat_heads
 from .packed import Packed
 from .window_attention import has_window_kernel, window_attention
 

@@ -24,7 +24,7 @@ from clozebert import (  # noqa: E402
     ClozeBertForTokenClassification,
     ClozeBertModel,
 )
-from clozebert.modeling import kernels  # noqa: E402
+from clozebert.modeling import fast_paths  # noqa: E402
 
 # A head, what the reference computes of it, and whether it gives one row for a document.
 HEADS: dict[str, tuple[Any, Callable[..., np.ndarray], bool]] = {
@@ -93,7 +93,7 @@ def test_all_paths_are_one_document_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
     figure: Callable[[str, Any], None],
 ) -> None:
-    monkeypatch.setattr(kernels, "_PLAIN", not shortcuts)
+    monkeypatch.setattr(fast_paths, "_PLAIN", not shortcuts)
     worst, cases = largest_error(implementation, dtype)
     assert cases == 45
     assert worst <= TOLERANCE[dtype]

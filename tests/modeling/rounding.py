@@ -17,7 +17,7 @@ import torch
 from encoder_cases import TINY, VOCABULARY, build, gradients, tiny_config
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.modeling import kernels
+from clozebert.modeling import fast_paths
 from clozebert.modeling.packed import Packed
 
 LENGTHS = (70, 3, 130, 53)
@@ -70,7 +70,7 @@ class Rounding:
 
     @classmethod
     def of(cls, shape: dict[str, Any], dtype: torch.dtype, lengths: tuple[int, ...] = LENGTHS) -> "Rounding":
-        with mock.patch.object(kernels, "_PLAIN", True):
+        with mock.patch.object(fast_paths, "_PLAIN", True):
             truth = logits_and_gradients(make_model(torch.float64, **shape), make_batch(lengths=lengths))
             found = logits_and_gradients(make_model(**shape), make_batch(lengths=lengths), dtype)
         return cls(truth, errors(found, truth))

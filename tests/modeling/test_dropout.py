@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from clozebert.modeling.kernels import Dropout, dropout
+from clozebert.modeling.fast_paths import Dropout, dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.999])

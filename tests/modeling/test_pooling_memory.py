@@ -9,7 +9,7 @@ import torch
 from encoder_cases import build, random_ids, tiny_config
 
 from clozebert import ClozeBertForSequenceClassification
-from clozebert.modeling import kernels
+from clozebert.modeling import fast_paths
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -74,7 +74,7 @@ def test_at_the_depth_of_bert_base_a_pooled_head_keeps_what_cls_keeps(pooling):
 def test_tiles_of_short_documents_are_short(monkeypatch):
     """Measured: 1.26 of what documents as rows of their own length keep; tiles of 32 tokens kept 2.54."""
     tiles = kept("mean", layers=4)
-    monkeypatch.setattr(kernels, "_PLAIN", True)
+    monkeypatch.setattr(fast_paths, "_PLAIN", True)
     kept.cache_clear()
     rows = kept("mean", layers=4)
     kept.cache_clear()

@@ -146,12 +146,12 @@ def test_half_precision_runs_are_filled_up_and_nothing_shows_it():
 
 
 def test_large_feed_forwards_are_computed_again_and_give_the_same_gradient(monkeypatch):
-    from clozebert.modeling import kernels
+    from clozebert.modeling import fast_paths
 
     model = build(ClozeBertForMaskedLM, tiny_config("sdpa", mlp_dropout=0.2)).double().train()
     results = []
     for least in (1 << 60, 1):
-        monkeypatch.setattr(kernels, "RECOMPUTE_FROM", least)
+        monkeypatch.setattr(fast_paths, "RECOMPUTE_FROM", least)
         kept = []
         torch.manual_seed(7)
         with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):

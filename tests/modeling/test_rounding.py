@@ -7,7 +7,7 @@ import torch
 from encoder_cases import MIXED_LAYERS
 from rounding import Rounding, logits_and_gradients, make_batch, make_model
 
-from clozebert.modeling import kernels
+from clozebert.modeling import fast_paths
 from clozebert.modeling.attention import ALL_ATTENTION_FUNCTIONS, padded_attention
 from clozebert.modeling.packed import Packed
 
@@ -76,7 +76,7 @@ def test_wrong_formulas_fail(rounding, shape, dtype, wrong, monkeypatch):
         keywords = change_keywords(keywords) if change_keywords else keywords
         return padded_attention(module, query, key, value, plan, **keywords)
 
-    monkeypatch.setattr(kernels, "_PLAIN", True)
+    monkeypatch.setattr(fast_paths, "_PLAIN", True)
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "padded", attention)
     found = logits_and_gradients(make_model(**shape), make_batch(), dtype)
     ratios = rounding.ratios(found)

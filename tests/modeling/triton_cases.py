@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from clozebert.modeling.fast_paths import rotated
 from clozebert.modeling.joined import turn_back_and_join
-from clozebert.modeling.kernels import rotated
 from clozebert.modeling.window_attention import window_attention
 
 # Lengths of the documents, heads, heads of keys, head size, window.

@@ -17,7 +17,7 @@ from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.configuration import list_recipes
 from clozebert.corpus import Corpus, Mixture, RowIndex
 from clozebert.corpus.tokenizer import load_tokenizer
-from clozebert.modeling import kernels
+from clozebert.modeling import fast_paths
 from clozebert.modeling.packed import Packed
 from clozebert.scripts.plan import main
 from clozebert.training import PretrainingArguments
@@ -131,9 +131,9 @@ def test_kept_activations_are_autograds(
 
     Documents of 32 tokens and of 64: of one length, they would be attended where they stand, and less is kept.
     """
-    monkeypatch.setattr(kernels, "RECOMPUTE_FROM", 1 if computed_again else 1 << 60)
+    monkeypatch.setattr(fast_paths, "RECOMPUTE_FROM", 1 if computed_again else 1 << 60)
     # The formula is that of a CPU with bf16 in hardware; one without trains in float32.
-    monkeypatch.setattr(kernels, "_multiplies_bf16", lambda: True)
+    monkeypatch.setattr(fast_paths, "_multiplies_bf16", lambda: True)
     parts = ("hidden_dropout_prob", "attention_probs_dropout_prob", "mlp_dropout")
     config = ClozeBertConfig(**{**changes, "max_position_embeddings": 64, **dict.fromkeys(parts, dropout)})
     model = ClozeBertModel(config)

@@ -371,7 +371,7 @@ def activation_bytes(
         tokens: in the micro-batch.
         predicted: the share of the tokens that is predicted.
     """
-    from ...modeling.kernels import RECOMPUTE_FROM, SHORT_IN_TRAINING
+    from ...modeling.fast_paths import RECOMPUTE_FROM, SHORT_IN_TRAINING
 
     symbols = symbols_of(config, batch_size=1, length=1)
     d, g, f, heads = (symbols[name] for name in "DGFH")

@@ -18,9 +18,9 @@ from clozebert import (
     ClozeBertForTokenClassification,
     ClozeBertModel,
 )
-from clozebert.modeling import kernels
+from clozebert.modeling import fast_paths
 from clozebert.modeling.blocks import make_activation
-from clozebert.modeling.kernels import linear
+from clozebert.modeling.fast_paths import linear
 from clozebert.modeling.losses import cross_entropy, few_rows_at_once
 
 needs_bf16 = pytest.mark.skipif(
@@ -37,13 +37,13 @@ def make_layer(*, bias: bool = True) -> tuple[nn.Linear, torch.Tensor]:
 @pytest.fixture
 def fused_calls(monkeypatch):
     """How often the fused kernel ran."""
-    calls, has_fused = [], kernels._has_fused_linear
+    calls, has_fused = [], fast_paths._has_fused_linear
 
     def counted(x, layer):
         calls.append(has_fused(x, layer))
         return calls[-1]
 
-    monkeypatch.setattr(kernels, "_has_fused_linear", counted)
+    monkeypatch.setattr(fast_paths, "_has_fused_linear", counted)
     return calls
 
 
@@ -209,15 +209,15 @@ def test_masked_lm_in_bf16_learns_from_the_loss_of_half_precision():
 def test_bf16_is_left_to_pytorch_where_the_processor_does_not_multiply_it(keys, monkeypatch):
     """Emulated products took 9 to 23 times as long as PyTorch's own attention."""
     matmuls = []
-    attention = kernels._matmul_attention
+    attention = fast_paths._matmul_attention
     monkeypatch.setattr(
-        kernels, "_matmul_attention", lambda *x, **options: matmuls.append(x) or attention(*x, **options)
+        fast_paths, "_matmul_attention", lambda *x, **options: matmuls.append(x) or attention(*x, **options)
     )
     q_BHTK = torch.randn(1, 2, keys, 16, dtype=torch.bfloat16)
     for is_fast in (False, True):
-        monkeypatch.setattr(kernels, "_multiplies_bf16", lambda is_fast=is_fast: is_fast)
+        monkeypatch.setattr(fast_paths, "_multiplies_bf16", lambda is_fast=is_fast: is_fast)
         with torch.no_grad():
-            out_BHTK = kernels.attend(q_BHTK, q_BHTK, q_BHTK, None, scaling=0.25, dropout=0.0)
+            out_BHTK = fast_paths.attend(q_BHTK, q_BHTK, q_BHTK, None, scaling=0.25, dropout=0.0)
         assert bool(matmuls) is is_fast
         plain = nn.functional.scaled_dot_product_attention(*[q_BHTK.double()] * 3, scale=0.25)
         assert relative_error(out_BHTK, plain) <= 2e-2
@@ -225,39 +225,39 @@ def test_bf16_is_left_to_pytorch_where_the_processor_does_not_multiply_it(keys, 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_long_sequences_are_attended_in_blocks_of_queries(masked, monkeypatch):
-    monkeypatch.setattr(kernels, "LARGEST_BLOCK", 2 * 3 * 700 * 64)  # 64 queries at a time
-    monkeypatch.setattr(kernels, "_multiplies_bf16", lambda: True)
+    monkeypatch.setattr(fast_paths, "LARGEST_BLOCK", 2 * 3 * 700 * 64)  # 64 queries at a time
+    monkeypatch.setattr(fast_paths, "_multiplies_bf16", lambda: True)
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 3, 700, 16).bfloat16()
     mask = torch.rand(2, 1, 700, 700) < 0.5 if masked else None
     with torch.no_grad():
-        assert kernels.matmul_attention_pays(q, k.shape[2], 0.0)
-        found = kernels.attend(q, k, v, mask, scaling=0.25, dropout=0.0)
+        assert fast_paths.matmul_attention_pays(q, k.shape[2], 0.0)
+        found = fast_paths.attend(q, k, v, mask, scaling=0.25, dropout=0.0)
         scores = q.double() @ k.double().transpose(-1, -2) / 4
         scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
         wanted = scores.softmax(dim=-1) @ v.double()
     # Measured: 0.010 and 0.015; PyTorch's kernel, with scores in float32, 0.003. bf16 keeps 8 bits of a score.
     assert relative_error(found, wanted) <= 0.03
     q.requires_grad_()
-    assert not kernels.matmul_attention_pays(q, k.shape[2], 0.0)
+    assert not fast_paths.matmul_attention_pays(q, k.shape[2], 0.0)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_many_short_sequences_are_attended_some_at_a_time(masked, monkeypatch):
-    monkeypatch.setattr(kernels, "_multiplies_bf16", lambda: True)
+    monkeypatch.setattr(fast_paths, "_multiplies_bf16", lambda: True)
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 7, 48, 3, 16).bfloat16().transpose(2, 3)  # as projections give them
     mask = torch.rand(7, 1, 48, 48) < 0.5 if masked else None
     with torch.no_grad():
-        at_once = kernels.attend(q, k, v, mask, scaling=0.25, dropout=0.0)
-        monkeypatch.setattr(kernels, "LARGEST_BLOCK", 3 * 48 * 48 * 3)  # three sequences at a time
-        matmuls, sizes = kernels._matmul_attention, []
+        at_once = fast_paths.attend(q, k, v, mask, scaling=0.25, dropout=0.0)
+        monkeypatch.setattr(fast_paths, "LARGEST_BLOCK", 3 * 48 * 48 * 3)  # three sequences at a time
+        matmuls, sizes = fast_paths._matmul_attention, []
         monkeypatch.setattr(
-            kernels,
+            fast_paths,
             "_matmul_attention",
             lambda *args, **kwargs: sizes.append(len(args[0])) or matmuls(*args, **kwargs),
         )
-        found = kernels.attend(q, k, v, mask, scaling=0.25, dropout=0.0)
+        found = fast_paths.attend(q, k, v, mask, scaling=0.25, dropout=0.0)
     assert sizes == [3, 3, 1]
     assert torch.equal(found, at_once)
 
@@ -331,9 +331,9 @@ def test_shortcuts_change_nothing_but_rounding(model_class, shape, form, pooling
         changes |= {"image_size": 12, "patch_size": 4, "num_channels": 2, "positions": "absolute", "layer_types": None}
     model = build(model_class, tiny_config("sdpa", **changes), dtype=dtype)
     batch = batch_of(model_class, form)
-    monkeypatch.setattr(kernels, "RECOMPUTE_FROM", 1)
+    monkeypatch.setattr(fast_paths, "RECOMPUTE_FROM", 1)
     found = outputs_and_gradients(model, batch)
-    monkeypatch.setattr(kernels, "_PLAIN", True)
+    monkeypatch.setattr(fast_paths, "_PLAIN", True)
     wanted = outputs_and_gradients(model, batch)
     assert found.keys() == wanted.keys()
     largest = max(value.abs().max().item() for name, value in wanted.items() if name.startswith("gradient"))
@@ -357,7 +357,7 @@ def outputs_and_gradients(model, batch):
 
 
 def test_one_variable_switches_all_off(python):
-    code = "from clozebert.modeling import kernels; print(kernels.is_plain())"
+    code = "from clozebert.modeling import fast_paths; print(fast_paths.is_plain())"
     for value, wanted in (("1", "True"), ("0", "False")):
         done = python.run(["-c", code], env={**os.environ, "CLOZEBERT_PLAIN": value})
         assert done.stdout.strip() == wanted, done.stderr

@@ -2,7 +2,7 @@
 """Fast paths of the encoder (linear, dropout, RoPE, attention), each beside the plain formula it replaces.
 
 A fast path is used where it applies and is faster; everywhere else the plain formula runs. `CLOZEBERT_PLAIN=1` in the
-environment switches all of them off. The two agree within rounding, for every head and precision (test_kernels.py).
+environment switches all of them off. The two agree within rounding, for every head and precision (test_fast_paths.py).
 
     fast path                    where                                what it saves (docs/speed.md, docs/LOG.md)
     linear, with its activation  bf16 inference, CPU                  two passes over the output
