@@ -79,11 +79,11 @@ def is_class_of_ours(model_class: type) -> bool:
     return is_named and model_class.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]
 
 
-def files_in(directory: str | os.PathLike) -> dict[str, int]:
+def files_in(directory: str | os.PathLike[str]) -> dict[str, int]:
     """The files of a folder, not of its sub-folders, each with the time at which it was written, in nanoseconds."""
     if not os.path.isdir(directory):
         return {}
-    return {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(directory) if entry.is_file()}
+    return {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(os.fspath(directory)) if entry.is_file()}
 
 
 def push_saved_files(directory: str | os.PathLike, files: Iterable[tuple[str, int]], options: dict[str, Any]) -> None:
