@@ -31,7 +31,8 @@ def is_untied(model: PreTrainedModel) -> bool:
     A checkpoint may hold both. transformers then keeps both, although `config.tie_word_embeddings` says that they are
     one: whoever ties them by the configuration loses one of them.
     """
-    outputs, inputs = model.get_output_embeddings(), model.get_input_embeddings()
+    outputs: Any = model.get_output_embeddings()
+    inputs: Any = model.get_input_embeddings()
     return (
         outputs is not None and outputs.weight is not inputs.weight and not torch.equal(outputs.weight, inputs.weight)
     )
