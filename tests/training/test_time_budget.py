@@ -128,6 +128,30 @@ def test_it_is_a_run_of_that_many_steps(prepared: Path, tmp_path: Path, processe
     assert_same_bits(tmp_path / "given", tmp_path / "resumed", step=48)
 
 
+def test_processes_whose_clocks_differ_take_the_same_steps(prepared: Path, tmp_path: Path) -> None:
+    """`adapt` computes the minutes that are left, in each process by itself."""
+    found = tmp_path / "seconds"
+    found.mkdir()
+
+    def differ(rank: int) -> None:
+        count = calibration.choose_length
+
+        def count_with_other_minutes(run: Any, **others: Any) -> Any:
+            run.phases[0].arguments.max_minutes *= 1 + rank
+            return count(run, **others)
+
+        def take_two_seconds(run: Any, *, accelerator: Any, seconds: float) -> Any:
+            (found / str(rank)).write_text(str(seconds))
+            return StepTime(2.0, 0.0), 0.0
+
+        loop.choose_length = count_with_other_minutes
+        calibration._time_and_forget = take_two_seconds
+
+    run = {"config": write_recipe(tmp_path), "lr_scheduler_type": "linear", "max_minutes": 0.5}
+    assert run_forked(prepared, tmp_path / "run", processes=2, prelude=differ, **run) == [0, 0]
+    assert [(found / name).read_text() for name in "01"] == ["45.0", "45.0"]
+
+
 def count_again(monkeypatch: pytest.MonkeyPatch, run: PretrainingArguments, *, pace: float, **limits: Any) -> Any:
     """What `Deadline` makes of a run whose steps take `pace` seconds; it is asked before each."""
     now = [0.0]

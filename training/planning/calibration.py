@@ -134,7 +134,9 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
     """
     arguments, given, mixture = run.phases[0].arguments, run.given, run.mixtures[0]
     assert arguments.max_minutes is not None
-    seconds, processes = 60 * arguments.max_minutes, accelerator.num_processes
+    processes = accelerator.num_processes
+    # `adapt` computes its minutes from the clock, so each process may have a slightly different number.
+    seconds = mean_over_processes(60 * arguments.max_minutes, accelerator)
     timing, again = _time_and_forget(run, accelerator=accelerator, seconds=seconds)
     gone = mean_over_processes(time.monotonic() - begun + again, accelerator)
     evaluated = sum(split.num_tokens for split in mixture.validation.values())
