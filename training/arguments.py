@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least, did_you_mean, reject_unknown_keys, there_and_here
+from ..utils.nested import merge_nested
 from .optimizers.schedules import inverse_sqrt_factor, learning_rate_factor
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class PretrainingArguments:
                 arguments = dataclasses.replace(before.arguments, **{**fresh, **changes})
             except UserError as error:
                 raise UserError(f"phases[{number}]: {error}") from None
-            changed = {**before.model, **model}
+            changed = merge_nested(before.model, model)
             found.append(Phase(len(found), before.last_step, arguments.num_steps, arguments, changed))
         return found
 

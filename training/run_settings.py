@@ -10,6 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, list_recipes, load_recipe, read_yaml
 from ..utils.command_line import Flag, flags_of
 from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
+from ..utils.nested import merge_nested
 from .arguments import LEAST_STEPS, Phase, PretrainingArguments, read_number
 
 _OWN_KEYS = ("architecture", "model")
@@ -175,18 +176,6 @@ def _reject_unknown_fields(model: dict[str, Any], *, where: str) -> None:
     known = ClozeBertConfig.field_names()
     unknown = [name for name in model if name not in known]
     reject_unknown_keys(unknown, ClozeBertConfig.__annotations__, where=where)
-
-
-def merge_nested(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy of `values` with `changes`, merged recursively."""
-    merged = dict(values)
-    for name, change in changes.items():
-        before = merged.get(name)
-        if isinstance(before, dict) and isinstance(change, dict):
-            merged[name] = merge_nested(before, change)
-        else:
-            merged[name] = change
-    return merged
 
 
 def pretraining_flags(

@@ -30,6 +30,7 @@ from clozebert.training.evaluation import mix_figures
 from clozebert.training.optimizers.optimizer import make_optimizer
 from clozebert.training.phase_setup import dry_phase
 from clozebert.training.prefetch import StepLoader
+from clozebert.training.run_settings import phase_configuration
 from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.step import accumulate_gradient
 
@@ -291,6 +292,16 @@ def test_what_a_phase_takes_over(prepared: Path) -> None:
     assert [phase.arguments.batch_size.smallest for phase in (first, second, third)] == [4, 8, 8]
     assert [phase.arguments.corpus_weights for phase in (first, second, third)] == [[1.0], [1.0], []]
     assert third.arguments.lr_scheduler_type == "wsd"
+
+
+def test_a_phase_takes_over_what_earlier_ones_changed_inside_a_value() -> None:
+    thetas = [{"full_attention": {"rope_theta": 500_000}}, {"sliding_attention": {"rope_theta": 20_000}}]
+    phases = [{"max_steps": 5, "model": {"rope_parameters": theta}} for theta in thetas]
+    arguments = PretrainingArguments(corpus="c", tokenizer_name="t", output_dir="o", max_steps=5, phases=phases)
+    base = ClozeBertConfig.from_name("modernbert-base")
+    found = [phase_configuration(base, phase).rope_parameters for phase in arguments.split_phases()]
+    bases = [[of[name]["rope_theta"] for name in ("full_attention", "sliding_attention")] for of in found]
+    assert bases == [[160_000, 10_000], [500_000, 10_000], [500_000, 20_000]]
 
 
 def test_a_dry_run_enters_every_phase(prepared: Path, more: Path, capsys: pytest.CaptureFixture[str]) -> None:
