@@ -86,6 +86,8 @@ def _read_recipe(name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
     """If a flag changes a recipe's length, its warm-ups and decay keep their share of it."""
+    if "max_steps" in flags:
+        recipe.pop("max_minutes", None)  # with epochs it stays: the shorter of the two ends the run
     # With max_minutes, the recipe's max_steps stays: warm-ups and decay are shares of it.
     if "max_steps" not in flags and "num_train_epochs" not in flags:
         return

@@ -219,3 +219,13 @@ def test_mistakes(changes: dict[str, Any], message: str) -> None:
 def test_two_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="max_steps=5 and max_minutes=1 both say how long the run is"):
         split_settings("tiny", {"max_steps": 5, "max_minutes": 1})
+
+
+def test_a_flag_for_the_steps_wins_over_the_minutes_of_a_recipe(tmp_path: Path) -> None:
+    """Epochs do not contradict minutes: the shorter of the two ends the run, as where both are flags."""
+    for written in ("max_minutes: 9", "max_minutes: 9\nmax_steps: 100"):
+        (tmp_path / "mine.yaml").write_text(written)
+        steps, _ = split_settings(str(tmp_path / "mine.yaml"), {"max_steps": 5})
+        assert steps == {"max_steps": 5}
+        epochs, _ = split_settings(str(tmp_path / "mine.yaml"), {"num_train_epochs": 2})
+        assert epochs == {"max_minutes": 9, "num_train_epochs": 2}
