@@ -407,6 +407,7 @@ class Pretraining:
 
     def _next_phase(self) -> None:
         """Begin the next phase from the checkpoint at the end of the last one, as a run resumed there would."""
+        self.watchdog.progress(allow=SECONDS_TO_SAVE)  # a large model may be read from a network disk
         checkpoint = None if self.dry_run else self.output.path / f"checkpoint-{self.state.step}"
         tensors = None
         if checkpoint is not None:
@@ -417,6 +418,7 @@ class Pretraining:
         del self.setup  # frees its model and optimizer before the next ones are made
         self.accelerator.free_memory()
         self._enter(index, checkpoint, tensors)
+        self.watchdog.progress()
 
     def _close_phase(self) -> bool:
         """Save and evaluate at the end of a phase. Returns whether a signal ended it early."""

@@ -1,10 +1,12 @@
 """What a run chooses of its machine: the device, the seed of a step, whether to compile."""
 
+import accelerate
 import pytest
 import torch
 
 from clozebert.training.runtime import machine
 from clozebert.training.runtime.machine import make_accelerator
+from clozebert.training.runtime.watchdog import SECONDS_TO_SAVE
 from clozebert.utils.device import choose_precision, find_device
 from clozebert.utils.errors import UserError
 
@@ -66,6 +68,15 @@ def test_compiled_by_default_on_cuda_where_it_can_be(monkeypatch, caplog):
     triton[0] = object()
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     assert not machine.choose_compilation(None, cuda)
+
+
+def test_the_process_group_outwaits_the_watchdog_of_a_process_that_saves(monkeypatch):
+    """Else a slow save ends the run in all processes that wait for it."""
+    given = {}
+    monkeypatch.setattr(accelerate, "Accelerator", lambda **options: given.update(options) or accelerate.PartialState())
+    make_accelerator(mixed_precision="no", use_cpu=True, timeout=60)
+    (group,) = (one for one in given["kwargs_handlers"] if isinstance(one, accelerate.InitProcessGroupKwargs))
+    assert group.timeout.total_seconds() > 60 + SECONDS_TO_SAVE
 
 
 def test_a_number_of_the_environment_does_not_divide_the_gradient(monkeypatch):

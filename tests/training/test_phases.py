@@ -32,6 +32,7 @@ from clozebert.training.phase_setup import dry_phase
 from clozebert.training.prefetch import StepLoader
 from clozebert.training.run_settings import phase_configuration
 from clozebert.training.runtime.machine import make_accelerator
+from clozebert.training.runtime.watchdog import SECONDS_TO_SAVE, Watchdog
 from clozebert.training.step import accumulate_gradient
 
 
@@ -310,6 +311,28 @@ def test_a_dry_run_enters_every_phase(prepared: Path, more: Path, capsys: pytest
     assert [f"phase {number} of 3" in shown for number in (1, 2, 3)] == [True] * 3
     assert "step 6, loss" in shown
     assert "rows from corpus 75.0%, more 25.0%" in shown
+
+
+def test_the_watchdog_allows_time_to_set_up_a_later_phase(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With several processes: a large model is read, and its text may be counted."""
+    events: list[Any] = []
+    progress, set_up = Watchdog.progress, loop.set_up_phase
+
+    def note(self: Watchdog, *, allow: float = 0.0) -> None:
+        events.append(allow)
+        progress(self, allow=allow)
+
+    def note_phase(phase: Any, *parts: Any, **more: Any) -> Any:
+        events.append(f"phase {phase.index}")
+        return set_up(phase, *parts, **more)
+
+    monkeypatch.setattr(Watchdog, "progress", note)
+    monkeypatch.setattr(loop, "set_up_phase", note_phase)
+    run_here(prepared, tmp_path / "run", max_steps=3, phases=[{"max_steps": 1}])
+    place = events.index("phase 1")
+    assert events[place - 1 : place + 2] == [SECONDS_TO_SAVE, "phase 1", 0.0]
 
 
 def test_a_mixture_is_on_the_card_and_in_the_stream(prepared: Path, more: Path, tmp_path: Path) -> None:

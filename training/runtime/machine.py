@@ -13,6 +13,7 @@ import torch
 
 from ...utils.device import choose_precision, find_device, has_fast_bf16
 from ...utils.errors import UserError
+from .watchdog import SECONDS_TO_SAVE
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def make_accelerator(
     """An Accelerator with as many processes as the launcher was asked for.
 
     Args:
-        timeout: seconds that a process waits for the others.
+        timeout: seconds without progress after which a process counts as hung; see `Watchdog`.
 
     Raises:
         ValueError: the launch would silently run something other than the configuration says.
@@ -54,8 +55,8 @@ def make_accelerator(
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
         kwargs_handlers=[
             DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
-            # Longer than the timeout of the watchdog, which shows where each process waits.
-            InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=timeout + 30)),
+            # Longer than the watchdog waits for a process that saves. It shows where each process waits.
+            InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=timeout + SECONDS_TO_SAVE + 30)),
         ],
     )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
