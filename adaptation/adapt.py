@@ -97,6 +97,11 @@ class Adaptation:
     def __init__(self, arguments: AdaptationArguments, say: Say) -> None:
         self.begun = time.monotonic()
         self.arguments, self.say, self.work = arguments, say, arguments.work
+        if arguments.overwrite_output_dir and _num_processes() > 1:
+            raise UserError(
+                "overwrite_output_dir=True would delete what was prepared for these processes: leave it out; to start "
+                "over, give it to one process, with --prepare_only"
+            )
         self.source = open_source_model(arguments.model_name_or_path)
         self.trained = open_student(arguments.student, self.source)
         first_tokenizer = check_vocabulary_flags(arguments, self.source)
@@ -139,7 +144,7 @@ class Adaptation:
         if done.is_file() and (self.work / BEFORE).is_file():
             self.say(f"{self.arguments.output_dir} is finished already")
             return read_json_object(done)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if _num_processes() > 1:
             if not (self.work / BEFORE).is_file():
                 raise UserError("several processes train, but one prepares: run the command once with --prepare_only")
         else:
@@ -455,6 +460,10 @@ class Adaptation:
 
 # The folders of the prepared texts.
 _FOLDERS = {"input": "corpus", "replay_input": "replay", "general_input": "general"}
+
+
+def _num_processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _load(folder: Path) -> ClozeBertForMaskedLM:

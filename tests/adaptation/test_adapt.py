@@ -202,6 +202,16 @@ def test_overwriting_waits_for_the_program_that_is_there(
     run(bert, texts / "new.txt", tmp_path / "out", overwrite_output_dir=True)
 
 
+def test_several_processes_delete_nothing_that_was_prepared(
+    bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(bert, texts / "new.txt", tmp_path / "out", prepare_only=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="would delete what was prepared for these processes: leave it out"):
+        run(bert, texts / "new.txt", tmp_path / "out", overwrite_output_dir=True)
+    assert (tmp_path / "out" / "adaptation" / "before.json").is_file()
+
+
 def test_another_tokenizer_and_a_trimmed_vocabulary(bert: Path, texts: Path, tmp_path: Path) -> None:
     save_tokenizer(make_tokenizer("unigram"), tmp_path / "unigram")
     results = run(
