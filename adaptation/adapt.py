@@ -38,6 +38,7 @@ from ..hub.card import read_card, write_card
 from ..hub.convert import save_native
 from ..hub.loading import quiet
 from ..modeling import ClozeBertForMaskedLM
+from ..training.checkpoints.training_state import read_state
 from ..training.checks import check_tokenizer
 from ..training.planning.time_budget import FORWARD_SHARE
 from ..training.pretraining import pretrain
@@ -449,10 +450,11 @@ class Adaptation:
         return corpora
 
     def _settings(self, steps: int) -> dict[str, Any]:
-        run = self.arguments.for_pretraining(max_steps=steps, **self._run_settings())
+        """The settings of the run as it was; with `max_minutes`, it counted its steps itself."""
+        run = read_state(self.work / "run" / f"checkpoint-{steps}")[0].arguments
         names = ("learning_rate", "lr_scheduler_type", "warmup_steps", "decay_steps", "global_batch_size",
                  "max_seq_length", "mlm_probability", "masking_unit", "seed")  # fmt: skip
-        shown = {name: getattr(run, name) for name in names}
+        shown = {name: run[name] for name in names}
         if "replay_input" in self.readers:
             shown["replay_share"] = self.arguments.replayed
         return shown

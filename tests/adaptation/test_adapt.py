@@ -27,6 +27,8 @@ from clozebert.corpus import Corpus
 from clozebert.corpus.packing import RowIndex
 from clozebert.corpus.readers.inputs import Reader
 from clozebert.training import loop
+from clozebert.training.planning import calibration
+from clozebert.training.planning.time_budget import Deadline
 from clozebert.utils.errors import UserError
 from clozebert.utils.locks import lock_folder
 from clozebert.utils.tokenizer_files import save_tokenizer
@@ -320,6 +322,20 @@ def test_the_time_given_decides_the_steps(bert: Path, texts: Path, tmp_path: Pat
     assert results["settings"]["global_batch_size"] in (8, 16, 32, 64)
     with pytest.raises(UserError, match="max_minutes=1e-06 was used up before training"):
         run(bert, texts / "new.txt", tmp_path / "late", max_steps=None, max_minutes=1e-6)
+
+
+def test_the_report_states_the_schedule_that_was_run(
+    bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 steps, of which 12 decay, become 48 before step 28: the warm-up is over, and 20 steps decay."""
+    monkeypatch.setattr(calibration, "steps_in", lambda *args, **others: 40)
+    monkeypatch.setattr(
+        loop, "Deadline", lambda ends, run, **others: Deadline(ends, run, **{**others, "most_steps": 48})
+    )
+    results = run(bert, texts / "new.txt", tmp_path / "out", max_steps=None, max_minutes=20, global_batch_size=8)
+    shown = {name: results["settings"][name] for name in ("warmup_steps", "decay_steps")}
+    assert (results["steps"], shown) == (48, {"warmup_steps": 2, "decay_steps": 20})
+    assert "| decay_steps | 20 |" in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_text_of_one_document_is_refused_and_can_be_read_by_lines(bert: Path, tmp_path: Path) -> None:
