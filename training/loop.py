@@ -22,9 +22,9 @@ from .checks import check_run
 from .evaluation import EvaluationStoppedError, evaluate_mixture
 from .optimizers.state import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase
-from .planning.calibration import choose_length
+from .planning.calibration import choose_length, evaluated_tokens
 from .planning.expectations import what_to_expect
-from .planning.time_budget import Deadline, with_lengths
+from .planning.time_budget import FORWARD_SHARE, Deadline, with_lengths
 from .prefetch import ModelInputs
 from .reporting.doctor import Doctor
 from .reporting.progress import EVALUATION_FAILED, LOG_NAME, RunLog, Stopwatch
@@ -130,12 +130,15 @@ class Pretraining:
         if given.max_minutes is None:
             return []
         uncounted = self.run.phases[0].arguments
+        fitting, said, of_token = choose_length(self.run, accelerator=self.accelerator, begun=begun)
+        evaluated = evaluated_tokens(uncounted, self.run.mixtures[0]) / self.accelerator.num_processes
         self._deadline = Deadline(
             begun + 60 * given.max_minutes,
             uncounted,
             most_steps=uncounted.num_steps if given.max_steps is None else None,
+            evaluation=FORWARD_SHARE * of_token * evaluated,
         )
-        fitting, said, self._seconds_per_token = choose_length(self.run, accelerator=self.accelerator, begun=begun)
+        self._seconds_per_token = of_token
         self.run.phases = fitting.split_phases()
         return [said]
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from pretraining_helpers import assert_same_bits, run_forked, run_here
 
+from clozebert.corpus import Corpus
 from clozebert.training import loop
 from clozebert.training.arguments import LENGTHS, PretrainingArguments
 from clozebert.training.checkpoints.folders import list_checkpoints
@@ -99,7 +100,7 @@ def test_it_is_a_run_of_that_many_steps(prepared: Path, tmp_path: Path, processe
 
     def find_40_then_48_at_most(rank: int) -> None:
         calibration.steps_in = lambda *args, **others: min(40, steps_in(*args, **others))
-        loop.Deadline = lambda ends, run, most_steps: Deadline(ends, run, most_steps=48)
+        loop.Deadline = lambda ends, run, **others: Deadline(ends, run, **{**others, "most_steps": 48})
 
     run = {"config": write_recipe(tmp_path), "warmup_steps": 10, "optimizer": "muon", "max_minutes": 1}
     run |= {"eval_steps": 8, "save_steps": 8}
@@ -152,11 +153,13 @@ def test_processes_whose_clocks_differ_take_the_same_steps(prepared: Path, tmp_p
     assert [(found / name).read_text() for name in "01"] == ["45.0", "45.0"]
 
 
-def count_again(monkeypatch: pytest.MonkeyPatch, run: PretrainingArguments, *, pace: float, **limits: Any) -> Any:
+def count_again(
+    monkeypatch: pytest.MonkeyPatch, run: PretrainingArguments, *, pace: float, ends: float, **limits: Any
+) -> Any:
     """What `Deadline` makes of a run whose steps take `pace` seconds; it is asked before each."""
     now = [0.0]
     monkeypatch.setattr(time_budget.time, "monotonic", lambda: now[0])
-    deadline = Deadline(limits.pop("ends"), run, most_steps=limits.pop("most_steps", None))
+    deadline = Deadline(ends, run, **{"most_steps": None, **limits})
     for step in range(run.num_steps):
         found = deadline.recount(run, step, agree=float)
         if found is not None:
@@ -175,6 +178,8 @@ def test_the_steps_are_counted_again_where_the_decay_begins(monkeypatch: pytest.
     # 60 steps of 1.25 s; 97 % of the 25 s that are left are enough for 19.
     assert lengths(1.25) == (79, 10, 19)
     assert lengths(0.5) == (60 + 135, 10, 135)
+    # The evaluation at the end takes 5 of them.
+    assert lengths(1.25, evaluation=5.0) == (75, 10, 15)
     assert lengths(0.5, most_steps=110) == (110, 10, 50)
     assert lengths(0.5, most_steps=100) is None
     # A text that needs fewer steps does not shorten what was planned; nor does a slow machine all of the decay.
@@ -229,3 +234,21 @@ def test_a_flag_for_the_steps_wins_over_the_minutes_of_a_recipe(tmp_path: Path) 
         assert steps == {"max_steps": 5}
         epochs, _ = split_settings(str(tmp_path / "mine.yaml"), {"num_train_epochs": 2})
         assert epochs == {"max_minutes": 9, "num_train_epochs": 2}
+
+
+def test_the_deadline_knows_the_time_of_an_evaluation(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch of 32 rows of 40 tokens, forward; a micro-batch of 4 rows takes 0.3 s, forward and backward."""
+    found: list[float] = []
+
+    def note(*places: Any, evaluation: float, **others: Any) -> Deadline:
+        found.append(evaluation)
+        return Deadline(*places, evaluation=evaluation, **others)
+
+    monkeypatch.setattr(loop, "Deadline", note)
+    monkeypatch.setattr(calibration, "_time_and_forget", lambda *places, **others: (StepTime(0.3, 0.0), 0.0))
+    monkeypatch.setattr(calibration, "steps_in", lambda *places, **others: 4)
+    run_here(prepared, tmp_path / "run", config=write_recipe(tmp_path), max_minutes=9, dry_run=True)
+    tokens = min(32 * 40, Corpus(prepared / "corpus", "validation").num_tokens)
+    assert found == [pytest.approx(0.1 * tokens / (4 * 40))]

@@ -139,13 +139,8 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
     seconds = mean_over_processes(60 * arguments.max_minutes, accelerator)
     timing, again = _time_and_forget(run, accelerator=accelerator, seconds=seconds)
     gone = mean_over_processes(time.monotonic() - begun + again, accelerator)
-    evaluated = sum(split.num_tokens for split in mixture.validation.values())
-    if arguments.max_eval_batches is not None:
-        of_batch = arguments.per_device_eval_batch_size * arguments.max_seq_length
-        evaluated = min(evaluated, arguments.max_eval_batches * of_batch * len(mixture.validation))
-    steps = steps_in(
-        seconds - gone, timing, arguments=arguments, world_size=processes, eval_tokens=evaluated / processes
-    )
+    evaluated = evaluated_tokens(arguments, mixture) / processes
+    steps = steps_in(seconds - gone, timing, arguments=arguments, world_size=processes, eval_tokens=evaluated)
     said = (
         f"max_minutes={arguments.max_minutes:g}: {steps:,} steps fit; a micro-batch took {timing.micro_batch:.3g} s "
         f"and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
@@ -157,6 +152,15 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
         return (arguments if given.max_steps is not None else given).of_length(steps), said, of_token
     except UserError as error:
         raise UserError(f"max_minutes={arguments.max_minutes:g} is enough for {steps:,} steps: {error}") from None
+
+
+def evaluated_tokens(arguments: PretrainingArguments, mixture: Mixture) -> int:
+    """The tokens of an evaluation, of all processes; at most."""
+    tokens = sum(split.num_tokens for split in mixture.validation.values())
+    if arguments.max_eval_batches is None:
+        return tokens
+    of_batch = arguments.per_device_eval_batch_size * arguments.max_seq_length
+    return min(tokens, arguments.max_eval_batches * of_batch * len(mixture.validation))
 
 
 def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:

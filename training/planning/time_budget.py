@@ -109,10 +109,11 @@ class Deadline:
         ends: when, by `time.monotonic`.
         run: as it was before its steps were counted.
         most_steps: the most that the run needs, even if there is more time; None: as many as fit.
+        evaluation: seconds of one evaluation, for the last one; the same in each process.
     """
 
-    def __init__(self, ends: float, run: PretrainingArguments, *, most_steps: int | None):
-        self.ends, self.run, self.most_steps = ends, run, most_steps
+    def __init__(self, ends: float, run: PretrainingArguments, *, most_steps: int | None, evaluation: float = 0.0):
+        self.ends, self.run, self.most_steps, self.evaluation = ends, run, most_steps, evaluation
         self._timed_from: tuple[int, float] | None = None
 
     def recount(
@@ -136,7 +137,7 @@ class Deadline:
         pace = agree(time.monotonic() - then) / (step - timed_from)
         left = agree(self.ends - time.monotonic())
         planned = arguments.num_steps - step
-        fitting = max(1, math.ceil(_LEAST_DECAY * planned), int(left * (1 - _RESERVE) / pace))
+        fitting = max(1, math.ceil(_LEAST_DECAY * planned), int((left * (1 - _RESERVE) - self.evaluation) / pace))
         if self.most_steps is not None:
             fitting = min(fitting, max(planned, self.most_steps - step))
         if fitting == planned:
