@@ -448,7 +448,10 @@ class Pretraining:
         results = results_of(self.state, num_parameters=setup.core.num_parameters(), peak_flops=self.peak_flops)
 
         def save() -> None:
-            self.output.save_model(setup.core, weights, facts=self._facts(), results=results, say=self.log.say)
+            distilled = setup.arguments.teacher_name_or_path is not None
+            self.output.save_model(
+                setup.core, weights, facts=self._facts(), results=results, say=self.log.say, distilled=distilled
+            )
 
         self.watchdog.progress(allow=SECONDS_TO_SAVE)
         on_main_process(self.accelerator, save)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from pretraining_helpers import forget, make_corpus, make_tokenizer, model_config, run_forked, run_here
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -19,6 +20,7 @@ from clozebert.training.distillation import TEACHER_SHARE, Distillation, _Imitat
 from clozebert.training.initialization.initial_model import fingerprint_of_model
 from clozebert.training.initialization.rebuilding import evenly_spaced, take_layers
 from clozebert.training.prefetch import model_inputs
+from clozebert.training.reporting import doctor
 from clozebert.utils.errors import UserError
 
 
@@ -183,6 +185,27 @@ def test_a_run_with_a_teacher_follows_it(prepared: Path, teacher: Path, tmp_path
         return float((np.exp(wanted) * (wanted - found)).sum(-1).mean())
 
     assert divergence("one") < 0.9 * divergence("alone")
+
+
+@pytest.mark.parametrize("has_teacher", [True, False])
+def test_the_loss_of_distillation_is_not_compared_with_that_of_validation(
+    prepared: Path, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_teacher: bool
+) -> None:
+    """Else a run of more than two epochs is told that it learns by heart."""
+    compared: list[float | None] = []
+    labels: list[str] = []
+
+    def repetition(vitals: doctor.Vitals) -> None:
+        compared.append(vitals.train_loss)
+
+    def note_labels(self: Figure, *places: Any, **options: Any) -> None:
+        labels.extend(text.get_text() for text in self.axes[0].get_legend().get_texts())
+
+    monkeypatch.setattr(doctor, "repetition", repetition)
+    monkeypatch.setattr(Figure, "savefig", note_labels)
+    run_here(prepared, tmp_path / "run", max_steps=3, **({"teacher_name_or_path": teacher} if has_teacher else {}))
+    assert [loss is None for loss in compared] == [has_teacher]
+    assert labels == ["training (loss of distillation)" if has_teacher else "training", "validation"]
 
 
 def test_a_run_goes_on_with_the_same_teacher_wherever_it_lies(

@@ -88,13 +88,14 @@ class OutputFolder:
         facts: dict[str, Any],
         results: dict[str, Any],
         say: Callable[[str], None],
+        distilled: bool,
     ) -> None:
         """Write the finished model, the curve of its losses, its card and its results."""
         _check_finite(model.state_dict() if weights is None else weights, step=results["step"])
         with whole_files(self.path) as directory:
             self._write_model(directory, model, weights)
         try:
-            draw_loss_curve(self.path / LOG_NAME, self.path / CURVE_NAME)
+            draw_loss_curve(self.path / LOG_NAME, self.path / CURVE_NAME, distilled=distilled)
         except ImportError as error:
             say(str(error))
         if self.write_card is not None:

@@ -10,8 +10,11 @@ from ...utils.errors import MissingPackageError
 CURVE_NAME = "loss_curve.png"
 
 
-def draw_loss_curve(log: Path, image: Path) -> None:
+def draw_loss_curve(log: Path, image: Path, *, distilled: bool = False) -> None:
     """Draw training and validation loss over steps, from `training_log.jsonl`.
+
+    Args:
+        distilled: the training loss is that of distillation, and not of masked-LM.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -24,7 +27,8 @@ def draw_loss_curve(log: Path, image: Path) -> None:
     entries = read_log(log)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for key, label, style in (("loss", "training", "-"), ("eval_loss", "validation", "o-")):
+    training = "training (loss of distillation)" if distilled else "training"
+    for key, label, style in (("loss", training, "-"), ("eval_loss", "validation", "o-")):
         points = [(entry["step"], entry[key]) for entry in entries if key in entry]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1.2, markersize=3)

@@ -40,7 +40,8 @@ class Vitals:
 
     Attributes:
         step, max_steps, warmup_steps: of the run.
-        train_loss, eval_loss: of the last log entry, and of the last evaluation.
+        train_loss, eval_loss: of the last log entry, and of the last evaluation; with a teacher, there is no
+            train_loss, as the loss of distillation does not compare with the other.
         epochs: how often the documents of the phase were seen.
         gradient_norm, most_norm: the norm in the last step, and the norm that it is clipped to (0: not clipped).
         skipped_steps: steps whose gradient was not finite.
@@ -82,7 +83,7 @@ class Doctor:
             step=state.step,
             max_steps=self.run.last_step,
             warmup_steps=int(self.run.phases[0].arguments.warmup_steps),
-            train_loss=state.train_loss,
+            train_loss=None if setup.arguments.teacher_name_or_path else state.train_loss,
             eval_loss=state.evaluation["eval_loss"],
             epochs=setup.stream.epochs(state.step - setup.phase.first_step),
             gradient_norm=gradient_norm,
