@@ -262,3 +262,19 @@ def test_a_resumed_run_keeps_its_numbers(
     assert f"{steps} steps, 3 of warm-up, as when the run began" in capsys.readouterr().out
     assert read_training_state(list_checkpoints(tmp_path / "run")[-1])[0].step == steps
     assert ClozeBertConfig.from_pretrained(tmp_path / "run").vocab_size == 67
+
+
+def test_a_resumed_run_with_another_schedule_keeps_its_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only wsd has the decay_steps that the checkpoint names."""
+    prepared, run = make_corpus(tmp_path), {"output_dir": tmp_path / "run", "save_total_limit": 9, "save_steps": 9}
+    run_here(prepared, **run, num_train_epochs=1, lr_scheduler_type="wsd", decay_steps=5)
+    begun = list_checkpoints(tmp_path / "run")
+    steps = read_training_state(begun[-1])[0].step
+    for path in begun[1:]:
+        shutil.rmtree(path)
+    run_here(prepared, **run, resume_from_checkpoint="latest", lr_scheduler_type="linear")
+    assert f"{steps} steps, 3 of warm-up, as when the run began" in capsys.readouterr().out
+    assert "decay_steps=5 there, decay_steps=None here" in caplog.text
+    assert read_training_state(list_checkpoints(tmp_path / "run")[-1])[0].step == steps

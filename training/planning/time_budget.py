@@ -96,8 +96,9 @@ def steps_in(
 
 
 def with_lengths(arguments: PretrainingArguments, lengths: Mapping[str, Any]) -> PretrainingArguments:
-    """The run with these numbers of steps: in all, and of its warm-ups and decay."""
-    return dataclasses.replace(arguments.of_length(lengths["max_steps"]), **{name: lengths[name] for name in LENGTHS})
+    """The run with these numbers of steps: in all, and of its warm-ups and, with `wsd`, of its decay."""
+    names = [name for name in LENGTHS if name != "decay_steps" or arguments.lr_scheduler_type == "wsd"]
+    return dataclasses.replace(arguments.of_length(lengths["max_steps"]), **{name: lengths[name] for name in names})
 
 
 class Deadline:
