@@ -91,7 +91,7 @@ class PretrainingArguments:
     batch_warmup_steps: int | float = flag(
         "steps of this batch-size warm-up; below 1: a share of the run", 0, _BATCHES, on_resume=_SAME
     )
-    per_device_eval_batch_size: int = flag("rows in one validation batch", 32, _BATCHES)
+    per_device_eval_batch_size: int = flag("rows in one validation batch", 32, _BATCHES, on_resume=_SAID)
     dataloader_num_workers: int = flag("processes that make batches; 0: a thread does", 0, _BATCHES)
     seed: int = flag("seed of initial weights, order, masks and dropout", 42, _BATCHES, on_resume=_SAME)
     embedding_init: Literal["random", "text"] = flag(

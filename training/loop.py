@@ -317,12 +317,13 @@ class Pretraining:
 
     def _log_training(self, watch: Stopwatch) -> None:
         state, norm = self.state, self.gradient_norm
-        if state.losses:
-            state.train_loss = sum(state.losses) / len(state.losses)
+        loss = {}
+        if state.losses:  # else every loss since the last entry was not finite
+            loss["loss"] = state.train_loss = sum(state.losses) / len(state.losses)
             state.losses.clear()
         reading = watch.read()
         values = {
-            **({} if state.train_loss is None else {"loss": state.train_loss}),
+            **loss,
             **self.setup.optimizer.optimizer.learning_rates(),
             "grad_norm": norm if math.isfinite(norm) else str(norm),
             "tokens_seen": state.tokens_seen,

@@ -255,6 +255,23 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(
     assert "NaN" not in text
 
 
+def test_an_entry_in_which_no_loss_was_finite_has_none(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of the entry before it."""
+    step = itertools.count()
+    accumulate = loop.accumulate_gradient
+
+    def poisoned(*places: Any, **options: Any) -> Any:
+        found = accumulate(*places, **options)
+        return found * math.nan if next(step) in (2, 3) else found
+
+    monkeypatch.setattr(loop, "accumulate_gradient", poisoned)
+    run(prepared, tmp_path / "run", max_steps=6, logging_steps=2)
+    entries = [entry for entry in log_of(tmp_path / "run") if "learning_rate" in entry]
+    assert [("loss" in entry, entry["step"]) for entry in entries] == [(True, 2), (False, 4), (True, 6)]
+
+
 def test_a_diverged_run_stops_and_says_so(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(monkeypatch, range(3, 99))
     with pytest.raises(ValueError, match=r"not finite in 10 steps in a row, up to step 13.*lower learning_rate"):
@@ -408,10 +425,18 @@ def test_figures_of_other_validation_text_are_said_on_resuming(prepared: Path, t
     other = make_corpus(tmp_path / "other", seed=1)
     shutil.copytree(other / "corpus" / "validation", tmp_path / "mixed" / "corpus" / "validation")
     shutil.copytree(tmp_path / "run", tmp_path / "old")
-    run(tmp_path / "mixed", tmp_path / "run", eval_mlm_probability=0.2, max_eval_batches=1, **again)
+    run(
+        tmp_path / "mixed",
+        tmp_path / "run",
+        eval_mlm_probability=0.2,
+        max_eval_batches=1,
+        per_device_eval_batch_size=4,
+        **again,
+    )
     assert re.search(r"validation fingerprint \w{12}… there, \w{12}… here", caplog.text)
     assert "eval_mlm_probability=0.15 there, eval_mlm_probability=0.2 here" in caplog.text
     assert "max_eval_batches=None there, max_eval_batches=1 here" in caplog.text
+    assert "per_device_eval_batch_size=32 there, per_device_eval_batch_size=4 here" in caplog.text
     caplog.clear()
     forget(tmp_path / "old" / "checkpoint-4", "validation_fingerprint")
     run(tmp_path / "mixed", tmp_path / "old", **again)

@@ -139,6 +139,9 @@ def test_what_is_said(texts: dict[str, Path]) -> None:
     few = length_lines(given.of_length(61), epochs=40, tokens=30_000_000, given=given)
     assert "61 steps are few" in few[1]
     assert "--config tiny" in few[1]
+    assert "--global_batch_size 8 with a lower --learning_rate" in few[1]
+    small = PretrainingArguments(**paths, global_batch_size=8)
+    assert "--global_batch_size" not in length_lines(small.of_length(61), epochs=40, tokens=30_000_000, given=small)[1]
     assert hours_lines(0.5, on_cpu=True, how="x") == ["time: about 30 minutes (x), evaluations and checkpoints on top"]
     assert len(hours_lines(23.9, on_cpu=True, how="x")) == len(hours_lines(144, on_cpu=False, how="x")) == 1
     assert "--max_minutes" in hours_lines(144, on_cpu=True, how="x")[1]

@@ -84,10 +84,12 @@ def length_lines(
             f"heart: give --num_train_epochs {MOST_EPOCHS}, or more text"
         )
     if arguments.num_steps < _FEW_STEPS and given.max_steps is None and given.max_minutes is None:
-        fitting = 1 << max(3, int(math.log2(max(8.0, arguments.global_batch_size * arguments.num_steps / 1000))))
+        rows = arguments.global_batch_size
+        fitting = 1 << int(math.log2(max(8.0, rows * arguments.num_steps / 1000)))
+        or_fewer_rows = f", or --global_batch_size {fitting} with a lower --learning_rate" if fitting < rows else ""
         lines.append(
             f"warning: {arguments.num_steps:,} steps are few, as the recipe is made for more text: take a smaller one "
-            f"(--config tiny or small), or --global_batch_size {fitting} with a lower --learning_rate"
+            f"(--config tiny or small){or_fewer_rows}"
         )
     if tokens < _LITTLE_TEXT and given.model_name_or_path is None:
         lines.append(
