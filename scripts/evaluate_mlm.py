@@ -40,6 +40,8 @@ class EvaluationArguments:
     blimp: list[str] = flag("JSON lines with sentence_good and sentence_bad, or folders of them", [])
     eval_mlm_probability: float = flag("share of the tokens that is predicted; the masks are frozen", 0.15)
     masking_unit: str = flag("what is masked as a whole: token, word or span", "token")
+    mask_share: float = flag("share of the predicted tokens shown as [MASK]", 0.8)
+    random_share: float = flag("share of the predicted tokens shown as a random token", 0.1)
     seed: int = flag("seed of the masks; take a pretraining run's seed to compare with its figures", 42)
     max_seq_length: int | None = flag("tokens in a row (default: 512, or what the model takes if less)")
     per_device_eval_batch_size: int = flag("rows in one batch", 32)
@@ -96,7 +98,12 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     from clozebert.utils.progress_bar import StageBars
 
     # Most user errors are found before the model is loaded.
-    masking = Masking(rate=arguments.eval_mlm_probability, unit=arguments.masking_unit)
+    masking = Masking(
+        rate=arguments.eval_mlm_probability,
+        unit=arguments.masking_unit,
+        mask_share=arguments.mask_share,
+        random_share=arguments.random_share,
+    )
     paradigms = read_minimal_pairs(arguments.blimp)
     tokenizer = load_tokenizer(arguments.tokenizer_name or arguments.model_name_or_path)
     if arguments.tokenizer_name is not None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parent.parent))
-from pretraining_helpers import make_corpus, make_tokenizer, model_config
+from pretraining_helpers import flags as as_flags
+from pretraining_helpers import make_corpus, make_tokenizer, model_config, run_here
 from transformers import BertConfig, BertForMaskedLM
 
 from clozebert import ClozeBertForMaskedLM
@@ -119,3 +120,15 @@ def test_another_split_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["ours", "--corpus", "corpus", "--split", "test"])
     assert "--split: invalid choice: 'test'" in capsys.readouterr().err
+
+
+def test_the_loss_of_a_run_is_found_again(tmp_path: Path) -> None:
+    """By its row length, and every other value that decides the masks and the rows."""
+    prepared, output = make_corpus(tmp_path), tmp_path / "scores.json"
+    masks = {"masking_unit": "span", "mask_share": 1.0, "random_share": 0.0, "eval_mlm_probability": 0.3, "seed": 7}
+    rows = {"max_seq_length": 40, "per_device_eval_batch_size": 4, "max_eval_batches": 2}
+    run_here(prepared, tmp_path / "run", max_steps=3, **masks, **rows)
+    shared = {**masks, **rows, "mixed_precision": "no", "pseudo_perplexity_documents": 0, "output_file": output}
+    main([str(tmp_path / "run"), *as_flags({"corpus": prepared / "corpus", **shared})])
+    figures = [json.loads(path.read_text())["eval_loss"] for path in (tmp_path / "run" / "all_results.json", output)]
+    assert figures[1] == pytest.approx(figures[0], rel=1e-6)
