@@ -133,7 +133,7 @@ def eager_kernels(*, loss_only: bool) -> list[Kernel]:
     return [kernel for kernel in priced if kernel is not None]
 
 
-def compiled_kernels(*, joins: bool, has_triton: bool, loss_only: bool) -> list[Kernel]:
+def compiled_kernels(*, joins: bool, has_triton: bool, loss_only: bool, bf16_residual: bool = False) -> list[Kernel]:
     """The kernels of a step: torch.compile's graphs fused by the rule, and the eager kernels outside of the graphs."""
     import torch
     from functorch.compile import make_boxed_func
@@ -173,6 +173,8 @@ def compiled_kernels(*, joins: bool, has_triton: bool, loss_only: bool) -> list[
         fake_cuda.device((9, 0), records=False),
     ):
         model, step, shapes = make_step()
+        if bf16_residual:
+            model.model.residual_dtype = torch.bfloat16
         compile_model(model, torch.device("cuda"), backend=backend, dynamic=False)
         step(loss_only=loss_only).backward()
         found = [kernel for graph in graphs for kernel in graph.kernels(shapes) * graph.runs]
@@ -195,6 +197,7 @@ def outside_kernels() -> list[Kernel]:
     return [*tables, *norm, *chosen]
 
 
+BF16_RESIDUAL = {"joins": True, "has_triton": True, "loss_only": True, "bf16_residual": True}
 VARIANTS: dict[str, tuple[Callable[..., list[Kernel]], dict[str, bool], Machine]] = {
     "eager, all logits in float32": (eager_kernels, {"loss_only": False}, Machine()),
     "eager, the loss alone returned": (eager_kernels, {"loss_only": True}, Machine()),
@@ -208,6 +211,8 @@ VARIANTS: dict[str, tuple[Callable[..., list[Kernel]], dict[str, bool], Machine]
     "the same, FlashAttention 3 in the other layers": (
         compiled_kernels, {"joins": True, "has_triton": True, "loss_only": True}, Machine(attention=FLASH_ATTENTION_3),
     ),
+    "the default with --bf16_residual": (compiled_kernels, BF16_RESIDUAL, Machine()),
+    "that, and FlashAttention 3": (compiled_kernels, BF16_RESIDUAL, Machine(attention=FLASH_ATTENTION_3)),
 }  # fmt: skip
 
 

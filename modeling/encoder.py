@@ -106,7 +106,12 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
     """The encoder without a head: token ids (or pixels) to one vector for each token (or patch).
 
     With `base_pooler` in the configuration it also pools, unless `add_pooling_layer` is False, as it is under a head.
+
+    Attributes:
+        residual_dtype: of the sum that runs through pre-norm layers, under autocast.
     """
+
+    residual_dtype = torch.float32
 
     def __init__(self, config: ClozeBertConfig, add_pooling_layer: bool = True):
         super().__init__(config)
@@ -188,9 +193,9 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids
         )
         norm: Any = self.layers[0].mlp_norm
-        if x_BTD.dtype in HALF_PRECISION and is_autocast(x_BTD) and norm.weight.dtype not in HALF_PRECISION:
-            # The residual stream of a model in float32 stays so, even if FSDP gathers weights in half precision.
-            x_BTD = x_BTD.float()
+        if x_BTD.dtype != torch.float64 and is_autocast(x_BTD) and norm.weight.dtype not in HALF_PRECISION:
+            # Not the type that the embeddings have: FSDP gathers weights in half precision.
+            x_BTD = x_BTD.to(self.residual_dtype)
 
         asked = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         shows_states = asked is not None and asked is not False  # of all tokens, and without padding

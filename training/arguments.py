@@ -108,10 +108,7 @@ class PretrainingArguments:
     mask_share: float = flag("share of the predicted tokens shown as [MASK]", 0.8, _MASKING, on_resume=_SAME)
     random_share: float = flag("share of the predicted tokens shown as a random token", 0.1, _MASKING, on_resume=_SAME)
     vocabulary_sample: int = flag(
-        "compare each prediction with this many tokens of the vocabulary, drawn by frequency; 0: with all",
-        0,
-        _MASKING,
-        on_resume=_SAME,
+        "compare predictions with this many tokens, drawn by frequency; 0: with all", 0, _MASKING, on_resume=_SAME
     )
     eval_mlm_probability: float = flag(
         "share of the validation tokens that is predicted; always the same ones", 0.15, _MASKING, on_resume=_SAID
@@ -149,6 +146,9 @@ class PretrainingArguments:
 
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = flag(
         "precision (auto: bf16 where the hardware is fast at it, otherwise no)", "auto", _MACHINE
+    )
+    bf16_residual: bool = flag(
+        "with bf16, keep the residual stream in bf16 too: less memory to move", False, _MACHINE, on_resume=_SAID
     )
     gradient_checkpointing: bool = flag(
         "recompute activations in the backward pass: less memory, more time", False, _MACHINE

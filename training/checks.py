@@ -112,6 +112,16 @@ def check_fit(
     check_model(arguments, config)
 
 
+def check_precision(arguments: PretrainingArguments, precision: str) -> None:
+    """Refuse a residual stream in bf16 in a run of another precision.
+
+    Args:
+        precision: that of the run on this machine.
+    """
+    if arguments.bf16_residual and precision != "bf16":
+        raise UserError(f"bf16_residual=True goes with mixed_precision=bf16, not {precision}")
+
+
 def check_model(arguments: PretrainingArguments, config: ClozeBertConfig) -> None:
     """Refuse a model that reads no text, has too few positions for the rows, or cannot be built.
 
@@ -127,6 +137,8 @@ def check_model(arguments: PretrainingArguments, config: ClozeBertConfig) -> Non
             f"max_seq_length={arguments.max_seq_length} exceeds the model's "
             f"max_position_embeddings={config.max_position_embeddings}: {way_out}"
         )
+    if arguments.bf16_residual and config.norm_position == "post":
+        raise UserError("bf16_residual=True needs norm_position='pre': post-norm writes the residual stream in float32")
     # Building the model finds sizes that are not divisible; on the meta device it costs nothing.
     with torch.device("meta"), as_user_errors():
         ClozeBertForMaskedLM(config)

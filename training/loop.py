@@ -18,7 +18,7 @@ from .arguments import PretrainingArguments
 from .batches import load_batches
 from .checkpoints.saving import OutputFolder
 from .checkpoints.training_state import TrainingState, read_training_state
-from .checks import check_run
+from .checks import check_precision, check_run
 from .evaluation import EvaluationStoppedError, evaluate_mixture
 from .optimizers.state import optimizer_state, whole_weights
 from .phase_setup import PhaseSetup, dry_phase, set_up_phase
@@ -77,6 +77,7 @@ class Pretraining:
         processes = self.accelerator.num_processes
         for phase in self.run.phases:
             phase.arguments.micro_batches(processes)  # raises where they do not fit
+            check_precision(phase.arguments, self.accelerator.mixed_precision)
         matmul_flops = measure_matmul_flops(self.accelerator.device, self.accelerator.mixed_precision)
         self.peak_flops = matmul_flops * processes
         self.gradient_norm = 0.0

@@ -100,6 +100,8 @@ def set_up_model(
     core = make_model(config, weights, strict=strict)
     if weights is None and corpora is not None and arguments.embedding_init == "text":
         embed_by_text(core, corpora, max_seq_length=arguments.max_seq_length, seed=arguments.seed)
+    if arguments.bf16_residual:
+        core.model.residual_dtype = torch.bfloat16
     if arguments.gradient_checkpointing:
         core.gradient_checkpointing_enable()
     core.train()

@@ -39,6 +39,28 @@ def test_right_formulas_pass(rounding, shape, dtype, implementation):
     rounding.check(logits_and_gradients(model, make_batch(), dtype))
 
 
+PRE_NORM = {
+    "windows": {"norm_position": "pre", "layer_types": MIXED_LAYERS, "sliding_window": 16},
+    "deep, gated": {"norm_position": "pre", "mlp_type": "glu", "num_hidden_layers": 12},
+    "rms norm": {"norm_position": "pre", "norm_type": "rmsnorm"},
+}
+
+
+@pytest.mark.parametrize("shape", PRE_NORM.values(), ids=PRE_NORM)
+def test_a_residual_stream_in_bf16_is_nearly_as_near_the_truth(shape):
+    """Measured at width 256 and 64: 1.23 to 1.39 times the usual error of logits and gradient."""
+    model = make_model(**shape)
+    model.model.residual_dtype = torch.bfloat16
+    seen = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda module, inputs, output: seen.extend([inputs[0].dtype, output.dtype]))
+    Rounding.of(shape, torch.bfloat16).check(logits_and_gradients(model, make_batch(), torch.bfloat16))
+    assert set(seen) == {torch.bfloat16}
+    with torch.no_grad():  # without autocast, nothing is rounded
+        plain = make_model(**shape)
+        assert torch.equal(model(**make_batch()).logits, plain(**make_batch()).logits)
+
+
 def one_document(plan):
     tokens = plan.packed.position_ids.numel()
     return dataclasses.replace(plan, packed=Packed.from_lengths([tokens]))
