@@ -26,10 +26,10 @@ FINETUNING_FILES = tuple(
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 # The flags that take one of a few values.
 _CHOICES = {
-    # Transformers' schedules, except those that need more settings than the warm-up steps.
+    # Transformers' schedules that need no more settings than the warm-up steps. Those that follow a score have no
+    # warm-up, and take a lower score for a better one.
     "lr_scheduler_type": (
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-        "reduce_lr_on_plateau", "greedy",
     ),
     "class_weights": ("none", "balanced"),
     "packing": ("auto", "off"),

@@ -447,6 +447,8 @@ def test_small_numbers_keep_their_digits(models: dict[str, str], tmp_path: Path)
         ({"seeds": [1, 2**32]}, "--seeds 4294967296: must be from 0"),
         ({"lr_scheduler_type": "some"}, "--lr_scheduler_type some: expected linear"),
         ({"lr_scheduler_type": "warmup_stable_decay"}, "--lr_scheduler_type warmup_stable_decay: expected linear"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "--lr_scheduler_type reduce_lr_on_plateau: expected linear"),
+        ({"lr_scheduler_type": "greedy"}, "--lr_scheduler_type greedy: expected linear"),
         ({"dataset_name": "x"}, "either --dataset_name or --train_file"),
         ({"dataset_name": "x", "train_file": None, "test_file": "t.csv"}, "--test_file t.csv: --dataset_name x has"),
         ({"dataset_config_name": "small"}, "--dataset_config_name small needs --dataset_name"),
