@@ -16,7 +16,7 @@ from ..modeling.losses import IGNORED_LABEL, cross_entropy
 from ..utils.errors import UserError
 from .metrics import class_report, entity_report, tag_metrics
 from .reports import ClassReport, Report
-from .tagged_files import has_unspaced_letter, read_tagged_file, sentence_of_text, unit_bounds
+from .tagged_files import has_unspaced_letter, read_tagged_file, sentence_of_text, unit_bounds, word_bounds
 from .tags import OUTSIDE, TaggedSentence, entity_spans, label_names_of_tags, repair_iob2
 from .tasks import Task, balanced_weights
 from .windows import Window, WindowMaker
@@ -61,7 +61,7 @@ class TokenTask(Task):
             and OUTSIDE in names
             and all(name == OUTSIDE or name[:2] in ("B-", "I-") for name in names)
         )
-        return cls(label_names=names, entities=entities)
+        return cls(label_names=names, entities=entities, label_subwords=settings.get("label_subwords", "all"))
 
     # Examples
 
@@ -99,8 +99,8 @@ class TokenTask(Task):
             )
 
     def windows(self, examples: Sequence[TaggedSentence], maker: WindowMaker) -> list[Window]:
-        """Windows over the units of the words (see `unit_bounds`); the prediction of a word is that of its first."""
-        units = [_units(sentence) for sentence in examples]
+        """Windows over the units of the words (see `_units`); the prediction of a word is that of its first unit."""
+        units = [_units(sentence, cut_at_signs=self.label_subwords == "first") for sentence in examples]
         windows = maker.of_words(
             [[unit.text for unit in of_sentence] for of_sentence in units],
             [[unit.space for unit in of_sentence] for of_sentence in units],
@@ -235,11 +235,19 @@ class _Unit(NamedTuple):
     continues: bool
 
 
-def _units(sentence: TaggedSentence) -> list[_Unit]:
+def _units(sentence: TaggedSentence, *, cut_at_signs: bool) -> list[_Unit]:
+    """The units of a sentence.
+
+    Args:
+        cut_at_signs: cut words of files into the words of running text, as `O'Hara` into three. Else no word is cut but
+            those of scripts without spaces. If only first subwords carry tags, the later parts of such a word would
+            learn none, and running text shows them as words.
+    """
     units = []
     for number, (word, space) in enumerate(zip(sentence.words, sentence.spaces, strict=True)):
         before = None
-        for start, end in unit_bounds(word):
+        bounds = word_bounds(word) if cut_at_signs else unit_bounds(word)
+        for start, end in bounds or [(0, len(word))]:
             has_space = space if before is None else before < start
             units.append(_Unit(word[start:end], has_space, number, before is not None))
             before = end

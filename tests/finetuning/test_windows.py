@@ -3,6 +3,7 @@
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,23 @@ def test_words_of_unspaced_scripts_are_learned_as_running_text_is_read(
     of_character = {in_text.starts[unit]: (n, place) for n, w in enumerate(of_text) for unit, place in w.words}
     read = [(word, (n, place)) for n, w in enumerate(of_words) for word, place in w.words]
     assert read == list(enumerate(of_character[begin] for begin in begins))
+
+
+@every_tokenizer
+def test_if_first_subwords_are_labelled_words_of_files_are_cut_as_running_text_is(kind: str) -> None:
+    """A tagger that was trained on whole words found none of 176 such entities in text."""
+    words, tags = ["the", "New-York", "O'Hara", "runs"], ["O", "B-L", "B-P", "O"]
+    in_words = TaggedSentence(words, [False, True, True, True], list(tags), "f", 1)
+    in_text = sentence_of_text(" ".join(words), [(4, 12, "L"), (13, 19, "P")], source="f", line=1)
+    names, maker = ["O", "B-L", "I-L", "B-P", "I-P"], WindowMaker(TOKENIZERS[kind], max_seq_length=64)
+    # The second task is the one that prediction makes from a saved model.
+    trained = TokenTask(label_names=names, entities=True, label_subwords="first")
+    saved = TokenTask.of_config(SimpleNamespace(id2label=dict(enumerate(names))), {"label_subwords": "first"})
+    for task in (trained, saved):
+        (of_words,), (of_text,) = task.windows([in_words], maker), task.windows([in_text], maker)
+        assert (of_words.input_ids, of_words.target) == (of_text.input_ids, of_text.target)
+        place = dict(of_text.words)
+        assert of_words.words == [(0, place[0]), (1, place[1]), (2, place[4]), (3, place[7])]  # New - York O ' Hara
 
 
 def test_plain_tags_stand_on_every_unit_of_a_word() -> None:
