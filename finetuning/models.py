@@ -70,11 +70,11 @@ def _load_auto(auto_class: Any, name_or_path: str, trust_remote_code: bool, *, a
 
 
 def known_label_names(config: Any, task: type[Task]) -> list[str] | None:
-    """The label names of a model that was fine-tuned for this type of task; None if it has no names of its own."""
-    if not task.has_head(config):
-        return None
-    names = [name for _, name in sorted(config.id2label.items())]
-    return None if names == [f"LABEL_{number}" for number in range(len(names))] else names
+    """The label names of a model with a head for this type of task; None for other models.
+
+    An encoder's configuration has names too, LABEL_0 and LABEL_1, but it has no head to keep.
+    """
+    return [name for _, name in sorted(config.id2label.items())] if task.has_head(config) else None
 
 
 def load_classifier(

@@ -219,6 +219,20 @@ def test_plain_attention_is_the_same_function_and_not_saved(tmp_path: Path, mode
     assert "attn" not in (tmp_path / "tuned" / "config.json").read_text().replace("attn_pdrop", "")
 
 
+def test_a_head_for_classes_with_transformers_own_names_is_kept(tmp_path: Path) -> None:
+    """An encoder has such names as well, without a head for them."""
+    names = ["LABEL_0", "LABEL_1"]
+    encoder = make_checkpoint(tmp_path / "m")
+    assert known_label_names(load_config(encoder), SequenceTask) is None
+    model = load(encoder, names=names)
+    model.save_pretrained(tmp_path / "tuned")
+    assert known_label_names(load_config(str(tmp_path / "tuned")), SequenceTask) == names
+    again = load(str(tmp_path / "tuned"), names=names)
+    torch.testing.assert_close(again.classifier.weight, model.classifier.weight, rtol=0, atol=0)
+    other = load(str(tmp_path / "tuned"), names=["no", "yes"])
+    assert not torch.allclose(other.classifier.weight, model.classifier.weight)
+
+
 def test_label_order_of_a_fine_tuned_model_is_kept_and_its_head_too(tmp_path: Path) -> None:
     model = load(make_checkpoint(tmp_path / "m"), names=("z", "a", "m"))
     model.save_pretrained(tmp_path / "tuned")
