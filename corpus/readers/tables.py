@@ -7,7 +7,6 @@ compressed files are read as a stream.
 
 import io
 import json
-import operator
 import os
 import re
 from collections import Counter
@@ -214,16 +213,19 @@ class _Delimited(TableFile):
     def _find_header(self, first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[bool, bool]:
         """Whether the first row is a header, and whether that is certain.
 
-        It is a header if it holds a wanted or a common column name. If columns are wanted by number, it is data.
-        Otherwise it is data if a cell is a number or occurs again further down in its column.
+        It is a header if it holds a wanted column name, or a usual one that does not occur again in its column, as the
+        name of a class would. If columns are wanted by number, it is data. Otherwise it is data if a cell is a number
+        or occurs again further down in its column.
         """
         if not set(self._wanted).isdisjoint(map(str.strip, first)):
             return True, True
         if self._wanted and set(self._wanted) <= set(_numbers(len(first))):
             return False, True
-        if {cell.strip().lower() for cell in first} & USUAL_COLUMNS:
+        usual = {place for place, cell in enumerate(first) if cell.strip().lower() in USUAL_COLUMNS}
+        again, has_copy = _come_again(first, records)
+        if usual - again:
             return True, True
-        if any(is_number(cell) for cell in first) or _comes_again(first, records):
+        if any(is_number(cell) for cell in first) or again or has_copy:
             return False, True
         return True, False
 
@@ -245,16 +247,23 @@ class _Delimited(TableFile):
                 yield BadText(line, reason) if reason else Row(line, values)
 
 
-def _comes_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> bool:
-    """Whether a cell of the first row occurs again in its column within the first thousands of rows."""
-    size = 0
+def _come_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[set[int], bool]:
+    """Which cells of the first row occur again in their columns within the first thousands of rows.
+
+    Returns:
+        their places in other rows, and whether the whole first row occurs again: a header does if tables were joined.
+    """
+    again: set[int] = set()
+    has_copy, size = False, 0
     for count, (_, cells) in enumerate(records):
-        if len(cells) == len(first) and any(map(operator.eq, cells, first)):
-            return True
+        if cells == first:
+            has_copy = True
+        elif len(cells) == len(first):
+            again.update(place for place, cell in enumerate(cells) if cell == first[place])
         size += sum(map(len, cells))
         if count >= _HEAD_ROWS or size >= _HEAD_CELLS:
             break
-    return False
+    return again, has_copy
 
 
 def _refuse_repeated(names: list[str], where: str) -> None:

@@ -378,6 +378,20 @@ def test_a_first_row_that_may_be_a_text_is_not_taken_for_a_header(folder: Path) 
     assert len(list(Reader([path]).texts())) == len(LONG)
 
 
+def test_a_class_with_the_name_of_a_usual_column_is_no_header(folder: Path) -> None:
+    path = folder / "u.csv"
+    rows = "".join(f"text number {number},{('comment', 'question')[number % 2]}\n" for number in range(6))
+    path.write_text(f"nice one here,comment\n{rows}")
+    table = read_table(str(path))
+    assert (table.has_header, len(table), list(table.columns)) == (False, 7, ["1", "2"])
+    path.write_text(f"text,comment\n{rows}")  # the other name tells
+    table = read_table(str(path))
+    assert (table.has_header, len(table), list(table.columns)) == (True, 6, ["text", "comment"])
+    path.write_text(f"name,comment\n{rows.replace('comment', 'remark')}name,comment\n")
+    with pytest.raises(UserError, match="line 8: the header stands here again"):
+        read_table(str(path))
+
+
 def test_bad_rows_are_counted_or_named(folder: Path) -> None:
     path = folder / "b.csv"
     path.write_bytes(b"text,label\na,x\nb\nc\xe4,y\nd,\xe4\n,\n")
