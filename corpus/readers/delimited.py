@@ -1,7 +1,7 @@
 """Reads CSV and TSV: the cells of each record, and the line on which it begins.
 
 CSV follows RFC 4180: a quoted cell may hold separators, line breaks and doubled quotes. The separator is a semicolon if
-the first line holds semicolons and no comma.
+the first line holds semicolons and no comma. Excel writes and reads a line `sep=;` before the table, which names it.
 
 In TSV each line is a record, and a quotation mark is an ordinary character. But some programs quote cells in TSV as in
 CSV. So:
@@ -15,6 +15,7 @@ In a TSV of one column the numbers of cells tell nothing: a file that could be r
 """
 
 import csv
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -23,14 +24,23 @@ from typing import NamedTuple, TextIO
 from ...utils.errors import UserError
 
 LARGEST_CELL = 1 << 24  # characters; in a longer one, a quotation mark was probably left open
+_SEPARATOR_LINE = re.compile(r'("?)sep=([^\w\s"]|\t)\1\r?\n?')
 
 
 class Dialect(NamedTuple):
-    """The separator, whether cells are quoted as in CSV, and if not, whether the quotes of a cell are taken off."""
+    """How the cells of a file are written.
+
+    Attributes:
+        delimiter: the separator.
+        is_quoted: whether cells are quoted as in CSV.
+        takes_off_quotes: if not, whether the quotes of a cell are taken off.
+        is_named: whether the first line names the separator, and is no record.
+    """
 
     delimiter: str
     is_quoted: bool
     takes_off_quotes: bool = False
+    is_named: bool = False
 
 
 # Opens the text of a file from its beginning; only "\n" ends a line.
@@ -47,6 +57,8 @@ def find_dialect(opens: Opens, *, tab: bool, source: str) -> Dialect:
         return _tab_dialect(opens, source)
     with opens() as file:
         first = file.readline(LARGEST_CELL)
+    if named := _SEPARATOR_LINE.fullmatch(first):
+        return Dialect(named[2], is_quoted=True, is_named=True)
     return Dialect(";" if ";" in first and "," not in first else ",", is_quoted=True)
 
 
@@ -58,7 +70,9 @@ def read_records(file: TextIO, dialect: Dialect, source: str) -> Iterator[tuple[
     """
     lines = lines_of(file, source)
     if dialect.is_quoted:
-        yield from _quoted_records(lines, dialect.delimiter, source)
+        if dialect.is_named:
+            next(lines, None)
+        yield from _quoted_records(lines, dialect.delimiter, source, skipped=int(dialect.is_named))
         return
     for number, line in enumerate(lines, start=1):
         line = without_end(line)
@@ -83,11 +97,14 @@ def without_end(line: str) -> str:
     return line.removesuffix("\n").removesuffix("\r") if line.endswith("\n") else line
 
 
-def _quoted_records(lines: Iterable[str], delimiter: str, source: str) -> Iterator[tuple[int, list[str]]]:
+def _quoted_records(
+    lines: Iterable[str], delimiter: str, source: str, *, skipped: int = 0
+) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of every record; `skipped`: how many lines of the file come before `lines`."""
     csv.field_size_limit(LARGEST_CELL)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
-        start = reader.line_num + 1
+        start = skipped + reader.line_num + 1
         try:
             cells = next(reader)
         except StopIteration:

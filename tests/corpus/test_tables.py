@@ -176,6 +176,16 @@ def test_a_quotation_mark_that_opens_a_tsv_cell_is_a_character(folder: Path) -> 
         check(folder / "a.tsv", by_hand(["text", "label"], rows), ["text", "label"], rows)
 
 
+@pytest.mark.parametrize("line", ["sep=;\n", '"sep=;"\r\n', "\ufeffsep=;\n", "sep=,\n", "sep=|\n", "sep=\t\n"])
+def test_a_line_that_names_the_separator(folder: Path, line: str) -> None:
+    """Excel knows such a line before a table."""
+    sign = line.strip('\ufeff"\r\n')[-1]
+    path, rows = folder / "a.csv", [["a, b; c", "x"], ["d\te | f", "y"]]
+    check(path, line.encode() + by_csv(["text", "label"], rows, delimiter=sign), ["text", "label"], rows)
+    assert [row.line for row in open_table(path).rows()] == [3, 4]
+    check_refused(path, line.encode() + f"text{sign}label\na\n".encode(), "line 3: 1 columns where the first row has 2")
+
+
 def test_a_carriage_return_in_a_tsv(folder: Path) -> None:
     rows = [["a\rb", "x"], ["c", "y"]]
     check(folder / "a.tsv", by_hand(["text", "label"], rows), ["text", "label"], rows)
