@@ -213,7 +213,7 @@ class PredictionArguments:
 
     model_name_or_path: str = flag("Folder or Hub name of a fine-tuned model.", ...)
     input: list[str] = flag(
-        "Files (.txt, .csv, .tsv, .jsonl, .parquet, .conll, .conllu), or - for lines of text.", ["-"]
+        "Files (.txt, .csv, .tsv, .jsonl, .parquet; for taggers .conll, .conllu), or - for lines of text.", ["-"]
     )
     output_file: str = flag("File for the JSON lines, or - for standard output.", "-")
     text_column: str | None = flag("Column of the text in tables (default: as in training, else by name).")

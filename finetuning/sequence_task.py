@@ -12,6 +12,9 @@ import numpy as np
 import torch
 
 from ..corpus.readers.columns import is_number
+from ..corpus.readers.compression import bare_suffix
+from ..corpus.readers.formats import has_tagged_words
+from ..corpus.readers.xml_texts import XML_SUFFIXES
 from ..modeling.fast_paths import widen
 from ..modeling.losses import sequence_loss
 from ..utils.errors import UserError
@@ -242,6 +245,12 @@ class SequenceTask(Task):
 
     def example(self, text: str, pair: str | None, *, source: str, line: int) -> SequenceExample:
         return SequenceExample(text, pair, None, f"{source}, line {line}")
+
+    def read_file(self, path: str) -> None:
+        """None, since tables and text are read for it; tagged words and XML raise, as each line would be a text."""
+        if has_tagged_words(path) or bare_suffix(path) in XML_SUFFIXES:
+            what = "a word and its tags on each line" if has_tagged_words(path) else "XML"
+            raise UserError(f"{path} holds {what}, by its name; write each text on a line of a .txt file")
 
     def target(self, example: SequenceExample) -> Any:
         """The label in the form of the loss: a class number, a row of zeros and ones, or a standardised number."""

@@ -250,6 +250,9 @@ def test_standard_output_is_utf8_in_any_locale(
             ["--input", "note.md"],
             "note.md: name it .txt if each line is a text",
         ),
+        ("sequence", ["--input", "t.conll"], "t.conll holds a word and its tags on each line, by its name; write each"),
+        ("sequence", ["--input", "t.conllu"], "t.conllu holds a word and its tags on each line, by its name; write"),
+        ("sequence", ["--input", "t.xml"], "t.xml holds XML, by its name; write each text on a line of a .txt file"),
         ("sequence", ["--input", "gone.txt"], "--input gone.txt: there is no such file"),
         ("sequence", ["--input", "/dev/null"], "--input /dev/null: not a file; pipe lines of text into --input -"),
         ("sequence", ["--batch_size", "0"], "--batch_size 0: must be at least 1"),
@@ -283,7 +286,7 @@ def test_mistakes(
     Path("e.csv").write_text("")
     Path("note.md").write_text("Ada runs to Paris today\n")
     Path("p.csv").write_text("sentence1,sentence2\nthe dog,the cat\nthe end,an end\n")
-    for name in ("t.txt", "t.tsv"):
+    for name in ("t.txt", "t.tsv", "t.conll", "t.conllu", "t.xml"):
         Path(name).write_text("Ada\tB-PER\nruns\tO\n\nBob\tB-PER\n")
     model = str(tuned["sequence"].parent / kind)
     Path("earlier.jsonl").write_text("of an earlier run\n")
