@@ -1,5 +1,7 @@
 """Metrics of fine-tuning (accuracy, F1 of classes and entities, correlations …), each with its majority baseline.
 
+The baseline always gives the commonest answer of the scored data, not of the training data; a regression gives the mean
+of the training data.
 The functions use scikit-learn and seqeval, and import them only when called.
 """
 
@@ -20,7 +22,7 @@ def check_metric_libraries() -> None:
 
 
 def single_label_metrics(targets: np.ndarray, predicted: np.ndarray, *, num_labels: int) -> dict[str, float]:
-    """Accuracy, macro and micro F1 over the classes that occur, and the same for the majority class."""
+    """Accuracy, macro and micro F1 over the classes that occur, and the same for their commonest class."""
     from sklearn.metrics import f1_score
 
     commonest = np.bincount(targets, minlength=num_labels).argmax()
