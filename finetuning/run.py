@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import EarlyStoppingCallback, TrainingArguments
+from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
 from ..utils.device import choose_precision, find_device
@@ -56,6 +56,7 @@ from .tasks import Task
 from .trainer import (
     SELECTION,
     BestOfMovedRun,
+    EarlyStopping,
     EvaluationLines,
     FinetuningTrainer,
     TrainingProgress,
@@ -193,7 +194,6 @@ class FinetuningRun:
             logging_steps=arguments.eval_steps or 500,
             logging_nan_inf_filter=False,  # a run that diverges must not show a loss of zero
             save_total_limit=2,  # the best one and the last: with 1, Trainer deletes the last before the model is saved
-            restore_callback_states_from_checkpoint=True,  # including the patience counter of early stopping
             load_best_model_at_end=True,
             metric_for_best_model=SELECTION,
             greater_is_better=True,
@@ -277,7 +277,7 @@ class FinetuningRun:
         self.say_plan(checkpoint)
         trainer = self.make_trainer()
         if self.arguments.early_stopping_patience is not None:
-            trainer.add_callback(EarlyStoppingCallback(self.arguments.early_stopping_patience))
+            trainer.add_callback(EarlyStopping(self.best_metric, self.arguments.early_stopping_patience))
         is_main = trainer.is_world_process_zero()
         path = os.path.join(self.folder, SETTINGS_FILE)
         if is_main and (checkpoint is None or not os.path.exists(path)):  # else a full disk would empty it

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from ..modeling.evaluation_mode import evaluation_mode
 from ..utils.errors import UserError
@@ -165,8 +165,8 @@ class FinetuningTrainer(Trainer):
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """No batches for a resumed run that has already finished or stopped early; Trainer would train on."""
-        early = [call for call in self.callback_handler.callbacks if isinstance(call, EarlyStoppingCallback)]
-        has_stopped = any(call.early_stopping_patience_counter >= call.early_stopping_patience for call in early)
+        early = [call for call in self.callback_handler.callbacks if isinstance(call, EarlyStopping)]
+        has_stopped = any(call.has_stopped(self.state) for call in early)
         if has_stopped or self.state.global_step >= self.state.max_steps:
             return [], None
         return super().get_batch_samples(*args, **kwargs)
@@ -243,6 +243,34 @@ def selection(scores: dict[str, float], best_metric: tuple[str, bool]) -> float:
     """The number that selects the best evaluation: the score minus 1e-6 × loss, which breaks ties."""
     name, greater_is_better = best_metric
     return (scores[name] if greater_is_better else -scores[name]) - 1e-6 * scores["loss"]
+
+
+class EarlyStopping(TrainerCallback):
+    """Ends training after some evaluations without a better score.
+
+    Unlike transformers' own callback, it looks at the score alone. By `selection`, a lower loss with the same score is
+    better, and the loss of a model without mistakes falls for a long time.
+
+    Args:
+        best_metric: the score, and whether higher is better.
+        patience: the number of evaluations.
+    """
+
+    def __init__(self, best_metric: tuple[str, bool], patience: int) -> None:
+        self.best_metric, self.patience = best_metric, patience
+
+    def has_stopped(self, state: Any) -> bool:
+        """Whether the last evaluations, of which a resumed run has a list too, were no better than one before them."""
+        name, greater_is_better = self.best_metric
+        scores = [entry[f"eval_{name}"] for entry in state.log_history if f"eval_{name}" in entry]
+        if not scores:
+            return False
+        best = scores.index(max(scores) if greater_is_better else min(scores))
+        return len(scores) - 1 - best >= self.patience
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.has_stopped(state):
+            control.should_training_stop = True
 
 
 class BestOfMovedRun(TrainerCallback):

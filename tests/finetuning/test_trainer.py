@@ -13,11 +13,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from clozebert.finetuning.resume import newest_checkpoint
 from clozebert.finetuning.run import FinetuningRun, finetune
-from clozebert.finetuning.trainer import LengthGroupedSampler
+from clozebert.finetuning.trainer import EarlyStopping, LengthGroupedSampler
 from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -363,3 +363,30 @@ def test_a_run_that_stopped_early_stays_stopped(
     results = finetune(arguments["latest"])
     assert "epoch 3 " not in capsys.readouterr().out
     assert results["epoch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("scores", "greater_is_better", "stops_after"),
+    [([0.5, 1.0, 1.0, 1.0, 1.0], True, 4), ([0.5, 0.4, 0.6, 0.5, 0.6], True, 5), ([3.0, 2.0, 2.0, 2.5], False, 4)],
+)
+def test_patience_counts_evaluations_without_a_better_score(
+    scores: list[float], greater_is_better: bool, stops_after: int
+) -> None:
+    """The loss falls all the time."""
+    stopping, state = EarlyStopping(("score", greater_is_better), 2), TrainerState()
+    for number, score in enumerate(scores, start=1):
+        state.log_history += [{"loss": 1 / number}, {"eval_score": score, "eval_loss": 1 / number}]
+        control = TrainerControl()
+        stopping.on_evaluate(None, state, control)
+        assert control.should_training_stop == (number >= stops_after)
+
+
+def test_a_run_without_mistakes_stops_early(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = {"num_train_epochs": 30, "early_stopping_patience": 5}
+    results = finetune(arguments_of("token", data["token"], models["bert"], tmp_path / "o", **flags))
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
+    assert results["eval_f1"] == 1
+    assert results["epoch"] == len(lines) < 30
+    assert [line.endswith("f1 1.0000") for line in lines[-7:]] == [False, *[True] * 6]
