@@ -153,6 +153,11 @@ class FinetuningArguments:
             raise UserError(f"--dropout {self.dropout}: must be at least 0 and below 1")
         if self.max_steps == 0 or self.max_steps < -1:
             raise UserError(f"--max_steps {self.max_steps}: must be above 0, or -1 for whole epochs")
+        if self.max_steps > 0 and self.num_train_epochs is not None:
+            raise UserError(
+                f"--max_steps {self.max_steps} and --num_train_epochs {self.num_train_epochs:g} both say how long the "
+                f"run is: give one of them"
+            )
         for seed in [self.seed, *(self.seeds or [])]:
             if not 0 <= seed < 2**32:
                 raise UserError(f"{'--seed' if self.seeds is None else '--seeds'} {seed}: must be from 0 to 2**32 - 1")

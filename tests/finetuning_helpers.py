@@ -132,6 +132,8 @@ def arguments_of(task: str, files: tuple[str, str], model: str, output: Path, **
 
     arguments_class = TokenArguments if task == "token" else SequenceArguments
     values = {"num_train_epochs": 2.0, "learning_rate": 4e-3, "mixed_precision": "no", "dropout": 0.0, **flags}
+    if "max_steps" in flags:
+        del values["num_train_epochs"]
     return arguments_class(
         model_name_or_path=model,
         train_file=files[0],

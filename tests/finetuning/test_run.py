@@ -436,6 +436,7 @@ def test_small_numbers_keep_their_digits(models: dict[str, str], tmp_path: Path)
         ({"num_train_epochs": 0.0}, "--num_train_epochs 0.0: must be above 0"),
         ({"learning_rate": float("nan")}, "--learning_rate nan"),
         ({"max_steps": 0}, "--max_steps 0"),
+        ({"max_steps": 60, "num_train_epochs": 1.0}, "--max_steps 60 and --num_train_epochs 1 both say how long"),
         ({"window_overlap": -1}, "--window_overlap -1: must not be negative"),
         ({"class_weights": "some"}, "expected none or balanced"),
         ({"seeds": [1, 1]}, "a seed comes twice"),
