@@ -31,7 +31,7 @@ from ..corpus import Corpus, Masking
 from ..corpus.encoding import Encoder
 from ..corpus.packing import RowIndex
 from ..corpus.preparation.prepare import prepare
-from ..corpus.readers.inputs import Reader
+from ..corpus.readers.inputs import Reader, refuse_unused
 from ..corpus.shards import open_split
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..hub.card import read_card, write_card
@@ -107,6 +107,7 @@ class Adaptation:
         self.trained = open_student(arguments.student, self.source)
         first_tokenizer = check_vocabulary_flags(arguments, self.source)
         self.readers = {name: self._reader(name) for name in TEXT_FLAGS if getattr(arguments, name)}
+        refuse_unused(list(self.readers.values()), text_column=arguments.text_column)
         for name in ("input", "replay_input"):
             if name in self.readers:
                 check_known_tokens(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")

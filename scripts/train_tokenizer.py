@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from pathlib import Path
 
-    from clozebert.corpus.readers.inputs import Reader
+    from clozebert.corpus.readers.inputs import Reader, refuse_unused
     from clozebert.corpus.tokenizer import TOKENIZER_FILES, check_choices, train_tokenizer
     from clozebert.utils.files import check_output_dir, whole_files
     from clozebert.utils.plurals import counted
@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         on_bad_text=arguments.on_bad_text,
         dataset_config_name=arguments.dataset_config_name,
     )
+    refuse_unused([reader], text_column=arguments.text_column, dataset_config_name=arguments.dataset_config_name)
     with heartbeat("training the tokenizer"):
         tokenizer = train_tokenizer(
             _texts(reader, disable=arguments.disable_tqdm),

@@ -20,7 +20,7 @@ from ...utils.errors import UserError
 from ...utils.files import check_output_dir
 from ...utils.tokenizer_files import save_tokenizer
 from ..readers.formats import id_reader
-from ..readers.inputs import INSTALLED_PYTHON, Reader
+from ..readers.inputs import INSTALLED_PYTHON, Reader, refuse_unused
 from ..shards import CORPUS_FILES
 from ..tokenizer import load_tokenizer, make_id_tokenizer
 from .parts import cut, job, part_folder, read_about
@@ -126,8 +126,11 @@ class Preparation:
                 f"validation_fraction={self.validation_fraction} holds out some of input, and validation_input names "
                 f"what is held out: give one of them"
             )
+        reader = self._reader(self.input, 0.0 if validation else self._fraction())
+        readers = [reader] if validation is None else [reader, validation]
+        refuse_unused(readers, text_column=self.text_column, dataset_config_name=self.dataset_config_name)
         return {
-            "reader": self._reader(self.input, 0.0 if validation else self._fraction()),
+            "reader": reader,
             "validation_reader": validation,
             "tokenizer": tokenizer,
             "output_dir": self.output_dir,

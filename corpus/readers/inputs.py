@@ -15,9 +15,10 @@ from typing import Any
 
 from ...utils.errors import MissingFileError, UserError, as_user_errors, reject_unknown_keys
 from ...utils.files import sha256_of_file
+from .compression import bare_suffix
 from .formats import SEPARATORS, ReadCell, texts_of_file, texts_of_table
 from .input_files import files_below, files_matching
-from .tables import BadText, TableFile, open_dataset
+from .tables import TABLE_SUFFIXES, BadText, TableFile, open_dataset
 
 INSTALLED_PYTHON = "installed-python"
 _DATASET_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -125,6 +126,16 @@ class Reader:
             else:
                 yield from self._installed_python()
 
+    @property
+    def reads_dataset(self) -> bool:
+        """Whether an input is a dataset of the Hub."""
+        return any(isinstance(entry, TableFile) for entry in self._inputs)
+
+    @property
+    def reads_table(self) -> bool:
+        """Whether an input has columns."""
+        return self.reads_dataset or any(bare_suffix(path) in TABLE_SUFFIXES for path in self.files)
+
     def of_files(self, numbers: Sequence[int]) -> "Reader":
         """A reader of only some of the files, by their indices in `files`; all inputs must be made of files."""
         part = copy.copy(self)
@@ -202,6 +213,22 @@ class Reader:
             self.sources[-1].documents += 1
             _hash_text(self.sources[-1], digest, docstring.text)
             yield Document(docstring.text, len(self.sources) - 1, held_out=package in held_out)
+
+
+def refuse_unused(
+    readers: Sequence[Reader], *, text_column: str | None, dataset_config_name: str | None = None
+) -> None:
+    """Refuse flags that have no effect on any of the inputs of a program.
+
+    Raises:
+        UserError: a text column is given and no input is a table, or a configuration and no input is a dataset.
+    """
+    if text_column is not None and not any(reader.reads_table for reader in readers):
+        raise UserError(
+            f"--text_column {text_column}: no input has columns ({', '.join(TABLE_SUFFIXES)}, a dataset); leave it out"
+        )
+    if dataset_config_name is not None and not any(reader.reads_dataset for reader in readers):
+        raise UserError(f"--dataset_config_name {dataset_config_name}: no input is a dataset of the Hub; leave it out")
 
 
 def _hash_text(source: Source, digest: Any, text: str) -> None:

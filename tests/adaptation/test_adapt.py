@@ -397,6 +397,11 @@ def test_inputs_that_are_no_files_are_told_apart() -> None:
     assert (reader.files, reader.other_inputs) == ([], ["installed-python"])
 
 
+def test_a_text_column_without_tables_is_refused(bert: Path, texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--text_column body: no input has columns"):
+        run(bert, texts / "new.txt", tmp_path / "out", text_column="body")
+
+
 def test_unknown_tokens_are_counted_without_padding(bert: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(bert)
     tokenizer.backend_tokenizer.enable_padding(length=128)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from clozebert.corpus.readers import delimited, formats, json_records
 from clozebert.corpus.readers.input_files import files_matching
-from clozebert.corpus.readers.inputs import Reader
+from clozebert.corpus.readers.inputs import Reader, refuse_unused
 from clozebert.utils.errors import UserError
 
 DOCUMENTS = [
@@ -159,6 +159,16 @@ def test_the_column_is_found_or_named(tmp_path: Path) -> None:
         Reader([tmp_path / "c.parquet"], text_column="body")
 
 
+def test_a_text_column_is_used_by_one_of_several_inputs(tmp_path: Path) -> None:
+    """`adapt` reads several kinds of text with one flag."""
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"id,words\n1,hello there\n"))
+    (tmp_path / "b.txt").write_text("hello there\n")
+    table, text = (Reader([tmp_path / name], text_column="words") for name in ("a.csv.gz", "b.txt"))
+    refuse_unused([table, text], text_column="words")
+    with pytest.raises(UserError, match="--text_column words: no input has columns"):
+        refuse_unused([text], text_column="words")
+
+
 BAD = {
     "a.txt": (
         b"fine\n\ngood\nb\xe4d\nmore\n\nfine too\n",
@@ -267,6 +277,7 @@ def test_a_dataset_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert list(reader.texts()) == DOCUMENTS
     assert asked == [("owner/poems", "english", "train")]
     assert reader.total_bytes is None
+    refuse_unused([reader], text_column="content", dataset_config_name="english")
     assert (reader.sources[0].path, reader.sources[0].documents) == ("hub:owner/poems", 4)
     with pytest.raises(FileNotFoundError, match="owner/none is neither a file or folder here nor a dataset"):
         Reader(["owner/none"])

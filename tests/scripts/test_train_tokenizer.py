@@ -67,6 +67,8 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ([*out, "--input", str(tmp_path / "missing.txt")], "missing.txt does not exist"),
         ([*out, "--input", str(tmp_path / "bad.txt")], "bad.txt, line 2: byte 0xe4 is not UTF-8"),
         ([*out, "--input", str(tmp_path / "blank.txt")], "the input holds no text"),
+        ([*out, *good, "--text_column", "foo"], "--text_column foo: no input has columns"),
+        ([*out, *good, "--dataset_config_name", "foo"], "--dataset_config_name foo: no input is a dataset of the Hub"),
         ([*out, *good, "--algorithm", "wordpeice"], "did you mean 'wordpiece'"),
         ([*out, *good, "--vocab_size", "10"], "vocab_size=10 must be at least 128"),
         ([*good, "--output_dir", str(tmp_path / "full")], "is not empty; give --overwrite_output_dir"),
