@@ -328,10 +328,8 @@ class FinetuningRun:
         if "text_column" in self.facts:
             texts = [self.facts["text_column"], self.facts["text_pair_column"]]
             print(f"columns: text {' + '.join(name for name in texts if name)}, label {self.facts['label_column']}")
-        if compares_pairs(self.model):
-            print("pairs: the classifier compares the two texts; it has no native form, --compare_pairs false has one")
-        elif self.facts.get("text_pair_column") is not None:
-            print("pairs: the classifier reads the first token; small ClozeBERTs learn more with --compare_pairs true")
+        if self.facts.get("text_pair_column") is not None:
+            print(f"pairs: the classifier {_reading_of_pairs(self.model)}")
         if "tag_scheme" in self.facts:
             scheme = self.facts["tag_scheme"]
             print("tags: each word by itself (plain)" if scheme == "plain" else f"tags: of entities ({scheme})")
@@ -347,6 +345,15 @@ class FinetuningRun:
             + ("" if checkpoint is None else f"; going on from {checkpoint}"),
             flush=True,
         )
+
+
+def _reading_of_pairs(model: Any) -> str:
+    """What a classifier makes of the two texts of a pair, and what other way there is."""
+    if compares_pairs(model):
+        return "compares the two texts; it has no native form, --compare_pairs false has one"
+    if model.config.model_type == "clozebert":
+        return "reads the first token; small ClozeBERTs learn more with --compare_pairs true"
+    return "reads the first token; small encoders learn more if `clozebert convert --to clozebert` converts them first"
 
 
 def _seed_folder(arguments: FinetuningArguments, seed: int) -> str:

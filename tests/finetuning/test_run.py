@@ -222,6 +222,26 @@ def test_a_new_classifier_of_pairs_compares_them(
     assert json.loads((tmp_path / "out").read_text())["label"] == "same"
 
 
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("clozebert", "small ClozeBERTs learn more with --compare_pairs true"),
+        ("bert", "small encoders learn more if `clozebert convert --to clozebert` converts them first"),
+    ],
+)
+def test_the_hint_for_pairs_is_one_that_the_model_can_take(
+    models: dict[str, str],
+    data: dict[str, tuple[str, str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    hint: str,
+) -> None:
+    flags = {"max_steps": 1, "compare_pairs": False}
+    finetune(arguments_of("regression", data["regression"], models[model], tmp_path / "o", **flags))
+    assert f"pairs: the classifier reads the first token; {hint}\n" in capsys.readouterr().out
+
+
 def test_a_comparison_of_single_texts_is_refused(
     models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
 ) -> None:
