@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clozebert.configuration import load_recipe
+from clozebert.finetuning.metrics import check_metric_libraries
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import as_user_errors
@@ -63,6 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parse(DemoArguments, argv, doc=__doc__, verb="demo")
     with as_user_errors(about="--config"):
         load_recipe(arguments.config)  # fails now if it is unknown, not after the tokenizer and the corpus
+    check_metric_libraries()
     begun = time.monotonic()
     folder = Path(arguments.output_dir)
     check_output_dir(folder, overwrite=arguments.overwrite_output_dir)

@@ -2,6 +2,7 @@
 
 import multiprocessing.connection
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -58,6 +59,9 @@ def ordered_map(
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
+        if sys.version_info < (3, 11):
+            # Else a task that is half written into the pipe of an ended process is waited for without end.
+            executor._call_queue._reader.close()  # type: ignore[attr-defined,unused-ignore]
         raise UserError(
             "a process ended before its work was done. In a script of your own, the call needs "
             '`if __name__ == "__main__":` around it. If the memory was used up, give a smaller num_processes'

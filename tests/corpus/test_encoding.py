@@ -54,13 +54,15 @@ def encoders(tokenizers: dict[str, PreTrainedTokenizerFast]) -> dict[str, Encode
 @settings(max_examples=300, deadline=None)
 @given(text=texts)
 @example(text="0 \u3400")
+@example(text="[UNK]")
 def test_looking_up_words_gives_the_tokenizers_ids(
     tokenizers: dict[str, PreTrainedTokenizerFast], encoders: dict[str, Encoder], algorithm: str, text: str
 ) -> None:
     encoder = encoders[algorithm]
     assert encoder._split is not None
     ids, starts = encode(encoder, text)
-    assert ids == tokenizers[algorithm](text, add_special_tokens=False, verbose=False).input_ids
+    tokenizer = tokenizers[algorithm]
+    assert ids == tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
     whole = Encoder.__new__(Encoder)
     whole.__dict__ = {**encoder.__dict__, "_split": None}
     assert encode(whole, text) == (ids, starts)

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -101,11 +102,13 @@ def test_csv_by_the_csv_module(folder: Path, table: tuple[list[str], Rows], deli
 
 
 @given(tables())
+@example((["text"], [["\r'"]]))
 def test_csv_by_pandas(folder: Path, table: tuple[list[str], Rows]) -> None:
     header, rows = table
     content = by_pandas(header, rows, ",")
-    # pandas does not quote a cell for a carriage return alone, which then might end a row.
-    if any("\r" in cell and not set(cell) & set('\n",') for row in rows for cell in row):
+    # Before Python 3.13, pandas does not quote a cell for a carriage return alone, which then might end a row.
+    quoted = set('\n",') if sys.version_info < (3, 13) else set('\r\n",')
+    if any("\r" in cell and not set(cell) & quoted for row in rows for cell in row):
         check_refused(folder / "a.csv", content, r"a\.csv, line \d+: a carriage return within the row")
     else:
         check(folder / "a.csv", content, header, rows)
@@ -303,7 +306,7 @@ def test_arrays_are_read_in_pieces_of_any_size(values: list[Any], chunk: int, in
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.jsonl.zst", "a.parquet"])
 def test_memory_is_bounded(folder: Path, name: str) -> None:
-    rows = [[f'"text" {number:6} ' * 20, "x"] for number in range(20_000)]
+    rows = [[f'"text" {number:6} ' * 20, "x"] for number in range(30_000)]
     records = [{"text": text, "label": label} for text, label in rows]
     path = folder / name
     if name == "a.parquet":
@@ -322,7 +325,7 @@ def test_memory_is_bounded(folder: Path, name: str) -> None:
     assert sum(1 for _ in Reader([path]).texts()) == len(rows)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # Measured: 1.1 to 2.1 MB, 2 MB of which is the hash of the file.
+    # Measured: 1.1 to 2.1 MB, 2 MB of which is the hash of the file; 3.3 MB with Python 3.10, of 8.4 MB.
     assert peak < size / 2
 
 

@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 from encoder_cases import build, random_ids, tiny_config
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
-from clozebert import ClozeBertForSequenceClassification, ClozeBertModel
+from clozebert import ClozeBertForMaskedLM, ClozeBertForSequenceClassification, ClozeBertModel
 from clozebert.modeling.bundle import CODE_FILES
 
 IDS = torch.as_tensor(random_ids(2, 9))
@@ -116,3 +117,11 @@ def test_a_class_of_ours_is_saved_without_a_second_copy_of_its_code(tmp_path):
     model.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == set(CODE_FILES)
     assert model.config.auto_map["AutoModelForSequenceClassification"].startswith("modeling_clozebert.")
+
+
+def test_an_adapter_is_saved_without_the_code_of_a_model(tmp_path):
+    peft = pytest.importorskip("peft", minversion=MIN_PEFT_VERSION)
+    model = build(ClozeBertForMaskedLM, tiny_config(), dtype=torch.float32)
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]

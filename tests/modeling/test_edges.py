@@ -445,14 +445,6 @@ def test_checkpointing_draws_the_dropout_that_it_drew(reentrant):
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_an_adapter_is_saved_without_the_code_of_a_model(tmp_path):
-    peft = pytest.importorskip("peft")
-    model = build(ClozeBertForMaskedLM, tiny_config(), dtype=torch.float32)
-    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
-    model.save_pretrained(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-
-
 @pytest.mark.parametrize("kind", ["lora", "tokens", "whole"])
 def test_adapters_of_the_embeddings(kind):
     """New words of a domain are trained so; forward must not look for rows on whatever took the embedding's place."""

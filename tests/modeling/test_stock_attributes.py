@@ -53,7 +53,7 @@ MODEL_OTHER_VALUES = {
     "_input_embed_layer",  # a name for get_input_embeddings, which we have as a method
 }  # fmt: skip
 FORWARD_NOT_HERE = {
-    "encoder_hidden_states", "encoder_attention_mask", "past_key_values", "use_cache",  # BERT as a decoder
+    "encoder_hidden_states", "encoder_attention_mask", "past_key_values", "cache", "use_cache",  # BERT as a decoder
     "bool_masked_pos", "interpolate_pos_encoding",  # masked images are no task here; positions are interpolated always
 }  # fmt: skip
 
