@@ -39,6 +39,7 @@ FLAGS = {
     "fp16": ["--mixed_precision", "fp16"],
     "float32": ["--mixed_precision", "no"],
     "adamw": ["--optimizer", "adamw"],
+    "residual in bf16": ["--bf16_residual", "true"],
     "attention dropout": ["--attention_probs_dropout_prob", "0.1"],
     "gradient checkpointing": ["--gradient_checkpointing", "true"],
 }
@@ -86,7 +87,7 @@ def blocks(folder: Path) -> dict[str, list[Command]]:
         "flags": [Command(name, [*pretrain, *dry, *more]) for name, more in FLAGS.items()],
         "loop": [
             Command(name, [*pretrain, *run, *FLAGS[name], "--output_dir", str(folder / name)])
-            for name in ("eager", "default", "adamw")
+            for name in ("eager", "default", "adamw", "residual in bf16")
         ],
         "fp16": [
             Command(f"fp16 {index}", [*pretrain, *short, *half, "--output_dir", str(folder / "fp16")])

@@ -176,6 +176,28 @@ def kernels() -> list[dict[str, Any]]:
     return found
 
 
+def residual_stream() -> dict[str, Any]:
+    """By its type that is asked for: the types between the layers, forward and backward, and the waits of a step."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        with fake_cuda.device() as calls:
+            model = make(ClozeBertForMaskedLM, configuration("modernbert-base"))
+            model.model.residual_dtype = dtype
+            between: list[torch.Tensor] = []
+            for layer in model.model.layers:
+                layer.register_forward_hook(lambda module, inputs, output, seen=between: seen.extend([*inputs, output]))
+                layer.register_full_backward_hook(lambda module, grads, of, seen=between: seen.extend([*grads, *of]))
+            inputs = batch()
+            calls.clear()
+            with fake_cuda.autocast(torch.bfloat16):
+                loss = model(**inputs).loss
+            loss.backward()
+            types = {str(x.dtype).removeprefix("torch.") for x in between if x is not None}
+            name = str(dtype).removeprefix("torch.")
+            found[name] = {"types": sorted(types), "states": len(between), "waits": fake_cuda.waits(calls)}
+    return found
+
+
 def doors() -> dict[str, Any]:
     """The other ways in: how often a forward pass would wait for the device."""
     config = configuration("modernbert-base")
@@ -258,4 +280,14 @@ def graphs() -> dict[str, Any]:
 
 if __name__ == "__main__":
     gc.freeze()  # what is imported is no garbage
-    print(json.dumps({"kernels": kernels(), "doors": doors(), "windows": windows(), "graphs": graphs()}))
+    print(
+        json.dumps(
+            {
+                "kernels": kernels(),
+                "doors": doors(),
+                "windows": windows(),
+                "graphs": graphs(),
+                "residual": residual_stream(),
+            }
+        )
+    )

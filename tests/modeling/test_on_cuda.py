@@ -53,6 +53,13 @@ def test_a_training_step_never_waits_for_the_device(steps):
         assert step["forward"]["waits"] == step["backward"]["waits"] == [], describe(step)
 
 
+def test_the_residual_stream_has_the_type_that_is_asked_for(on_fake_cuda):
+    """CUDA's autocast computes norms in float32; the sums and their gradients stay what they are."""
+    for asked, found in on_fake_cuda["residual"].items():
+        assert (found["types"], found["waits"]) == ([asked], [])
+        assert found["states"] >= 8, "two layers, in and out, forward and backward"
+
+
 def test_every_tensor_lies_on_the_device(steps):
     for step in steps:
         assert step["forward"]["devices"] == step["backward"]["devices"] == ["cuda"], describe(step)
