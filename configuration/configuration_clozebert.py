@@ -3,7 +3,6 @@
 
 import copy
 import difflib
-import re
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -48,7 +47,6 @@ _POSITIVE = (
     "max_position_embeddings", "embedding_size", "image_size", "patch_size", "num_channels", "sliding_window",
 )  # fmt: skip
 _NOT_NEGATIVE = ("type_vocab_size", "position_offset", "norm_eps", "initializer_range")
-_FLOATS = re.compile(r"(torch\.|')b?float\d\w*'?")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # The parameters that each type of rotary positions requires besides its base, then all that are allowed.
 _ROPE_NEEDS = {
@@ -368,11 +366,19 @@ def _check_value(name: str, value: Any) -> None:
         for layer_type in value or []:
             if layer_type not in _LAYER_TYPES:
                 raise ValueError(f"layer_types holds {layer_type!r}; it may hold {' and '.join(_LAYER_TYPES)}")
-    # The base class turns a name into torch's type and sets it again. At other values it fails later, naming nothing.
-    if name == "dtype" and value is not None and not _FLOATS.fullmatch(repr(value)):
-        raise ValueError(f"dtype={value!r} must be a floating-point type, as in dtype='float32'")
+    if name == "dtype" and value not in (None, "auto"):
+        _check_dtype(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         _check_number(name, value)
+
+
+def _check_dtype(value: Any) -> None:
+    """Refuse what is no floating-point type of torch, by itself or by name; the base class fails at it much later."""
+    import torch
+
+    dtype = getattr(torch, value, None) if isinstance(value, str) else value
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype={value!r} must be a floating-point type, as in dtype='float32'")
 
 
 def _check_number(name: str, value: float) -> None:

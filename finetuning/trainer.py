@@ -8,6 +8,7 @@ assembled from their windows.
 
 import contextlib
 import errno
+import math
 import os
 import random
 import time
@@ -248,11 +249,11 @@ def selection(scores: dict[str, float], best_metric: tuple[str, bool]) -> float:
 class EarlyStopping(TrainerCallback):
     """Ends training after some evaluations without a better score.
 
-    Unlike transformers' own callback, it looks at the score alone. By `selection`, a lower loss with the same score is
-    better, and the loss of a model without mistakes falls for a long time.
+    With the same score, a lower loss is better: a rare class may have an F1 of 0 for long. Not so where no score is
+    better, though: the loss of a model without mistakes falls on and on, and transformers' own callback goes by it.
 
     Args:
-        best_metric: the score, and whether higher is better.
+        best_metric: the score, and whether higher is better. The best possible one is then 1, else 0.
         patience: the number of evaluations.
     """
 
@@ -262,11 +263,14 @@ class EarlyStopping(TrainerCallback):
     def has_stopped(self, state: Any) -> bool:
         """Whether the last evaluations, of which a resumed run has a list too, were no better than one before them."""
         name, greater_is_better = self.best_metric
-        scores = [entry[f"eval_{name}"] for entry in state.log_history if f"eval_{name}" in entry]
-        if not scores:
-            return False
-        best = scores.index(max(scores) if greater_is_better else min(scores))
-        return len(scores) - 1 - best >= self.patience
+        sign, possible = (1, 1.0) if greater_is_better else (-1, 0.0)
+        best, since = (-math.inf, math.inf), 0
+        for entry in state.log_history:
+            if f"eval_{name}" in entry:
+                score, loss = sign * entry[f"eval_{name}"], entry["eval_loss"]
+                is_better = score > best[0] or (score == best[0] < possible and loss < best[1])
+                best, since = ((score, loss), 0) if is_better else (best, since + 1)
+        return since >= self.patience
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.has_stopped(state):

@@ -28,6 +28,7 @@ from .loading import find_folder, load_clozebert, load_native, quiet, read_confi
 from .natives import Architecture, Rename, architecture_of
 from .processors import copy_processors, copy_reading_settings, save_beside_model
 
+_UNUSED = "embeddings.mask_token"  # of a ViT: images are masked in pretraining only
 _CONVERTED = "Converted, weight by weight, from"
 
 
@@ -66,7 +67,8 @@ def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> Cloze
     renamed: dict[str, torch.Tensor] = {}
     pairs = tensor_names(architecture, class_name, own)
     _refuse("lacks", {name for _, name in pairs} - tensors.keys())
-    _refuse("also has", tensors.keys() - {name for _, name in pairs} - architecture.tied.keys())
+    own_parameters = {name for name, _ in native.named_parameters() if not name.endswith(_UNUSED)}
+    _refuse("also has", own_parameters - {name for _, name in pairs} - architecture.tied.keys())
     for names, native_name in pairs:
         tensor = tensors[native_name]
         if len(names) == 1:

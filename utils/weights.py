@@ -33,6 +33,6 @@ def is_untied(model: PreTrainedModel) -> bool:
     """
     outputs: Any = model.get_output_embeddings()
     inputs: Any = model.get_input_embeddings()
-    return (
-        outputs is not None and outputs.weight is not inputs.weight and not torch.equal(outputs.weight, inputs.weight)
-    )
+    if outputs is None or outputs.weight is inputs.weight or outputs.weight.is_meta or inputs.weight.is_meta:
+        return False
+    return not torch.equal(outputs.weight, inputs.weight)

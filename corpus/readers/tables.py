@@ -25,6 +25,7 @@ from .compression import bare_suffix, open_decompressed
 from .delimited import Dialect, find_dialect, read_records
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
+_CLASS_SHARE = 0.05  # of the rows, at least, have the class of the first row
 _HEAD_ROWS, _HEAD_CELLS = 10_000, 1 << 22  # rows and characters that are read to find out what the columns hold
 
 
@@ -213,19 +214,21 @@ class _Delimited(TableFile):
     def _find_header(self, first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[bool, bool]:
         """Whether the first row is a header, and whether that is certain.
 
-        It is a header if it holds a wanted column name, or a usual one that does not occur again in its column, as the
-        name of a class would. If columns are wanted by number, it is data. Otherwise it is data if a cell is a number
-        or occurs again further down in its column.
+        It is a header if it holds a wanted column name, or a usual one that does not stand in many rows of its column,
+        as the name of a class does. If columns are wanted by number, it is data. Otherwise it is data if a cell is a
+        number or occurs again further down in its column.
         """
         if not set(self._wanted).isdisjoint(map(str.strip, first)):
             return True, True
         if self._wanted and set(self._wanted) <= set(_numbers(len(first))):
             return False, True
         usual = {place for place, cell in enumerate(first) if cell.strip().lower() in USUAL_COLUMNS}
-        again, has_copy = _come_again(first, records)
-        if usual - again:
+        again, rows = _come_again(first, records)
+        # A text may be one word; the name of a class stands in many rows.
+        classes = {place for place, count in again.items() if count >= max(2, _CLASS_SHARE * rows)}
+        if usual - classes:
             return True, True
-        if any(is_number(cell) for cell in first) or again or has_copy:
+        if any(is_number(cell) for cell in first) or again:
             return False, True
         return True, False
 
@@ -247,23 +250,25 @@ class _Delimited(TableFile):
                 yield BadText(line, reason) if reason else Row(line, values)
 
 
-def _come_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[set[int], bool]:
+def _come_again(first: list[str], records: Iterator[tuple[int, list[str]]]) -> tuple[Counter[int], int]:
     """Which cells of the first row occur again in their columns within the first thousands of rows.
 
     Returns:
-        their places in other rows, and whether the whole first row occurs again: a header does if tables were joined.
+        how often, by their places, and the number of the rows. Copies of the whole first row count only once, as a
+        header may be repeated where tables were joined.
     """
-    again: set[int] = set()
-    has_copy, size = False, 0
-    for count, (_, cells) in enumerate(records):
+    again: Counter[int] = Counter()
+    has_copy, size, rows = False, 0, 0
+    for rows, (_, cells) in enumerate(records, start=1):
         if cells == first:
             has_copy = True
         elif len(cells) == len(first):
             again.update(place for place, cell in enumerate(cells) if cell == first[place])
         size += sum(map(len, cells))
-        if count >= _HEAD_ROWS or size >= _HEAD_CELLS:
+        if rows > _HEAD_ROWS or size >= _HEAD_CELLS:
             break
-    return again, has_copy
+    again.update(range(len(first)) if has_copy else ())
+    return again, rows
 
 
 def _refuse_repeated(names: list[str], where: str) -> None:

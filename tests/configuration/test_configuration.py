@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 import transformers
 
 from clozebert import ClozeBertConfig
@@ -63,6 +64,13 @@ CONTRADICTIONS = {
 def test_contradictions_are_value_errors_that_name_the_field(values, message):
     with pytest.raises(ValueError, match=message):
         ClozeBertConfig(**values)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "half", "double"])
+def test_a_dtype_by_any_of_its_names(name, tmp_path):
+    assert ClozeBertConfig(dtype=name).dtype == getattr(torch, name)
+    ClozeBertConfig().save_pretrained(tmp_path)
+    assert ClozeBertConfig.from_pretrained(tmp_path, dtype="auto").dtype == "auto"  # the loader chooses
 
 
 def test_a_value_of_another_type_is_refused_by_name():

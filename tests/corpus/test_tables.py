@@ -400,6 +400,10 @@ def test_a_class_with_the_name_of_a_usual_column_is_no_header(folder: Path) -> N
     path.write_text(f"text,comment\n{rows}")  # the other name tells
     table = read_table(str(path))
     assert (table.has_header, len(table), list(table.columns)) == (True, 6, ["text", "comment"])
+    ordinary = "".join(f"text number {number},{('yes', 'no')[number % 2]}\n" for number in range(60))
+    path.write_text(f"message,spam\n{ordinary}message,no\n")  # a text that is one word, by chance that of the column
+    table = read_table(str(path))
+    assert (table.has_header, len(table), list(table.columns)) == (True, 61, ["message", "spam"])
     path.write_text(f"name,comment\n{rows.replace('comment', 'remark')}name,comment\n")
     with pytest.raises(UserError, match="line 8: the header stands here again"):
         read_table(str(path))

@@ -367,7 +367,13 @@ def test_a_run_that_stopped_early_stays_stopped(
 
 @pytest.mark.parametrize(
     ("scores", "greater_is_better", "stops_after"),
-    [([0.5, 1.0, 1.0, 1.0, 1.0], True, 4), ([0.5, 0.4, 0.6, 0.5, 0.6], True, 5), ([3.0, 2.0, 2.0, 2.5], False, 4)],
+    [
+        ([0.5, 1.0, 1.0, 1.0, 1.0], True, 4),
+        ([0.5, 0.4, 0.6, 0.5, 0.5], True, 5),
+        ([3.0, 2.0, 2.5, 2.5], False, 4),
+        ([0.0, 0.0, 0.0, 0.0, 0.6, 0.5], True, 9),  # a rare class is not found at first, but the loss falls
+        ([2.0, 0.0, 0.0, 0.0], False, 4),
+    ],
 )
 def test_patience_counts_evaluations_without_a_better_score(
     scores: list[float], greater_is_better: bool, stops_after: int

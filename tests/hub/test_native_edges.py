@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, BertModel, NomicBertConfig, NomicBertModel
+from transformers import BertConfig, BertForMaskedLM, BertModel, NomicBertConfig, NomicBertModel, ViTConfig, ViTModel
 
 from clozebert import ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.hub import from_native, to_native
@@ -86,10 +86,25 @@ def test_a_model_with_other_tensors_than_its_class_makes_is_refused(config):
     ours = from_native(BertModel(config))
     with pytest.raises(UserError, match=r"also has layers.0.adapter.bias"):
         to_native(with_more(ours, ours.layers[0]))
+    with_buffer = BertModel(config)
+    with_buffer.register_buffer("seen", torch.zeros(1))
+    from_native(with_buffer)  # a buffer of a user computes nothing that its class does not
     cut = BertModel(config)
     cut.encoder.layer = cut.encoder.layer[:0]
     with pytest.raises(UserError, match=r"the model lacks encoder.layer.0.attention"):
         from_native(cut)
+
+
+def test_a_model_without_values_converts(config):
+    assert from_native(BertForMaskedLM(config).to("meta")).config.tie_word_embeddings
+
+
+def test_a_vit_with_a_mask_token_converts():
+    config = ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, image_size=8,
+                       patch_size=4)  # fmt: skip
+    native, pixels = ViTModel(config, use_mask_token=True).eval(), torch.randn(1, 3, 8, 8)
+    found = from_native(native).eval()(pixel_values=pixels).last_hidden_state
+    torch.testing.assert_close(found, native(pixels).last_hidden_state, rtol=0, atol=1e-5)
 
 
 def test_rotary_positions_that_grow_with_a_batch_are_not_quite_the_same(caplog):
