@@ -14,7 +14,6 @@ a stop, the same command resumes and gives the same weights.
 
 import json
 import math
-import os
 import shutil
 import time
 from collections import Counter
@@ -43,6 +42,7 @@ from ..training.checks import check_tokenizer
 from ..training.planning.time_budget import FORWARD_SHARE
 from ..training.pretraining import pretrain
 from ..training.reporting.doctor import survey
+from ..training.runtime.machine import launched_processes
 from ..training.scoring import precision_of, score_frozen_masks
 from ..utils.device import choose_precision
 from ..utils.errors import UserError, UserFileError
@@ -98,7 +98,7 @@ class Adaptation:
     def __init__(self, arguments: AdaptationArguments, say: Say) -> None:
         self.begun = time.monotonic()
         self.arguments, self.say, self.work = arguments, say, arguments.work
-        if arguments.overwrite_output_dir and _num_processes() > 1:
+        if arguments.overwrite_output_dir and launched_processes() > 1:
             raise UserError(
                 "overwrite_output_dir=True would delete what was prepared for these processes: leave it out; to start "
                 "over, give it to one process, with --prepare_only"
@@ -146,7 +146,7 @@ class Adaptation:
         if done.is_file() and (self.work / BEFORE).is_file():
             self.say(f"{self.arguments.output_dir} is finished already")
             return read_json_object(done)
-        if _num_processes() > 1:
+        if launched_processes() > 1:
             if not (self.work / BEFORE).is_file():
                 raise UserError("several processes train, but one prepares: run the command once with --prepare_only")
         else:
@@ -463,10 +463,6 @@ class Adaptation:
 
 # The folders of the prepared texts.
 _FOLDERS = {"input": "corpus", "replay_input": "replay", "general_input": "general"}
-
-
-def _num_processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _load(folder: Path) -> ClozeBertForMaskedLM:

@@ -197,7 +197,8 @@ def outside_kernels() -> list[Kernel]:
     return [*tables, *norm, *chosen]
 
 
-BF16_RESIDUAL = {"joins": True, "has_triton": True, "loss_only": True, "bf16_residual": True}
+DEFAULT = {"joins": True, "has_triton": True, "loss_only": True}
+BF16_RESIDUAL = {**DEFAULT, "bf16_residual": True}
 VARIANTS: dict[str, tuple[Callable[..., list[Kernel]], dict[str, bool], Machine]] = {
     "eager, all logits in float32": (eager_kernels, {"loss_only": False}, Machine()),
     "eager, the loss alone returned": (eager_kernels, {"loss_only": True}, Machine()),
@@ -206,10 +207,10 @@ VARIANTS: dict[str, tuple[Callable[..., list[Kernel]], dict[str, bool], Machine]
         compiled_kernels, {"joins": True, "has_triton": False, "loss_only": True}, Machine(),
     ),
     "the same, windows by kernels of our own: the default": (
-        compiled_kernels, {"joins": True, "has_triton": True, "loss_only": True}, Machine(),
+        compiled_kernels, DEFAULT, Machine(),
     ),
     "the same, FlashAttention 3 in the other layers": (
-        compiled_kernels, {"joins": True, "has_triton": True, "loss_only": True}, Machine(attention=FLASH_ATTENTION_3),
+        compiled_kernels, DEFAULT, Machine(attention=FLASH_ATTENTION_3),
     ),
     "the default with --bf16_residual": (compiled_kernels, BF16_RESIDUAL, Machine()),
     "that, and FlashAttention 3": (compiled_kernels, BF16_RESIDUAL, Machine(attention=FLASH_ATTENTION_3)),

@@ -248,8 +248,9 @@ class SequenceTask(Task):
 
     def read_file(self, path: str) -> None:
         """None, since tables and text are read for it; tagged words and XML raise, as each line would be a text."""
-        if has_tagged_words(path) or bare_suffix(path) in XML_SUFFIXES:
-            what = "a word and its tags on each line" if has_tagged_words(path) else "XML"
+        is_tagged = has_tagged_words(path)
+        if is_tagged or bare_suffix(path) in XML_SUFFIXES:
+            what = "a word and its tags on each line" if is_tagged else "XML"
             raise UserError(f"{path} holds {what}, by its name; write each text on a line of a .txt file")
 
     def target(self, example: SequenceExample) -> Any:

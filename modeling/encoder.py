@@ -85,7 +85,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
             super().save_pretrained(save_directory, is_main_process, state_dict, push_to_hub, *args, **kwargs)
             return
         self.config.auto_map = auto_map()
-        before = files_in(save_directory)
+        before = files_in(save_directory) if push_to_hub else {}
         super().save_pretrained(save_directory, is_main_process, state_dict, False, *args, **kwargs)
         if is_main_process and os.path.isdir(save_directory):
             write_code(save_directory)

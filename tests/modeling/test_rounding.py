@@ -48,7 +48,7 @@ PRE_NORM = {
 
 @pytest.mark.parametrize("shape", PRE_NORM.values(), ids=PRE_NORM)
 def test_a_residual_stream_in_bf16_is_nearly_as_near_the_truth(shape):
-    """Measured at width 256 and 64: 1.23 to 1.39 times the usual error of logits and gradient."""
+    """Measured on an AMD EPYC with AVX512-BF16: 1.23 to 1.39 times the usual error of logits and gradient."""
     model = make_model(**shape)
     model.model.residual_dtype = torch.bfloat16
     seen = []

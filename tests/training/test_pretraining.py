@@ -238,17 +238,22 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(
     assert all(torch.isfinite(value).all() for value in weights.values())
 
 
-def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(
-    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def poison_loss(monkeypatch: pytest.MonkeyPatch, at: tuple[int, ...]) -> None:
+    """Make the loss of the updates numbered `at` not finite."""
     step = itertools.count()
     accumulate = loop.accumulate_gradient
 
     def poisoned(*places: Any, **options: Any) -> Any:
         found = accumulate(*places, **options)
-        return found * math.nan if next(step) == 2 else found
+        return found * math.nan if next(step) in at else found
 
     monkeypatch.setattr(loop, "accumulate_gradient", poisoned)
+
+
+def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_loss(monkeypatch, at=(2,))
     results = run(prepared, tmp_path / "run", max_steps=6, logging_steps=3)
     assert math.isfinite(results["train_loss"])
     text = (tmp_path / "run" / "training_log.jsonl").read_text() + (tmp_path / "run" / "all_results.json").read_text()
@@ -259,14 +264,7 @@ def test_an_entry_in_which_no_loss_was_finite_has_none(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not that of the entry before it."""
-    step = itertools.count()
-    accumulate = loop.accumulate_gradient
-
-    def poisoned(*places: Any, **options: Any) -> Any:
-        found = accumulate(*places, **options)
-        return found * math.nan if next(step) in (2, 3) else found
-
-    monkeypatch.setattr(loop, "accumulate_gradient", poisoned)
+    poison_loss(monkeypatch, at=(2, 3))
     run(prepared, tmp_path / "run", max_steps=6, logging_steps=2)
     entries = [entry for entry in log_of(tmp_path / "run") if "learning_rate" in entry]
     assert [("loss" in entry, entry["step"]) for entry in entries] == [(True, 2), (False, 4), (True, 6)]

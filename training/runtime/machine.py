@@ -23,6 +23,11 @@ def choose_muon_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" and has_fast_bf16(device) else torch.float32
 
 
+def launched_processes() -> int:
+    """The number of processes of this run, by what its launcher says."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def make_accelerator(
     *, mixed_precision: str, use_cpu: bool, report_to: Sequence[str] = (), output_dir: str = "", timeout: float = 300.0
 ) -> Any:
@@ -59,7 +64,7 @@ def make_accelerator(
             InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=timeout + SECONDS_TO_SAVE + 30)),
         ],
     )
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    launched = launched_processes()
     if accelerator.num_processes != launched:
         raise UserError(f"{launched} processes were launched, but Accelerate runs {accelerator.num_processes}")
     return accelerator
