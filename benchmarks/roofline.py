@@ -40,6 +40,7 @@ from roofline_prices import (
     FLASH_ATTENTION_3,
     LENGTH,
     PREDICTED,
+    REST,
     ROWS,
     TOKENS,
     Kernel,
@@ -186,14 +187,13 @@ def never_join(layers: Any, x: Any) -> bool:
 
 
 def outside_kernels() -> list[Kernel]:
-    """Eager kernels between the graphs: RoPE tables for two kinds of layers, the final norm, selecting the tokens."""
+    """Eager kernels between the graphs: RoPE tables for two kinds of layers; of the tokens that are read the indices,
+    the final norm, and the way back to the order that was asked for.
+    """
     tables = [Kernel("RoPE", TOKENS * 64 * 4 * 12)] * 2
-    of_tokens, of_predicted = TOKENS * 768 * 4, PREDICTED * 768 * 4
-    norm = [
-        Kernel("norms, residual, casts", 2 * of_tokens),
-        Kernel("norms, residual, casts", 5 * of_tokens, launches=2),
-    ]
-    chosen = [Kernel("norms, residual, casts", 2 * of_predicted + of_tokens + 3 * of_predicted, launches=3)]
+    of_predicted = PREDICTED * 768 * 4
+    norm = [Kernel(REST, 2 * of_predicted), Kernel(REST, 5 * of_predicted, launches=2)]
+    chosen = [Kernel(REST, 6 * of_predicted, launches=3), Kernel(REST, PREDICTED * 8 * 20, launches=10)]
     return [*tables, *norm, *chosen]
 
 

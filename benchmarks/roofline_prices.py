@@ -85,8 +85,12 @@ def matmul(left: Any, right: Any, size: int, shapes: Shapes) -> Kernel:
 
 
 def attention(tensors: list[Any], window: list[Any], *, is_backward: bool) -> Kernel:
-    """FlashAttention; a block of queries visits all blocks of keys, or those that the window touches."""
+    """FlashAttention; a block of queries visits all blocks of keys, or those that the window touches.
+
+    The last layer has fewer queries in each document, in whole blocks.
+    """
     tokens, heads, head_size = tensors[0].shape
+    tokens = ROWS * math.ceil(tokens / ROWS / BLOCK) * BLOCK
     side = window[0]
     keys = LENGTH if side < 0 else min(LENGTH, BLOCK * (2 * math.ceil(side / BLOCK) + 1))
     flops = 4 * tokens * keys * heads * head_size * (2.5 if is_backward else 1)

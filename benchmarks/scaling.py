@@ -139,7 +139,7 @@ def flops_of(run: dict[str, Any]) -> float:
     vocabulary = (run["parameters"] - run["beside_embeddings"]) // SIZES[run["size"]][0]["model"]["hidden_size"]
     config = ClozeBertConfig.from_name("tiny", vocab_size=vocabulary, **SIZES[run["size"]][0]["model"])
     predicted = recipe["mlm_probability"]
-    forward = forward_flops(config, tokens=1_000_000, length=learning.ROW, predicted=predicted, on_cpu=True)
+    forward = forward_flops(config, tokens=1_000_000, length=learning.ROW, predicted=predicted, reads=True)
     return 3 * forward / 1_000_000 * run["tokens"]
 
 

@@ -270,8 +270,8 @@ def flops_per_second(row: Row, result: dict[str, Any]) -> float:
     ours = result["sides"]["ours"]
     config = ClozeBertConfig.from_name(f"{row.shape}-base")
     trains = row.work == "train"
-    predicted, on_cpu = 0.15 if trains else 0.0, trains and row.device == "cpu"
-    flops = forward_flops(config, tokens=ours["tokens"], length=row.length, predicted=predicted, on_cpu=on_cpu)
+    predicted = 0.15 if trains else 0.0
+    flops = forward_flops(config, tokens=ours["tokens"], length=row.length, predicted=predicted, reads=trains)
     return (3 if trains else 1) * flops / ours["seconds"]
 
 

@@ -124,7 +124,8 @@ class Attention(nn.Module):
         tables: Any = position_embeddings
         queries = x_BTD = cast_once(hidden_states)
         query_tables = tables
-        if isinstance(attention_mask, TilePlan) and attention_mask.read_R is not None:
+        has_plan = isinstance(attention_mask, (TilePlan, PackedPlan))
+        if has_plan and attention_mask.read_R is not None:
             queries = x_BTD.index_select(1, attention_mask.read_R)
             query_tables = tables and tuple(table.index_select(1, attention_mask.read_R) for table in tables)
         layers = self.q_proj, self.k_proj, self.v_proj
@@ -141,7 +142,6 @@ class Attention(nn.Module):
         if tables is not None and not is_rotated:
             q_BTHK, k_BTHK = rotate(q_BTHK, *query_tables), rotate(k_BTHK, *tables)
 
-        has_plan = isinstance(attention_mask, (TilePlan, PackedPlan))
         implementation = attention_mask.implementation if has_plan else self.config._attn_implementation
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
         out_BTHK, weights_BHTT = attention(

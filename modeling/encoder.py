@@ -171,7 +171,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             packed: the documents of a packed batch, instead of a mask. Or give `cu_seq_lens_q` [documents + 1], as
                 transformers' flattening collator does, or position_ids that restart within a row.
             read_positions: [R] indices into the B * T tokens: return the last hidden states of these only. For packed
-                documents on a CPU, the last layer then computes only these.
+                documents, a last layer without a window then computes only these (docs/architecture.md says where).
 
         Returns:
             last_hidden_state [B, T, D], zero at padding, and with `base_pooler` pooler_output [B, D] (a row for each
@@ -218,12 +218,12 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
 
         for layer, mask in zip(layers, masks, strict=True):
             x_BTD = layer(x_BTD, attention_mask=mask, position_embeddings=tables[layer.attention_type], **kwargs)
-        x_BTD = self.final_norm(x_BTD)
+        x_BTD = self.final_norm(_read(x_BTD, index_R))
 
         if mask_BT is not None:
-            x_BTD = x_BTD.masked_fill(mask_BT.unsqueeze(-1) == 0, 0)
+            x_BTD = x_BTD.masked_fill(_read(mask_BT, index_R).unsqueeze(-1) == 0, 0)
         if index_R is not None:
-            return BaseModelOutputWithPooling(last_hidden_state=x_BTD.flatten(0, 1)[index_R].unsqueeze(0))
+            return BaseModelOutputWithPooling(last_hidden_state=x_BTD)
         x_BTD, pooled_BD = x_BTD[:, : shape_BT[1]], None
         if self.pooling is not None and self.pooler is not None:
             pooled_BD = self.pooler(self.pooling(x_BTD, mask_BT, packed))
@@ -275,6 +275,11 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             and not is_plain()
             and not is_traced()
         )
+
+
+def _read(x_BT: torch.Tensor, index_R: torch.Tensor | None) -> torch.Tensor:
+    """The tokens at `index_R`, all of them if it is None. Shape: [B, T, ...] -> [1, R, ...]."""
+    return x_BT if index_R is None else x_BT.flatten(0, 1)[index_R].unsqueeze(0)
 
 
 __all__ = ["RECURRING_SIZE", "ClozeBertModel", "ClozeBertPreTrainedModel"]

@@ -13,7 +13,7 @@ environment switches all of them off. The two agree within rounding, for every h
     recompute                    training, large inner activations    a third of a layer's memory
     matmul attention             CPU: bf16, or under dropout          PyTorch's kernel is slow for both there
     attention in tiles           packed rows, CPU                     padding (attention_tiles.py)
-    read positions               packed rows, CPU                     the last layer's work for tokens that are not read
+    read positions               packed rows, CPU and CUDA            the last layer's work for tokens that are not read
     sizes that recur             packed rows in bf16, CPU             compiling kernels for each size
     loss, a few rows at a time   training                             copies of all logits (losses.py)
 

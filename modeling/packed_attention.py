@@ -45,17 +45,22 @@ class PackedPlan:
     Attributes:
         window: how many tokens on either side a token sees; None: all of its document.
         document_N: each token's document, int32, for `window`.
+        read_R: the tokens whose output is read, in ascending order, for `varlen` without a window; None: all.
+        read_bounds: how many of them stand before each document, and in all; int32 [documents + 1].
     """
 
     packed: Packed
     window: int | None
     implementation: str
     document_N: torch.Tensor | None = None
+    read_R: torch.Tensor | None = None
+    read_bounds: torch.Tensor | None = None
 
     def to(self, device: Any, non_blocking: bool = False) -> "PackedPlan":
         """The same plan on another device. Models that are spread over devices move their inputs with this."""
-        moved = None if self.document_N is None else self.document_N.to(device, non_blocking=non_blocking)
-        return replace(self, packed=self.packed.to(device, non_blocking=non_blocking), document_N=moved)
+        tensors = {name: getattr(self, name) for name in ("packed", "document_N", "read_R", "read_bounds")}
+        moved: Any = {name: x if x is None else x.to(device, non_blocking=non_blocking) for name, x in tensors.items()}
+        return replace(self, **moved)
 
 
 def make_masks(
@@ -155,14 +160,20 @@ def read_in_last_layer(
 ) -> tuple[Any, torch.Tensor]:
     """The last layer's mask, and the indices [R] in its output of the tokens that are read.
 
-    For documents packed in one row, in tiles and without a window, the layer computes only these tokens.
+    For documents packed in one row, in tiles or by the varlen kernel, and without a window, the layer computes only
+    these tokens.
     """
-    has_tiles = isinstance(mask, TilePlan) and mask.window is None
-    if packed is None or not has_tiles or x_BTD.shape[0] != 1 or not len(positions_R):
+    if packed is None or x_BTD.shape[0] != 1 or not len(positions_R):
         return mask, positions_R
-    plan = _tiles_of(packed, config, "full_attention", positions_R)
-    assert plan.read_index_R is not None
-    return plan, plan.read_index_R
+    if isinstance(mask, TilePlan) and mask.window is None:
+        plan = _tiles_of(packed, config, "full_attention", positions_R)
+        assert plan.read_index_R is not None
+        return plan, plan.read_index_R
+    if isinstance(mask, PackedPlan) and mask.window is None and mask.implementation == "varlen":
+        read_R, order_R = positions_R.sort()
+        read_bounds = torch.searchsorted(read_R, packed.cu_seq_lens.to(read_R.dtype), out_int32=True)
+        return replace(mask, read_R=read_R, read_bounds=read_bounds), order_R.argsort()
+    return mask, positions_R
 
 
 def prepare_attention(packed: Packed, config: ClozeBertConfig, *, read_positions: torch.Tensor) -> None:
@@ -219,7 +230,10 @@ def varlen_attention(
     attention_mask: PackedPlan,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention by PyTorch's varlen kernel, scale 1 / sqrt(K). Shape: [B, H or fewer, T, K] each -> [B, T, H, K]."""
+    """Attention by PyTorch's varlen kernel, scale 1 / sqrt(K).
+
+    Shape: [B, H or fewer, T, K] each -> [B, T, H, K]; queries [1, H, R, K] -> [1, R, H, K] if only R tokens are read.
+    """
     packed, window = attention_mask.packed, attention_mask.window
     grouped: dict[str, Any] = {}
     if key.shape[1] != query.shape[1] and "enable_gqa" in _VARLEN_CAN:
@@ -229,7 +243,8 @@ def varlen_attention(
     q_NHK, k_NHK, v_NHK = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     sides: Any = (-1, -1) if window is None else (window, window)
     bounds, longest = packed.cu_seq_lens, packed.max_length
-    out: Any = varlen_attn(q_NHK, k_NHK, v_NHK, bounds, bounds, longest, longest, window_size=sides, **grouped)
+    of_queries = bounds if attention_mask.read_bounds is None else attention_mask.read_bounds
+    out: Any = varlen_attn(q_NHK, k_NHK, v_NHK, of_queries, bounds, longest, longest, window_size=sides, **grouped)
     return out.unflatten(0, (query.shape[0], query.shape[2])), None
 
 

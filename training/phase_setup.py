@@ -20,7 +20,7 @@ from .initialization.initial_embeddings import embed_by_text
 from .initialization.initial_model import make_model
 from .optimizers.optimizer import make_optimizer
 from .optimizers.state import load_optimizer_state
-from .planning.memory_and_time import forward_flops, mean_attention_length
+from .planning.memory_and_time import forward_flops, last_layer_reads, mean_attention_length
 from .runtime.machine import choose_compilation, choose_muon_dtype, compile_model
 
 _DRY_STEPS = 2
@@ -77,7 +77,9 @@ def set_up_phase(
     if accelerator.scaler is not None and state.scaler is not None:
         accelerator.scaler.load_state_dict(state.scaler)
     loader = load_batches(stream, phase, step=state.step, accelerator=accelerator, config=core.config)
-    flops = flops_per_token(config, phase.arguments, corpora, on_cpu=accelerator.device.type == "cpu")
+    half = accelerator.mixed_precision != "no"
+    reads = last_layer_reads(config, on_cpu=accelerator.device.type == "cpu", half=half)
+    flops = flops_per_token(config, phase.arguments, corpora, reads=reads)
     return PhaseSetup(phase, corpora, stream, core, model, optimizer, loader, flops)
 
 
@@ -121,13 +123,16 @@ def set_up_model(
 
 
 def flops_per_token(
-    config: ClozeBertConfig, arguments: PretrainingArguments, corpora: Mixture, *, on_cpu: bool
+    config: ClozeBertConfig, arguments: PretrainingArguments, corpora: Mixture, *, reads: bool
 ) -> float:
-    """FLOPs of a training step for each token, forward and backward; what is recomputed is not counted."""
+    """FLOPs of a training step for each token, forward and backward; what is recomputed is not counted.
+
+    `reads` as in `forward_flops`.
+    """
     length, tokens = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length), 1_000_000
     predicted, sample = arguments.mean_mlm_probability, arguments.vocabulary_sample
     forward = forward_flops(
-        config, tokens=tokens, length=length, predicted=predicted, on_cpu=on_cpu, vocabulary_sample=sample
+        config, tokens=tokens, length=length, predicted=predicted, reads=reads, vocabulary_sample=sample
     )
     return 3 * forward / tokens
 

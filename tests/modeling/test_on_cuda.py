@@ -93,13 +93,17 @@ def test_attention_over_padded_rows_gets_one_type_and_a_boolean_mask(steps):
 
 
 def test_the_variable_length_kernel_gets_one_half_type_and_its_own_shapes(steps):
-    """Queries, keys and values [tokens, heads, head size] alike in type; boundaries int32; the window on both sides."""
+    """Queries, keys and values [tokens, heads, head size] alike in type; boundaries int32; the window on both sides.
+
+    A last layer without a window has the 20 predicted tokens as queries, with boundaries of their own.
+    """
     seen = 0
     for step in steps:
         for layer, call in enumerate(step["forward"]["attention"]):
             seen += 1
             assert call["types"] == [HALF[step["precision"]]] * 3 + ["int32"] * 2, describe(step)
-            queries, keys = ([96, step[name], step["head_size"]] for name in ("heads", "key_heads"))
+            tokens = 20 if layer == 1 and not is_windowed(step, layer) else 96
+            queries, keys = [tokens, step["heads"], step["head_size"]], [96, step["key_heads"], step["head_size"]]
             assert call["shapes"] == [queries, keys, keys, [4], [4]], describe(step)
             window = step["window"] if is_windowed(step, layer) else -1
             assert call["numbers"][:3] == [40, 40, False], describe(step)  # the longest document, twice; not causal
@@ -149,9 +153,10 @@ def test_a_compiled_step_has_a_graph_for_each_kind_of_layer_and_never_another(on
         assert facts["breaks"] == {}, recipe
         assert facts["graphs"][0] <= 3 + facts["layers"], recipe
         assert set(facts["graphs"]) == {facts["graphs"][0]}, recipe
-        # Queries, keys and values are one matmul; gate and up are; then the two that lead back. 2 in the head.
+        # Queries, keys and values are one matmul; gate and up are; then the two that lead back. The last layer has
+        # queries of the predicted tokens alone. 2 in the head.
         kinds = facts["graphs"][0] - 2
-        assert sorted(facts["matmuls"]) == [0, 2, *[4] * kinds], recipe
+        assert sorted(facts["matmuls"]) == [0, 2, *[4] * (kinds - 1), 6], recipe
 
 
 def is_windowed(step, layer):

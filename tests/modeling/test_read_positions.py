@@ -1,11 +1,15 @@
 """A last layer that works for the tokens that are read alone gives what one that works for all gives."""
 
+from typing import Any
+
 import pytest
 import torch
 from encoder_cases import DOCUMENTS, LENGTH, MIXED_LAYERS, build, gradients, random_ids, tiny_config
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from clozebert import ClozeBertForMaskedLM, ClozeBertForSequenceClassification, ClozeBertModel
+from clozebert.modeling import packed_attention
 from clozebert.modeling.packed import Packed
 
 BOUNDS = torch.tensor([0, *torch.tensor(DOCUMENTS).cumsum(0)], dtype=torch.int32)
@@ -48,6 +52,44 @@ def test_states_and_gradients_are_those_of_reading_all_and_picking(implementatio
     found = model(**inputs(), read_positions=places).last_hidden_state
     wanted = model(**inputs()).last_hidden_state[:, places]
     assert found.shape == (1, len(positions), model.config.hidden_size)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    if positions:
+        assert same_gradients_as(found, wanted, model) <= 1e-12
+
+
+def attend_by_document(q: Any, k: Any, v: Any, of_queries: Any, of_keys: Any, *lengths: int, **kwargs: Any) -> Any:
+    """What PyTorch's varlen kernel computes, document by document, without a window."""
+    assert kwargs["window_size"] == (-1, -1)
+    assert max(of_keys.diff()) <= min(lengths)
+    parts = []
+    for document in range(len(of_keys) - 1):
+        queries, keys = (slice(*bounds[document : document + 2].tolist()) for bounds in (of_queries, of_keys))
+        vectors = (x.transpose(0, 1) for x in (q[queries], k[keys], v[keys]))
+        parts.append(F.scaled_dot_product_attention(*vectors, enable_gqa=True).transpose(0, 1))
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
+@pytest.mark.parametrize("shape", list(SHAPES)[:3])
+def test_the_varlen_kernel_gets_the_queries_that_are_read(monkeypatch, shape, positions):
+    """On CUDA; here the kernel is the formula, and the plans are those of CUDA."""
+    seen = []
+    monkeypatch.setattr(
+        packed_attention,
+        "_plan_packed",
+        lambda packed, *args, **kwargs: packed_attention.PackedPlan(packed, None, "varlen"),
+    )
+    monkeypatch.setattr(
+        packed_attention,
+        "varlen_attn",
+        lambda *args, **kwargs: seen.append(len(args[0])) or attend_by_document(*args, **kwargs),
+    )
+    model = build(ClozeBertModel, tiny_config("sdpa", layer_types=None, **SHAPES[shape])).double().eval()
+    places = torch.tensor(positions, dtype=torch.long)
+    found = model(**inputs(), read_positions=places).last_hidden_state
+    assert seen == [LENGTH] * (model.config.num_hidden_layers - 1) + [len(positions) or LENGTH]
+    monkeypatch.undo()
+    wanted = model(**inputs()).last_hidden_state[:, places]
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
     if positions:
         assert same_gradients_as(found, wanted, model) <= 1e-12

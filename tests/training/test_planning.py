@@ -78,7 +78,7 @@ def test_forward_flops_are_torchs(changes: dict[str, Any]) -> None:
     model = ClozeBertForMaskedLM(config)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.randint(83, (4, 20)), masked_positions=torch.arange(0, 80, 5))
-    assert forward_flops(config, tokens=80, length=20, predicted=0.2, on_cpu=False) == counter.get_total_flops()
+    assert forward_flops(config, tokens=80, length=20, predicted=0.2, reads=False) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("changes", [SIZES, BERT], ids=["modern", "bert"])
@@ -90,7 +90,7 @@ def test_the_last_layer_reads_predicted_tokens_only(changes: dict[str, Any]) -> 
     math_kernel = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     with FlopCounterMode(display=False) as counter, torch.no_grad(), math_kernel:
         model(torch.randint(83, (1, 256)), cu_seq_lens_q=bounds, masked_positions=torch.arange(0, 256, 2))
-    assert forward_flops(config, tokens=256, length=64, predicted=0.5, on_cpu=True) == counter.get_total_flops()
+    assert forward_flops(config, tokens=256, length=64, predicted=0.5, reads=True) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("changes", [SIZES, BERT], ids=["modern", "bert"])

@@ -120,7 +120,7 @@ def test_sharded_weights_are_refused(prepared: Path, monkeypatch: pytest.MonkeyP
 def test_flops_count_the_sample_and_the_label() -> None:
     config = model_config()
     size = config.embedding_size or config.hidden_size
-    given = {"tokens": 1000, "length": 40, "predicted": 0.3, "on_cpu": True}
+    given = {"tokens": 1000, "length": 40, "predicted": 0.3, "reads": True}
     whole, sampled = (forward_flops(config, vocabulary_sample=sample, **given) for sample in (0, 9))
     assert whole - sampled == pytest.approx(2 * 300 * size * (config.vocab_size - 10))
     assert forward_flops(config, vocabulary_sample=config.vocab_size, **given) == whole

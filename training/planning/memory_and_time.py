@@ -9,8 +9,9 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
     optimizer         AdamW 8 P; Muon 4 for each weight of its matrices, 8 for each of the rest
     activations       for each layer and token: two norms read 4 D each; linear layers read c (3 D + F); attention
                       keeps c (D + 2 G) of queries, keys and values; the feed-forward keeps c 2 F, gated ones c 4 F, of
-                      which half is recomputed if there are many tokens. On a CPU, the last layer works for predicted
-                      tokens only, apart from keys and values. With checkpointing: 4 D a layer, and one layer in full
+                      which half is recomputed if there are many tokens. The last layer works for predicted tokens
+                      only, apart from keys and values (`last_layer_reads`). With checkpointing: 4 D a layer, and one
+                      layer in full
     dropout           for each layer and token, masks of the outputs of both parts, 2 D, and of the inner one, F: c
                       bytes a number on a CPU, 1 elsewhere. On a CPU, dropout in attention keeps its weights, their
                       masks and products, 3 c H T for documents of T tokens
@@ -164,7 +165,7 @@ def make_plan(
         tokens=tokens,
         length=length,
         predicted=arguments.mean_mlm_probability,
-        on_cpu=on_cpu,
+        reads=last_layer_reads(config, on_cpu=on_cpu, half=half),
         vocabulary_sample=arguments.vocabulary_sample,
     )
     update = _update_flops(arguments, config, owners=shards)
@@ -233,7 +234,7 @@ def forward_flops(
     tokens: int,
     length: float,
     predicted: float,
-    on_cpu: bool,
+    reads: bool,
     vocabulary_sample: int = 0,
 ) -> int:
     """FLOPs of the matmuls of one forward pass in training.
@@ -242,14 +243,14 @@ def forward_flops(
         tokens: in the batch.
         length: of a document: how many tokens each one attends to.
         predicted: the share of the tokens that the head sees.
-        on_cpu: the last layer then works for these only, unless it has a window.
+        reads: the last layer works for these only (`last_layer_reads`).
         vocabulary_sample: tokens that a prediction is compared with; 0: all.
     """
     window = min(config.sliding_window or 0, length - 1)
     symbols = {**symbols_of(config, batch_size=1, length=1), "B": tokens / length, "T": length, "W": window}
     symbols["V"] = _compared(vocabulary_sample, config)
     total = sum(part.count(part.flops, symbols) * (predicted if part.predicted else 1.0) for part in parts_of(config))
-    if on_cpu and not _ends_in_a_window(config):
+    if reads:
         d, f = symbols["D"], symbols["F"]
         total -= (
             tokens * (1 - predicted) * (4 * d * d + 4 * length * d + (6 if config.mlp_type == "glu" else 4) * d * f)
@@ -262,8 +263,12 @@ def _compared(vocabulary_sample: int, config: ClozeBertConfig) -> int:
     return vocabulary_sample + 1 if 0 < vocabulary_sample < config.vocab_size else config.vocab_size
 
 
-def _ends_in_a_window(config: ClozeBertConfig) -> bool:
-    return config.attention_type(config.num_hidden_layers - 1) == "sliding_attention"
+def last_layer_reads(config: ClozeBertConfig, *, on_cpu: bool, half: bool) -> bool:
+    """Whether the last layer works for predicted tokens only: without a window, on a CPU, or by PyTorch's
+    variable-length kernel, which has half precision and no dropout."""
+    if config.attention_type(config.num_hidden_layers - 1) == "sliding_attention":
+        return False
+    return on_cpu or (half and not config.attention_probs_dropout_prob)
 
 
 def attention_length(lengths: np.ndarray, *, max_seq_length: int) -> float:
@@ -393,7 +398,7 @@ def activation_bytes(
     is_recomputed = tokens * f >= RECOMPUTE_FROM
     of_queries += inner if is_recomputed else 2 * inner + (mask * f if config.mlp_dropout else 0)
     layer, layers = of_keys + of_queries, config.num_hidden_layers
-    unread = of_queries * (1 - predicted) if on_cpu and not _ends_in_a_window(config) else 0.0
+    unread = of_queries * (1 - predicted) if last_layer_reads(config, on_cpu=on_cpu, half=half) else 0.0
     ends = norm * (config.embedding_norm + has_final_norm(config)) + 24
     return ends + (4 * d * layers + layer if recompute else layer * layers - unread)
 
