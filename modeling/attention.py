@@ -14,7 +14,7 @@ from transformers.modeling_utils import AttentionInterface
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, tiled_attention
 from .fast_paths import Dropout, attend, cast_once, linear, matmul_attention_pays, repeat_heads, rotate
-from .joined import can_join, joined_heads
+from .joined import can_join, joined_heads, joined_window_attention
 from .packed_attention import PackedPlan, padded_attention, varlen_attention, windowed_attention
 
 _STOCK = AttentionInterface()
@@ -131,6 +131,10 @@ class Attention(nn.Module):
         layers = self.q_proj, self.k_proj, self.v_proj
         if torch.compiler.is_compiling() and queries is x_BTD and can_join(layers, x_BTD):
             is_rotated = tables is not None and self.q_norm is None  # norms come first
+            if is_rotated and has_plan and attention_mask.implementation == "window":
+                documents, window = attention_mask.document_N, attention_mask.window
+                out_BTHK = joined_window_attention(layers, x_BTD, tables, self.head_dim, documents, window)
+                return linear(self.o_proj, out_BTHK.flatten(2)), None
             q_BTHK, k_BTHK, v_BTHK = joined_heads(layers, x_BTD, tables if is_rotated else None, self.head_dim)
         else:
             is_rotated = False

@@ -4,7 +4,8 @@
 The parameters stay as they are. Each forward pass makes copies of them in the precision of the matmul anyway, and only
 these copies are joined. Without compilation, joining the gradients costs as much as this saves.
 
-Shapes: B rows, T tokens, D hidden size, H heads, G heads of keys, K head size, F feed-forward size.
+Shapes: B rows, T tokens, N = B T, D hidden size, H heads, G heads of keys, J = H + 2 G, K head size, F feed-forward
+size.
 """
 
 from collections.abc import Sequence
@@ -70,6 +71,45 @@ def joined_heads(
     return _JoinedRotation.apply(joined_BTHK, cos, sin, heads)
 
 
+def joined_window_attention(
+    layers: Sequence[Any],
+    x_BTD: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    head_size: int,
+    document_N: torch.Tensor,
+    window: int,
+) -> torch.Tensor:
+    """Attention within a window, by our kernels, of joined queries, keys and values with RoPE.
+
+    Shape: [B, T, D] -> [B, T, H, K].
+    """
+    joined_BTJK = _joined_linear(layers, x_BTD).unflatten(-1, (-1, head_size))
+    heads = [layer.weight.shape[0] // head_size for layer in layers]
+    cos, sin = (table.expand(*x_BTD.shape[:2], -1)[..., : head_size // 2].flatten(0, 1) for table in tables)
+    out_NHK = _JoinedWindowAttention.apply(joined_BTJK.flatten(0, 1), cos, sin, heads, document_N, window)
+    return out_NHK.unflatten(0, x_BTD.shape[:2])
+
+
+class _JoinedWindowAttention(torch.autograd.Function):
+    """Splits joined heads, rotates queries and keys, and attends. The kernels write the gradient in one tensor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, joined_NJK: torch.Tensor, cos_NK: Any, sin_NK: Any, heads: list[int], document_N: Any, window: int
+    ) -> torch.Tensor:
+        q_NHK, k_NGK, v_NGK = joined_NJK.split(heads, dim=-2)
+        q_NHK, k_NGK = (rotated(x, cos_NK.unsqueeze(-2), sin_NK.unsqueeze(-2)) for x in (q_NHK, k_NGK))
+        out_NHK, log_HN = torch.ops.clozebert.window_attention(q_NHK, k_NGK, v_NGK, document_N, window)
+        ctx.save_for_backward(q_NHK, k_NGK, v_NGK, out_NHK, log_HN, document_N, cos_NK, sin_NK)
+        ctx.window = window
+        return out_NHK
+
+    @staticmethod
+    def backward(ctx: Any, grad_NHK: torch.Tensor) -> tuple[Any, ...]:
+        backward = torch.ops.clozebert.window_attention_backward_joined
+        return backward(grad_NHK, *ctx.saved_tensors, ctx.window), None, None, None, None, None
+
+
 class _JoinedRotation(torch.autograd.Function):
     """Splits joined heads and rotates queries and keys. Its gradient is rotated and joined in one pass, not two."""
 
@@ -129,4 +169,4 @@ def _define() -> None:
 
 _define()
 
-__all__ = ["can_join", "joined_gate_and_up", "joined_heads", "turn_back_and_join"]
+__all__ = ["can_join", "joined_gate_and_up", "joined_heads", "joined_window_attention", "turn_back_and_join"]

@@ -1,6 +1,8 @@
 # Copyright 2026 The ClozeBERT authors. SPDX-License-Identifier: Apache-2.0
 """Triton kernels: attention within a window (window_attention.py), the gradient of joined rotary heads (joined.py).
 
+Both gradients can be one tensor of joined heads, with queries and keys rotated by their negative angles.
+
 Attention within a window over packed documents, forward and backward. As in FlashAttention (Dao et al. 2022) no score
 leaves the chip. A block of queries is multiplied with the few blocks of keys that its window reaches, whichever
 documents they belong to. Two tokens see each other if they are in the same document and at most WINDOW apart. So there
@@ -31,10 +33,25 @@ def _rows(pointer, index, token_stride, head, head_stride, tokens, K: tl.constex
 
 
 @triton.jit
-def _put_rows(pointer, x, index, heads, head, tokens, K: tl.constexpr):
-    """Write vectors of one head into a contiguous tensor."""
-    where = (index.to(tl.int64)[:, None] * heads + head) * K + tl.arange(0, K)[None, :]
+def _put_rows(pointer, x, index, token_stride, head, tokens, K: tl.constexpr):
+    """Write vectors of one head; the heads of a token lie together."""
+    where = index.to(tl.int64)[:, None] * token_stride + head * K + tl.arange(0, K)[None, :]
     tl.store(pointer + where, x.to(pointer.dtype.element_ty), mask=(index < tokens)[:, None])
+
+
+@triton.jit
+def _put_turned(
+    pointer, cos_ptr, sin_ptr, x, index, token_stride, head, tokens, K: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """`_put_rows` of vectors rotated by their negative angles; cos and sin [N, K / 2]."""
+    lane = tl.arange(0, K // 2)[None, :]
+    token, fits = index.to(tl.int64)[:, None], (index < tokens)[:, None]
+    first, second = tl.split(tl.permute(tl.reshape(x, [BLOCK, 2, K // 2]), [0, 2, 1]))
+    cos = tl.load(cos_ptr + token * (K // 2) + lane, mask=fits, other=0.0)
+    sin = tl.load(sin_ptr + token * (K // 2) + lane, mask=fits, other=0.0)
+    out = pointer + token * token_stride + head * K + lane
+    tl.store(out, (first * cos + second * sin).to(pointer.dtype.element_ty), mask=fits)
+    tl.store(out + K // 2, (second * cos - first * sin).to(pointer.dtype.element_ty), mask=fits)
 
 
 @triton.jit
@@ -79,17 +96,18 @@ def forward_kernel(
         total = total * shrink + tl.sum(p, 1)
         out = tl.dot(p.to(v.dtype), v, out * shrink[:, None])
         high = higher
-    _put_rows(out_ptr, out / total[:, None], query, heads, head, tokens, K)
+    _put_rows(out_ptr, out / total[:, None], query, heads * K, head, tokens, K)
     tl.store(log_ptr + head * tokens + query, high + tl.log2(total), mask=query < tokens)
 
 
 @triton.jit
 def query_gradient_kernel(
-    q_ptr, k_ptr, v_ptr, document_ptr, out_ptr, grad_ptr, log_ptr, product_ptr, dq_ptr,
-    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, tokens, heads, groups, scale, scale_of_s,
-    WINDOW: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, document_ptr, out_ptr, grad_ptr, log_ptr, product_ptr, dq_ptr, cos_ptr, sin_ptr,
+    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, dq_token, tokens, heads, groups,
+    scale, scale_of_s,
+    WINDOW: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """dq of a block of queries, and their do_i o_i for the other kernel."""
+    """dq of a block of queries, with TURNS rotated back, and their do_i o_i for the other kernel."""
     head = tl.program_id(1)
     first = tl.program_id(0) * BLOCK
     query = first + tl.arange(0, BLOCK)
@@ -110,17 +128,20 @@ def query_gradient_kernel(
         p = tl.where(sees, tl.exp2(tl.dot(q, tl.trans(k)) * scale - log[:, None]), 0.0)
         ds = p * (tl.dot(grad, tl.trans(v)) - product[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
-    _put_rows(dq_ptr, dq * scale_of_s, query, heads, head, tokens, K)
+    if TURNS:
+        _put_turned(dq_ptr, cos_ptr, sin_ptr, dq * scale_of_s, query, dq_token, head, tokens, K, BLOCK)
+    else:
+        _put_rows(dq_ptr, dq * scale_of_s, query, dq_token, head, tokens, K)
 
 
 @triton.jit
 def key_gradient_kernel(
-    q_ptr, k_ptr, v_ptr, document_ptr, grad_ptr, log_ptr, product_ptr, dk_ptr, dv_ptr,
-    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, tokens, key_heads, groups,
+    q_ptr, k_ptr, v_ptr, document_ptr, grad_ptr, log_ptr, product_ptr, dk_ptr, dv_ptr, cos_ptr, sin_ptr,
+    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, dk_token, dv_token, tokens, groups,
     scale, scale_of_s,
-    WINDOW: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    WINDOW: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a block of keys, summed over the heads of queries that share them."""
+    """dk, with TURNS rotated back, and dv of a block of keys, summed over the heads of queries that share them."""
     key_head = tl.program_id(1)
     first = tl.program_id(0) * BLOCK
     key = first + tl.arange(0, BLOCK)
@@ -143,8 +164,11 @@ def key_gradient_kernel(
             dv = tl.dot(p.to(grad.dtype), grad, dv)
             ds = p * (tl.dot(v, tl.trans(grad)) - product[None, :])
             dk = tl.dot(ds.to(q.dtype), q, dk)
-    _put_rows(dk_ptr, dk * scale_of_s, key, key_heads, key_head, tokens, K)
-    _put_rows(dv_ptr, dv, key, key_heads, key_head, tokens, K)
+    if TURNS:
+        _put_turned(dk_ptr, cos_ptr, sin_ptr, dk * scale_of_s, key, dk_token, key_head, tokens, K, BLOCK)
+    else:
+        _put_rows(dk_ptr, dk * scale_of_s, key, dk_token, key_head, tokens, K)
+    _put_rows(dv_ptr, dv, key, dv_token, key_head, tokens, K)
 
 
 @triton.jit

@@ -3,9 +3,10 @@
 
 Other machines have other implementations: packed_attention.py chooses.
 
-To PyTorch it is one operator, `clozebert::window_attention`, so that a compiled graph calls it unchanged.
+To PyTorch it is one operator, `clozebert::window_attention`, so that a compiled graph calls it unchanged. Its gradient
+is another: that of q, k and v, or of one tensor in which they were joined before RoPE (joined.py).
 
-Shapes: N tokens, H heads, G heads of keys, K head size.
+Shapes: N tokens, H heads, G heads of keys, J = H + 2 G, K head size.
 """
 
 import contextlib
@@ -60,8 +61,8 @@ def _forward(
     out_NHK, log_HN = _empty_outputs(q_NHK)
     _launch(
         "forward", heads, tokens, window, size,
-        (q_NHK, k_NGK, v_NGK, document_N, out_NHK, log_HN, *_strides(q_NHK, k_NGK, v_NGK)),
-        (tokens, heads, heads // k_NGK.shape[1], _LOG2_E / math.sqrt(size)),
+        (q_NHK, k_NGK, v_NGK, document_N, out_NHK, log_HN),
+        (*_strides(q_NHK, k_NGK, v_NGK), tokens, heads, heads // k_NGK.shape[1], _LOG2_E / math.sqrt(size)),
     )  # fmt: skip
     return out_NHK, log_HN
 
@@ -81,28 +82,71 @@ def _backward(
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of q, k and v, in their shapes."""
-    q_NHK, k_NGK, v_NGK, grad_NHK = (_with_plain_vectors(x) for x in (q_NHK, k_NGK, v_NGK, grad_NHK))
+    grads = _empty_gradients(grad_NHK, q_NHK, k_NGK, v_NGK)
+    _write_gradients(grads, grad_NHK, (q_NHK, k_NGK, v_NGK), out_NHK, log_HN, document_N, window)
+    return grads
+
+
+def _empty_gradients(
+    grad_NHK: Any, q_NHK: Any, k_NGK: Any, v_NGK: Any, *others: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return q_NHK.new_empty(q_NHK.shape), k_NGK.new_empty(k_NGK.shape), v_NGK.new_empty(v_NGK.shape)
+
+
+def _backward_joined(
+    grad_NHK: torch.Tensor,
+    q_NHK: torch.Tensor,
+    k_NGK: torch.Tensor,
+    v_NGK: torch.Tensor,
+    out_NHK: torch.Tensor,
+    log_HN: torch.Tensor,
+    document_N: torch.Tensor,
+    cos_NK: torch.Tensor,
+    sin_NK: torch.Tensor,
+    window: int,
+) -> torch.Tensor:
+    """The gradient of the joined tensor [N, J, K], where q and k are rotated, with tables [N, K / 2]."""
+    joined_NJK = _empty_joined(grad_NHK, q_NHK, k_NGK)
+    grads = joined_NJK.split([q_NHK.shape[1], k_NGK.shape[1], k_NGK.shape[1]], dim=1)
+    tables = cos_NK.contiguous(), sin_NK.contiguous()
+    _write_gradients(grads, grad_NHK, (q_NHK, k_NGK, v_NGK), out_NHK, log_HN, document_N, window, tables)
+    return joined_NJK
+
+
+def _empty_joined(grad_NHK: Any, q_NHK: Any, k_NGK: Any, *others: Any) -> torch.Tensor:
+    return q_NHK.new_empty((q_NHK.shape[0], q_NHK.shape[1] + 2 * k_NGK.shape[1], q_NHK.shape[2]))
+
+
+def _write_gradients(
+    grads: tuple[torch.Tensor, ...],
+    grad_NHK: torch.Tensor,
+    inputs: tuple[torch.Tensor, ...],
+    out_NHK: torch.Tensor,
+    log_HN: torch.Tensor,
+    document_N: torch.Tensor,
+    window: int,
+    tables: tuple[torch.Tensor, ...] | None = None,
+) -> None:
+    """Write the gradients of q, k and v into `grads`; with tables, those of q and k before they were rotated."""
+    q_NHK, k_NGK, v_NGK, grad_NHK = (_with_plain_vectors(x) for x in (*inputs, grad_NHK))
     tokens, heads, size = q_NHK.shape
     key_heads = k_NGK.shape[1]
-    dq_NHK, dk_NGK, dv_NGK = _empty_gradients(grad_NHK, q_NHK, k_NGK, v_NGK)
+    dq_NHK, dk_NGK, dv_NGK = grads
     product_HN = torch.empty_like(log_HN)
     strides = _strides(q_NHK, k_NGK, v_NGK, grad_NHK)
     scales = (_LOG2_E / math.sqrt(size), 1 / math.sqrt(size))
+    angles = tables or (log_HN, log_HN)  # without TURNS no kernel reads them
+    turns = {"TURNS": tables is not None}
     _launch(
         "queries", heads, tokens, window, size,
-        (q_NHK, k_NGK, v_NGK, document_N, out_NHK.contiguous(), grad_NHK, log_HN, product_HN, dq_NHK, *strides),
-        (tokens, heads, heads // key_heads, *scales),
+        (q_NHK, k_NGK, v_NGK, document_N, out_NHK.contiguous(), grad_NHK, log_HN, product_HN, dq_NHK, *angles),
+        (*strides, dq_NHK.stride(0), tokens, heads, heads // key_heads, *scales), **turns,
     )  # fmt: skip
     _launch(
         "keys", key_heads, tokens, window, size,
-        (q_NHK, k_NGK, v_NGK, document_N, grad_NHK, log_HN, product_HN, dk_NGK, dv_NGK, *strides),
-        (tokens, key_heads, heads // key_heads, *scales),
+        (q_NHK, k_NGK, v_NGK, document_N, grad_NHK, log_HN, product_HN, dk_NGK, dv_NGK, *angles),
+        (*strides, dk_NGK.stride(0), dv_NGK.stride(0), tokens, heads // key_heads, *scales), **turns,
     )  # fmt: skip
-    return dq_NHK, dk_NGK, dv_NGK
-
-
-def _empty_gradients(grad_NHK: Any, q_NHK: Any, k_NGK: Any, v_NGK: Any, *others: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in (q_NHK, k_NGK, v_NGK))
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -118,25 +162,30 @@ def _backward_of(ctx: Any, grad_NHK: torch.Tensor, grad_log_HN: Any) -> tuple[An
 
 
 def _define() -> None:
-    """Define both operators. They exist already if both the package and the code of a checkpoint are loaded."""
+    """Define the operators. They exist already if both the package and the code of a checkpoint are loaded."""
     if hasattr(torch.ops.clozebert, "window_attention"):
         return
     forward = torch.library.custom_op("clozebert::window_attention", _forward, mutates_args=())
     forward.register_fake(_empty_outputs)
     backward = torch.library.custom_op("clozebert::window_attention_backward", _backward, mutates_args=())
     backward.register_fake(_empty_gradients)
+    joined = torch.library.custom_op("clozebert::window_attention_backward_joined", _backward_joined, mutates_args=())
+    joined.register_fake(_empty_joined)
     forward.register_autograd(_backward_of, setup_context=_save)
 
 
 _define()
 
 
-def _launch(name: str, heads: int, tokens: int, window: int, size: int, tensors: Any, numbers: Any) -> None:
+def _launch(
+    name: str, heads: int, tokens: int, window: int, size: int, tensors: Any, numbers: Any, **options: bool
+) -> None:
     block, step, warps, stages = _TILES[name]
     with torch.cuda.device_of(tensors[0]):  # Triton launches on the current device, whatever the tensors' is
         KERNELS[name][(-(-tokens // block), heads)](
-            *tensors, *numbers, WINDOW=window, K=size, BLOCK=block, STEP=step, num_warps=warps, num_stages=stages
-        )
+            *tensors, *numbers, **options,
+            WINDOW=window, K=size, BLOCK=block, STEP=step, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
 
 
 def _with_plain_vectors(x: torch.Tensor) -> torch.Tensor:

@@ -245,6 +245,33 @@ def windows() -> list[list[Any]]:
     return found
 
 
+def compiled_windows() -> list[list[Any]]:
+    """The same in the graphs of a compiled step, where queries, keys and values are joined: names, types and shapes."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    from clozebert.training.runtime import machine
+
+    found = []
+
+    def note(graph: Any, inputs: Any) -> Any:
+        for node in graph.graph.nodes:
+            name = node.target.name() if hasattr(node.target, "_schema") else ""
+            if name.startswith("clozebert::"):
+                tensors = [source.meta["val"] for source in node.all_input_nodes]
+                found.append([name, [[str(x.dtype).removeprefix("torch."), list(x.shape)] for x in tensors]])
+        return graph.forward
+
+    torch._dynamo.reset()
+    with fake_cuda.device(records=False), mock.patch.object(window_attention, "KERNELS", object()):
+        model = make(ClozeBertForMaskedLM, configuration("modernbert-base", num_key_value_heads=4))
+        backend = aot_autograd(fw_compiler=note, bw_compiler=note)
+        machine.compile_model(model, torch.device("cuda"), backend=backend, dynamic=False)
+        with fake_cuda.autocast(torch.bfloat16):
+            loss = model(**batch()).loss
+        loss.backward()
+    return found
+
+
 def graphs() -> dict[str, Any]:
     """Training steps over batches with other boundaries, compiled as a run compiles: how many graphs there are.
 
@@ -286,6 +313,7 @@ if __name__ == "__main__":
                 "kernels": kernels(),
                 "doors": doors(),
                 "windows": windows(),
+                "compiled windows": compiled_windows(),
                 "graphs": graphs(),
                 "residual": residual_stream(),
             }

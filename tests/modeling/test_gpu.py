@@ -4,7 +4,7 @@ import pytest
 import torch
 from encoder_cases import MIXED_LAYERS, VOCABULARY
 from rounding import LENGTHS, Rounding, logits_and_gradients, make_batch, make_model
-from triton_cases import JOINED, WINDOWS, joined_error, window_errors
+from triton_cases import JOINED, WINDOWS, joined_error, joined_window_errors, window_errors
 
 from clozebert.training.runtime.machine import compile_model
 
@@ -29,12 +29,14 @@ def test_packed_documents_on_the_kernel(shape, dtype):
     Rounding.of(shape, dtype).check(found)
 
 
-# Measured on an H100: 0.0019 to 0.0026 in bf16, a quarter of a thousandth in fp16.
+# Measured on an H100: 0.0019 to 0.0026 in bf16, a quarter of a thousandth in fp16; with RoPE, which rounds queries and
+# keys once more, interpreted on a CPU, 0.0005 in fp16.
 @pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.004), (torch.float16, 0.0005)], ids=str)
 @pytest.mark.parametrize("case", WINDOWS, ids=str)
 def test_attention_within_a_window_is_the_formula(case, dtype, most):
     pytest.importorskip("triton")
     assert max(window_errors(case, dtype, "cuda")) <= most
+    assert max(joined_window_errors(case, dtype, "cuda")) <= 2 * most
 
 
 @pytest.mark.parametrize("case", JOINED, ids=str)

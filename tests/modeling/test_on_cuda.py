@@ -117,13 +117,25 @@ def test_windows_are_for_our_own_kernels_where_triton_is(on_fake_cuda):
     found = on_fake_cuda["windows"]
     assert [name for name, _, _ in found] == ["clozebert::window_attention", "clozebert::window_attention_backward"] * 2
     for index, (name, given, waits) in enumerate(found):
-        half = "bfloat16" if index < 2 else "float16"
-        queries, keys = [half, [96, 12, 64]], [half, [96, 4, 64]]
-        wanted = [queries, keys, keys, ["int32", [96]]]
-        if name.endswith("backward"):
-            wanted = [queries, *wanted[:3], queries, ["float32", [12, 96]], wanted[3]]
-        assert given == wanted
+        of_queries, of_all = given_to_windows("bfloat16" if index < 2 else "float16")
+        assert given == (of_all if name.endswith("backward") else of_queries)
         assert waits == []
+
+
+def test_compiled_windows_write_one_gradient_of_joined_heads(on_fake_cuda):
+    """So their kernels need RoPE's tables, [tokens, half of 64]."""
+    of_queries, of_all = given_to_windows("bfloat16")
+    assert [call for call in on_fake_cuda["compiled windows"] if "window" in call[0]] == [
+        ["clozebert::window_attention", of_queries],
+        ["clozebert::window_attention_backward_joined", [*of_all, *[["float32", [96, 32]]] * 2]],
+    ]
+
+
+def given_to_windows(half):
+    """What the operator is given, and that of its gradient."""
+    queries, keys, documents = [half, [96, 12, 64]], [half, [96, 4, 64]], ["int32", [96]]
+    inputs = [queries, keys, keys]
+    return [*inputs, documents], [queries, *inputs, queries, ["float32", [12, 96]], documents]
 
 
 def test_logits_are_half_precision_and_never_copied(steps):

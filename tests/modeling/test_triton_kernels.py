@@ -1,6 +1,10 @@
-"""Our Triton kernels, interpreted on the CPU (triton_cases.py); on a GPU they are in test_gpu.py. Needs Triton."""
+"""Our Triton kernels without a GPU: interpreted (triton_cases.py) and compiled (triton_compiled.py). Needs Triton.
+
+On a GPU they are in test_gpu.py.
+"""
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -9,19 +13,33 @@ from pathlib import Path
 
 import pytest
 
-# Of numbers in the type: the measured errors are at most 3.9e-7 and 3.9e-4.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU builds of torch lack"
+)
+# Of numbers in the type: the measured errors are at most 3.9e-7 and 4.8e-4.
 MOST = {"torch.float32": 2e-6, "torch.float16": 1e-3}
+# Kilobytes of shared memory that a block may have, by compute capability.
+SHARED = {"80": 163, "86": 99, "90": 227, "100": 227, "120": 99}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU builds of torch lack")
-def test_kernels_give_the_formula():
+def run(script, *arguments, **environment):
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("triton_cases.py"))],
-        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
+        [sys.executable, str(Path(__file__).with_name(script)), *arguments],
+        env={**os.environ, **environment}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found["window"]) == 8
-    assert len(found["joined"]) == 3
-    for dtype, *errors in [*found["window"], *found["joined"]]:
+    return json.loads(done.stdout)
+
+
+def test_kernels_give_the_formula():
+    found = run("triton_cases.py", TRITON_INTERPRET="1")
+    assert {name: len(errors) for name, errors in found.items()} == {"window": 8, "joined window": 8, "joined": 3}
+    for dtype, *errors in itertools.chain.from_iterable(found.values()):
         assert max(errors) <= MOST[dtype]
+
+
+@pytest.mark.parametrize("capability", SHARED)
+def test_kernels_compile_for_gpus_that_are_not_here(capability, tmp_path):
+    found = run("triton_compiled.py", capability, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    assert len(found) == 20
+    assert max(shared for *_, shared in found) <= SHARED[capability] * 1024

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from clozebert.modeling.fast_paths import rotated
-from clozebert.modeling.joined import turn_back_and_join
+from clozebert.modeling.joined import _JoinedWindowAttention, turn_back_and_join
 from clozebert.modeling.window_attention import window_attention
 
 # Lengths of the documents, heads, heads of keys, head size, window.
@@ -54,6 +54,25 @@ def window_errors(case: tuple, dtype: torch.dtype, device: str = "cpu") -> list[
     return [relative(a, b) for a, b in ((out, wanted), *zip(*grads, strict=True))]
 
 
+def joined_window_errors(case: tuple, dtype: torch.dtype, device: str = "cpu") -> list[float]:
+    """As `window_errors`, of the output and of the gradient of joined queries, keys and values, with RoPE."""
+    lengths, heads, key_heads, size, window = case
+    generator = torch.Generator().manual_seed(0)
+    tokens, numbers = sum(lengths), [heads, key_heads, key_heads]
+    document_N = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).int().to(device)
+    joined = torch.randn(tokens, sum(numbers), size, generator=generator).to(device, dtype)
+    grad = torch.randn(tokens, heads, size, generator=generator).to(device, dtype)
+    angles = torch.randn(tokens, size // 2, generator=generator).to(device)
+    cos, sin = angles.cos(), angles.sin()
+    found, truth = (joined.to(kind).requires_grad_() for kind in (dtype, torch.float64))
+    out = _JoinedWindowAttention.apply(found, cos, sin, numbers, document_N, window)
+    q, k, v = truth.split(numbers, dim=1)
+    q, k = (rotated(x, cos.double().unsqueeze(1), sin.double().unsqueeze(1)) for x in (q, k))
+    wanted = within_window(q, k, v, document_N, window)
+    grads = torch.autograd.grad(out, found, grad), torch.autograd.grad(wanted, truth, grad.double())
+    return [relative(out, wanted), relative(grads[0][0], grads[1][0])]
+
+
 def joined_error(case: tuple, dtype: torch.dtype, device: str = "cpu") -> float:
     rows, tokens, heads, key_heads, size = case
     generator = torch.Generator().manual_seed(0)
@@ -72,9 +91,10 @@ def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def main() -> None:
-    windows = itertools.product(WINDOWS, (torch.float32, torch.float16))
+    windows = list(itertools.product(WINDOWS, (torch.float32, torch.float16)))
     errors = {
         "window": [[str(dtype), *window_errors(case, dtype)] for case, dtype in windows],
+        "joined window": [[str(dtype), *joined_window_errors(case, dtype)] for case, dtype in windows],
         "joined": [[str(torch.float32), joined_error(case, torch.float32)] for case in JOINED],
     }
     print(json.dumps(errors))
