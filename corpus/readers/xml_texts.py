@@ -24,10 +24,13 @@ _READ = ("ArticleTitle", "BookTitle", "AbstractText", "article-title", "subtitle
 _LEFT_OUT = ("ref-list", "back", "table", "tex-math", "math", "object-id", "inline-formula", "disp-formula", "fn-group",
              "counts", "journal-meta")  # fmt: skip
 _PARAGRAPHS = ("p", "para", "paragraph", "title", "head", "s", "l", "line", "lg", "sentence", "h1", "h2", "h3", "h4")
-# Inline elements; any other element begins a new line at its start and its end.
-_INLINE = ("a", "abbr", "abbrev", "b", "bold", "chemical", "code", "em", "email", "emphasis", "ext-link", "foreign",
-           "g", "hi", "i", "italic", "link", "monospace", "name", "named-content", "q", "quote", "ref", "roman", "sc",
-           "span", "strong", "styled-content", "sub", "sup", "term", "u", "underline", "uri", "w", "xref")  # fmt: skip
+# Inline elements, also of TEI and the BNC. Any other element begins a new line at its start and its end, but not within
+# one that is left out.
+_INLINE = ("a", "abbr", "abbrev", "b", "bold", "c", "chemical", "code", "em", "email", "emphasis", "ext-link",
+           "foreign", "g", "hi", "i", "inline-formula", "inline-graphic", "italic", "link", "math", "monospace", "name",
+           "named-content", "orgName", "overline", "pc", "persName", "placeName", "q", "quote", "ref", "roman", "sc",
+           "span", "strike", "strong", "styled-content", "sub", "sup", "term", "tex-math", "u", "underline", "uri", "w",
+           "xref")  # fmt: skip
 _BLOCK = 1 << 16
 
 
@@ -97,17 +100,17 @@ class _Documents:
         elif depth == 2 and not self._depth:
             # The root is the document where its children are paragraphs.
             self._depth = 1 if self._first_child in _PARAGRAPHS else 2
-        if name not in _INLINE:
+        if name not in _INLINE and not self._left_out:
             self._end_line()
         self._read += name in _READ
         self._left_out += name in _LEFT_OUT
 
     def end(self, name: str) -> None:
         name = self._open[-1]
-        if name not in _INLINE:
+        self._left_out -= name in _LEFT_OUT
+        if name not in _INLINE and not self._left_out:
             self._end_line()
         self._read -= name in _READ
-        self._left_out -= name in _LEFT_OUT
         depth = len(self._open)
         if depth == self._depth or depth == 1:
             self._close()

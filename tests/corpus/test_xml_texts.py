@@ -49,7 +49,7 @@ def test_of_pubmed_titles_and_abstracts_are_read(tmp_path: Path) -> None:
 
 
 def test_of_jats_title_abstract_and_body_are_read(tmp_path: Path) -> None:
-    expected = "On things\nThings matter.\nIntroduction\nThings are old [1]. Say\nso.\nA table."
+    expected = "On things\nThings matter.\nIntroduction\nThings are old [1]. Say so.\nA table."
     assert read(tmp_path / "a.nxml", JATS) == [expected]
     assert read(tmp_path / "b.xml", f"<set>{JATS}{JATS}</set>") == [expected, expected]
 
@@ -62,6 +62,10 @@ def test_of_jats_title_abstract_and_body_are_read(tmp_path: Path) -> None:
             ["One bold.", "Two\nlines"],
         ),
         ("<book><title>A</title><p>B</p><p>C<br/>D</p></book>", ["A\nB\nC\nD"]),
+        (  # TEI and the BNC: words and punctuation marks are elements of a line
+            "<TEI><p><s><w>Hi</w><pc>,</pc> <persName>Ada</persName><c>.</c></s></p><p>End</p></TEI>",
+            ["Hi, Ada.\nEnd"],
+        ),
         ("<a>only  text\n here</a>", ["only text here"]),
         ("<a><![CDATA[x < y]]></a>", ["x < y"]),
         ("<docs><doc/><doc> </doc><doc>z</doc></docs>", ["z"]),
