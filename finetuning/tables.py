@@ -74,6 +74,8 @@ def collect(file: TableFile) -> Table:
     found = list(good_rows(file))
     rows = [row for row in found if not all(isinstance(x, str) and not x.strip() for x in row.values.values())]
     names = dict.fromkeys(chain(file.columns, chain.from_iterable(row.values for row in rows)))
+    if bad := next(filter(lone_surrogate, names), None):
+        raise UserError(f"{file.source}: the column name {bad!r} is not UTF-8: convert the file")
     columns = {name: [row.values.get(name) for row in rows] for name in names}
     return Table(file.source, columns, [row.line for row in rows], file.unit, file.has_header, len(found) - len(rows))
 

@@ -72,7 +72,7 @@ def read_lines(file: BinaryIO, source: str) -> Iterator[tuple[int, Any]]:
 
 
 def read_array(file: TextIO, source: str) -> Iterator[tuple[int, Any]]:
-    """(line, value) of each item of one array.
+    """(line, value or `RecordError`) of each item of one array; `file` gives bytes that are not UTF-8 as surrogates.
 
     Raises:
         UserError: the array or a value in it is incomplete or invalid, or a value is too long.
@@ -89,6 +89,15 @@ def read_array(file: TextIO, source: str) -> Iterator[tuple[int, Any]]:
     text.expect("]")
     if text.peek():
         text.fail("something stands behind the array")
+
+
+def _not_utf8(written: str) -> RecordError | None:
+    """What is wrong if bytes that are not UTF-8 were read as surrogates; an escape such as `\\ud83d` is none."""
+    try:
+        written.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return RecordError(f"byte 0x{ord(written[error.start]) - 0xDC00:02x} is not UTF-8: convert the file")
+    return None
 
 
 class _Text:
@@ -115,6 +124,7 @@ class _Text:
         self._go_to(self._place + 1)
 
     def value(self) -> Any:
+        """The next value, or a `RecordError` if bytes of it are not UTF-8."""
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._buffer, self._place)
@@ -130,8 +140,9 @@ class _Text:
                 self.fail(_reason(error))
             # A number at the end of the buffer may continue in the next chunk.
             if end < len(self._buffer) or not self._read_on():
+                written = self._buffer[self._place : end]
                 self._go_to(end)
-                return value
+                return _not_utf8(written) or value
 
     def fail(self, reason: str) -> None:
         raise UserError(f"{self._source}, line {self.line}: {reason}")

@@ -187,6 +187,7 @@ BAD = {
     "f.jsonl": (b'{"text": "fine"}\n{"text": "\\ud800"}\n', r"line 2: '\\ud800' is not UTF-8", ["fine"]),
     "g.jsonl": (b'{}\n{"text": "fine"}\n', r"line 1: the record has no 'text'", ["fine"]),
     "g.json": (b'[{}, {"text": "fine"}]', r"line 1: the record has no 'text'", ["fine"]),
+    "i.json": (b'[{"text": "fine"},\n{"text": "b\xe4d"}]', r"line 2: byte 0xe4", ["fine"]),
     "h.jsonl": (b"{}\n", r"line 1: the record is empty", []),
     "h.json": (b'{"data":\n', r"line 1: not JSON: .* \(each line holds a whole object, or", []),
     "a.csv": (b'id,text\n1,fine\n2,"b\xe4d"\n3,fine too\n', r"line 3: byte 0xe4 is not UTF-8", ["fine", "fine too"]),
