@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -332,15 +333,16 @@ def _tags_of_spans(
 ) -> tuple[list[str | None], int]:
     """The tags of the words, and how many spans begin or end inside one."""
     tags: list[str | None] = [OUTSIDE] * len(bounds)
+    starts, ends = [first for first, _ in bounds], [last for _, last in bounds]
     num_inexact = covered = 0
     for start, end, label in sorted(spans):
-        touched = [index for index, (first, last) in enumerate(bounds) if first < end and start < last]
+        touched = range(bisect_right(ends, start), bisect_left(starts, end))
         if not touched:
             raise UserError(f"{where}: span {start}-{end} ({label}) covers no word")
         if start < covered:
             raise UserError(f"{where}: span {start}-{end} ({label}) overlaps another one")
         covered = end
-        num_inexact += bounds[touched[0]][0] < start or end < bounds[touched[-1]][1]
+        num_inexact += starts[touched[0]] < start or end < ends[touched[-1]]
         free = [index for index in touched if tags[index] == OUTSIDE]
         for index in free:
             tags[index] = f"{'B' if index == free[0] else 'I'}-{label}"

@@ -1,6 +1,7 @@
 """Tag schemes: known conversions, detection, and readers of tagged text."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,15 @@ def test_spans_do_not_change_the_words() -> None:
     exact = sentence_of_text("the เชียงใหม่ way", [(4, 13, "LOC")], source="f", line=1)
     assert ("".join(exact.words[1:-1]), exact.inexact_spans) == ("เชียงใหม่", 0)
     assert exact.tags == ["O", "B-LOC", *["I-LOC"] * (len(exact.words) - 3), "O"]
+
+
+def test_many_spans_in_a_long_text_are_read_soon() -> None:
+    """A span is not looked for among all words of the text: for this one that took a quarter of a minute."""
+    spans = [(3 * number, 3 * number + 2, "X") for number in range(20_000)]
+    begun = time.process_time()
+    read = sentence_of_text("ab " * len(spans), spans, source="f", line=1)
+    assert time.process_time() - begun < 5
+    assert read.tags == ["B-X"] * len(spans)
 
 
 def test_words_of_scripts_without_spaces_are_joined_as_they_are_written(tmp_path: Path) -> None:
