@@ -265,11 +265,18 @@ def _spans(text: str, words: Iterable[tuple[int, int, str]]) -> list[tuple[int, 
 
 
 def _words(text: str, pieces: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
-    """(start, end, label) of the words that pieces form; a word has the label of its first piece."""
+    """(start, end, label) of the words that pieces form; a word has the label of its first piece.
+
+    A piece of bytes may begin within the last character of the piece before it. Marks belong to the character before
+    them; some tokenizers drop them, so that no piece holds them.
+    """
     words: list[tuple[int, int, str]] = []
     for start, end, label in pieces:
-        if words and start == words[-1][1] and _is_inside_word(text, start):
-            words[-1] = (words[-1][0], end, words[-1][2])
+        while end < len(text) and _is_mark(text[end]):
+            end += 1
+        before = words[-1][1] if words else -1
+        if start < before or (start == before and _is_inside_word(text, start)):
+            words[-1] = (words[-1][0], max(before, end), words[-1][2])
         else:
             words.append((start, end, label))
     return words
@@ -278,7 +285,15 @@ def _words(text: str, pieces: list[tuple[int, int, str]]) -> list[tuple[int, int
 def _is_inside_word(text: str, at: int) -> bool:
     """Whether the characters before and after a position belong to one word."""
     around = text[at - 1 : at + 1]
-    return not _NO_SPACES.search(around) and all(unicodedata.category(c)[0] in "LMN" for c in around)
+    return not _NO_SPACES.search(around) and all(
+        unicodedata.category(c)[0] in "LN" or c == "_" or _is_mark(c) for c in around
+    )
+
+
+def _is_mark(character: str) -> bool:
+    """Whether a character belongs to the one before it: an accent, a vowel sign, a joiner."""
+    category = unicodedata.category(character)
+    return category[0] == "M" or category == "Cf"
 
 
 def classify(subject: Subject, text: str) -> dict[str, float]:

@@ -143,6 +143,19 @@ def test_no_span_begins_or_ends_within_a_word(algorithm, seed, pieces):
         assert text[start:end] == text[start:end].strip()
 
 
+@pytest.mark.parametrize("algorithm", ["bpe", "wordpiece"])
+def test_marks_and_split_bytes_belong_to_their_word(algorithm):
+    """Bytes of two letters may make one token, and a lower-casing WordPiece drops accents and vowel signs."""
+    from clozebert.corpus.tokenizer import train_tokenizer
+
+    text = "السلام عليكم كيف حالُكَ नमस्ते दुनिया cafe\u0301 می\u200cروم snake_case"
+    tokenizer = train_tokenizer([text] * 9, algorithm=algorithm, vocab_size=310, lowercase=algorithm == "wordpiece")
+    labels = [f"B-{number}" for number in range(9)]
+    for seed in range(5):
+        found = tag(Subject("t", "tagging", TaggedAtRandom(labels, seed), tokenizer, 99), text)
+        assert [piece for piece, _ in found if piece != " "] == text.split()
+
+
 def test_characters_may_be_words_where_no_spaces_are_written():
     tokenizer = make_tokenizer()
     characters = __import__("tokenizers").pre_tokenizers.Split("", "isolated")
