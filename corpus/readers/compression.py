@@ -39,7 +39,7 @@ def bare_suffix(path: str | Path) -> str:
 def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
     """The content of a file, and a function that returns how many bytes of the file on disk have been read.
 
-    If no line ends in `\\n`, each `\\r` becomes `\\n` (files of old Macs).
+    If no line of the first 64 KiB ends in `\\n`, each `\\r` before the first `\\n` becomes one (files of old Macs).
 
     Raises:
         MissingFileError: there is no such file.
@@ -82,10 +82,13 @@ def read_text(path: str | Path) -> str:
 
 
 class _Content(io.RawIOBase):
-    """A stream of the bytes that were read first and of what `read` gives after them; optionally `\n` for each `\r`."""
+    r"""A stream of the bytes that were read first and of what `read` gives after them.
 
-    def __init__(self, first: bytes, read: Callable[[int], bytes], replaces_returns: bool) -> None:
-        self._first, self._read, self._replaces_returns = first, read, replaces_returns
+    If `is_old`, each `\r` before the first `\n` becomes `\n`.
+    """
+
+    def __init__(self, first: bytes, read: Callable[[int], bytes], is_old: bool) -> None:
+        self._first, self._read, self._is_old = first, read, is_old
 
     def readable(self) -> bool:
         return True
@@ -93,7 +96,11 @@ class _Content(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         size = len(buffer)
         block, self._first = self._first[:size] or self._read(size), self._first[size:]
-        buffer[: len(block)] = block.replace(b"\r", b"\n") if self._replaces_returns else block
+        if self._is_old:
+            old, newline, rest = block.partition(b"\n")
+            self._is_old = not newline
+            block = (old.removesuffix(b"\r") if newline else old).replace(b"\r", b"\n") + newline + rest
+        buffer[: len(block)] = block
         return len(block)
 
 

@@ -169,6 +169,16 @@ def test_a_text_column_is_used_by_one_of_several_inputs(tmp_path: Path) -> None:
         refuse_unused([text], text_column="words")
 
 
+def test_a_long_first_line_with_returns_does_not_make_an_old_mac_of_a_file(tmp_path: Path) -> None:
+    """Such as the progress bars of a log: the lines after it, with `\\r\\n`, are not parted by blank ones."""
+    progress = b"\r".join(b"step %d of 9000" % step for step in range(6000))
+    (tmp_path / "log.txt").write_bytes(progress + b"\r\nA line\r\nand its next.\r\n\r\nA document.\r\n")
+    first, second = Reader([tmp_path / "log.txt"]).texts()
+    assert (first.split("\n")[-3:], second) == (["step 5999 of 9000", "A line", "and its next."], "A document.")
+    (tmp_path / "mac.txt").write_bytes(progress.replace(b"9000", b"9000\r") + b"\r")
+    assert len(list(Reader([tmp_path / "mac.txt"]).texts())) == 6000
+
+
 BAD = {
     "a.txt": (
         b"fine\n\ngood\nb\xe4d\nmore\n\nfine too\n",
