@@ -26,7 +26,7 @@ from ..utils.files import disk_errors
 from ..utils.progress_bar import without_progress_bars
 from ..utils.untrusted import check_model_folder, read_json_object, shards_of
 from .hub_errors import explain
-from .natives import architecture_of
+from .natives import NATIVE, architecture_of
 from .processors import IMAGE_FILES, SETTINGS_NAME, TOKENIZER_FILE_NAMES
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -70,8 +70,11 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
     return folder
 
 
-def load_native(folder: Path, *, allow_pickle: bool = False) -> Any:
+def load_native(folder: Path, *, allow_pickle: bool = False, any_architecture: bool = False) -> Any:
     """Load a transformers model from a folder, with the class that its configuration names.
+
+    Args:
+        any_architecture: also load other encoders of transformers, which cannot be converted.
 
     Raises:
         UserError: the folder does not hold exactly such a model; see the module.
@@ -81,6 +84,8 @@ def load_native(folder: Path, *, allow_pickle: bool = False) -> Any:
     model_type = values.get("model_type")
     if model_type == "clozebert":
         raise UserError(f"{folder} already holds a ClozeBERT model; convert it to 'native'")
+    if any_architecture and model_type not in NATIVE:
+        return _load(_encoder_class(folder, values), folder, allow_pickle=allow_pickle)
     architecture = architecture_of(model_type, where=f" of {folder}")
     class_name = _class_name(folder, values)
     head = architecture.head_of(class_name, where=f" (architectures in {folder / 'config.json'})")
@@ -186,6 +191,19 @@ def _class_name(folder: Path, values: dict[str, Any]) -> str:
             f'write it there, such as ["BertForMaskedLM"]'
         )
     return names[0]
+
+
+def _encoder_class(folder: Path, values: dict[str, Any]) -> Any:
+    """The class that a configuration names, of any encoder of transformers: of those with a masked-LM head."""
+    found = getattr(transformers, _class_name(folder, values), None)
+    config_class: Any = getattr(found, "config_class", None)
+    is_encoder = config_class in transformers.AutoModelForMaskedLM._model_mapping
+    if not is_encoder or values.get("is_encoder_decoder") or config_class.model_type != values.get("model_type"):
+        raise UserError(
+            f"{_class_name(folder, values)} (architectures in {folder / 'config.json'}) is no encoder of transformers "
+            f"with model_type={values.get('model_type')!r}"
+        )
+    return found
 
 
 def _load(model_class: Any, folder: Path, *, allow_pickle: bool, **options: Any) -> Any:

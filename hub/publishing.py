@@ -92,7 +92,7 @@ def publish(
     """Complete a copy of a saved model, load it as a user would, and push it in one commit.
 
     Args:
-        source: a folder with a ClozeBERT or native model; it is only read.
+        source: a folder with a ClozeBERT, or with any encoder of transformers; it is only read.
         repo_id: ORG/NAME.
         form: `native` (transformers' own architecture), `bundle` (with our code), or `auto`: native if the
             configuration equals one.
@@ -226,13 +226,13 @@ def complete_folder(
 
 
 def _is_native(source: Path) -> bool:
-    return read_config(source).get("model_type") in NATIVE
+    return read_config(source).get("model_type") != "clozebert"
 
 
 def _load(source: Path, form: str) -> tuple[Any, str]:
     """Load the model as the class that it is published as, and its form."""
     if _is_native(source):
-        native = load_native(source)
+        native = load_native(source, any_architecture=form != "bundle")
         return (convert_from_native(native, copy_tensors=False), form) if form == "bundle" else (native, "native")
     ours = load_clozebert(source)
     if form == "bundle":
@@ -310,8 +310,13 @@ def _pooling(source: Path, model: Any) -> str:
     """How the model's classifiers pool a text, for every published architecture."""
     if not _is_native(source):
         return read_config(source).get("classifier_pooling", "cls")
-    if model.config.model_type not in NATIVE:
+    if model.config.model_type == "clozebert":
         return model.config.classifier_pooling
+    if model.config.model_type not in NATIVE:
+        raise UserError(
+            f"serving='sentence-transformers': how a {model.config.model_type} pools is not known here, but only of "
+            f"{', '.join(NATIVE)}; leave it out"
+        )
     ending = NATIVE[model.config.model_type].heads[type(model).__name__].ours
     return config_from_native(model.config, ending).classifier_pooling
 

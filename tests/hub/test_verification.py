@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from saved_models import HEADS, make_model, make_tokenizer, save
+from transformers import DebertaV2Config, DebertaV2ForTokenClassification, GPT2Config, GPT2LMHeadModel
 
 from clozebert.hub.convert import to_native
 from clozebert.hub.fingerprint import (
@@ -15,7 +16,9 @@ from clozebert.hub.fingerprint import (
     read_fingerprint,
     write_fingerprint,
 )
+from clozebert.hub.publishing import Completion, complete_folder, publish
 from clozebert.hub.verification import verify_folder
+from clozebert.utils.errors import UserError
 
 MODEL_NAME = "model.safetensors"
 
@@ -189,3 +192,21 @@ def test_each_damage_is_named(damage, message, tmp_path):
     damage(folder)
     with pytest.raises(ValueError, match=message):
         verify_folder(folder)
+
+
+def test_an_encoder_that_cannot_be_converted_is_published_as_it_is(tmp_path):
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37}
+    config = DebertaV2Config(vocab_size=50, max_position_embeddings=41, num_labels=3, **sizes)
+    DebertaV2ForTokenClassification(config).save_pretrained(tmp_path / "encoder")
+    make_tokenizer().save_pretrained(tmp_path / "encoder")
+    found = publish(tmp_path / "encoder", "org/deberta", dry_run=True, output_dir=tmp_path / "out")
+    assert (found.form, "token-classification" in found.report.pipelines) == ("native", True)
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "encoder/model.safetensors").read_bytes()
+    with pytest.raises(UserError, match=r"model_type='deberta-v2' .* cannot be converted; these can: bert"):
+        complete_folder(tmp_path / "encoder", tmp_path / "bundle", "org/deberta", form="bundle")
+    wanted = Completion(serving=("sentence-transformers",))
+    with pytest.raises(UserError, match="how a deberta-v2 pools is not known here, but only of bert"):
+        complete_folder(tmp_path / "encoder", tmp_path / "pooled", "org/deberta", completion=wanted)
+    GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=3, vocab_size=40)).save_pretrained(tmp_path / "decoder")
+    with pytest.raises(UserError, match=r"GPT2LMHeadModel .* is no encoder of transformers with model_type='gpt2'"):
+        complete_folder(tmp_path / "decoder", tmp_path / "other", "org/decoder")
