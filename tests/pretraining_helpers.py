@@ -164,7 +164,9 @@ def run_forked(
 
 
 def _signal_in_forward(batch: int, number: int) -> None:
-    forward, calls = ClozeBertForMaskedLM.forward, [0]
+    from clozebert.training import loop
+
+    forward, settle, calls = ClozeBertForMaskedLM.forward, loop.settle_buckets, [0]
 
     def signalling(self: Any, *args: Any, **kwargs: Any) -> Any:
         calls[0] += self.training
@@ -172,7 +174,13 @@ def _signal_in_forward(batch: int, number: int) -> None:
             os.kill(os.getpid(), number)
         return forward(self, *args, **kwargs)
 
+    def settling(*args: Any, **kwargs: Any) -> None:
+        before, calls[0] = calls[0], -batch  # its micro-batch is of no step
+        settle(*args, **kwargs)
+        calls[0] = before
+
     ClozeBertForMaskedLM.forward = signalling  # type: ignore[method-assign]
+    loop.settle_buckets = settling
 
 
 def _write_rows(path: Path) -> None:

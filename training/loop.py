@@ -21,7 +21,7 @@ from .checkpoints.training_state import TrainingState, read_training_state
 from .checks import check_precision, check_run
 from .evaluation import EvaluationStoppedError, evaluate_mixture
 from .optimizers.state import optimizer_state, whole_weights
-from .phase_setup import PhaseSetup, dry_phase, set_up_phase
+from .phase_setup import PhaseSetup, dry_phase, set_up_phase, settle_buckets
 from .planning.calibration import choose_length, evaluated_tokens
 from .planning.expectations import what_to_expect
 from .planning.time_budget import FORWARD_SHARE, Deadline, with_lengths
@@ -170,6 +170,7 @@ class Pretraining:
             weights=weights,
             tensors=tensors,
         )
+        settle_buckets(self.setup, accelerator=self.accelerator)
         for line in plan_lines(self.setup, self.planned, index, step=self.state.step, accelerator=self.accelerator):
             self.log.say(line)
         if index == 0:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ..configuration import ClozeBertConfig
 from ..corpus import BatchStream, Mixture
@@ -21,7 +22,9 @@ from .initialization.initial_model import make_model
 from .optimizers.optimizer import make_optimizer
 from .optimizers.state import load_optimizer_state
 from .planning.memory_and_time import forward_flops, last_layer_reads, mean_attention_length
+from .prefetch import count_predicted, inputs_maker
 from .runtime.machine import choose_compilation, choose_muon_dtype, compile_model
+from .step import accumulate_gradient
 
 _DRY_STEPS = 2
 
@@ -81,6 +84,20 @@ def set_up_phase(
     reads = last_layer_reads(config, on_cpu=accelerator.device.type == "cpu", half=half)
     flops = flops_per_token(config, phase.arguments, corpora, reads=reads)
     return PhaseSetup(phase, corpora, stream, core, model, optimizer, loader, flops)
+
+
+def settle_buckets(setup: PhaseSetup, *, accelerator: Any) -> None:
+    """Let DDP sort the gradients into its buckets before the first step; no weight changes.
+
+    It sorts them by the first backward pass that it sees. Three or more processes add up gradients in an order that
+    depends on the place in a bucket. So a resumed run would round its first step otherwise than a run that goes on.
+    """
+    if not isinstance(setup.model, DistributedDataParallel):
+        return
+    rows = setup.arguments.rows_at_once(accelerator.num_processes)
+    batch = inputs_maker(setup.core.config, accelerator)(setup.stream.rows(0, rows, step=0))
+    accumulate_gradient(setup.model, [batch], num_predicted=count_predicted(batch), accelerator=accelerator)
+    setup.optimizer.zero_grad()
 
 
 def set_up_model(

@@ -56,6 +56,14 @@ def test_a_killed_run_goes_on_bitwise(
     assert state.world_size == processes
 
 
+def test_three_processes_go_on_bitwise(prepared: Path, tmp_path: Path) -> None:
+    """Three add up gradients in an order that depends on DDP's buckets, which it sorts once."""
+    run = {"max_steps": 12, "save_steps": 5, "global_batch_size": 12, "resume_from_checkpoint": "latest"}
+    assert run_forked(prepared, tmp_path / "undisturbed", processes=3, **run) == [0] * 3
+    kill_and_resume(prepared, tmp_path / "run", batches=[8], processes=3, **run)
+    assert_same_bits(tmp_path / "undisturbed", tmp_path / "run", step=12)
+
+
 def test_what_a_killed_run_leaves(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = {**RUN, "resume_from_checkpoint": "latest"}
     assert run_forked(prepared, tmp_path / "run", die_at=46, **run) == [-9]
