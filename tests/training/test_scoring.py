@@ -67,6 +67,23 @@ def test_a_table_gives_the_sum_that_one_computes_by_hand(bigrams: Bigrams) -> No
         assert score.tolist() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("most", [None, 3])
+def test_the_progress_of_a_score_counts_batches(text: Path, most: int | None) -> None:
+    """On a CPU an evaluation asks in every layer whether to stop, which counted there as another batch."""
+    corpus, seen = Corpus(text / "corpus", "validation"), []
+    score_frozen_masks(
+        ClozeBertForMaskedLM(model_config()),
+        corpus,
+        max_seq_length=40,
+        batch_size=2,
+        max_batches=most,
+        report=lambda done, total: seen.append((done, total)),
+    )
+    total = most or len(seen)
+    assert total > 2
+    assert seen == [(done, total) for done in range(1, total + 1)]
+
+
 def test_a_large_vocabulary_makes_smaller_batches(bigrams: Bigrams, monkeypatch: pytest.MonkeyPatch) -> None:
     document, options = [2, *range(5, 15), 3], {"mask_token_id": MASK, "never_masked": {2, 3}}
     (whole,) = masked_log_likelihoods(bigrams, [document], **options)
