@@ -368,6 +368,8 @@ class Pretraining:
             return
         state.evaluation = {"step": state.step, **metrics}
         self.log.record(state.step, metrics)
+        # The others wait in their next step while the main process reads documents here and there, on any disk.
+        self.watchdog.progress(allow=SECONDS_TO_SAVE)
         if self.accelerator.is_main_process:
             if self._saved_at == state.step:
                 self.output.describe_checkpoint(state.step, self._facts())

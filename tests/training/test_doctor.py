@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pretraining_helpers import VOCAB_SIZE, log_of, make_corpus, make_tokenizer, model_config, settings
+from pretraining_helpers import VOCAB_SIZE, log_of, make_corpus, make_tokenizer, model_config, run_forked, settings
 
 from clozebert.corpus import Corpus, ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
@@ -123,3 +123,17 @@ def test_a_slow_product_is_not_timed_eight_times(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(devices, "wait_for", wait)
     assert measure_matmul_flops(torch.device("cpu"), "no", size=64) < 2 * 64**3 / 0.2
     assert len(waits) == 2 * 3
+
+
+def test_the_other_processes_wait_for_a_long_look_at_the_documents(prepared: Path, tmp_path: Path) -> None:
+    """20,000 documents here and there on a slow disk may take longer than the watchdog waits."""
+
+    def prelude(rank: int) -> None:
+        def slow(*corpora: Any, **options: Any) -> doctor.Survey:
+            time.sleep(4)
+            return SURVEY
+
+        doctor.survey = slow
+
+    run = {"max_steps": 4, "eval_steps": 2, "ddp_timeout": 2}
+    assert run_forked(prepared, tmp_path / "run", processes=2, prelude=prelude, **run) == [0, 0]
