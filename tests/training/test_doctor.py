@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pretraining_helpers import VOCAB_SIZE, log_of, make_corpus, make_tokenizer, model_config, run_forked, settings
+from pretraining_helpers import (
+    VOCAB_SIZE,
+    log_of,
+    make_corpus,
+    make_tokenizer,
+    model_config,
+    run_forked,
+    run_here,
+    settings,
+)
 
 from clozebert.corpus import Corpus, ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
@@ -102,6 +112,20 @@ def test_the_loop_says_each_finding_once(tmp_path: Path, capsys: pytest.CaptureF
     ]
     assert all('"model_flops_share"' in line for line in entries)
     assert len(log_of(tmp_path / "run")) == 5
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_losses_of_different_text_are_not_compared(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, splits: int
+) -> None:
+    """Where easy text has no validation split, the training loss is below that of the validation of hard text."""
+    compared: list[float | None] = []
+    monkeypatch.setattr(doctor, "repetition", lambda vitals: compared.append(vitals.train_loss))
+    shutil.copytree(prepared / "corpus", tmp_path / "easy")
+    if splits == 1:
+        shutil.rmtree(tmp_path / "easy" / "validation")
+    run_here(prepared, tmp_path / "run", corpus=[prepared / "corpus", tmp_path / "easy"], max_steps=3)
+    assert [loss is None for loss in compared] == [splits == 1]
 
 
 def test_measuring_the_peak_leaves_the_seed_alone() -> None:

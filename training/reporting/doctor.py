@@ -40,8 +40,8 @@ class Vitals:
 
     Attributes:
         step, max_steps, warmup_steps: of the run.
-        train_loss, eval_loss: of the last log entry, and of the last evaluation; with a teacher, there is no
-            train_loss, as the loss of distillation does not compare with the other.
+        train_loss, eval_loss: of the last log entry, and of the last evaluation. There is no train_loss where the two
+            do not compare: with a teacher, or if a corpus of a mixture has no validation split.
         epochs: how often the documents of the phase were seen.
         gradient_norm, most_norm: the norm in the last step, and the norm that it is clipped to (0: not clipped).
         skipped_steps: steps whose gradient was not finite.
@@ -79,11 +79,13 @@ class Doctor:
         if setup.corpora is not self._surveyed:
             unknown, self._surveyed = self.run.tokenizer.unk_token_id, setup.corpora
             self._survey = survey(setup.corpora.corpora, shares=setup.corpora.shares, unk_token_id=unknown)
+        corpora = setup.corpora
+        compares = setup.arguments.teacher_name_or_path is None and len(corpora.validation) == len(corpora.names)
         vitals = Vitals(
             step=state.step,
             max_steps=self.run.last_step,
             warmup_steps=int(self.run.phases[0].arguments.warmup_steps),
-            train_loss=None if setup.arguments.teacher_name_or_path else state.train_loss,
+            train_loss=state.train_loss if compares else None,
             eval_loss=state.evaluation["eval_loss"],
             epochs=setup.stream.epochs(state.step - setup.phase.first_step),
             gradient_norm=gradient_norm,
