@@ -189,7 +189,7 @@ class Pretraining:
     def train(self, stop: StopRequest) -> dict[str, Any]:
         """Run all remaining steps, with logging, checkpoints and evaluation; then save the finished model."""
         several = self.accelerator.num_processes > 1
-        self.stop = StopRequest() if self.dry_run else stop  # a dry run has nothing to save, and runs to its end
+        self.stop = stop
         self.watchdog = Watchdog(timeout=self.setup.arguments.ddp_timeout, stop=self.stop)
         with self.watchdog.watching() if several else contextlib.nullcontext():
             while not self._train_phase():

@@ -44,8 +44,10 @@ def pretrain(
     way_out = "free some space, then --resume_from_checkpoint latest, or give another folder"
     with disk_errors(Path(arguments.output_dir), way_out=way_out), deterministic(arguments.full_determinism):
         run = Pretraining(arguments, copy.deepcopy(config), write_card=write_card, recipe=recipe, goes_on_by=goes_on_by)
+        stop = StopRequest()
         with (
-            StopRequest().listening() as stop,
+            # A dry run has nothing to save: a signal ends it at once.
+            contextlib.nullcontext() if arguments.dry_run else stop.listening(),
             contextlib.closing(run),
             lost_processes(run.accelerator, goes_on_by=goes_on_by),
         ):

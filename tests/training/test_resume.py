@@ -101,6 +101,17 @@ def test_sigterm_leaves_the_step_that_it_came_in(prepared: Path, undisturbed: di
     assert log_of(tmp_path / "run") == log_of(undisturbed[1])[:3]
 
 
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGTERM, -15), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_dry_run_and_promises_no_checkpoint(
+    prepared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], how: int, status: int
+) -> None:
+    # The fifth micro-batch is of a step; those before it are timed.
+    assert run_forked(prepared, tmp_path / "run", die_at=5, how=how, dry_run=True, max_steps=6) == [status]
+    shown = capfd.readouterr()
+    assert "step 1, loss" in shown.out
+    assert "checkpoint is saved" not in shown.err
+
+
 def test_a_damaged_newest_checkpoint_is_skipped(
     prepared: Path, undisturbed: dict[int, Path], tmp_path: Path, capsys: Any, caplog: Any
 ) -> None:
