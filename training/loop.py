@@ -220,7 +220,11 @@ class Pretraining:
             )
             seed_step(arguments.seed, state.step, accelerator.process_index)
             part = accumulate_gradient(
-                setup.model, batches, num_predicted=num_predicted, accelerator=accelerator, stop=self.stop
+                setup.model,
+                batches,
+                num_predicted=num_predicted,
+                accelerator=accelerator,
+                should_stop=self._should_stop,
             )
             if part is None:
                 setup.optimizer.zero_grad()

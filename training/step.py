@@ -7,6 +7,7 @@ number. However the batch is split into micro-batches and processes, the gradien
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,14 +20,20 @@ from .runtime.signals import LeftEarlyError, leaving_early
 
 
 def accumulate_gradient(
-    model: torch.nn.Module, batches: list[ModelInputs], *, num_predicted: int, accelerator: Any, stop: object = None
+    model: torch.nn.Module,
+    batches: list[ModelInputs],
+    *,
+    num_predicted: int,
+    accelerator: Any,
+    should_stop: Callable[[], bool] | None = None,
 ) -> torch.Tensor | None:
     """Run the forward and backward passes of one process' micro-batches.
 
     Args:
         num_predicted: tokens that this process predicts in them.
-        stop: when it becomes true, a single process skips the rest, and the result is None. Several processes only
-            stop after the step, when they have agreed.
+        should_stop: called between micro-batches and, with a single process, before the first one, and on a CPU in each
+            layer. If it is True, a single process skips the rest, and the result is None. Several processes only stop
+            after the step, when they have agreed.
 
     Returns:
         This process' part of the loss, a scalar: the sum over its predicted tokens, divided by how many all processes
@@ -39,10 +46,10 @@ def accumulate_gradient(
         torch.distributed.all_reduce(items)
     total = torch.zeros((), device=device)
     try:
-        leaving = stop is not None and is_alone
-        with leaving_early(model, lambda: bool(stop), device) if leaving else contextlib.nullcontext():
+        leaving = None if should_stop is None or not is_alone else leaving_early(model, should_stop, device)
+        with leaving or contextlib.nullcontext():
             for index, batch in enumerate(batches):
-                if leaving and stop:
+                if should_stop is not None and (is_alone or index) and should_stop() and is_alone:
                     return None
                 is_last = index == len(batches) - 1
                 with contextlib.nullcontext() if is_last else accelerator.no_sync(model):

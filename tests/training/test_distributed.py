@@ -1,9 +1,12 @@
 """Two processes do what one does: the same batches, gradients, losses; each goes on where the other stopped."""
 
 import contextlib
+import itertools
 import json
+import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ from clozebert.training.evaluation import evaluate_masked_lm
 from clozebert.training.optimizers.optimizer import make_optimizer
 from clozebert.training.optimizers.state import load_optimizer_state, optimizer_state, whole_tensor, whole_weights
 from clozebert.training.prefetch import StepLoader
+from clozebert.training.runtime import watchdog
 from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.runtime.processes import sum_over_processes
 from clozebert.training.step import accumulate_gradient
@@ -118,6 +122,28 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(prepared: Path, tmp
     stopped = run_forked(prepared, tmp_path / "run", processes=2, die_at=9, how=signal.SIGTERM, only_rank=1, **RUN)
     assert stopped == [128 + 15] * 2
     assert (tmp_path / "run" / "latest").read_text() == "checkpoint-5\n"
+
+
+def test_a_step_of_many_micro_batches_is_no_hang(prepared: Path, tmp_path: Path) -> None:
+    """It may take longer than the watchdog waits, and be the one in which the run is asked to stop."""
+
+    def prelude(rank: int) -> None:
+        forward, calls = ClozeBertForMaskedLM.forward, itertools.count()
+
+        def slow(*inputs: Any, **options: Any) -> Any:
+            call = next(calls)
+            if call == 7:  # the first of the second step: another one is before the first step
+                os.kill(os.getpid(), signal.SIGTERM)
+            if call >= 7:
+                time.sleep(0.9)
+            return forward(*inputs, **options)
+
+        ClozeBertForMaskedLM.forward = slow  # type: ignore[method-assign]
+        watchdog.SECONDS_TO_STOP = 3.0
+
+    run = {"max_steps": 4, "global_batch_size": 24, "per_device_train_batch_size": 2, "ddp_timeout": 3}
+    assert run_forked(prepared, tmp_path / "run", processes=2, prelude=prelude, **run) == [128 + 15] * 2
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-2"]
 
 
 def test_a_launch_that_would_run_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

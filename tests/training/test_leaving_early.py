@@ -23,7 +23,7 @@ class StopAt:
     def __init__(self, count: int) -> None:
         self.left = count
 
-    def __bool__(self) -> bool:
+    def __call__(self) -> bool:
         self.left -= 1
         return self.left <= 0
 
@@ -49,7 +49,7 @@ def test_a_step_is_left_within_every_layer_forward_and_backward(model: ClozeBert
     # Before a micro-batch, before attention and feed-forward of each layer, and on the way back when each is left.
     for count in range(1, 1 + 4 * LAYERS + 1):
         model.zero_grad()
-        loss, gradients = gradient(model, prepared, stop=StopAt(count))
+        loss, gradients = gradient(model, prepared, should_stop=StopAt(count))
         assert loss is None
         back = max(0, count - 1 - 2 * LAYERS) // 2  # layers whose attention is left
         assert [found is not None for found in gradients] == [False] * (LAYERS - back) + [True] * back, count
@@ -61,7 +61,7 @@ def test_a_step_that_nobody_stops_is_the_same_to_the_bit(model: ClozeBertForMask
     before = [found.clone() for found in gradients if found is not None]
     model.zero_grad()
     never = StopAt(10_000)
-    loss, gradients = gradient(model, prepared, stop=never)
+    loss, gradients = gradient(model, prepared, should_stop=never)
     assert torch.equal(loss, expected)
     assert len(before) == LAYERS
     assert all(torch.equal(one, other) for one, other in zip(before, gradients, strict=True))
@@ -80,7 +80,7 @@ def test_an_evaluation_is_left_within_a_layer(model: ClozeBertForMaskedLM, prepa
             model,
             batches,
             accelerator=make_accelerator(mixed_precision="no", use_cpu=True),
-            should_stop=lambda: bool(stop),
+            should_stop=stop,
         )
     assert reached == [0, 1]
     assert model.training
