@@ -125,10 +125,11 @@ def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str
         of_adamw = name == "learning_rate"
         if name in flags or not (of_adamw or settings.get("optimizer") == "muon"):
             continue
-        usual = float(settings.get(name, PretrainingArguments.__dataclass_fields__[name].default))
+        usual = read_number(name, settings.get(name, PretrainingArguments.__dataclass_fields__[name].default), float)
         settings[name] = float(f"{usual * _CONTINUED_RATE:.4g}")
         lines.append(f"--{name} {settings[name]:g} instead of {usual:g}")
-        for phase in settings.get("phases") or []:
+        phases = settings.get("phases")
+        for phase in phases if isinstance(phases, list) else [phases]:  # a single one may stand without a list
             if isinstance(phase, dict) and name in phase:
                 phase[name] = float(f"{read_number(name, phase[name], float) * _CONTINUED_RATE:.4g}")
     if not lines:

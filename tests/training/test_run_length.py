@@ -174,6 +174,38 @@ def test_each_phase_of_a_continued_run_takes_lower_rates(tmp_path: Path) -> None
         assert ["epochs" in line for line in said] == ([False] if len(flags) == 1 else [])
 
 
+def test_a_phase_that_stands_without_a_list_takes_lower_rates_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("max_steps: 4\nlearning_rate: 1e-3\nphases: {max_steps: 4, learning_rate: 5e-4}\n")
+    flags = {"model_name_or_path": "there"}
+    values, _ = split_settings(str(path), flags)
+    suit_continuing(values, flags)
+    arguments = PretrainingArguments(**values, corpus="-", tokenizer_name="-", output_dir="-")
+    assert [phase.arguments.learning_rate for phase in arguments.split_phases()] == [2e-4, 1e-4]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("learning_rate: fast", "learning_rate='fast' must be a number"),
+        ("learning_rate:", "learning_rate=None must be a number"),
+        ("phases: 3\nmax_steps: 4", "phases=3 must be a list of phases"),
+    ],
+)
+def test_a_mistake_in_the_recipe_of_a_continued_run_is_one_line(tmp_path: Path, recipe: str, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(recipe + "\n")
+    flags = {"model_name_or_path": "there"}
+    values, _ = split_settings(str(path), flags)
+
+    def begin() -> None:
+        suit_continuing(values, flags)
+        PretrainingArguments(**values, corpus="-", tokenizer_name="-", output_dir="-")
+
+    with pytest.raises(UserError, match=message):
+        begin()
+
+
 def test_a_warm_up_of_the_batch_size_takes_a_step_however_short_the_run(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("max_steps: 100000\nglobal_batch_size: 16\ninitial_global_batch_size: 4\nbatch_warmup_steps: 100\n")
