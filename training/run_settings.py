@@ -54,9 +54,10 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
     of_run = PretrainingArguments.field_names()
     run_flags = {key: value for key, value in flags.items() if key in of_run}
     model_flags = {key: value for key, value in flags.items() if key not in of_run}
-    if flags.get("model_name_or_path") and model_flags:
+    continued = {**recipe, **run_flags}.get("model_name_or_path")
+    if continued and model_flags:
         raise UserError(
-            f"model_name_or_path={flags['model_name_or_path']!r} brings its own configuration: leave out "
+            f"model_name_or_path={continued!r} brings its own configuration: leave out "
             f"{', '.join(f'--{key}' for key in model_flags)}"
         )
     for other in ("max_minutes", "num_train_epochs"):

@@ -111,9 +111,12 @@ def test_the_program_ends_with_status_2_and_no_traceback(python: WarmPython, pre
     assert "Traceback" not in done.stderr
 
 
-def test_a_model_brings_its_own_configuration() -> None:
-    with pytest.raises(ValueError, match=r"brings its own configuration: leave out --hidden_size"):
-        split_settings("tiny", {"model_name_or_path": "somewhere", "hidden_size": 12})
+def test_a_model_brings_its_own_configuration(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model_name_or_path: somewhere\n")
+    for name, given in (("tiny", {"model_name_or_path": "somewhere"}), (str(recipe), {})):
+        with pytest.raises(ValueError, match=r"='somewhere' brings its own configuration: leave out --hidden_size"):
+            split_settings(name, {**given, "hidden_size": 12})
 
 
 def test_flags_are_read_as_recipe_values_are() -> None:
