@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,7 +105,8 @@ def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
             continue
         steps = read_number(name, recipe[name], float)
         if steps >= 1:
-            recipe[name] = steps / before
+            # 1 would be read as one step.
+            recipe[name] = math.nextafter(1.0, 0.0) if steps == before else steps / before
             if "max_steps" in flags:
                 recipe[name] = max(int(steps) * flags["max_steps"] // int(before), LEAST_STEPS.get(name, 0))
 

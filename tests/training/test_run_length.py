@@ -242,6 +242,17 @@ def test_numbers_of_a_recipe_under_a_flag_for_its_length(tmp_path: Path) -> None
             split_settings(str(path), {"max_steps": 50})
 
 
+def test_what_lasts_the_whole_recipe_lasts_the_whole_run_of_epochs(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("max_steps: 100\nlr_scheduler_type: wsd\ndecay_steps: 100\n"
+                    "initial_global_batch_size: 8\nbatch_warmup_steps: 100\n")  # fmt: skip
+    values, _ = split_settings(str(path), {"num_train_epochs": 2})
+    arguments = PretrainingArguments(**values, corpus="-", tokenizer_name="-", output_dir="-")
+    for steps in (1, 7, 200, 1_000_000):
+        run = arguments.of_length(steps)
+        assert (run.decay_steps, run.batch_warmup_steps) == (steps, steps)
+
+
 def test_fields_of_the_model_are_read_as_yaml() -> None:
     assert read_flag("rope_parameters", "{rope_theta: 1e4}") == {"rope_theta": 1e4}
     assert read_flag("norm_eps", "1e-5") == 1e-5
