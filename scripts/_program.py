@@ -150,6 +150,7 @@ def run(main: Callable[[], Any]) -> NoReturn:
     """
     from clozebert.utils.memory import keep_freed_memory
 
+    _replace_closed_streams()
     keep_freed_memory()
     # Line buffering for files and pipes, too, where Python would buffer thousands of characters. A character that the
     # terminal's encoding lacks is escaped, as on stderr: what is shown of a text must not end a program.
@@ -181,6 +182,13 @@ def run(main: Callable[[], Any]) -> NoReturn:
             _end_interrupted()
         raise
     sys.exit(0)
+
+
+def _replace_closed_streams() -> None:
+    """Discard what is written to a stream that the caller has closed (`>&-`): in Python it is None."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _end_interrupted() -> NoReturn:

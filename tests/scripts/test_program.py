@@ -121,3 +121,9 @@ def test_a_terminal_without_a_letter_ends_no_program(encoding: str) -> None:
     done = run_program(r"print('\u0e01 \udcff')", PYTHONIOENCODING=encoding)
     assert done.returncode == 0
     assert done.stdout == ("ก" if encoding == "utf-8" else r"\u0e01") + " \\udcff\n"
+
+
+@pytest.mark.parametrize(("body", "status"), [("print('done')", 0), ("raise UserError('size=3')", 2)])
+def test_closed_streams_change_nothing(body: str, status: int) -> None:
+    command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", PROGRAM.format(body=body)]
+    assert subprocess.run(command, check=False, timeout=60).returncode == status
