@@ -103,6 +103,8 @@ def check_output_file(output_file: str | None) -> None:
     path = Path(output_file)
     if path.is_dir():
         raise UserError(f"--output_file={output_file!r} is a folder: name a file")
+    if path.exists() and not path.is_file():  # the file would replace /dev/null itself
+        raise UserError(f"--output_file={output_file!r} is a device or a pipe: name a file")
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise UserError(f"--output_file={output_file!r}: {above} is not a folder to which you may write")

@@ -4,8 +4,12 @@ import os
 import select
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from clozebert.scripts._program import check_output_file
+from clozebert.utils.errors import UserError
 
 PROGRAM = """
 import numpy as np
@@ -127,3 +131,13 @@ def test_a_terminal_without_a_letter_ends_no_program(encoding: str) -> None:
 def test_closed_streams_change_nothing(body: str, status: int) -> None:
     command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", PROGRAM.format(body=body)]
     assert subprocess.run(command, check=False, timeout=60).returncode == status
+
+
+def test_results_do_not_replace_a_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for name in ("pipe", "link", "/dev/null"):
+        with pytest.raises(UserError, match="is a device or a pipe: name a file"):
+            check_output_file(str(tmp_path / name))
+    (tmp_path / "earlier.json").write_text("{}")
+    check_output_file(str(tmp_path / "earlier.json"))
