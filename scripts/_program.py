@@ -130,7 +130,8 @@ def command(verb: str) -> str:
     if spec is not None and spec.name.startswith("clozebert"):
         module = spec.name.removesuffix(".__main__")
         return f"python -m clozebert {verb}" if module == "clozebert" else f"python -m {module}"
-    if name.endswith(".py") and Path(__file__).parent.samefile(Path(sys.argv[0]).parent):
+    # Another program may have called this one, and changed the folder since it began.
+    if name.endswith(".py") and Path(__file__).resolve().parent == Path(sys.argv[0]).resolve().parent:
         return f"python {sys.argv[0]}"
     return f"clozebert {verb}"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clozebert.scripts._program import check_output_file
+from clozebert.scripts import plan as program
+from clozebert.scripts._program import check_output_file, command
 from clozebert.utils.errors import UserError
 
 PROGRAM = """
@@ -141,3 +142,13 @@ def test_results_do_not_replace_a_device(tmp_path: Path) -> None:
             check_output_file(str(tmp_path / name))
     (tmp_path / "earlier.json").write_text("{}")
     check_output_file(str(tmp_path / "earlier.json"))
+
+
+def test_a_program_that_is_called_from_another_one_has_its_verb_as_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["started/in/another/folder.py"])
+    assert command("plan") == "clozebert plan"
+    monkeypatch.setattr(sys, "argv", [os.path.relpath(program.__file__)])
+    assert command("plan") == f"python {sys.argv[0]}"
