@@ -4,6 +4,7 @@ Flags are written with underscores; dashes are accepted too.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import os
@@ -290,7 +291,9 @@ def _number(text: str) -> float:
 
 
 def _whole_number(text: str) -> int:
-    value = _number(text)
+    with contextlib.suppress(ValueError):
+        return int(text)  # every digit counts, as in a seed
+    value = _number(text)  # 1e5
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(value)

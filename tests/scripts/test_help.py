@@ -79,6 +79,11 @@ def test_dashes_are_understood() -> None:
     assert read["use_cpu"] is False
 
 
+def test_every_digit_of_a_whole_number_counts() -> None:
+    read = parser().read(["--model_name_or_path", "m", "--seeds", "9007199254740993", "1e5", "18446744073709551615"])
+    assert read["seeds"] == [9007199254740993, 100_000, 18446744073709551615]
+
+
 def test_the_home_is_found_where_a_shell_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/there")
     monkeypatch.setenv("USERPROFILE", "/there")
