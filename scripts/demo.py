@@ -18,9 +18,10 @@ from clozebert.configuration import load_recipe
 from clozebert.finetuning.metrics import check_metric_libraries
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
-from clozebert.utils.errors import as_user_errors
+from clozebert.utils.errors import UserError, as_user_errors, check_at_least
 from clozebert.utils.files import check_output_dir
 
+_LEAST_EXAMPLES = 50
 PROMPTS = (
     "Return the [MASK] of the array.",
     "Raises a ValueError if the [MASK] is not valid.",
@@ -56,7 +57,7 @@ class DemoArguments:
     # even if later steps are a quarter slower than the first ones.
     max_minutes: float = flag("minutes of pretraining", 3.0)
     max_steps: int | None = flag("steps of pretraining, instead of minutes")
-    task_examples: int = flag("training examples of each fine-tuning task, at most", 1500)
+    task_examples: int = flag("training examples of each fine-tuning task, at most; at least 50", 1500)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -64,6 +65,10 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parse(DemoArguments, argv, doc=__doc__, verb="demo")
     with as_user_errors(about="--config"):
         load_recipe(arguments.config)  # fails now if it is unknown, not after the tokenizer and the corpus
+    # Fewer examples may lack a class that a test text has.
+    check_at_least(arguments, max_steps=1, task_examples=_LEAST_EXAMPLES)
+    if arguments.max_minutes <= 0:
+        raise UserError(f"max_minutes={arguments.max_minutes:g} must be above 0")
     check_metric_libraries()
     begun = time.monotonic()
     folder = Path(arguments.output_dir)
