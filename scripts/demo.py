@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
     check_metric_libraries()
     begun = time.monotonic()
     folder = Path(arguments.output_dir)
-    check_output_dir(folder, overwrite=arguments.overwrite_output_dir)
+    check_output_dir(arguments.output_dir, overwrite=arguments.overwrite_output_dir)
     # Each program replaces only the files that it wrote itself.
     again = ["--overwrite_output_dir"] if arguments.overwrite_output_dir else []
     tokenizer, corpus, encoder = folder / "tokenizer", folder / "corpus", folder / "encoder"

@@ -354,8 +354,10 @@ def check_output_dir(
 
     Raises:
         ExistingFileError: it is a file, a folder that is not empty, or in use by another program.
-        UserError: it is a URL, or overwriting would delete an input.
+        UserError: it is empty or a URL, or overwriting would delete an input.
     """
+    if directory == "":  # as a path, it is the folder in which the program was started
+        raise UserError(f"{name} is empty: give a folder; '.' is the one that you are in")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)):  # a Path of a URL has one slash; C:/ is a drive
         raise UserError(f"{name}={directory} is a URL: give a folder of this machine, and copy it there afterwards")
     folder = Path(directory)

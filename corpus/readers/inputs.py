@@ -242,6 +242,8 @@ def _resolve(entry: str, dataset_config_name: str | None) -> str | list[tuple[st
     """What an input names: files as (name in the manifest, path), a dataset, or `installed-python`."""
     if entry == INSTALLED_PYTHON:
         return entry
+    if not entry:  # as a path, it is the folder in which the program was started
+        raise UserError("an input is empty: name files or folders; '.' is the folder that you are in")
     path = Path(entry)
     if path.is_dir():
         files = files_below(path)

@@ -250,6 +250,8 @@ def test_what_is_wrong_with_inputs_is_said(tmp_path: Path) -> None:
         Reader([str(tmp_path / "*.txt")])
     with pytest.raises(ValueError, match="input is empty"):
         Reader([])
+    with pytest.raises(ValueError, match="an input is empty: name files or folders"):
+        Reader([""])
     with pytest.raises(ValueError, match="holds no file"):
         Reader([tmp_path])
     with pytest.raises(ValueError, match="null is a pipe or a device, and texts are read more than once"):

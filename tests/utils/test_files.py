@@ -71,6 +71,8 @@ def test_the_rule_for_output_folders(tmp_path: Path) -> None:
     for url in ("s3://bucket/corpus", Path("s3://bucket/corpus")):
         with pytest.raises(UserError, match=f"output_dir={url} is a URL: give a folder of this machine"):
             check_output_dir(url)
+    with pytest.raises(UserError, match="output_dir is empty: give a folder"):
+        check_output_dir("", overwrite=True)
 
 
 @pytest.mark.parametrize(
