@@ -121,6 +121,7 @@ class AdaptationArguments:
     disable_tqdm: bool = flag("show no progress bar", False)
 
     def __post_init__(self) -> None:
+        self._read_names()
         self._check_texts()
         if self.replay_share is None:
             self.replay_share = _REPLAY_SHARE
@@ -147,6 +148,15 @@ class AdaptationArguments:
             rows=self.global_batch_size or 8,
             max_seq_length=self.max_seq_length or 256,
         )
+
+    def _read_names(self) -> None:
+        """Make paths text, as they are recorded in JSON, a single text a list, and a number of layers text."""
+        for name in ("model_name_or_path", "output_dir", "corpus", "tokenizer_name", "student"):
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, str(value))
+        for name in TEXT_FLAGS:
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, [str(value)] if isinstance(value, (str, Path)) else list(map(str, value)))
 
     def _check_texts(self) -> None:
         if (self.input is None) == (self.corpus is None):

@@ -122,6 +122,16 @@ def test_an_adaptation_goes_on_wherever_its_folder_and_its_texts_lie(
         run(Path("bert"), Path("new.txt"), Path("other"), num_train_epochs=1.0, max_steps=None, protect=["new.txt"])
 
 
+def test_from_python_paths_and_a_single_text_are_taken(bert: Path, texts: Path, tmp_path: Path) -> None:
+    flags = adapt_flags(bert, texts / "new.txt", tmp_path / "out", student="1")
+    given = AdaptationArguments(
+        **flags | {"model_name_or_path": bert, "input": texts / "new.txt", "output_dir": tmp_path / "out", "student": 1}
+    )
+    assert given == AdaptationArguments(**flags)
+    assert given.input == [str(texts / "new.txt")]
+    json.dumps(given.settings)
+
+
 def test_text_that_changed_since_is_no_going_on(bert: Path, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     shutil.copyfile(texts / "new.txt", tmp_path / "text" / "one.txt")
