@@ -171,6 +171,9 @@ def _plan_phase(
             corpora=corpora,
             num_devices=given.num_devices,
         )
+        if phase.index and here.type != "cuda":
+            # A process knows its peak since it began, which an earlier phase may have set.
+            calibration = dataclasses.replace(calibration, peak_bytes=None)
     plan = make_plan(
         arguments,
         config,

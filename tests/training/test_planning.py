@@ -310,6 +310,20 @@ def test_phases_are_planned_one_by_one(tmp_path: Path, capsys: pytest.CaptureFix
     assert "hours of all phases" in shown
 
 
+def test_memory_is_measured_in_the_first_phase(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, the second phase would show how far it exceeds the first one: often nothing."""
+    measured = Calibration(0.5, 0.25, 1e9)
+    monkeypatch.setattr("clozebert.training.planning.calibration.calibrate", lambda *_, **__: measured)
+    recipe, output = tmp_path / "mine.yaml", tmp_path / "plan.json"
+    recipe.write_text("architecture: nano\nmax_steps: 4\nphases: [{max_steps: 4}]\n")
+    main(["--config", str(recipe), "--use_cpu", "--calibrate", "--output_file", str(output)])
+    assert capsys.readouterr().out.count("memory measured") == 1
+    first, second = json.loads(output.read_text())["phases"]
+    assert (first["calibration"]["peak_bytes"], second["calibration"]["peak_bytes"]) == (1e9, None)
+
+
 def test_a_continued_run_is_planned_with_the_models_own_shape(tmp_path: Path) -> None:
     """The recipe says how it is trained; its shape and its vocabulary are not looked at."""
     corpus, output = str(make_corpus(tmp_path, documents=20) / "corpus"), tmp_path / "plan.json"
