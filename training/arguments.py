@@ -493,7 +493,7 @@ def read_number(name: str, value: Any, kind: type) -> int | float:
     """Convert a value from a recipe or a flag to int or float; a `UserError` if it is not a number."""
     try:
         number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or (kind is int and number != int(number)):
         raise UserError(f"{name}={value!r} must be a {'whole ' if kind is int else ''}number")

@@ -236,7 +236,9 @@ def test_numbers_of_a_recipe_under_a_flag_for_its_length(tmp_path: Path) -> None
         assert (values["max_steps"], values["warmup_steps"], values["decay_steps"]) == (50, 5, 0.2)
         values, _ = split_settings(str(path), {"num_train_epochs": 2})
         assert values["warmup_steps"] == 0.1
-    for steps, message in (("lots", "'lots' must be a whole number"), ("0", "=0 must be at least 1")):
+    for steps, message in (
+        ("lots", "'lots' must be a whole number"), ("9" * 400, "9 must be a whole"), ("0", "=0 must be at least 1")
+    ):  # fmt: skip
         path.write_text(f"max_steps: {steps}\n")
         with pytest.raises(UserError, match=message):
             split_settings(str(path), {"max_steps": 50})
