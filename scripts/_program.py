@@ -101,12 +101,13 @@ def check_output_file(output_file: str | None) -> None:
     if output_file is None:
         return
     path = Path(output_file)
-    if path.is_dir():
+    # The functions of os.path raise nothing below a folder that is closed to the user.
+    if os.path.isdir(path):
         raise UserError(f"--output_file={output_file!r} is a folder: name a file")
-    if path.exists() and not path.is_file():  # the file would replace /dev/null itself
+    if os.path.exists(path) and not os.path.isfile(path):  # the file would replace /dev/null itself
         raise UserError(f"--output_file={output_file!r} is a device or a pipe: name a file")
-    above = next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
+    above = next(parent for parent in path.absolute().parents if os.path.exists(parent))
+    if not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK):
         raise UserError(f"--output_file={output_file!r}: {above} is not a folder to which you may write")
 
 

@@ -354,6 +354,7 @@ def check_output_dir(
 
     Raises:
         ExistingFileError: it is a file, a folder that is not empty, or in use by another program.
+        UserFileError: nothing can be written there.
         UserError: it is empty or a URL, or overwriting would delete an input.
     """
     if directory == "":  # as a path, it is the folder in which the program was started
@@ -361,10 +362,11 @@ def check_output_dir(
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)):  # a Path of a URL has one slash; C:/ is a drive
         raise UserError(f"{name}={directory} is a URL: give a folder of this machine, and copy it there afterwards")
     folder = Path(directory)
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise ExistingFileError(f"{name}={directory} is a file: give a folder")
+    _check_place(folder, name=name)
     if folder.is_symlink() and not folder.exists():
         raise ExistingFileError(f"{name}={directory} is a link to a path that does not exist: give a folder")
-    if folder.exists() and not folder.is_dir():
-        raise ExistingFileError(f"{name}={directory} is a file: give a folder")
     # Half-written folders may be removed if their program was killed, but not if a running program has locked them.
     half_written = [*folder.glob(f"{INCOMPLETE}*"), *_half_written(Path(os.path.abspath(folder)))]
     if fcntl is not None and any(path.is_dir() and _is_locked(path) for path in half_written):
@@ -375,6 +377,14 @@ def check_output_dir(
         _check_inputs_stay(written_in(folder, written), inputs, name=name)
     elif any(path.name != LOCK_NAME and not path.name.startswith(INCOMPLETE) for path in folder.iterdir()):
         raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
+
+
+def _check_place(folder: Path, *, name: str) -> None:
+    """Refuse a folder in which, or below whose nearest parent, nothing can be written: not after hours of work."""
+    places = (folder.absolute(), *folder.absolute().parents)
+    there = next(path for path in places if os.path.exists(path))  # `path.exists()` raises below a closed folder
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        raise UserFileError(f"{name}={folder}: {there} is not a folder to which you may write; give another folder")
 
 
 def _check_inputs_stay(deleted: Iterable[Path], inputs: Iterable[tuple[str, str | Path | None]], *, name: str) -> None:

@@ -108,7 +108,7 @@ def test_file_that_may_not_grow(name, calls, tmp_path):
 @pytest.mark.parametrize("name", ["publish", "convert", "space"])
 def test_closed_folder(name, calls, closed):
     shown = message_of(lambda: calls[name](closed / "new"))
-    assert "cannot be read or written" in shown
+    assert "is not a folder to which you may write" in shown
     assert str(closed / "new") in shown
     assert list(closed.iterdir()) == []
 

@@ -75,6 +75,19 @@ def test_the_rule_for_output_folders(tmp_path: Path) -> None:
         check_output_dir("", overwrite=True)
 
 
+def test_an_output_folder_that_cannot_be_written_to_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "closed").mkdir()
+    check_output_dir(tmp_path / "closed" / "new" / "run")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "closed")  # as for another user
+    for name, way in (("file/run", "file"), ("closed", "closed"), ("closed/new/run", "closed")):
+        with pytest.raises(UserError, match=f"output_dir=.*{name}: .*{way} is not a folder to which you may write"):
+            check_output_dir(tmp_path / name)
+    check_output_dir(tmp_path / "open" / "run")
+
+
 @pytest.mark.parametrize(
     ("given", "is_lost"),
     [
