@@ -63,8 +63,10 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
     With `model_name_or_path`, that model's configuration replaces `config`, as in a run. In a run with phases, each
     phase is planned, and `seconds` and `cost` are the totals.
     """
+    from clozebert.training.checks import check_same_weights
     from clozebert.training.initialization.initial_model import load_configuration
     from clozebert.training.planning.run_length import rows_of_text
+    from clozebert.training.run_settings import phase_configuration
 
     check_at_least(given, price_per_hour=0, calibrate_seconds=0)
     check_output_file(given.output_file)
@@ -82,6 +84,7 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
             epochs = run.batch_size.before(run.num_steps) / rows
             line += f", {epochs:.1f} times the {corpora.num_tokens:,} tokens of the text"
         print(line)
+    check_same_weights([phase_configuration(config, phase) for phase in phases])
     machine = _find_device(given, phases[0].arguments)
     found = []
     for phase in phases:

@@ -310,6 +310,12 @@ def test_phases_are_planned_one_by_one(tmp_path: Path, capsys: pytest.CaptureFix
     assert "hours of all phases" in shown
 
 
+def test_phases_that_no_run_takes_have_no_plan() -> None:
+    phases = "[{max_steps: 4, model: {intermediate_size: 64}}]"
+    with pytest.raises(ValueError, match=r"phases\[0\] changes the shape of model\.layers"):
+        main(["--config", "nano", "--max_steps", "4", "--phases", phases, "--device", "h100"])
+
+
 def test_memory_is_measured_in_the_first_phase(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
