@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from warm_python import WarmPython
 
 from clozebert.configuration import list_recipes
+from clozebert.scripts.plan import main as plan
 from clozebert.scripts.prepare_corpus import main as prepare_corpus
 from clozebert.scripts.pretrain_mlm import main as pretrain
 from clozebert.scripts.train_tokenizer import main as train_tokenizer
@@ -150,3 +151,12 @@ def test_the_readme_lists_every_command_and_no_other() -> None:
     assert named <= {*PROGRAMS}, named - {*PROGRAMS}
     listed = set(re.findall(r"^\| `([a-z-]+)` \|", README, flags=re.MULTILINE))
     assert listed == {*PROGRAMS}
+
+
+def test_the_cost_of_a_run_is_that_of_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "pretraining.md").read_text(encoding="utf-8")
+    command = next(line for line in page.splitlines() if line.startswith("clozebert plan --config bert-base "))
+    plan(shlex.split(command)[2:])
+    shown = capsys.readouterr().out
+    hours, cost = (float(re.search(rf"^{name} +([\d.]+)$", shown, flags=re.MULTILINE)[1]) for name in ("hours", "cost"))
+    assert f"| {hours:.1f} hours, which costs {cost:.0f}, [by a formula]" in README
