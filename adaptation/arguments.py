@@ -130,7 +130,8 @@ class AdaptationArguments:
         elif not self.replay_input:
             raise UserError(f"replay_share={self.replay_share} needs --replay_input, the text that it is a share of")
         holds_out = bool(self.replay_input) or (bool(self.input) and not self.validation_input)
-        if holds_out and not 0 < self.validation_fraction < 1:
+        self._refuse_unused(holds_out=holds_out)
+        if not 0 < self.validation_fraction < 1:
             raise UserError(
                 f"validation_fraction={self.validation_fraction} must lie between 0 and 1, both excluded: the losses "
                 f"before and after are of held-out text"
@@ -173,6 +174,18 @@ class AdaptationArguments:
             )
         if self.keep_input and not self.trim_vocabulary:
             raise UserError("keep_input needs --trim_vocabulary")
+
+    def _refuse_unused(self, *, holds_out: bool) -> None:
+        """Refuse flags about text that is not read here, or not held out."""
+        unused = {}
+        if not holds_out:
+            unused["validation_fraction"] = "no text is held out of --corpus, or beside --validation_input"
+        if not any(getattr(self, name) for name in TEXT_FLAGS):
+            unused |= dict.fromkeys(("document_separator", "deduplicate"), "a prepared corpus stays as it is")
+        for name, why in unused.items():
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                raise UserError(f"{name}={value} has no effect: {why}; leave it out")
 
     def rows_for(self, tokens: float, *, max_seq_length: int) -> int:
         """The rows of a step: a power of two for which `tokens` make about 1,000 steps."""

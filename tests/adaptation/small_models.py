@@ -74,9 +74,11 @@ def save_native(
 
 def adapt_flags(model: Path, text: Path, output_dir: Path, **changes: Any) -> dict[str, Any]:
     """The arguments of an adaptation that takes a second."""
+    holds_out = changes.get("replay_input") or not (changes.get("corpus") or changes.get("validation_input"))
     return {
         "model_name_or_path": str(model), "input": [str(text)], "output_dir": str(output_dir), "max_steps": 4,
-        "global_batch_size": 4, "per_device_train_batch_size": 4, "max_seq_length": 48, "validation_fraction": 0.1,
+        "global_batch_size": 4, "per_device_train_batch_size": 4, "max_seq_length": 48,
         "num_processes": 1, "mixed_precision": "no", "use_cpu": True, "disable_tqdm": True, "learning_rate": 3e-3,
+        **({"validation_fraction": 0.1} if holds_out else {}),
         **changes,
     }  # fmt: skip

@@ -274,6 +274,11 @@ def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path
     refused("missing.txt does not exist", text=tmp_path / "missing.txt")
     refused("extend_vocabulary=0 must be at least 1", extend_vocabulary=0)
     refused("validation_fraction=0.0 must lie between 0 and 1", validation_fraction=0.0)
+    given = [str(tmp_path / "any.txt")]
+    refused("validation_fraction=0.2 has no effect", validation_input=given, validation_fraction=0.2)
+    prepared = {"input": None, "corpus": str(tmp_path / "corpus")}
+    refused("validation_fraction=0.2 has no effect", **prepared, general_input=given, validation_fraction=0.2)
+    refused("deduplicate=near has no effect: a prepared corpus stays as it is", **prepared, deduplicate="near")
     refused("max_steps=0 must be at least 1", max_steps=0)
     refused("max_minutes=0.0 must be above 0", max_steps=None, max_minutes=0.0)
     refused("num_processes=0 must be at least 1", num_processes=0)

@@ -19,7 +19,7 @@ _SMALL_MODEL = [
 SMALLER = {
     "prepare-corpus": ["--validation_fraction", "0.2", "--num_processes", "1"],
     "pretrain": [*_SMALL_RUN, *_SMALL_MODEL, "--use_cpu", "true"],
-    "adapt": [*_SMALL_RUN, "--validation_fraction", "0.2", "--num_processes", "1", "--use_cpu", "true"],
+    "adapt": [*_SMALL_RUN, "--num_processes", "1", "--use_cpu", "true"],
     "evaluate": ["--pseudo_perplexity_documents", "4"],
     "finetune-sequence": ["--num_train_epochs", "1", "--max_seq_length", "48"],
     "finetune-token": ["--num_train_epochs", "1", "--max_seq_length", "48"],
@@ -50,6 +50,8 @@ def run_all(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
                 given.append(word)
         if "--extend_vocabulary" in flags:
             given += ["--extend_vocabulary", "15"]
+        if verb == "adapt" and "--input" in flags:
+            given += ["--validation_fraction", "0.2"]
         importlib.import_module(f"clozebert.scripts.{PROGRAMS[verb][0]}").main([*given, *SMALLER.get(verb, [])])
 
 
