@@ -50,12 +50,13 @@ def kept(pooling, *, layers, reads_all=False):
 
 @pytest.mark.parametrize(("pooling", "states"), [("mean", 1), ("max", 1.25), ("attention", 2)])
 def test_a_pooled_head_keeps_its_input_and_a_few_numbers_a_token(pooling, states):
-    """Beside `cls` over the same work. `max` keeps a bool for each value, learned attention the weighted states.
+    """Beside `cls` over the same layers, whose final norm sees the first tokens only.
 
-    Measured: 1.07, 1.49, 2.25.
+    `max` keeps a bool for each value, learned attention the weighted states.
+    Measured: 1.98, 2.39, 3.15, with one for the final norm.
     """
     more = kept(pooling, layers=1) - kept("cls", layers=1, reads_all=True)
-    assert more <= (states + 0.3) * STATES
+    assert more <= (1 + states + 0.3) * STATES
 
 
 def test_cls_spares_work_in_the_last_layer_and_nowhere_else():
