@@ -93,8 +93,9 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> d
     searches = arguments.hyperparameter_search is not None
     run: FinetuningRun | None = None
     if arguments.overwrite_output_dir or searches:
+        # Setting a run up checks everything. Only then may the earlier run be deleted.
         run = FinetuningRun(arguments, arguments.output_dir, (arguments.seeds or [arguments.seed])[0], data, tokenizer)
-        if arguments.overwrite_output_dir:  # only now: a mistake must not cost the earlier run
+        if arguments.overwrite_output_dir:
             if searches:
                 check_search(arguments)
             if is_main:
@@ -102,12 +103,12 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> d
         if searches:
             with full_disk(arguments.output_dir):
                 arguments = replace(arguments, **search_hyperparameters(run))
-            run = None  # of the flags before
+            run = None  # it has the flags before the search
     if arguments.seeds is None:
         run = run or FinetuningRun(arguments, arguments.output_dir, arguments.seed, data, tokenizer)
         results = run.train(write_card)
     else:
-        each = []
+        each, run = [], None  # frees its model
         for seed in arguments.seeds:
             folder = _seed_folder(arguments, seed)
             with full_disk(folder):
@@ -284,7 +285,8 @@ class FinetuningRun:
             write_json(path, settings)
         metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
         trainer.leave_mixed_precision()
-        # For a resumed run they would cover only its last part: a finished one keeps those that it had.
+        # A resumed run's own time and loss cover its last part only. They are left out, but for a run that was finished
+        # already: it keeps those that it had.
         known = metrics if checkpoint is None else results_before(self.folder)
         results = {key: known[key] for key in ("train_runtime", "train_loss") if key in known}
         results |= {"train_samples": len(self.splits["train"]), "train_windows": len(self.windows["train"])}

@@ -1,4 +1,7 @@
-"""Converting weights, model cards, publishing on the Hub. Each name is imported when it is first used."""
+"""Converting weights, model cards, publishing on the Hub. Each name is imported when it is first used.
+
+`natives/` has the names and settings of each architecture of transformers; `convert` applies them.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -192,29 +192,30 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         x_BTD = self.embeddings(
             ids, inputs_embeds=inputs_embeds, token_type_ids=token_type_ids, position_ids=position_ids
         )
+        # Under autocast the residual stream has its own type, unless the weights themselves are in half precision. A
+        # norm's weight tells; the type of the embeddings does not, as FSDP gathers them in half precision.
         norm: Any = self.layers[0].mlp_norm
         if x_BTD.dtype != torch.float64 and is_autocast(x_BTD) and norm.weight.dtype not in HALF_PRECISION:
-            # Not the type that the embeddings have: FSDP gathers weights in half precision.
             x_BTD = x_BTD.to(self.residual_dtype)
 
         asked = kwargs.get("output_hidden_states", self.config.output_hidden_states)
         shows_states = asked is not None and asked is not False  # of all tokens, and without padding
-        run = packed
-        if run is not None and not shows_states and self._sizes_should_recur(x_BTD):
-            x_BTD, run = run.fill_up(x_BTD, RECURRING_SIZE)
-            position_ids = run.position_ids
+        filled = packed  # with padding behind the documents, where sizes should recur
+        if filled is not None and not shows_states and self._sizes_should_recur(x_BTD):
+            x_BTD, filled = filled.fill_up(x_BTD, RECURRING_SIZE)
+            position_ids = filled.position_ids
         layers: Any = self.layers
         layer_types = [layer.attention_type for layer in layers]
         tables: dict[str, Any] = dict.fromkeys(layer_types)
         if self.rotary_emb is not None:
-            tables = {kind: self.rotary_emb(x_BTD, position_ids, kind, run, mask_BT) for kind in tables}
+            tables = {kind: self.rotary_emb(x_BTD, position_ids, kind, filled, mask_BT) for kind in tables}
         dropout = max(layer.attention.dropout.p if layer.attention.training else 0.0 for layer in layers)
-        masks = make_masks(self.config, layer_types, x_BTD, attention_mask, run, dropout=dropout)
-        index_R = read_positions
+        masks = make_masks(self.config, layer_types, x_BTD, attention_mask, filled, dropout=dropout)
+        index_R = read_positions  # in what the last layer returns
         if read_positions is not None and not shows_states:
-            masks[-1], index_R = read_in_last_layer(masks[-1], x_BTD, run, read_positions, self.config)
-        if run is not None and self.config._attn_implementation.startswith("flash"):
-            kwargs = {**kwargs, **run.flash_arguments()}
+            masks[-1], index_R = read_in_last_layer(masks[-1], x_BTD, filled, read_positions, self.config)
+        if filled is not None and self.config._attn_implementation.startswith("flash"):
+            kwargs = {**kwargs, **filled.flash_arguments()}
 
         for layer, mask in zip(layers, masks, strict=True):
             x_BTD = layer(x_BTD, attention_mask=mask, position_embeddings=tables[layer.attention_type], **kwargs)

@@ -159,4 +159,4 @@ def test_the_cost_of_a_run_is_that_of_its_plan(capsys: pytest.CaptureFixture[str
     plan(shlex.split(command)[2:])
     shown = capsys.readouterr().out
     hours, cost = (float(re.search(rf"^{name} +([\d.]+)$", shown, flags=re.MULTILINE)[1]) for name in ("hours", "cost"))
-    assert f"| {hours:.1f} hours, which costs {cost:.0f}, [by a formula]" in README
+    assert f"| {hours:.1f} hours and ${cost:.0f}, [by a formula]" in README

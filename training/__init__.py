@@ -10,7 +10,8 @@ What each file and folder is for:
     planning/           memory and time, by formulas and by measuring; how long to train
     checkpoints/        their folders, what is saved in them, and how they are checked for damage
     reporting/          progress, curves, results, warnings
-    runtime/            the machine, the processes, signals, the watchdog
+    runtime/            machine: Accelerate, FSDP, compilation, precision, the seeds of dropout; processes: what they
+                        agree on; signals, the watchdog
 """
 
 import importlib

@@ -232,7 +232,7 @@ class Pretraining:
             self.gradient_norm = clip_gradient(
                 setup.model, max_grad_norm=arguments.max_grad_norm, accelerator=accelerator
             )
-            loss, tokens, num_broken, stopping = self._agree(part, batches)
+            loss, tokens, num_broken, stopping = self._sum_over_processes(part, batches)
             update_weights(setup.optimizer, num_broken=num_broken, accelerator=accelerator)
             self._count_skips(num_broken)
 
@@ -309,7 +309,7 @@ class Pretraining:
                 f"learning_rate (now {self.setup.arguments.learning_rate}) or a longer warm-up"
             )
 
-    def _agree(self, part: torch.Tensor, batches: list[ModelInputs]) -> tuple[float, int, int, bool]:
+    def _sum_over_processes(self, part: torch.Tensor, batches: list[ModelInputs]) -> tuple[float, int, int, bool]:
         """The sums over all processes: the loss and the tokens of the global batch, how many gradients are not finite,
         and whether any process was asked to stop."""
         tokens = sum(batch["input_ids"].numel() for batch in batches)
@@ -424,7 +424,7 @@ class Pretraining:
         tensors = None
         if checkpoint is not None:
             saved, tensors = read_training_state(checkpoint)
-            self.state.scaler = saved.scaler
+            self.state.scaler = saved.scaler  # the rest of the state is in memory
         index = self.setup.phase.index + 1
         self.setup.loader.close()
         del self.setup  # frees its model and optimizer before the next ones are made

@@ -49,8 +49,10 @@ def accumulate_gradient(
         leaving = None if should_stop is None or not is_alone else leaving_early(model, should_stop, device)
         with leaving or contextlib.nullcontext():
             for index, batch in enumerate(batches):
-                if should_stop is not None and (is_alone or index) and should_stop() and is_alone:
-                    return None
+                if should_stop is not None and (is_alone or index):
+                    asked = should_stop()  # in a run this also tells the watchdog that the process goes on
+                    if asked and is_alone:
+                        return None
                 is_last = index == len(batches) - 1
                 with contextlib.nullcontext() if is_last else accelerator.no_sync(model):
                     loss = model(**to_device(batch, device), num_items_in_batch=items, loss_only=True).loss
@@ -79,6 +81,7 @@ def update_weights(optimizer: Any, *, num_broken: int, accelerator: Any) -> None
         # The fp16 scaler has to see an overflow to lower its scale; it then does not change the weights.
         optimizer.step()
     elif scaler is not None:
+        # Only some processes overflowed. In the others `step` would change the weights, so all lower the scale by hand.
         scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
     optimizer.zero_grad()
 

@@ -152,7 +152,7 @@ def make_plan(
     on_cpu, shards = device.name == "cpu", num_devices if sharded else 1
 
     def memory_of(rows: int) -> tuple[dict[str, int], int]:
-        keeps = rows < share or num_devices > 1
+        keeps = rows < share or num_devices > 1  # gradients, while activations are made: to add to, or to exchange
         options: dict[str, Any] = {"half": half, "shards": shards, "on_cpu": on_cpu, "length": length}
         return _memory(arguments, config, rows=rows, keeps_gradients=keeps, **options)
 
