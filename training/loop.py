@@ -372,13 +372,18 @@ class Pretraining:
             return
         state.evaluation = {"step": state.step, **metrics}
         self.log.record(state.step, metrics)
-        # The others wait in their next step while the main process reads documents here and there, on any disk.
-        self.watchdog.progress(allow=SECONDS_TO_SAVE)
-        if self.accelerator.is_main_process:
+
+        def look() -> None:
             if self._saved_at == state.step:
                 self.output.describe_checkpoint(state.step, self._facts())
             for finding in self.doctor.examine(state, setup, gradient_norm=self.gradient_norm):
                 self.log.say(f"warning: {finding}")
+
+        # All wait here while the main process reads documents here and there, on any disk. In their next step, on CUDA,
+        # the others would note progress before they wait for it, and so end the allowance.
+        self.watchdog.progress(allow=SECONDS_TO_SAVE)
+        on_main_process(self.accelerator, look)
+        self.watchdog.progress()
 
     def _should_stop(self) -> bool:
         self.watchdog.progress()
