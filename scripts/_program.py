@@ -104,7 +104,8 @@ def check_output_file(output_file: str | None) -> None:
     # The functions of os.path raise nothing below a folder that is closed to the user.
     if os.path.isdir(path):
         raise UserError(f"--output_file={output_file!r} is a folder: name a file")
-    if os.path.exists(path) and not os.path.isfile(path):  # the file would replace /dev/null itself
+    # The file would replace /dev/null itself; and /dev/stdout, a link, also where the output goes to a file.
+    if path.absolute().parent == Path("/dev") or (os.path.exists(path) and not os.path.isfile(path)):
         raise UserError(f"--output_file={output_file!r} is a device or a pipe: name a file")
     above = next(parent for parent in path.absolute().parents if os.path.exists(parent))
     if not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK):

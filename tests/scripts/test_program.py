@@ -137,7 +137,8 @@ def test_closed_streams_change_nothing(body: str, status: int) -> None:
 def test_results_do_not_replace_a_device(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/null")
-    for name in ("pipe", "link", "/dev/null"):
+    # Where pytest captures the output, /dev/stdout leads to a file.
+    for name in ("pipe", "link", "/dev/null", "/dev/stdout"):
         with pytest.raises(UserError, match="is a device or a pipe: name a file"):
             check_output_file(str(tmp_path / name))
     (tmp_path / "earlier.json").write_text("{}")
