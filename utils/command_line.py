@@ -291,9 +291,9 @@ def _number(text: str) -> float:
 
 
 def _whole_number(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        return int(text)  # every digit counts, as in a seed
-    value = _number(text)  # 1e5
+    value = _number(text)
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(value)
+    with contextlib.suppress(ValueError):
+        return int(text)  # every digit counts, as in a seed
+    return int(value)  # 1e5

@@ -102,6 +102,7 @@ def test_the_home_is_found_where_a_shell_leaves_it(monkeypatch: pytest.MonkeyPat
         (["word"], "unexpected argument 'word'; flags begin with --"),
         (["--seeds", "1.5"], "--seeds: '1.5' is not a whole number"),
         (["--seeds", "inf"], "--seeds: 'inf' is not a finite number"),
+        (["--seeds", "9" * 400], f"--seeds: '{'9' * 400}' is not a finite number"),
         (["--learning_rate", "nan"], "--learning_rate: 'nan' is not a finite number"),
         (["--use_cpu", "perhaps"], "--use_cpu: 'perhaps' is neither true nor false"),
     ],
