@@ -92,7 +92,7 @@ def publish(
     """Complete a copy of a saved model, load it as a user would, and push it in one commit.
 
     Args:
-        source: a folder with a ClozeBERT, or with any encoder of transformers; it is only read.
+        source: a folder with a ClozeBERT model or any encoder of transformers; it is only read.
         repo_id: ORG/NAME.
         form: `native` (transformers' own architecture), `bundle` (with our code), or `auto`: native if the
             configuration equals one.
