@@ -25,7 +25,7 @@ def accumulate_gradient(
     *,
     num_predicted: int,
     accelerator: Any,
-    should_stop: Callable[[], bool] | None = None,
+    should_stop: Callable[[], bool] = bool,
 ) -> torch.Tensor | None:
     """Run the forward and backward passes of one process' micro-batches.
 
@@ -46,10 +46,9 @@ def accumulate_gradient(
         torch.distributed.all_reduce(items)
     total = torch.zeros((), device=device)
     try:
-        leaving = None if should_stop is None or not is_alone else leaving_early(model, should_stop, device)
-        with leaving or contextlib.nullcontext():
+        with leaving_early(model, should_stop, device) if is_alone else contextlib.nullcontext():
             for index, batch in enumerate(batches):
-                if should_stop is not None and (is_alone or index):
+                if is_alone or index:  # the watchdog allows the first micro-batch more time, to compile
                     asked = should_stop()  # in a run this also tells the watchdog that the process goes on
                     if asked and is_alone:
                         return None
