@@ -37,7 +37,7 @@ def probe_inputs(config: Any, *, choices: int = 0) -> dict[str, torch.Tensor]:
         steps = torch.arange(channels * height * width)
         return {"pixel_values": ((7 * steps) % 101 / 50.0 - 1.0).view(1, channels, height, width)}
     pad = config.pad_token_id or 0
-    longest = getattr(config, "max_position_embeddings", _LENGTH)  # where positions are relative, it may lack
+    longest = getattr(config, "max_position_embeddings", _LENGTH)  # missing in some with relative positions
     if config.model_type in COUNTED_FROM_PADDING:
         longest -= pad + 1
     length = max(min(_LENGTH, longest), 2)

@@ -194,14 +194,15 @@ def _class_name(folder: Path, values: dict[str, Any]) -> str:
 
 
 def _encoder_class(folder: Path, values: dict[str, Any]) -> Any:
-    """The class that a configuration names, of any encoder of transformers: of those with a masked-LM head."""
-    found = getattr(transformers, _class_name(folder, values), None)
+    """The class that a configuration names, of any encoder for which transformers has a masked-LM head."""
+    name = _class_name(folder, values)
+    found = getattr(transformers, name, None)
     config_class: Any = getattr(found, "config_class", None)
     is_encoder = config_class in transformers.AutoModelForMaskedLM._model_mapping
     if not is_encoder or values.get("is_encoder_decoder") or config_class.model_type != values.get("model_type"):
         raise UserError(
-            f"{_class_name(folder, values)} (architectures in {folder / 'config.json'}) is no encoder of transformers "
-            f"with model_type={values.get('model_type')!r}"
+            f"{folder / 'config.json'} names {name} with model_type={values.get('model_type')!r}: only encoders for "
+            f"which transformers has a masked-LM head are published"
         )
     return found
 
