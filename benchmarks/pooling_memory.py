@@ -9,7 +9,6 @@ for `cls` only, it computes just the first token of each document.
 """
 
 import os
-import resource
 import subprocess
 import sys
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 import clozebert
+from clozebert.utils.memory import peak_memory
 
 POOLINGS = ("cls", "mean", "max", "attention")
 
@@ -49,9 +49,9 @@ def peak_of_live_tensors(pooling: str, layers: int) -> float:
 def peak_of_process(pooling: str, layers: int) -> float:
     """Peak MB of this process's resident size above the start."""
     step = make_step(pooling, layers)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory() or 0
     step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return ((peak_memory() or 0) - before) / 1024**2
 
 
 def main() -> None:

@@ -1,10 +1,26 @@
-"""Tells the C library's allocator to keep freed memory for reuse."""
+"""The memory of this process: its peak, and whether the C library keeps what is freed."""
 
 import ctypes
 import sys
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of the GNU C library
 _MOST = 2**31 - 1
+
+
+def peak_memory() -> int | None:
+    """The most bytes that this process has held in memory so far; None where the system does not say (Windows)."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # on Linux, where `ru_maxrss` begins with the size of the program that started this one
+        for line in status.read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    try:
+        import resource
+    except ImportError:
+        return None
+    # Kilobytes, but bytes on macOS.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def keep_freed_memory() -> bool:

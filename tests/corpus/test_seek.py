@@ -18,18 +18,15 @@ from .conftest import FACTS
 SEEK = """
 import json, sys, time
 from clozebert.corpus import BatchStream, Corpus, Masking
+from clozebert.utils.memory import peak_memory
 
-def peak():
-    lines = open("/proc/self/status").read().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-
-before, begun = peak(), time.perf_counter()
+before, begun = peak_memory(), time.perf_counter()
 options = {"max_seq_length": 512, "global_batch_size": 256, "masking": Masking(unit="span"), "seed": 0}
 stream = BatchStream(Corpus(sys.argv[1]), **options)
 opened = time.perf_counter() - begun
 batch = stream.batch(10**6, world_size=8)
 seconds = time.perf_counter() - begun
-print(json.dumps({"opened": opened, "seconds": seconds, "megabytes": peak() - before,
+print(json.dumps({"opened": opened, "seconds": seconds, "megabytes": (peak_memory() - before) / 2**20,
                   "tokens": batch.input_ids.size, "rows": stream.rows_per_epoch}))
 """
 

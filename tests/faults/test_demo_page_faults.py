@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from saved_models import make_model, make_tokenizer, save
 from test_fuzz import deep_and_fast
@@ -81,8 +80,8 @@ def as_shown(text: str) -> str:
     return Parsed(f"<p>{__import__('html').escape(text)}</p>").words
 
 
-@given(st.lists(TEXT, min_size=1, max_size=4))
-def _drawings(texts: list[str]) -> None:
+@deep_and_fast(st.lists(TEXT, min_size=1, max_size=4))
+def test_drawings(texts: list[str]) -> None:
     """Every drawing holds its words as text, and no tag but its own."""
     size = len(texts)
     drawn = Parsed(draw_attention(texts, torch.eye(size)))
@@ -114,9 +113,6 @@ def model_of(head: str) -> Any:
     return _MODELS[head]
 
 
-test_drawings = deep_and_fast(_drawings)
-
-
 @pytest.mark.parametrize("value", [None, "1", [1], {}, float("nan"), float("inf"), 0, -1, 10**400, 3])
 def test_a_layer_that_is_none_is_told(value: Any) -> None:
     subject = Subject("tiny", "fill-mask", model_of("ForMaskedLM"), make_tokenizer(), 39)
@@ -125,17 +121,17 @@ def test_a_layer_that_is_none_is_told(value: Any) -> None:
 
 
 MEASURE = """
-import resource, sys
+import sys
 sys.path[:0] = sys.argv[1:3]
 from saved_models import make_model, make_tokenizer
 from clozebert.hub.demo_page import MAX_CHARACTERS, Subject, draw_blanks, fill_mask
+from clozebert.utils.memory import peak_memory
 subject = Subject("t", "fill-mask", make_model("ForMaskedLM", vocab_size=50_000), make_tokenizer(), 39)
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 fill_mask(subject, "the [MASK]")
-before = peak()
+before = peak_memory()
 answers = fill_mask(subject, "[MASK]" * (MAX_CHARACTERS // 6))
 drawn = draw_blanks(answers)
-print(len(answers), f"{peak() - before:.0f}")
+print(len(answers), f"{(peak_memory() - before) / 2**20:.0f}")
 """
 
 

@@ -60,23 +60,29 @@ RECIPE_KEYS = [
 ]
 
 
-def deep_and_fast(function: Any) -> Any:
-    """The test with some hundreds of examples, and under the marker `faults` with 10,000, new ones in each run."""
+def deep_and_fast(*strategies: Any) -> Callable[[Callable[..., None]], Any]:
+    """`given`, with some hundreds of examples, and under the marker `faults` with 10,000, new ones in each run."""
     quiet = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 
-    @pytest.mark.parametrize("number", [FAST, pytest.param(DEEP, marks=pytest.mark.faults)])
-    def test(number: int, figure: Callable[[str, Any], None]) -> None:
-        parent = settings.get_profile("random") if number == DEEP else None
-        settings(parent, max_examples=number, suppress_health_check=quiet, database=None)(function)()
-        if number == DEEP:
-            name = function.__name__.strip("_").replace("_", " ")
-            figure(f"fuzzing, {name}", f"0 unexpected exceptions in {number:,} cases")
+    def decorate(function: Callable[..., None]) -> Any:
+        @pytest.mark.parametrize("number", [FAST, pytest.param(DEEP, marks=pytest.mark.faults)])
+        def test(number: int, figure: Callable[[str, Any], None]) -> None:
+            parent = settings.get_profile("random") if number == DEEP else None
+            # `given` anew: a test takes settings only once.
+            settings(parent, max_examples=number, suppress_health_check=quiet, database=None)(
+                given(*strategies)(function)
+            )()
+            if number == DEEP:
+                name = function.__name__.removeprefix("test_").replace("_", " ")
+                figure(f"fuzzing, {name}", f"0 unexpected exceptions in {number:,} cases")
 
-    return test
+        return test
+
+    return decorate
 
 
-@given(st.sampled_from(SUFFIXES), BYTES, st.sampled_from(["blank_line", "line", "file"]), st.booleans())
-def _readers(suffix: str, content: bytes, separator: str, skips: bool) -> None:
+@deep_and_fast(st.sampled_from(SUFFIXES), BYTES, st.sampled_from(["blank_line", "line", "file"]), st.booleans())
+def test_readers(suffix: str, content: bytes, separator: str, skips: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"a{suffix}"
         path.write_bytes(content)
@@ -90,24 +96,24 @@ def _readers(suffix: str, content: bytes, separator: str, skips: bool) -> None:
         assert reader.sources[0].documents == len(found) + reader.sources[0].bad_text
 
 
-@given(st.one_of(st.binary(max_size=300), VALUES.map(lambda value: json.dumps(value).encode())))
-def _manifests(content: bytes) -> None:
+@deep_and_fast(st.one_of(st.binary(max_size=300), VALUES.map(lambda value: json.dumps(value).encode())))
+def test_manifests(content: bytes) -> None:
     with pytest.raises(UserError):
         parse_manifest(content, where="manifest.json")
 
 
-@given(st.dictionaries(st.sampled_from(CONFIG_KEYS), VALUES, min_size=1, max_size=4))
-def _configurations(values: dict[str, Any]) -> None:
+@deep_and_fast(st.dictionaries(st.sampled_from(CONFIG_KEYS), VALUES, min_size=1, max_size=4))
+def test_configurations(values: dict[str, Any]) -> None:
     try:
         make_config({**values})
     except UserError:
         return
 
 
-@given(
+@deep_and_fast(
     st.one_of(st.text(max_size=200), st.dictionaries(st.sampled_from(RECIPE_KEYS), VALUES, max_size=4).map(json.dumps))
 )
-def _recipes(content: str) -> None:
+def test_recipes(content: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.yaml"
         path.write_text(content, encoding="utf-8", errors="surrogatepass")
@@ -119,8 +125,8 @@ def _recipes(content: str) -> None:
             return
 
 
-@given(BYTES)
-def _cards(content: bytes) -> None:
+@deep_and_fast(BYTES)
+def test_cards(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "README.md").write_bytes(b"---\n" + content + b"\n---\n# A model\n")
         try:
@@ -129,10 +135,10 @@ def _cards(content: bytes) -> None:
             return
 
 
-@given(
+@deep_and_fast(
     st.sampled_from(["config.json", "tokenizer_config.json", "model.safetensors.index.json"]), st.one_of(BYTES, VALUES)
 )
-def _model_folders(name: str, content: Any) -> None:
+def test_model_folders(name: str, content: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         content = content if isinstance(content, bytes) else json.dumps(content).encode()
         (Path(folder) / name).write_bytes(content)
@@ -140,11 +146,3 @@ def _model_folders(name: str, content: Any) -> None:
             check_model_folder(folder)
         except UserError:
             return
-
-
-test_readers = deep_and_fast(_readers)
-test_manifests = deep_and_fast(_manifests)
-test_configurations = deep_and_fast(_configurations)
-test_recipes = deep_and_fast(_recipes)
-test_cards = deep_and_fast(_cards)
-test_model_folders = deep_and_fast(_model_folders)

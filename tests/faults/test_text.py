@@ -231,23 +231,22 @@ def test_a_parquet_file_with_a_flipped_bit_is_an_error_or_the_same(tmp_path: Pat
 # Memory --------------------------------------------------------------------------------------------------------------
 
 MEASURE = """
-import resource, sys, time
-from pathlib import Path
+import sys
 from clozebert.corpus.preparation.prepare import prepare
 from clozebert.corpus.readers.inputs import Reader
 from clozebert.corpus.tokenizer import load_tokenizer
 from clozebert.utils.errors import UserError
+from clozebert.utils.memory import peak_memory
 tokenizer = load_tokenizer(sys.argv[1])
 tokenizer("warm up")
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-before, said = peak(), ""
+before, said = peak_memory(), ""
 try:
     options = {"tokenizer": tokenizer, "output_dir": sys.argv[3], "num_processes": 1, "validation_fraction": 0}
     made = prepare(Reader([sys.argv[2]]), **options)
     said = str(made["train"]["tokens"])
 except UserError as error:
     said = str(error)
-print(f"{peak() - before:.0f}|{said}")
+print(f"{(peak_memory() - before) / 2**20:.0f}|{said}")
 """
 
 

@@ -15,6 +15,7 @@ from ...corpus import BatchStream, Mixture
 from ...modeling.packed import Packed
 from ...utils.device import wait_for
 from ...utils.errors import UserError
+from ...utils.memory import peak_memory
 from ...utils.progress_bar import progress_bar
 from ..arguments import PretrainingArguments
 from ..batches import make_masking
@@ -111,13 +112,7 @@ def _peak_bytes(device: torch.device, *, reset: bool) -> float | None:
         if reset:
             torch.cuda.reset_peak_memory_stats(device)
         return float(torch.cuda.max_memory_allocated(device))
-    try:
-        import resource
-        import sys
-    except ImportError:  # Windows
-        return None
-    # Kilobytes, but bytes on macOS.
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+    return peak_memory()
 
 
 def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[PretrainingArguments, str, float]:
