@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from .fast_paths import is_plain, is_plain_linear, matmul_dtype, rotated
-from .window_attention import KERNELS
+from .window_attention import KERNELS, define, empty_joined
 
 
 def can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
@@ -137,7 +137,7 @@ def turn_back_and_join(
     if not in_kernel or KERNELS is None:
         return torch.cat([rotated(q, cos, -sin), rotated(k, cos, -sin), v], dim=-2)
     q, k, v, cos, sin = (x.contiguous() for x in (q, k, v, cos, sin))
-    out = _empty_joined(q, k)
+    out = empty_joined(q, k)
     first = 0
     for x, turns in ((q, True), (k, True), (v, False)):
         rows, heads, half = x.shape[:-1].numel(), x.shape[-2], x.shape[-1] // 2
@@ -156,17 +156,6 @@ def _turn_back_and_join(
     return turn_back_and_join(q, k, v, cos, sin, in_kernel=q.device.type == "cuda")
 
 
-def _empty_joined(q: torch.Tensor, k: torch.Tensor, *others: Any) -> torch.Tensor:
-    return q.new_empty((*q.shape[:-2], q.shape[-2] + 2 * k.shape[-2], q.shape[-1]))
-
-
-def _define() -> None:
-    """Define the operator. It exists already if both the package and the code of a checkpoint are loaded."""
-    if not hasattr(torch.ops.clozebert, "turn_back_and_join"):
-        operator = torch.library.custom_op("clozebert::turn_back_and_join", _turn_back_and_join, mutates_args=())
-        operator.register_fake(_empty_joined)
-
-
-_define()
+define("turn_back_and_join", _turn_back_and_join, empty_joined)
 
 __all__ = ["can_join", "joined_gate_and_up", "joined_heads", "joined_window_attention", "turn_back_and_join"]

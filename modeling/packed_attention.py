@@ -170,7 +170,7 @@ def read_in_last_layer(
         assert plan.read_index_R is not None
         return plan, plan.read_index_R
     if isinstance(mask, PackedPlan) and mask.window is None and mask.implementation == "varlen":
-        read_R, order_R = positions_R.sort()
+        read_R, order_R = positions_R.to(x_BTD.device).sort()
         read_bounds = torch.searchsorted(read_R, packed.cu_seq_lens.to(read_R.dtype), out_int32=True)
         return replace(mask, read_R=read_R, read_bounds=read_bounds), order_R.argsort()
     return mask, positions_R

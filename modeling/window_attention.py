@@ -106,15 +106,16 @@ def _backward_joined(
     window: int,
 ) -> torch.Tensor:
     """The gradient of the joined tensor [N, J, K], where q and k are rotated, with tables [N, K / 2]."""
-    joined_NJK = _empty_joined(grad_NHK, q_NHK, k_NGK)
+    joined_NJK = empty_joined(q_NHK, k_NGK)
     grads = joined_NJK.split([q_NHK.shape[1], k_NGK.shape[1], k_NGK.shape[1]], dim=1)
     tables = cos_NK.contiguous(), sin_NK.contiguous()
     _write_gradients(grads, grad_NHK, (q_NHK, k_NGK, v_NGK), out_NHK, log_HN, document_N, window, tables)
     return joined_NJK
 
 
-def _empty_joined(grad_NHK: Any, q_NHK: Any, k_NGK: Any, *others: Any) -> torch.Tensor:
-    return q_NHK.new_empty((q_NHK.shape[0], q_NHK.shape[1] + 2 * k_NGK.shape[1], q_NHK.shape[2]))
+def empty_joined(q: torch.Tensor, k: torch.Tensor, *others: Any) -> torch.Tensor:
+    """Room for joined queries, keys and values. Shape: [..., H, K], [..., G, K] -> [..., H + 2 G, K]."""
+    return q.new_empty((*q.shape[:-2], q.shape[-2] + 2 * k.shape[-2], q.shape[-1]))
 
 
 def _write_gradients(
@@ -161,20 +162,22 @@ def _backward_of(ctx: Any, grad_NHK: torch.Tensor, grad_log_HN: Any) -> tuple[An
     return *grads, None, None
 
 
-def _define() -> None:
-    """Define the operators. They exist already if both the package and the code of a checkpoint are loaded."""
-    if hasattr(torch.ops.clozebert, "window_attention"):
+def define(name: str, function: Any, fake: Any, *, gradient: tuple[Any, Any] | None = None) -> None:
+    """Define an operator of PyTorch, with the `fake` that gives its shapes, and its gradient and what that needs.
+
+    It exists already if both the package and the code of a checkpoint are loaded.
+    """
+    if hasattr(torch.ops.clozebert, name):
         return
-    forward = torch.library.custom_op("clozebert::window_attention", _forward, mutates_args=())
-    forward.register_fake(_empty_outputs)
-    backward = torch.library.custom_op("clozebert::window_attention_backward", _backward, mutates_args=())
-    backward.register_fake(_empty_gradients)
-    joined = torch.library.custom_op("clozebert::window_attention_backward_joined", _backward_joined, mutates_args=())
-    joined.register_fake(_empty_joined)
-    forward.register_autograd(_backward_of, setup_context=_save)
+    operator = torch.library.custom_op(f"clozebert::{name}", function, mutates_args=())
+    operator.register_fake(fake)
+    if gradient is not None:
+        operator.register_autograd(gradient[0], setup_context=gradient[1])
 
 
-_define()
+define("window_attention", _forward, _empty_outputs, gradient=(_backward_of, _save))
+define("window_attention_backward", _backward, _empty_gradients)
+define("window_attention_backward_joined", _backward_joined, lambda grad_NHK, *inputs: empty_joined(*inputs))
 
 
 def _launch(
@@ -196,4 +199,4 @@ def _strides(*tensors: torch.Tensor) -> list[int]:
     return [stride for x in tensors for stride in x.stride()[:2]]
 
 
-__all__ = ["has_window_kernel", "window_attention"]
+__all__ = ["define", "empty_joined", "has_window_kernel", "window_attention"]

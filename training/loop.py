@@ -170,7 +170,6 @@ class Pretraining:
             weights=weights,
             tensors=tensors,
         )
-        settle_buckets(self.setup, accelerator=self.accelerator)
         for line in plan_lines(self.setup, self.planned, index, step=self.state.step, accelerator=self.accelerator):
             self.log.say(line)
         if index == 0:
@@ -207,6 +206,7 @@ class Pretraining:
         self.watchdog.progress(allow=SECONDS_TO_COMPILE if compiles else 0.0)
         if compiles:
             self.log.say("training is compiled: the tokens/s of the first steps may include the time of compilation")
+        settle_buckets(setup, accelerator=accelerator)
         while state.step < setup.phase.last_step:
             self._keep_to_time()
             phase, arguments = setup.phase, setup.arguments
@@ -446,7 +446,7 @@ class Pretraining:
         return self._evaluated_at != self.state.step and self.evaluate()
 
     def _stop(self) -> dict[str, Any]:
-        if self.state.step and self._saved_at != self.state.step:
+        if self.state.step and self._saved_at != self.state.step and not self.dry_run:
             self.log.say(f"saving a checkpoint of step {self.state.step:,} …")
             self.save_checkpoint()
         self.log.say(f"stopped at step {self.state.step}; {self.goes_on_by} goes on from there")
