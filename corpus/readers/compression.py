@@ -94,9 +94,11 @@ class _Content(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        size = len(buffer)
+        size = len(buffer) - self._is_old  # with room for the `\n` of a `\r\n`
         block, self._first = self._first[:size] or self._read(size), self._first[size:]
         if self._is_old:
+            if block.endswith(b"\r"):
+                block, self._first = block + (self._first[:1] or self._read(1)), self._first[1:]
             old, newline, rest = block.partition(b"\n")
             self._is_old = not newline
             block = (old.removesuffix(b"\r") if newline else old).replace(b"\r", b"\n") + newline + rest

@@ -175,6 +175,9 @@ def test_a_long_first_line_with_returns_does_not_make_an_old_mac_of_a_file(tmp_p
     (tmp_path / "log.txt").write_bytes(progress + b"\r\nA line\r\nand its next.\r\n\r\nA document.\r\n")
     first, second = Reader([tmp_path / "log.txt"]).texts()
     assert (first.split("\n")[-3:], second) == (["step 5999 of 9000", "A line", "and its next."], "A document.")
+    for letters in range(65_530, 65_540):  # the first `\r\n` stands at, before and behind the end of 64 KiB
+        (tmp_path / "long.txt").write_bytes(b"x" * letters + b"\r\nA line\r\nand its next.\r\n")
+        assert list(Reader([tmp_path / "long.txt"]).texts()) == ["x" * letters + "\nA line\nand its next."]
     (tmp_path / "mac.txt").write_bytes(progress.replace(b"9000", b"9000\r") + b"\r")
     assert len(list(Reader([tmp_path / "mac.txt"]).texts())) == 6000
 
