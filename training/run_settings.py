@@ -124,6 +124,8 @@ def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str
     if settings.get("model_name_or_path") is None:
         return []
     lines = []
+    phases = [] if "phases" in flags else settings.get("phases") or []
+    phases = phases if isinstance(phases, list) else [phases]  # a single one may stand without a list
     for name in ("learning_rate", "muon_learning_rate"):
         of_adamw = name == "learning_rate"
         if name in flags or not (of_adamw or settings.get("optimizer") == "muon"):
@@ -131,13 +133,12 @@ def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str
         usual = read_number(name, settings.get(name, PretrainingArguments.__dataclass_fields__[name].default), float)
         settings[name] = float(f"{usual * _CONTINUED_RATE:.4g}")
         lines.append(f"--{name} {settings[name]:g} instead of {usual:g}")
-        phases = settings.get("phases")
-        for phase in phases if isinstance(phases, list) else [phases]:  # a single one may stand without a list
+        for phase in phases:
             if isinstance(phase, dict) and name in phase:
                 phase[name] = float(f"{read_number(name, phase[name], float) * _CONTINUED_RATE:.4g}")
     if not lines:
         return []
-    if settings.get("phases"):
+    if phases:
         lines.append("the same in each phase")
     if settings.get("max_steps") is None and settings.get("num_train_epochs") is None:
         lines.append("fewer epochs")

@@ -174,6 +174,14 @@ def test_each_phase_of_a_continued_run_takes_lower_rates(tmp_path: Path) -> None
         assert ["epochs" in line for line in said] == ([False] if len(flags) == 1 else [])
 
 
+def test_phases_of_a_flag_keep_the_rates_that_it_gives_them() -> None:
+    flags = {"model_name_or_path": "there", "phases": [{"max_steps": 4, "learning_rate": 5e-4}, {"max_steps": 2}]}
+    values, _ = split_settings(None, flags)
+    (said,) = suit_continuing(values, flags)
+    assert (values["learning_rate"], values["phases"][0]["learning_rate"]) == (1e-4, 5e-4)
+    assert "phase" not in said
+
+
 def test_a_phase_that_stands_without_a_list_takes_lower_rates_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("max_steps: 4\nlearning_rate: 1e-3\nphases: {max_steps: 4, learning_rate: 5e-4}\n")
