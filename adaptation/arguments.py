@@ -176,12 +176,15 @@ class AdaptationArguments:
             raise UserError("keep_input needs --trim_vocabulary")
 
     def _refuse_unused(self, *, holds_out: bool) -> None:
-        """Refuse flags about text that is not read here, or not held out."""
+        """Refuse flags about text that is not read here or not held out, and epochs beside another length of the run."""
         unused = {}
         if not holds_out:
             unused["validation_fraction"] = "no text is held out of --corpus, or beside --validation_input"
         if not any(getattr(self, name) for name in TEXT_FLAGS):
             unused |= dict.fromkeys(("document_separator", "deduplicate"), "a prepared corpus stays as it is")
+        for name in ("max_steps", "max_minutes"):
+            if getattr(self, name) is not None:
+                unused["num_train_epochs"] = f"{name} decides the number of steps"
         for name, why in unused.items():
             value = getattr(self, name)
             if value != type(self).__dataclass_fields__[name].default:
