@@ -176,7 +176,7 @@ class AdaptationArguments:
             raise UserError("keep_input needs --trim_vocabulary")
 
     def _refuse_unused(self, *, holds_out: bool) -> None:
-        """Refuse flags about text that is not read here or not held out, and epochs beside another length of the run."""
+        """Refuse flags about text that is not read here or not held out, and epochs where something else decides."""
         unused = {}
         if not holds_out:
             unused["validation_fraction"] = "no text is held out of --corpus, or beside --validation_input"
