@@ -81,7 +81,7 @@ def plan_tiles(
     valid_N: torch.Tensor | None = None,
     read_R: torch.Tensor | None = None,
 ) -> TilePlan:
-    """Cut a batch into tiles.
+    """Cut a batch into tiles. All indices are computed on the CPU, whatever the default device is.
 
     Args:
         cu_seq_lens: [documents + 1] cumulative lengths, from 0 to N.
@@ -158,7 +158,7 @@ def _tile_mask(
     valid_N: torch.Tensor | None,
 ) -> torch.Tensor | None:
     """Which keys each query of a group's tiles sees, [G, 1, Q, S]; None if every query sees every key."""
-    mask_GQS = (torch.arange(key_index_GS.shape[1]) < key_counts_G[:, None])[:, None, :]
+    mask_GQS = (torch.arange(key_index_GS.shape[1], device="cpu") < key_counts_G[:, None])[:, None, :]
     if valid_N is not None:
         mask_GQS = mask_GQS & valid_N.to("cpu")[key_index_GS][:, None, :]
     if window is not None:
@@ -170,14 +170,14 @@ class _Rows:
     """Collects the rows that the tiles take of queries or of keys, group after group."""
 
     def __init__(self, heads: int) -> None:
-        self.heads = torch.arange(heads)
+        self.heads = torch.arange(heads, device="cpu")
         self.rows_of_groups: list[torch.Tensor] = []
         self.is_real: list[torch.Tensor] = []  # False: padding of a tile or a group
 
     def add(self, tiles: _Tiles, chosen_G: torch.Tensor, *, size: int, repeats: int) -> torch.Tensor:
         """Add the group of tiles `chosen_G`; return its tokens [G, size]. The last `repeats` tiles are padding."""
         starts, counts = tiles.starts[chosen_G], tiles.counts[chosen_G]
-        columns = torch.arange(size)
+        columns = torch.arange(size, device="cpu")
         index_GQ = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).clamp(min=0)
         is_real_GQ = columns < counts[:, None]
         is_real_GQ[len(starts) - repeats :] = False
@@ -191,7 +191,7 @@ class _Rows:
 
     def index(self, tokens: int) -> torch.Tensor:
         """The index of each head of each token among the rows. Each must be in one tile only."""
-        index_NH = torch.zeros(tokens * len(self.heads), dtype=torch.long)
+        index_NH = torch.zeros(tokens * len(self.heads), dtype=torch.long, device="cpu")
         real = torch.cat(self.is_real).nonzero().squeeze(1)
         index_NH[self.rows()[real]] = real
         return index_NH
@@ -206,7 +206,7 @@ def _window_tiles(documents: _Tiles, window: int) -> tuple[_Tiles, _Tiles]:
         for first in range(start, end, block):
             last = min(first + block, end)
             tiles.append((first, last - first, max(start, first - window), min(end, last + window)))
-    table = torch.tensor(tiles, dtype=torch.long).reshape(-1, 4)
+    table = torch.tensor(tiles, dtype=torch.long, device="cpu").reshape(-1, 4)
     return _Tiles(table[:, 0], table[:, 1]), _Tiles(table[:, 2], table[:, 3] - table[:, 2])
 
 

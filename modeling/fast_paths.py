@@ -211,7 +211,7 @@ def dropout(x: torch.Tensor, p: float) -> torch.Tensor:
     dropped = round(p * 2**16)
     if is_plain() or x.device.type != "cpu" or is_traced() or not 0 < dropped < 2**16:
         return F.dropout(x, p)
-    bits = torch.empty(-(-x.numel() // 4), dtype=torch.long).random_(-(2**63), None).view(torch.int16)
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.long, device=x.device).random_(-(2**63), None).view(torch.int16)
     keep = bits[: x.numel()].view(x.shape) >= dropped - 2**15
     return x * keep.to(x.dtype).mul_(2**16 / (2**16 - dropped))
 

@@ -101,7 +101,7 @@ class Packed:
         for document, length in enumerate(lengths):
             if length:
                 groups.setdefault((length - 1).bit_length(), []).append(document)
-        return [(torch.tensor(group), max(lengths[one] for one in group)) for group in groups.values()]
+        return [(torch.tensor(group, device="cpu"), max(lengths[one] for one in group)) for group in groups.values()]
 
     def padded_index(self, documents_G: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Documents as padded rows: the index of the token at each place, [G, L], and whether there is one, [G, L]."""

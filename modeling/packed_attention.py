@@ -215,7 +215,7 @@ def _tiles_pay(config: ClozeBertConfig, x_BTD: torch.Tensor, attention_mask: Any
 def _tile_rows(config: ClozeBertConfig, x_BTD: torch.Tensor, attention_mask: torch.Tensor | None) -> TilePlan:
     rows, length = x_BTD.shape[:2]
     return plan_tiles(
-        torch.arange(0, (rows + 1) * length, length),
+        torch.arange(0, (rows + 1) * length, length, device=x_BTD.device),
         heads=config.num_attention_heads,
         window=config.sliding_window,
         valid_N=None if attention_mask is None else attention_mask.flatten() != 0,

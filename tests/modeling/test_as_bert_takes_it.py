@@ -54,6 +54,23 @@ def test_dropout_is_off_where_its_modules_say_so(implementation):
     assert torch.equal(model(IDS).last_hidden_state, model(IDS).last_hidden_state)
 
 
+@pytest.mark.parametrize("form", ["rows", "long rows", "documents"])
+def test_a_model_on_a_cpu_computes_there_whatever_the_default_device_is(form):
+    """As beside `torch.set_default_device("cuda")`, for which the meta device stands here."""
+    types = ["full_attention", "sliding_attention"]
+    model = build(ClozeBertModel, tiny_config(layer_types=types, hidden_dropout_prob=0.1), dtype=torch.float32).train()
+    ids = torch.as_tensor(random_ids(2, 40 if form == "long rows" else 9))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if form == "documents":
+        inputs = {"input_ids": ids, "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])}
+    torch.manual_seed(0)
+    wanted = model(**inputs).last_hidden_state
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        found = model(**inputs).last_hidden_state
+    assert torch.equal(found, wanted)
+
+
 def test_a_stored_model_can_be_cut_to_its_first_layers(tmp_path):
     """As a native ModernBERT: AutoModel.from_pretrained(…, num_hidden_layers=2)."""
     types = ["full_attention", "sliding_attention", "sliding_attention"]
