@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
@@ -49,8 +50,11 @@ _FUSED_ACTIVATIONS = {
 
 
 def is_plain() -> bool:
-    """Whether all fast paths are switched off."""
-    return _PLAIN
+    """Whether all fast paths are switched off: by the user, or in forward-mode differentiation, for which some have no
+    rule.
+    """
+    # PyTorch has no public way to ask.
+    return _PLAIN or getattr(forward_ad, "_current_level", -1) >= 0
 
 
 def is_traced() -> bool:

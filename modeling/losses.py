@@ -175,7 +175,7 @@ class _CrossEntropyOfRows(torch.autograd.Function):
         logits_MC, labels_M = ctx.saved_tensors
         scale_M = grad * (labels_M != ctx.ignored)
         # d(-log softmax(x)[label]) / dx = softmax(x) - 1[label]
-        if torch.is_grad_enabled():  # the gradient itself will be differentiated
+        if torch.is_grad_enabled() or _is_batched(grad):  # the gradient itself will be differentiated, or is several
             probabilities = widen(logits_MC).softmax(dim=-1)
             probabilities = probabilities - F.one_hot(_class_of(labels_M, ctx.ignored), logits_MC.shape[1])
             return (probabilities * scale_M[:, None]).to(logits_MC.dtype), None, None
@@ -191,6 +191,16 @@ class _CrossEntropyOfRows(torch.autograd.Function):
             if not is_wide:
                 out.copy_(probabilities)
         return grad_MC, None, None
+
+
+def _is_batched(grad: torch.Tensor) -> bool:
+    """Whether this is several gradients at once (`is_grads_batched` of `torch.autograd.grad`), not to be written into.
+
+    PyTorch has no public way to ask.
+    """
+    functorch = getattr(torch._C, "_functorch", None)
+    asks = (getattr(functorch, name, None) for name in ("is_legacy_batchedtensor", "is_batchedtensor"))
+    return any(ask is not None and ask(grad) for ask in asks)
 
 
 def _class_of(labels_M: torch.Tensor, ignored: int = IGNORED_LABEL) -> torch.Tensor:

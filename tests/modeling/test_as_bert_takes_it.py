@@ -8,7 +8,9 @@ import sys
 
 import pytest
 import torch
-from encoder_cases import build, random_ids, tiny_config
+from encoder_cases import build, random_ids, relative_error, tiny_config
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from clozebert import ClozeBertForMaskedLM, ClozeBertForSequenceClassification, ClozeBertModel
@@ -69,6 +71,21 @@ def test_a_model_on_a_cpu_computes_there_whatever_the_default_device_is(form):
     with torch.device("meta"):
         found = model(**inputs).last_hidden_state
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_forward_mode_derivatives_of_long_rows_and_documents(documents, with_grad):
+    """Under SDPA's own formula, as BERT's; rows so long that windows are computed in tiles otherwise."""
+    types = ["full_attention", "sliding_attention"]
+    model = build(ClozeBertModel, tiny_config(layer_types=types, attention_probs_dropout_prob=1e-9)).train()
+    x, tangent = torch.randn(2, 1, 40, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    inputs = {"position_ids": torch.cat([torch.arange(15), torch.arange(25)])[None]} if documents else {}
+    with sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level(), torch.set_grad_enabled(with_grad):
+        dual = model(inputs_embeds=forward_ad.make_dual(x, tangent), **inputs).last_hidden_state
+        found = forward_ad.unpack_dual(dual).tangent
+    high, low = (model(inputs_embeds=x + step * tangent, **inputs).last_hidden_state for step in (1e-5, -1e-5))
+    assert relative_error(found, (high - low).detach() / 2e-5) <= 1e-6
 
 
 def test_a_stored_model_can_be_cut_to_its_first_layers(tmp_path):

@@ -10,6 +10,7 @@ import reference
 import torch
 import transformers
 from encoder_cases import PAD, VOCABULARY, arrays, build, gradients, random_ids, same_gradients, tiny_config
+from torch.autograd import forward_ad
 
 from clozebert import (
     ClozeBertConfig,
@@ -402,3 +403,18 @@ def test_where_labels_are_not_looked_at_the_kernels_refuse_negative_ones(monkeyp
             cross_entropy(torch.randn(2, 5), labels)
         with pytest.raises((IndexError, RuntimeError)):
             sampled_cross_entropy(torch.randn(2, 4), decoder, labels, torch.tensor([1, 4]), log_rates)
+
+
+def test_the_derivative_of_a_loss_in_every_mode():
+    """Forward mode, and several gradients at once, give the gradient that one backward pass gives."""
+    generator = torch.Generator().manual_seed(0)
+    logits, tangent = torch.randn(2, 7, 5, dtype=torch.float64, generator=generator)
+    logits.requires_grad_()
+    labels = torch.tensor([0, 4, -100, 2, 2, -100, 1])
+    (wanted,) = torch.autograd.grad(cross_entropy(logits, labels), logits)
+    factors = torch.tensor([1.0, -3.0], dtype=torch.float64)
+    (found,) = torch.autograd.grad(cross_entropy(logits, labels), logits, factors, is_grads_batched=True)
+    torch.testing.assert_close(found, factors[:, None, None] * wanted)
+    with forward_ad.dual_level():
+        loss = cross_entropy(forward_ad.make_dual(logits.detach(), tangent), labels)
+        torch.testing.assert_close(forward_ad.unpack_dual(loss).tangent, (wanted * tangent).sum())
