@@ -235,17 +235,18 @@ class ClozeBertForMultipleChoice(_Classifier):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
-        """The inputs of `ClozeBertModel` with a dimension of choices after the first, and labels [B].
+        """The inputs of `ClozeBertModel` with a dimension of choices after the first, and labels [B]. Positions may
+        also be [1, T], the same for all choices.
 
         Returns loss and logits [B, choices].
         """
         given = input_ids if input_ids is not None else inputs_embeds
         if given is None or given.dim() < 3:
             raise ValueError("give input_ids of shape [batch, choices, length], or inputs_embeds with a size after it")
-        ids, mask, types, positions, embeds = (
-            None if x is None else x.flatten(0, 1)
-            for x in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        ids, mask, types, embeds = (
+            None if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, token_type_ids, inputs_embeds)
         )
+        positions = None if position_ids is None else position_ids.flatten(0, -2)
         pooled_BD, outputs = self._encode_and_pool(ids, mask, types, positions, embeds, kwargs)
         logits = self._classify(pooled_BD).view(-1, given.shape[1])
         return MultipleChoiceModelOutput(

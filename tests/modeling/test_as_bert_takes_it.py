@@ -13,7 +13,12 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
-from clozebert import ClozeBertForMaskedLM, ClozeBertForSequenceClassification, ClozeBertModel
+from clozebert import (
+    ClozeBertForMaskedLM,
+    ClozeBertForMultipleChoice,
+    ClozeBertForSequenceClassification,
+    ClozeBertModel,
+)
 from clozebert.modeling.bundle import CODE_FILES
 
 IDS = torch.as_tensor(random_ids(2, 9))
@@ -27,6 +32,14 @@ def test_positions_that_never_rise_pack_nothing(positions):
     wanted = model(IDS, attention_mask=torch.ones_like(IDS), position_ids=positions).logits
     assert torch.equal(model(IDS, position_ids=positions).logits, wanted)
     assert wanted.shape == (2, 3)
+
+
+def test_positions_of_choices_may_be_one_row_for_all():
+    model = build(ClozeBertForMultipleChoice, tiny_config(position_embedding_type="absolute"))
+    inputs = {"input_ids": IDS.view(1, 2, 9), "attention_mask": MASK.view(1, 2, 9)}
+    wanted = model(**inputs, position_ids=torch.arange(1, 10).expand(1, 2, 9)).logits
+    assert torch.equal(model(**inputs, position_ids=torch.arange(1, 10)[None]).logits, wanted)
+    assert not torch.equal(model(**inputs).logits, wanted)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
