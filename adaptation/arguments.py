@@ -223,7 +223,8 @@ class AdaptationArguments:
             corpora.append(str(work / "replay"))
             weights = [1 - self.replayed, self.replayed]
         of_width = _LEARNING_RATE if self.student is None else _STUDENT_LEARNING_RATE
-        rate = of_width * _WIDTH / hidden_size if self.learning_rate is None else self.learning_rate
+        usual = float(f"{of_width * _WIDTH / hidden_size:.4g}")
+        rate = usual if self.learning_rate is None else self.learning_rate
         arguments = PretrainingArguments(
             corpus=corpora,
             corpus_weights=weights,
