@@ -34,6 +34,7 @@ def evaluate_masked_lm(
     accelerator: Any,
     max_batches: int | None = None,
     should_stop: Callable[[], bool] = bool,
+    report: Callable[[int, int], object] | None = None,
 ) -> dict[str, float]:
     """The mean of -log p(token) over all predicted tokens, and the accuracy of the most likely token.
 
@@ -42,6 +43,7 @@ def evaluate_masked_lm(
     Args:
         should_stop: called before each batch and, with a single process on a CPU, in each layer too; True in one
             process ends the evaluation in all.
+        report: called after each round with the number of batches so far, of all processes, and of all batches.
 
     Returns:
         eval_loss (nats per predicted token), eval_perplexity (its exponential), eval_accuracy, eval_predicted_tokens.
@@ -56,7 +58,7 @@ def evaluate_masked_lm(
     leaving = leaving_early(model, should_stop, accelerator.device) if is_alone else contextlib.nullcontext()
     try:
         with evaluation_mode(model), leaving:
-            totals = _sum_batches(model, batches, num_batches, accelerator, should_stop)
+            totals = _sum_batches(model, batches, num_batches, accelerator, should_stop, report)
     except LeftEarlyError:
         raise EvaluationStoppedError from None
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()
@@ -76,6 +78,7 @@ def _sum_batches(
     num_batches: int,
     accelerator: Any,
     should_stop: Callable[[], bool],
+    report: Callable[[int, int], object] | None,
 ) -> torch.Tensor:
     """Sums over this process' batches: the loss, the correct guesses and the predicted tokens, float64 [3]."""
     totals = torch.zeros(3, dtype=torch.float64, device="cpu")
@@ -84,6 +87,8 @@ def _sum_batches(
         _agree_to_go_on(failure, should_stop(), accelerator)
         try:
             totals += _score(model, batches, first, num_batches, accelerator)
+            if report is not None:
+                report(min(first + accelerator.num_processes, num_batches), num_batches)
         except Exception as error:  # raised in the next round, in all processes, so that none waits for this one
             failure = error
     _agree_to_go_on(failure, should_stop(), accelerator)

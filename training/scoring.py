@@ -48,26 +48,9 @@ def score_frozen_masks(
         seed=seed,
     )
     one_process = SimpleNamespace(process_index=0, num_processes=1, device=next(model.parameters()).device)
-    total, tell = min(len(batches), max_batches or len(batches)), report or (lambda done, total: None)
-    reporting = _Reporting(batches, lambda done: tell(done, total))
-    figures = evaluate_masked_lm(packed_view(model), reporting, accelerator=one_process, max_batches=max_batches)
-    tell(total, total)
-    return figures
-
-
-class _Reporting(Sequence[Any]):
-    """Batches in order; each one but the first reports how many come before it."""
-
-    def __init__(self, batches: Sequence[Any], report: Callable[[int], object]) -> None:
-        self.batches, self.report = batches, report
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, place: Any) -> Any:
-        if place:
-            self.report(place)
-        return self.batches[place]
+    return evaluate_masked_lm(
+        packed_view(model), batches, accelerator=one_process, max_batches=max_batches, report=report
+    )
 
 
 def score_pseudo_perplexity(
