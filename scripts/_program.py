@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from clozebert.utils.command_line import Flag, Parser, flags_of
 from clozebert.utils.errors import UserError, as_user_errors, exit_with_error
-from clozebert.utils.files import write_text
+from clozebert.utils.files import closed_place, write_text
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 
 _Arguments = TypeVar("_Arguments")
@@ -107,9 +107,8 @@ def check_output_file(output_file: str | None) -> None:
     # The file would replace /dev/null itself; and /dev/stdout, a link, also where the output goes to a file.
     if path.absolute().parent == Path("/dev") or (os.path.exists(path) and not os.path.isfile(path)):
         raise UserError(f"--output_file={output_file!r} is a device or a pipe: name a file")
-    above = next(parent for parent in path.absolute().parents if os.path.exists(parent))
-    if not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(f"--output_file={output_file!r}: {above} is not a folder to which you may write")
+    if closed := closed_place(path.absolute().parent):
+        raise UserError(f"--output_file={output_file!r}: {closed} is not a folder to which you may write")
 
 
 def write_results(output_file: str, results: Mapping[str, Any]) -> None:

@@ -364,7 +364,8 @@ def check_output_dir(
     folder = Path(directory)
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise ExistingFileError(f"{name}={directory} is a file: give a folder")
-    _check_place(folder, name=name)
+    if closed := closed_place(folder):  # now, and not after hours of work
+        raise UserFileError(f"{name}={directory}: {closed} is not a folder to which you may write; give another folder")
     if folder.is_symlink() and not folder.exists():
         raise ExistingFileError(f"{name}={directory} is a link to a path that does not exist: give a folder")
     # Half-written folders may be removed if their program was killed, but not if a running program has locked them.
@@ -379,12 +380,11 @@ def check_output_dir(
         raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
 
 
-def _check_place(folder: Path, *, name: str) -> None:
-    """Refuse a folder in which, or below whose nearest parent, nothing can be written: not after hours of work."""
+def closed_place(folder: Path) -> Path | None:
+    """The folder, or its nearest parent that exists, if one may not write there; None if one may."""
     places = (folder.absolute(), *folder.absolute().parents)
     there = next(path for path in places if os.path.exists(path))  # `path.exists()` raises below a closed folder
-    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
-        raise UserFileError(f"{name}={folder}: {there} is not a folder to which you may write; give another folder")
+    return None if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK) else there
 
 
 def _check_inputs_stay(deleted: Iterable[Path], inputs: Iterable[tuple[str, str | Path | None]], *, name: str) -> None:
