@@ -15,7 +15,7 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, tiled_attention
 from .fast_paths import Dropout, attend, cast_once, linear, matmul_attention_pays, repeat_heads, rotate
 from .joined import can_join, joined_heads, joined_window_attention
-from .packed_attention import PackedPlan, padded_attention, varlen_attention, windowed_attention
+from .packed_attention import PackedPlan, padded_attention, tokens_read, varlen_attention, windowed_attention
 
 _STOCK = AttentionInterface()
 
@@ -124,11 +124,11 @@ class Attention(nn.Module):
         tables: Any = position_embeddings
         queries = x_BTD = cast_once(hidden_states)
         query_tables = tables
-        has_plan = isinstance(attention_mask, (TilePlan, PackedPlan))
-        if has_plan and attention_mask.read_R is not None:
-            queries = x_BTD.index_select(1, attention_mask.read_R)
-            query_tables = tables and tuple(table.index_select(1, attention_mask.read_R) for table in tables)
+        if (read_R := tokens_read(attention_mask)) is not None:
+            queries = x_BTD.index_select(1, read_R)
+            query_tables = tables and tuple(table.index_select(1, read_R) for table in tables)
         layers = self.q_proj, self.k_proj, self.v_proj
+        has_plan = isinstance(attention_mask, (TilePlan, PackedPlan))
         if torch.compiler.is_compiling() and queries is x_BTD and can_join(layers, x_BTD):
             is_rotated = tables is not None and self.q_norm is None  # norms come first
             if is_rotated and has_plan and attention_mask.implementation == "window":

@@ -13,10 +13,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
-from .attention_tiles import TilePlan
 from .fast_paths import Dropout, cast_once, is_traced, linear, recompute
 from .joined import can_join, joined_gate_and_up
-from .packed_attention import PackedPlan
+from .packed_attention import tokens_read
 
 
 def make_norm(config: ClozeBertConfig, size: int) -> nn.Module:
@@ -98,8 +97,8 @@ class EncoderLayer(GradientCheckpointingLayer):
         """Shape: [B, T, D] -> [B, T, D], or [1, R, D] if only R tokens are read; other arguments as in `Attention`."""
         attend = {"attention_mask": attention_mask, "position_embeddings": position_embeddings, **kwargs}
         x_BTD = hidden_states
-        if isinstance(attention_mask, (TilePlan, PackedPlan)) and attention_mask.read_R is not None:
-            x_BTD = x_BTD.index_select(1, attention_mask.read_R)
+        if (read_R := tokens_read(attention_mask)) is not None:
+            x_BTD = x_BTD.index_select(1, read_R)
         if self.pre_norm:
             x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(hidden_states), **attend)[0])
             return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))

@@ -63,6 +63,11 @@ class PackedPlan:
         return replace(self, **moved)
 
 
+def tokens_read(mask: Any) -> torch.Tensor | None:
+    """The tokens [R] whose output a layer with this mask or plan computes; None: all."""
+    return mask.read_R if isinstance(mask, (TilePlan, PackedPlan)) else None
+
+
 def make_masks(
     config: ClozeBertConfig,
     layer_types: list[str],
@@ -310,6 +315,7 @@ __all__ = [
     "padded_attention",
     "prepare_attention",
     "read_in_last_layer",
+    "tokens_read",
     "varlen_attention",
     "windowed_attention",
 ]
