@@ -209,11 +209,11 @@ VARIANTS: dict[str, tuple[Callable[..., list[Kernel]], dict[str, bool], Machine]
     "the same, windows by kernels of our own: the default": (
         compiled_kernels, DEFAULT, Machine(),
     ),
-    "the same, FlashAttention 3 in the other layers": (
+    "the default with --flash_attention FA3": (
         compiled_kernels, DEFAULT, Machine(attention=FLASH_ATTENTION_3),
     ),
     "the default with --bf16_residual": (compiled_kernels, BF16_RESIDUAL, Machine()),
-    "that, and FlashAttention 3": (compiled_kernels, BF16_RESIDUAL, Machine(attention=FLASH_ATTENTION_3)),
+    "the default with both": (compiled_kernels, BF16_RESIDUAL, Machine(attention=FLASH_ATTENTION_3)),
 }  # fmt: skip
 
 

@@ -149,6 +149,7 @@ def _plan_phase(
     from clozebert.training.planning.calibration import calibrate
     from clozebert.training.planning.memory_and_time import make_plan, mean_attention_length, plan_table
     from clozebert.training.run_settings import phase_configuration
+    from clozebert.training.runtime.machine import flash_attention
 
     arguments, config = phase.arguments, phase_configuration(config, phase)
     check_model(arguments, config)
@@ -165,15 +166,16 @@ def _plan_phase(
                     f"{config.vocab_size} of the model, so no step can be timed on it: leave out --calibrate, or "
                     f"prepare the corpus with the model's tokenizer"
                 )
-        calibration = calibrate(
-            arguments,
-            config,
-            device=here,
-            precision=precision,
-            seconds=given.calibrate_seconds,
-            corpora=corpora,
-            num_devices=given.num_devices,
-        )
+        with flash_attention(arguments.flash_attention, here):
+            calibration = calibrate(
+                arguments,
+                config,
+                device=here,
+                precision=precision,
+                seconds=given.calibrate_seconds,
+                corpora=corpora,
+                num_devices=given.num_devices,
+            )
         if phase.index and here.type != "cuda":
             # A process knows its peak since it began, which an earlier phase may have set.
             calibration = dataclasses.replace(calibration, peak_bytes=None)

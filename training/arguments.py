@@ -1,18 +1,15 @@
 """`PretrainingArguments`: every field of a pretraining run, with transformers' names where it has one."""
 
 import dataclasses
-import math
-import os
-import types
-import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..utils.command_line import flag
-from ..utils.errors import UserError, check_at_least, did_you_mean, reject_unknown_keys, there_and_here
+from ..utils.errors import UserError, check_at_least, reject_unknown_keys, there_and_here
 from ..utils.nested import merge_nested
 from .optimizers.schedules import inverse_sqrt_factor, learning_rate_factor
+from .values import read_value
 
 if TYPE_CHECKING:
     from ..corpus import BatchSize
@@ -23,7 +20,8 @@ _SAME, _SAID = "same", "said"
 _OF_THE_RUN = (
     "tokenizer_name", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path", "dry_run",
     "teacher_name_or_path", "max_minutes", "num_train_epochs", "embedding_init",
-    "seed", "optimizer", "mixed_precision", "use_cpu", "full_determinism", "report_to", "disable_tqdm", "phases",
+    "seed", "optimizer", "mixed_precision", "use_cpu", "full_determinism", "flash_attention",
+    "report_to", "disable_tqdm", "phases",
 )  # fmt: skip
 # Fields that depend on the number of steps.
 LENGTHS = ("max_steps", "warmup_steps", "decay_steps", "batch_warmup_steps")
@@ -35,12 +33,6 @@ _OF_A_PHASE = ("warmup_steps", "decay_steps", "initial_global_batch_size", "batc
 # With less, the weights that Muon trains grow during the run, and the encoder fine-tunes badly (docs/LOG.md).
 _WEIGHT_DECAY = {"muon": 0.1, "adamw": 0.01}
 _TRACKERS = ("tensorboard", "trackio", "wandb")
-# By the type of a field: the types of its values, and what messages call them.
-_KINDS: dict[Any, tuple[Any, str]] = {
-    dict: (dict, "a list of phases, each of `name: value` entries"),
-    bool: (bool, "true or false"),
-    str: ((str, os.PathLike), "text"),
-}
 
 
 _BATCHES = "batches"
@@ -153,7 +145,14 @@ class PretrainingArguments:
     gradient_checkpointing: bool = flag(
         "recompute activations in the backward pass: less memory, more time", False, _MACHINE
     )
-    torch_compile: bool | None = flag("compile with torch.compile (default: on CUDA)", section=_MACHINE)
+    torch_compile: bool | None = flag(
+        "compile with torch.compile (default: on CUDA)", section=_MACHINE, on_resume=_SAID
+    )
+    flash_attention: Literal["FA3", "FA4"] | None = flag(
+        "newer attention kernels, from packages of their own: FA3 on an H100, FA4 on a B200 too",
+        section=_MACHINE,
+        on_resume=_SAID,
+    )
     use_cpu: bool = flag("stay on the CPU even if there is a GPU", False, _MACHINE)
     full_determinism: bool = flag("only deterministic kernels; slower on GPUs", False, _MACHINE)
     ddp_timeout: int = flag("seconds after which a process or a data worker counts as hung", 300, _MACHINE)
@@ -175,7 +174,7 @@ class PretrainingArguments:
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
-            setattr(self, item.name, _read(item.name, getattr(self, item.name), item.type))
+            setattr(self, item.name, read_value(item.name, getattr(self, item.name), item.type))
         if self.weight_decay is None:
             self.weight_decay = _WEIGHT_DECAY[self.optimizer]
         self._check_ranges()
@@ -442,59 +441,9 @@ def divisors(number: int) -> Iterator[int]:
     return (divisor for divisor in range(number, 0, -1) if number % divisor == 0)
 
 
-def _read(name: str, value: Any, annotation: Any) -> Any:
-    """Convert a value from YAML or the command line to its field's type; YAML reads `1e-3` as a string.
-
-    Raises:
-        ValueError: the value does not fit.
-    """
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (types.UnionType, typing.Union):
-        return None if value is None else _read_one_of(name, value, arguments)
-    if origin is Literal:
-        return _read_choice(name, value, arguments)
-    if origin is list:
-        items = list(value) if isinstance(value, (list, tuple)) else [value]
-        return [] if items in ([None], [""], ["none"]) else [_read(name, item, arguments[0]) for item in items]
-    if annotation in (int, float):
-        return read_number(name, value, annotation)
-    kinds, wanted = _KINDS[annotation]
-    if not isinstance(value, kinds):
-        raise UserError(f"{name}={value!r} must be {wanted}")
-    return str(value) if annotation is str else value
-
-
-def _read_one_of(name: str, value: Any, annotations: tuple[Any, ...]) -> Any:
-    """A value of `int | float` is a share below 1, and a whole number otherwise; other unions are `X | None`."""
-    if {int, float} <= set(annotations):
-        number = read_number(name, value, float)
-        return number if 0 < number < 1 else read_number(name, value, int)
-    return _read(name, value, next(kind for kind in annotations if kind is not type(None)))
-
-
-def _read_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
-    # YAML reads a bare `no` as False.
-    value = "no" if value is False and "no" in choices else value
-    if value not in choices:
-        hint = did_you_mean(value, choices, otherwise="")
-        raise UserError(f"{name}={value!r} must be one of {', '.join(choices)}{hint and '; '}{hint}")
-    return value
-
-
 def _steps_of(steps: int | float | None, max_steps: int, *, least: int) -> int | None:
     """A number of steps; below 1 it is a share of `max_steps`, of at least `least` steps."""
     if not steps:
         return None if steps is None else 0
     # In binary, a share such as 29 / 100 is a little too small.
     return max(least, int(steps * max_steps + 1e-9 if steps < 1 else steps))
-
-
-def read_number(name: str, value: Any, kind: type) -> int | float:
-    """Convert a value from a recipe or a flag to int or float; a `UserError` if it is not a number."""
-    try:
-        number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number) or (kind is int and number != int(number)):
-        raise UserError(f"{name}={value!r} must be a {'whole ' if kind is int else ''}number")
-    return int(value) if kind is int and isinstance(value, int) else kind(number)

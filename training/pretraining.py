@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ..configuration import ClozeBertConfig
+from ..utils.device import find_device
 from ..utils.files import WriteCard, disk_errors
 from ..utils.output import outliving_readers
 from .arguments import PretrainingArguments
 from .loop import Pretraining
-from .runtime.machine import deterministic
+from .runtime.machine import deterministic, flash_attention
 from .runtime.processes import lost_processes
 from .runtime.signals import StopRequest
 
@@ -42,7 +43,11 @@ def pretrain(
             gradient that is not finite in ten steps in a row.
     """
     way_out = "free some space, then --resume_from_checkpoint latest, or give another folder"
-    with disk_errors(Path(arguments.output_dir), way_out=way_out), deterministic(arguments.full_determinism):
+    with (
+        disk_errors(Path(arguments.output_dir), way_out=way_out),
+        deterministic(arguments.full_determinism),
+        flash_attention(arguments.flash_attention, find_device(use_cpu=arguments.use_cpu)),
+    ):
         run = Pretraining(arguments, copy.deepcopy(config), write_card=write_card, recipe=recipe, goes_on_by=goes_on_by)
         stop = StopRequest()
         with (

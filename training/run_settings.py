@@ -12,7 +12,8 @@ from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, lis
 from ..utils.command_line import Flag, flags_of
 from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
 from ..utils.nested import merge_nested
-from .arguments import LEAST_STEPS, Phase, PretrainingArguments, read_number
+from .arguments import LEAST_STEPS, Phase, PretrainingArguments
+from .values import read_number
 
 _OWN_KEYS = ("architecture", "model")
 _TEXT_MODELS = [name for name, fields in ARCHITECTURES.items() if "image_size" not in fields]

@@ -1,0 +1,69 @@
+"""Values from a recipe or the command line, as the types of their fields."""
+
+import math
+import os
+import types
+import typing
+from typing import Any, Literal
+
+from ..utils.errors import UserError, did_you_mean
+
+# By the type of a field: the types of its values, and what messages call them.
+_KINDS: dict[Any, tuple[Any, str]] = {
+    dict: (dict, "a list of phases, each of `name: value` entries"),
+    bool: (bool, "true or false"),
+    str: ((str, os.PathLike), "text"),
+}
+
+
+def read_value(name: str, value: Any, annotation: Any) -> Any:
+    """A value as the type of its field; YAML reads `1e-3` as a string.
+
+    Raises:
+        ValueError: the value does not fit.
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (types.UnionType, typing.Union):
+        return None if value is None else _read_one_of(name, value, arguments)
+    if origin is Literal:
+        return _read_choice(name, value, arguments)
+    if origin is list:
+        items = list(value) if isinstance(value, (list, tuple)) else [value]
+        return [] if items in ([None], [""], ["none"]) else [read_value(name, item, arguments[0]) for item in items]
+    if annotation in (int, float):
+        return read_number(name, value, annotation)
+    kinds, wanted = _KINDS[annotation]
+    if not isinstance(value, kinds):
+        raise UserError(f"{name}={value!r} must be {wanted}")
+    return str(value) if annotation is str else value
+
+
+def _read_one_of(name: str, value: Any, annotations: tuple[Any, ...]) -> Any:
+    """A value of `int | float` is a share below 1, and a whole number otherwise; other unions are `X | None`."""
+    if {int, float} <= set(annotations):
+        number = read_number(name, value, float)
+        return number if 0 < number < 1 else read_number(name, value, int)
+    return read_value(name, value, next(kind for kind in annotations if kind is not type(None)))
+
+
+def _read_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    # YAML reads a bare `no` as False.
+    value = "no" if value is False and "no" in choices else value
+    if value not in choices:
+        hint = did_you_mean(value, choices, otherwise="")
+        raise UserError(f"{name}={value!r} must be one of {', '.join(choices)}{hint and '; '}{hint}")
+    return value
+
+
+def read_number(name: str, value: Any, kind: type) -> int | float:
+    """Convert a value from a recipe or a flag to int or float; a `UserError` if it is not a number."""
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number) or (kind is int and number != int(number)):
+        raise UserError(f"{name}={value!r} must be a {'whole ' if kind is int else ''}number")
+    return int(value) if kind is int and isinstance(value, int) else kind(number)
+
+
+__all__ = ["read_number", "read_value"]
