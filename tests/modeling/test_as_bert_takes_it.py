@@ -150,7 +150,7 @@ def test_a_class_of_a_user_is_saved_with_its_code(tmp_path, monkeypatch):
     model.save_pretrained(tmp_path / "saved")
     done = subprocess.run(
         [sys.executable, "-c", OPEN, str(tmp_path / "saved")], capture_output=True, text=True, check=False,
-        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""}, cwd=tmp_path / "saved",
+        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}, cwd=tmp_path / "saved",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     name, _, logits = done.stdout.partition(" ")

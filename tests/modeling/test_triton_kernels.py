@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,15 @@ def run(script, *arguments, **environment):
     return json.loads(done.stdout)
 
 
+def can_interpret():
+    """Triton below 3.7 interprets with NumPy below 2.4 only."""
+    triton, numpy = (tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy"))
+    return triton >= (3, 7) or numpy < (2, 4)
+
+
 def test_kernels_give_the_formula():
+    if not can_interpret():
+        pytest.skip("this Triton cannot interpret kernels with this NumPy")
     found = run("triton_cases.py", TRITON_INTERPRET="1")
     assert {name: len(errors) for name, errors in found.items()} == {"window": 8, "joined window": 8, "joined": 3}
     for dtype, *errors in itertools.chain.from_iterable(found.values()):
