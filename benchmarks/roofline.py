@@ -14,18 +14,14 @@ The cost of each follows from its shapes and the figures of the machine:
 Eager: every operator that PyTorch dispatches is a kernel, which reads its arguments and writes its results. The few
 that consist of several kernels are counted as such (PASSES).
 
-Compiled: the graphs are those of torch.compile itself, forward and backward, cut by Inductor's own partitioner, which
-decides what is kept and what is recomputed. Fusion follows a rule that models Inductor. A pointwise result is written
-if a matmul, an attention, a scatter or another graph uses it; otherwise it is recomputed. A kernel reads each tensor
-from outside once and writes its results once. Two results share a kernel if one depends on the other or both read the
-same large tensor, and no matmul has to run between them (this includes sums over tokens, as with Inductor's
-`mix_order_reduction`). Not included: the optimizer, waits of the host, and that real kernels do not reach the full
-bandwidth.
+Compiled: the kernels are those that torch.compile's Inductor schedules for this GPU, forward and backward, with the
+bytes that it counts for each (fake_inductor.py). Not included: the optimizer, waits of the host, and that real kernels
+do not reach the full bandwidth.
 """
 
 import argparse
+import contextlib
 import dataclasses
-import functools
 import json
 import sys
 from collections import defaultdict
@@ -35,7 +31,7 @@ from typing import Any
 from unittest import mock
 
 import fake_cuda
-from roofline_graphs import VIEWS, Graph
+import fake_inductor
 from roofline_prices import (
     FLASH_ATTENTION_3,
     LENGTH,
@@ -48,11 +44,20 @@ from roofline_prices import (
     Shapes,
     attention,
     bytes_of,
+    compiled,
     list_in,
     matmul,
 )
 
-FREE = VIEWS | {"empty", "empty_like", "new_empty_strided", "empty_strided", "lift_fresh"}
+H100 = (9, 0)  # its compute capability
+# Operators that run no kernel.
+FREE = frozenset(
+    (
+        "view", "_unsafe_view", "permute", "transpose", "t", "split", "split_with_sizes", "unsqueeze", "squeeze",
+        "slice", "select", "expand", "reshape", "alias", "detach", "as_strided", "unbind", "unflatten", "empty",
+        "empty_like", "new_empty_strided", "empty_strided", "lift_fresh",
+    )
+)  # fmt: skip
 # Operators that consist of several kernels: (reads and writes of the first argument, launches).
 PASSES = {"logsumexp": (6, 4)}  # amax; subtract; exp; sum
 
@@ -124,7 +129,7 @@ def make_step() -> tuple[Any, Callable[..., Any], Shapes]:
 
 def eager_kernels(*, loss_only: bool) -> list[Kernel]:
     """The kernels of a step as PyTorch dispatches it."""
-    with fake_cuda.device((9, 0)) as calls:
+    with fake_cuda.device(H100) as calls:
         _, step, shapes = make_step()
         calls.clear()
         loss = step(loss_only=loss_only)
@@ -135,54 +140,35 @@ def eager_kernels(*, loss_only: bool) -> list[Kernel]:
 
 
 def compiled_kernels(*, joins: bool, has_triton: bool, loss_only: bool, bf16_residual: bool = False) -> list[Kernel]:
-    """The kernels of a step: torch.compile's graphs fused by the rule, and the eager kernels outside of the graphs."""
+    """The kernels of a step: those of torch.compile's graphs, and the eager kernels outside of the graphs."""
     import torch
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-    from torch._inductor.decomposition import select_decomp_table
 
-    from clozebert.modeling import attention, blocks, window_attention
+    from clozebert.modeling import attention, blocks, joined, window_attention
     from clozebert.training.runtime.machine import compile_model
 
-    graphs: list[Graph] = []
-
-    def compile_part(module: Any, inputs: Any, *, is_backward: bool) -> Any:
-        graph = Graph(module, is_backward=is_backward)
-        graphs.append(graph)
-
-        def run(*arguments: Any) -> Any:
-            graph.runs += 1
-            return module(*arguments)
-
-        return make_boxed_func(run)
-
-    backend = aot_autograd(
-        fw_compiler=functools.partial(compile_part, is_backward=False),
-        bw_compiler=functools.partial(compile_part, is_backward=True),
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=select_decomp_table(),
-    )
+    graphs: list[fake_inductor.Graph] = []
     torch._dynamo.reset()
-    can_join = attention.can_join if joins else never_join
     # The kernels themselves are never run here, so any object will do.
     kernels = object() if has_triton else None
-    with (
-        mock.patch.object(attention, "can_join", can_join),
-        mock.patch.object(blocks, "can_join", can_join),
-        mock.patch.object(window_attention, "KERNELS", kernels),
-        fake_cuda.device((9, 0), records=False),
-    ):
+    with contextlib.ExitStack() as stack:
+        for module in () if joins else (attention, blocks, joined):
+            stack.enter_context(mock.patch.object(module, "can_join", never_join))
+        stack.enter_context(mock.patch.object(window_attention, "KERNELS", kernels))
+        stack.enter_context(fake_cuda.device(H100, records=False))
         model, step, shapes = make_step()
         if bf16_residual:
             model.model.residual_dtype = torch.bfloat16
+        backend = fake_inductor.backend(graphs.append, H100)
         compile_model(model, torch.device("cuda"), backend=backend, dynamic=False)
         step(loss_only=loss_only).backward()
-        found = [kernel for graph in graphs for kernel in graph.kernels(shapes) * graph.runs]
+    found = []
+    for graph in graphs:
+        found += [compiled(one, shapes, is_backward=graph.is_backward) for one in graph.kernels] * graph.runs
     return [*found, *outside_kernels()]
 
 
 def never_join(layers: Any, x: Any) -> bool:
+    """A function, since torch.compile cannot follow a mock."""
     return False
 
 

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import fake_inductor
+
 ROWS, LENGTH, MASKED = 48, 1024, 0.3
 TOKENS = ROWS * LENGTH
 PREDICTED = round(TOKENS * MASKED)
@@ -111,3 +113,31 @@ def window_attention(tensors: list[Any], window: int, *, is_backward: bool) -> K
 def list_in(arguments: Any) -> list[Any]:
     """The window among the arguments of an attention operator."""
     return next(value for value in arguments if isinstance(value, (list, tuple)) and len(value) == 2)
+
+
+def compiled(kernel: fake_inductor.Kernel, shapes: Shapes, *, is_backward: bool) -> Kernel:
+    """The cost of a kernel of a compiled graph."""
+    seen = [*kernel.origins, *(source for node in kernel.origins for source in node.all_input_nodes)]
+    part = shapes.part_of(tuple(x.shape) for node in seen for x in tensors_of(node))
+    if kernel.operator is None:
+        return Kernel(part, kernel.bytes, is_backward=is_backward)
+    node = next(node for node in kernel.origins if fake_inductor.name_of(node.target) == kernel.operator)
+    inputs = [x for source in node.all_input_nodes for x in tensors_of(source)[:1]]
+    if kernel.operator in ("mm", "addmm"):
+        left, right = inputs[-2:]
+        return matmul(left.shape, right.shape, left.element_size(), shapes)
+    if kernel.operator.startswith("_varlen_attn"):
+        return attention(inputs, list_in(node.args), is_backward=is_backward)
+    if kernel.operator.startswith("window_attention"):
+        window = next(value for value in reversed(node.args) if isinstance(value, int))
+        return window_attention(inputs, window, is_backward=is_backward)
+    launches = 3 if kernel.operator == "turn_back_and_join" else 1
+    return Kernel("RoPE" if launches == 3 else part, kernel.bytes, is_backward=is_backward, launches=launches)
+
+
+def tensors_of(node: Any) -> list[Any]:
+    """The results of a graph's node that are tensors."""
+    import torch
+
+    value = node.meta.get("val")
+    return [x for x in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(x, torch.Tensor)]

@@ -109,17 +109,24 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps=config.norm_eps) if config.qk_norm else None
 
+    @property
+    def input_layers(self) -> tuple[nn.Module, ...]:
+        """The linear layers that read the input."""
+        return self.q_proj, self.k_proj, self.v_proj
+
     def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: Any = None,
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        scale_D: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Shape: hidden_states [B, T, D] -> ([B, T, D], weights [B, H, T, T] if the implementation returns them).
 
         `attention_mask` is what the configured implementation takes (additive, boolean, a BlockMask), or a plan, which
-        names its own implementation. With a plan that reads only R tokens, the output is [1, R, D].
+        names its own implementation. With a plan that reads only R tokens, the output is [1, R, D]. `scale_D` is what
+        `split_norm` left to the joined layers.
         """
         tables: Any = position_embeddings
         queries = x_BTD = cast_once(hidden_states)
@@ -127,15 +134,15 @@ class Attention(nn.Module):
         if (read_R := tokens_read(attention_mask)) is not None:
             queries = x_BTD.index_select(1, read_R)
             query_tables = tables and tuple(table.index_select(1, read_R) for table in tables)
-        layers = self.q_proj, self.k_proj, self.v_proj
+        layers = self.input_layers
         has_plan = isinstance(attention_mask, (TilePlan, PackedPlan))
         if torch.compiler.is_compiling() and queries is x_BTD and can_join(layers, x_BTD):
             is_rotated = tables is not None and self.q_norm is None  # norms come first
             if is_rotated and has_plan and attention_mask.implementation == "window":
                 documents, window = attention_mask.document_N, attention_mask.window
-                out_BTHK = joined_window_attention(layers, x_BTD, tables, self.head_dim, documents, window)
+                out_BTHK = joined_window_attention(layers, x_BTD, scale_D, tables, self.head_dim, documents, window)
                 return linear(self.o_proj, out_BTHK.flatten(2)), None
-            q_BTHK, k_BTHK, v_BTHK = joined_heads(layers, x_BTD, tables if is_rotated else None, self.head_dim)
+            q_BTHK, k_BTHK, v_BTHK = joined_heads(layers, x_BTD, scale_D, tables if is_rotated else None, self.head_dim)
         else:
             is_rotated = False
             projected = (linear(layer, x) for layer, x in zip(layers, (queries, x_BTD, x_BTD), strict=True))

@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
 from .fast_paths import Dropout, cast_once, is_traced, linear, recompute
-from .joined import can_join, joined_gate_and_up
+from .joined import can_join, joined_gate_and_up, split_norm
 from .packed_attention import tokens_read
 
 
@@ -50,15 +50,20 @@ class FeedForward(nn.Module):
         self.activation_name = config.hidden_act
         self.dropout = Dropout(config.mlp_dropout)
 
-    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """Shape: [B, T, D] -> [B, T, D]."""
+    @property
+    def input_layers(self) -> tuple[nn.Module, ...]:
+        """The linear layers that read the input, if compiled code joins them."""
+        return () if self.gate_proj is None else (self.gate_proj, self.up_proj)
+
+    def forward(self, x_BTD: torch.Tensor, scale_D: torch.Tensor | None = None) -> torch.Tensor:
+        """Shape: [B, T, D] -> [B, T, D]. `scale_D` is what `split_norm` left to the joined layers."""
         x_BTD = cast_once(x_BTD)
         if torch.is_grad_enabled() or is_traced():
             # What `_down` would keep for the backward pass is most of a layer's memory, and quick to compute again.
             if self.gate_proj is None:
                 return recompute(self._down, self.up_proj(x_BTD))
-            if torch.compiler.is_compiling() and can_join((self.gate_proj, self.up_proj), x_BTD):
-                return recompute(self._down, *joined_gate_and_up(self.gate_proj, self.up_proj, x_BTD))
+            if torch.compiler.is_compiling() and can_join(self.input_layers, x_BTD):
+                return recompute(self._down, *joined_gate_and_up(self.gate_proj, self.up_proj, x_BTD, scale_D))
             return recompute(self._down, self.gate_proj(x_BTD), self.up_proj(x_BTD))
         first = self.up_proj if self.gate_proj is None else self.gate_proj
         h_BTF = linear(first, x_BTD, activation=self.activation, name=self.activation_name)
@@ -100,8 +105,11 @@ class EncoderLayer(GradientCheckpointingLayer):
         if (read_R := tokens_read(attention_mask)) is not None:
             x_BTD = x_BTD.index_select(1, read_R)
         if self.pre_norm:
-            x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(hidden_states), **attend)[0])
-            return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))
+            joins = () if read_R is not None else self.attention.input_layers
+            h_BTD, scale_D = split_norm(self.attention_norm, joins, hidden_states)
+            x_BTD = x_BTD + self.dropout(self.attention(h_BTD, scale_D=scale_D, **attend)[0])
+            h_BTD, scale_D = split_norm(self.mlp_norm, self.mlp.input_layers, x_BTD)
+            return x_BTD + self.dropout(self.mlp(h_BTD, scale_D))
         x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(hidden_states, **attend)[0]))
         return self.mlp_norm(x_BTD + self.dropout(self.mlp(x_BTD)))
 

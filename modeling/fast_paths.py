@@ -142,6 +142,14 @@ def is_plain_linear(layer: nn.Module) -> bool:
     return _is_untouched(layer, nn.Linear) and not hasattr(type(layer.weight), "__tensor_flatten__")
 
 
+def is_plain_norm(norm: nn.Module) -> bool:
+    """Whether calling the norm only divides by a size and multiplies by an ordinary weight; it has no bias."""
+    if not (_is_untouched(norm, nn.LayerNorm) or _is_untouched(norm, nn.RMSNorm)):
+        return False
+    has_weight = norm.weight is not None and not hasattr(type(norm.weight), "__tensor_flatten__")
+    return has_weight and getattr(norm, "bias", None) is None
+
+
 def _is_plain_activation(activation: nn.Module, name: str | None) -> bool:
     """Whether the module is still the one that the configuration names."""
     return _is_untouched(activation, _type_of_activation(name))

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
-from .fast_paths import is_plain, is_plain_linear, matmul_dtype, rotated
+from .fast_paths import is_plain, is_plain_linear, is_plain_norm, matmul_dtype, rotated
 from .window_attention import KERNELS, define, empty_joined
 
 
@@ -32,6 +33,18 @@ def can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
     )
 
 
+def split_norm(norm: Any, layers: Sequence[Any], x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A norm's output for `layers`, and None; where they are joined, the output without the norm's weight, and that.
+
+    The joined layers multiply the weight into their copies: W (n * w) = (W diag(w)) n. So its gradient comes from
+    theirs, not from a sum over all tokens, for which a kernel would read them again.
+    """
+    if not (layers and torch.compiler.is_compiling() and can_join(layers, x_BTD) and is_plain_norm(norm)):
+        return norm(x_BTD), None
+    normalize = F.layer_norm if isinstance(norm, nn.LayerNorm) else F.rms_norm
+    return normalize(x_BTD, norm.normalized_shape, eps=norm.eps), norm.weight
+
+
 def _join(tensors: Sequence[Any], dtype: torch.dtype, *, interleaved: bool) -> torch.Tensor | None:
     if tensors[0] is None:
         return None
@@ -39,31 +52,40 @@ def _join(tensors: Sequence[Any], dtype: torch.dtype, *, interleaved: bool) -> t
     return torch.stack(tensors, dim=1).flatten(0, 1) if interleaved else torch.cat(tensors)
 
 
-def _joined_linear(layers: Sequence[Any], x: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
+def _joined_linear(
+    layers: Sequence[Any], x: torch.Tensor, scale_D: torch.Tensor | None, *, interleaved: bool = False
+) -> torch.Tensor:
     dtype = matmul_dtype(x)
+    weights = [layer.weight if scale_D is None else layer.weight * scale_D for layer in layers]
     weight, bias = (
-        _join([getattr(layer, name) for layer in layers], dtype, interleaved=interleaved) for name in ("weight", "bias")
+        _join(tensors, dtype, interleaved=interleaved) for tensors in (weights, [layer.bias for layer in layers])
     )
     return F.linear(x, weight, bias)  # type: ignore[arg-type]
 
 
-def joined_gate_and_up(gate: Any, up: Any, x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """gate(x) and up(x). Their channels alternate in the matmul, so that a kernel reads both from one place.
+def joined_gate_and_up(
+    gate: Any, up: Any, x_BTD: torch.Tensor, scale_D: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """gate(x * scale) and up(x * scale). Their channels alternate in the matmul: a kernel reads both from one place.
 
     Shape: [B, T, D] -> [B, T, F] twice.
     """
-    both_BTF2 = _joined_linear((gate, up), x_BTD, interleaved=True).unflatten(-1, (-1, 2))
+    both_BTF2 = _joined_linear((gate, up), x_BTD, scale_D, interleaved=True).unflatten(-1, (-1, 2))
     return both_BTF2[..., 0], both_BTF2[..., 1]
 
 
 def joined_heads(
-    layers: Sequence[Any], x_BTD: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor] | None, head_size: int
+    layers: Sequence[Any],
+    x_BTD: torch.Tensor,
+    scale_D: torch.Tensor | None,
+    tables: tuple[torch.Tensor, torch.Tensor] | None,
+    head_size: int,
 ) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values. Queries and keys are rotated if there are tables.
+    """Queries, keys and values of x * scale. Queries and keys are rotated if there are tables.
 
     Shape: [B, T, D] -> [B, T, H, K], and [B, T, G, K] twice.
     """
-    joined_BTHK = _joined_linear(layers, x_BTD).unflatten(-1, (-1, head_size))
+    joined_BTHK = _joined_linear(layers, x_BTD, scale_D).unflatten(-1, (-1, head_size))
     heads = [layer.weight.shape[0] // head_size for layer in layers]
     if tables is None:
         return joined_BTHK.split(heads, dim=-2)
@@ -74,16 +96,17 @@ def joined_heads(
 def joined_window_attention(
     layers: Sequence[Any],
     x_BTD: torch.Tensor,
+    scale_D: torch.Tensor | None,
     tables: tuple[torch.Tensor, torch.Tensor],
     head_size: int,
     document_N: torch.Tensor,
     window: int,
 ) -> torch.Tensor:
-    """Attention within a window, by our kernels, of joined queries, keys and values with RoPE.
+    """Attention within a window, by our kernels, of joined queries, keys and values of x * scale, with RoPE.
 
     Shape: [B, T, D] -> [B, T, H, K].
     """
-    joined_BTJK = _joined_linear(layers, x_BTD).unflatten(-1, (-1, head_size))
+    joined_BTJK = _joined_linear(layers, x_BTD, scale_D).unflatten(-1, (-1, head_size))
     heads = [layer.weight.shape[0] // head_size for layer in layers]
     cos, sin = (table.expand(*x_BTD.shape[:2], -1)[..., : head_size // 2].flatten(0, 1) for table in tables)
     out_NHK = _JoinedWindowAttention.apply(joined_BTJK.flatten(0, 1), cos, sin, heads, document_N, window)
@@ -158,4 +181,11 @@ def _turn_back_and_join(
 
 define("turn_back_and_join", _turn_back_and_join, empty_joined)
 
-__all__ = ["can_join", "joined_gate_and_up", "joined_heads", "joined_window_attention", "turn_back_and_join"]
+__all__ = [
+    "can_join",
+    "joined_gate_and_up",
+    "joined_heads",
+    "joined_window_attention",
+    "split_norm",
+    "turn_back_and_join",
+]

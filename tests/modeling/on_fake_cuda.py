@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
 
 import fake_cuda
+import fake_inductor
 
 fake_cuda.install()
 
@@ -272,6 +273,33 @@ def compiled_windows() -> list[list[Any]]:
     return found
 
 
+def inductor_kernels() -> list[dict[str, Any]]:
+    """What torch.compile runs on an H100 for a full and a windowed layer of ModernBERT-base.
+
+    For each graph: the operators, and how many kernels beside them move a bf16 tensor [tokens, hidden size] or more.
+    """
+    from clozebert.training.runtime import machine
+
+    made: list[fake_inductor.Graph] = []
+    tokens, capability = 48 * 1024, (9, 0)
+    torch._dynamo.reset()
+    with fake_cuda.device(capability, records=False), mock.patch.object(window_attention, "KERNELS", object()):
+        model = make(ClozeBertForMaskedLM, configuration("modernbert-base", layers=5))
+        machine.compile_model(model, torch.device("cuda"), backend=fake_inductor.backend(made.append, capability))
+        with fake_cuda.autocast(torch.bfloat16):
+            loss = model(**batch(48, tokens, tokens // 4, 1024)).loss
+        loss.backward()
+    large = 2 * tokens * model.config.hidden_size
+    return [
+        {
+            "backward": graph.is_backward, "runs": graph.runs,
+            "operators": [kernel.operator for kernel in graph.kernels if kernel.operator is not None],
+            "large": sum(kernel.operator is None and kernel.bytes >= large for kernel in graph.kernels),
+        }
+        for graph in made
+    ]  # fmt: skip
+
+
 def graphs() -> dict[str, Any]:
     """Training steps over batches with other boundaries, compiled as a run compiles: how many graphs there are.
 
@@ -315,6 +343,7 @@ if __name__ == "__main__":
                 "windows": windows(),
                 "compiled windows": compiled_windows(),
                 "graphs": graphs(),
+                "inductor": inductor_kernels(),
                 "residual": residual_stream(),
             }
         )

@@ -154,6 +154,26 @@ def test_host_waits_of_the_other_ways_in(on_fake_cuda):
     }  # fmt: skip
 
 
+def test_inductor_runs_few_kernels_beside_matmuls_and_attention(on_fake_cuda):
+    """Forward: norm; RoPE; sum and norm; gate; sum. Backward: a cast; gate; each norm with its sum, in one.
+
+    A norm's weight that its linear layers did not take in would cost the backward pass a kernel more.
+    """
+    found = on_fake_cuda["inductor"]
+    of_layers = [graph for graph in found if any("attn" in name or "window" in name for name in graph["operators"])]
+    assert [(graph["backward"], graph["runs"], graph["large"]) for graph in of_layers] == [
+        (False, 1, 5), (True, 1, 4),  # the first layer, which has no norm before its attention: a cast instead
+        (False, 3, 5), (True, 3, 4),
+        (False, 1, 5), (True, 1, 4),
+    ]  # fmt: skip
+    matmuls = [sum(name == "mm" for name in graph["operators"]) for graph in of_layers]
+    assert matmuls == [4, 8] * 3
+    assert {name for graph in of_layers for name in graph["operators"]} == {
+        "mm", "_varlen_attn", "_varlen_attn_backward", "turn_back_and_join",
+        "window_attention", "window_attention_backward_joined",
+    }  # fmt: skip
+
+
 def test_a_compiled_step_has_a_graph_for_each_kind_of_layer_and_never_another(on_fake_cuda):
     """Five steps with other numbers of documents, tokens and predictions, and another longest document.
 

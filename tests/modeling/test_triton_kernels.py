@@ -1,4 +1,5 @@
-"""Our Triton kernels without a GPU: interpreted (triton_cases.py) and compiled (triton_compiled.py). Needs Triton.
+"""Triton kernels without a GPU: ours, interpreted (triton_cases.py) and compiled (triton_compiled.py); and those that
+torch.compile writes, compiled (inductor_compiled.py). Needs Triton.
 
 On a GPU they are in test_gpu.py.
 """
@@ -13,6 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import fake_cuda
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs Triton, which CPU builds of torch lack"
@@ -52,3 +56,13 @@ def test_kernels_compile_for_gpus_that_are_not_here(capability, tmp_path):
     found = run("triton_compiled.py", capability, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     assert len(found) == 20
     assert max(shared for *_, shared in found) <= SHARED[capability] * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(fake_cuda.find_obstacle() is not None, reason=str(fake_cuda.find_obstacle()))
+@pytest.mark.parametrize("capability", [80, 90, 100, 120])
+def test_kernels_of_torch_compile_compile_for_gpus_that_are_not_here(capability):
+    """All that Inductor writes for a training step of ModernBERT, in both types of the residual stream."""
+    [[found, kernels, configurations]] = run("inductor_compiled.py", str(capability))
+    assert found == capability
+    assert configurations >= kernels >= 60
