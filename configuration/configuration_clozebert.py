@@ -257,25 +257,28 @@ class ClozeBertConfig(PreTrainedConfig):
         """As the base class, with checks.
 
         Unknown keys in `config_dict` are kept, with a warning. An unknown override that resembles a field is an error.
+        A subclass with a model type of its own also reads the configuration of its parent.
 
         Raises:
             ValueError: the configuration of another architecture, an override that resembles a field, or values that
                 contradict one another.
         """
         kind = config_dict.get("model_type") or cls.model_type
-        if kind != cls.model_type:
+        if kind not in {getattr(parent, "model_type", None) for parent in cls.__mro__}:
             raise ValueError(
                 f"this is the configuration of a {kind} model: open it with AutoModel, or as a ClozeBERT with "
                 "clozebert.hub.from_native"
             )
         known = {*cls.field_names(), *_KEYS_OF_TRANSFORMERS}
-        foreign = {key: config_dict[key] for key in config_dict if key not in known}
+        foreign = {key: kwargs.pop(key, config_dict[key]) for key in config_dict if key not in known}
         if foreign:
             _warn_of_foreign(list(foreign), cls.field_names())
-        for key in kwargs.keys() - known - foreign.keys():
+        for key in kwargs.keys() - known:
             if _nearest(key, cls.field_names(), cutoff=0.85):
                 raise ValueError(unknown_key_message(key, cls.field_names()))
         values = {key: config_dict[key] for key in config_dict if key in known}
+        if kind != cls.model_type:
+            values = {key: values[key] for key in values if key not in ("model_type", "auto_map")}  # the parent's
         _follow_heads(values, kwargs)
         _follow_layers(values, kwargs)
         _refuse_parts_of_rope(kwargs)

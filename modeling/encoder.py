@@ -80,8 +80,12 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """As transformers' own, with the model's code beside the weights and every Auto class in config.json."""
-        if getattr(self, "_hf_peft_config_loaded", False):  # then only an adapter is saved
+        """As transformers' own, with the model's code beside the weights and every Auto class in config.json.
+
+        A subclass with a model type of its own is saved without them: our code would refuse its configuration.
+        """
+        is_adapter = getattr(self, "_hf_peft_config_loaded", False)  # then only an adapter is saved
+        if is_adapter or self.config.model_type != ClozeBertConfig.model_type:
             super().save_pretrained(save_directory, is_main_process, state_dict, push_to_hub, *args, **kwargs)
             return
         self.config.auto_map = auto_map()

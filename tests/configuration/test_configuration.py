@@ -94,6 +94,14 @@ def test_what_a_newer_version_saved_loads_with_a_warning(tmp_path):
         assert transformers.AutoConfig.from_pretrained(tmp_path).hidden_size == 32
 
 
+def test_a_key_that_is_not_a_field_may_be_overridden(tmp_path):
+    config = ClozeBertConfig()
+    config.softness = 0.7
+    config.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="softness"):
+        assert ClozeBertConfig.from_pretrained(tmp_path, softness=0.9).softness == 0.9
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_round_trip_changes_nothing(name, tmp_path):
     config = ClozeBertConfig.from_name(name, num_labels=3)

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from clozebert import (
+    ClozeBertConfig,
     ClozeBertForMaskedLM,
     ClozeBertForMultipleChoice,
     ClozeBertForSequenceClassification,
@@ -164,6 +165,27 @@ def test_a_class_of_ours_is_saved_without_a_second_copy_of_its_code(tmp_path):
     model.save_pretrained(tmp_path)
     assert {path.name for path in tmp_path.glob("*.py")} == set(CODE_FILES)
     assert model.config.auto_map["AutoModelForSequenceClassification"].startswith("modeling_clozebert.")
+
+
+def test_a_subclass_with_a_model_type_of_its_own(tmp_path):
+    """It begins from a ClozeBERT and is saved as a model of its own: our code would refuse its configuration."""
+
+    class OwnConfig(ClozeBertConfig):
+        model_type = "own"
+
+    class OwnModel(ClozeBertModel):
+        config: OwnConfig
+        config_class = OwnConfig
+
+    parent = build(ClozeBertModel, tiny_config())
+    parent.save_pretrained(tmp_path / "parent")
+    model = OwnModel.from_pretrained(tmp_path / "parent")
+    assert torch.equal(model(IDS).last_hidden_state, parent(IDS).last_hidden_state)
+    model.save_pretrained(tmp_path / "own")
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["config.json", "model.safetensors"]
+    saved = json.loads((tmp_path / "own/config.json").read_text())
+    assert saved["model_type"] == "own"
+    assert "auto_map" not in saved
 
 
 def test_an_adapter_is_saved_without_the_code_of_a_model(tmp_path):
