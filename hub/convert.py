@@ -38,7 +38,8 @@ def from_native(
     """Convert a transformers model to ClozeBERT: same head, same outputs, same gradients.
 
     Args:
-        model_or_folder: a transformers model, or a folder (or Hub name) with one. A model's tensors are copied.
+        model_or_folder: a transformers model, or a folder (or Hub name) with one. A model's tensors are copied; what is
+            frozen stays so, and the attention implementation is kept.
         allow_pickle: read `pytorch_model.bin`, with `weights_only=True`, if there are no safetensors.
 
     Raises:
@@ -48,7 +49,9 @@ def from_native(
     if isinstance(model_or_folder, (str, os.PathLike)):
         folder = find_folder(model_or_folder, allow_pickle=allow_pickle)
         return convert_from_native(load_native(folder, allow_pickle=allow_pickle), copy_tensors=False)
-    return convert_from_native(model_or_folder, copy_tensors=True)
+    ours = convert_from_native(model_or_folder, copy_tensors=True)
+    _keep_attention(model_or_folder, ours)
+    return ours
 
 
 def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> ClozeBertPreTrainedModel:
@@ -79,6 +82,10 @@ def convert_from_native(native: PreTrainedModel, *, copy_tensors: bool) -> Cloze
             parts = (part.clone() for part in tensor.split(sizes))
             renamed.update(zip(names, parts, strict=True))
     fill(ours, renamed)
+    frozen = _frozen(native)
+    for names, native_name in pairs:
+        if native_name in frozen:
+            _freeze(ours, names)
     return ours.train(native.training)
 
 
@@ -113,7 +120,8 @@ def to_native(
     warn_of_dynamic_rope(model.config)
     tensors = dict(model.state_dict())
     renamed: dict[str, torch.Tensor] = {}
-    for names, native_name in tensor_names(target, class_name, tensors):
+    pairs = tensor_names(target, class_name, tensors)
+    for names, native_name in pairs:
         parts = [tensors[name] for name in names]
         if len(parts) > 1:
             renamed[native_name] = torch.cat(parts)
@@ -124,7 +132,25 @@ def to_native(
             # In an untied model these are two parameters. If they shared memory, saving would leave one out.
             renamed[name] = renamed[same_as] if config.tie_word_embeddings else renamed[same_as].clone()
     fill(native, renamed)
+    _keep_attention(model, native)
+    frozen = _frozen(model)
+    origin = {native_name: names for names, native_name in pairs}
+    _freeze(native, [name for name in renamed if frozen.issuperset(origin[target.tied.get(name, name)])])
     return native.train(model.training)
+
+
+def _keep_attention(model: PreTrainedModel, converted: PreTrainedModel) -> None:
+    if not converted.config.output_attentions:  # else it is eager, which alone returns them
+        converted.set_attn_implementation(model.config._attn_implementation)
+
+
+def _frozen(model: PreTrainedModel) -> set[str]:
+    return {name for name, tensor in model.named_parameters(remove_duplicate=False) if not tensor.requires_grad}
+
+
+def _freeze(model: PreTrainedModel, names: Iterable[str]) -> None:
+    for name in names:
+        model.get_parameter(name).requires_grad_(False)
 
 
 def save_native(

@@ -211,6 +211,33 @@ def test_training_mode_labels_and_names_come_along():
     assert to_native(ours).config.architectures == ["BertForSequenceClassification"]
 
 
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_frozen_weights_and_the_attention_implementation_come_along(tied, implementation):
+    native = make_native("modernbert", "ModernBertForMaskedLM", tie_word_embeddings=tied)
+    native.set_attn_implementation(implementation)
+    native.requires_grad_(False)
+    native.head.requires_grad_(True)
+    native.model.layers[1].attn.Wqkv.requires_grad_(True)
+    ours = from_native(native)
+    trained = {name.removesuffix(".weight") for name, tensor in ours.named_parameters() if tensor.requires_grad}
+    of_layer = {f"model.layers.1.attention.{part}_proj" for part in "qkv"}
+    assert trained == {"head.dense", "head.norm", *of_layer}
+    assert ours.config._attn_implementation == implementation
+    back = to_native(ours)
+    assert {n: p.requires_grad for n, p in back.named_parameters()} == {
+        n: p.requires_grad for n, p in native.named_parameters()
+    }
+    assert back.config._attn_implementation == implementation
+
+
+def test_a_bias_that_is_frozen_under_one_of_its_names_is_frozen_under_both():
+    native = make_native("bert", "BertForMaskedLM", tie_word_embeddings=False)
+    native.cls.predictions.requires_grad_(False)
+    back = to_native(from_native(native))
+    assert not any(tensor.requires_grad for tensor in back.cls.predictions.parameters())
+
+
 def test_tensors_are_copies():
     native = make_native("bert", "BertForMaskedLM")
     before = native.bert.embeddings.word_embeddings.weight.clone()
