@@ -116,13 +116,17 @@ def test_updates_of_muon_are_counted_as_torch_counts_them(changes: dict[str, Any
 
 @pytest.mark.parametrize("computed_again", [False, True])
 @pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("changes", [SIZES, BERT], ids=["modern", "bert"])
+@pytest.mark.parametrize(
+    ("changes", "half", "bf16_residual"),
+    [(SIZES, False, False), (SIZES, True, False), (SIZES, True, True), (BERT, False, False), (BERT, True, False)],
+    ids=["modern", "modern-bf16", "modern-bf16-residual", "bert", "bert-bf16"],
+)
 def test_kept_activations_are_autograds(
     changes: dict[str, Any],
     dropout: float,
     half: bool,
+    bf16_residual: bool,
     every: int,
     computed_again: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -137,6 +141,8 @@ def test_kept_activations_are_autograds(
     parts = ("hidden_dropout_prob", "attention_probs_dropout_prob", "mlp_dropout")
     config = ClozeBertConfig(**{**changes, "max_position_embeddings": 64, **dict.fromkeys(parts, dropout)})
     model = ClozeBertModel(config)
+    if bf16_residual:
+        model.residual_dtype = torch.bfloat16
 
     def kept(pairs: int) -> int:
         weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -161,6 +167,7 @@ def test_kept_activations_are_autograds(
     per_token = (kept(12) - kept(4)) / (8 * 96)
     length = (32**2 + 64**2) / 96
     given = {"half": half, "on_cpu": True, "length": length, "tokens": 1152, "predicted": 1 / every}
+    given["bf16_residual"] = bf16_residual
     formula = activation_bytes(config, recompute=False, **given)
     assert formula == pytest.approx(per_token, rel=0.05)
     assert activation_bytes(config, recompute=True, **given) < (0.85 if computed_again or every > 1 else 0.7) * formula

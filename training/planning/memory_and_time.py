@@ -7,11 +7,11 @@ of a number in the computing precision (2 under bf16 and fp16, else 4).
     weights           4 P, and under half precision their copies, 2 for each weight of a matrix
     gradients         4 P
     optimizer         AdamW 8 P; Muon 4 for each weight of its matrices, 8 for each of the rest
-    activations       for each layer and token: two norms read 4 D each; linear layers read c (3 D + F); attention
-                      keeps c (D + 2 G) of queries, keys and values; the feed-forward keeps c 2 F, gated ones c 4 F, of
-                      which half is recomputed if there are many tokens. The last layer works for predicted tokens
-                      only, apart from keys and values (`last_layer_reads`). With checkpointing: 4 D a layer, and one
-                      layer in full
+    activations       for each layer and token: two norms read 4 D each, 2 D with `--bf16_residual`; linear layers read
+                      c (3 D + F); attention keeps c (D + 2 G) of queries, keys and values; the feed-forward keeps
+                      c 2 F, gated ones c 4 F, of which half is recomputed if there are many tokens. The last layer
+                      works for predicted tokens only, apart from keys and values (`last_layer_reads`). With
+                      checkpointing: what one norm reads of each layer, and one layer in full
     dropout           for each layer and token, masks of the outputs of both parts, 2 D, and of the inner one, F: c
                       bytes a number on a CPU, 1 elsewhere. On a CPU, dropout in attention keeps its weights, their
                       masks and products, 3 c H T for documents of T tokens
@@ -351,6 +351,7 @@ def _memory(
                 length=length,
                 tokens=tokens,
                 predicted=most,
+                bf16_residual=arguments.bf16_residual,
             )
         ),
         "logits": predicted * (compared * c * 2 + symbols["E"] * (8 + 2 * c))
@@ -364,7 +365,15 @@ def _memory(
 
 
 def activation_bytes(
-    config: ClozeBertConfig, *, half: bool, recompute: bool, on_cpu: bool, length: float, tokens: int, predicted: float
+    config: ClozeBertConfig,
+    *,
+    half: bool,
+    recompute: bool,
+    on_cpu: bool,
+    length: float,
+    tokens: int,
+    predicted: float,
+    bf16_residual: bool = False,
 ) -> float:
     """Bytes that the encoder keeps of each token for the backward pass; see the module's formulas.
 
@@ -381,7 +390,8 @@ def activation_bytes(
     symbols = symbols_of(config, batch_size=1, length=1)
     d, g, f, heads = (symbols[name] for name in "DGFH")
     c = 2 if half else 4
-    norm = 4 * d + 8
+    residual = (2 if bf16_residual else 4) * d
+    norm = residual + 8
     inner = c * f * (2 if config.mlp_type == "glu" else 1)
     of_keys = norm + c * d + c * 2 * g  # all that the last layer needs of tokens that are not predicted
     of_queries: float = norm + c * d + c * 2 * d + 4 * heads
@@ -399,8 +409,8 @@ def activation_bytes(
     of_queries += inner if is_recomputed else 2 * inner + (mask * f if config.mlp_dropout else 0)
     layer, layers = of_keys + of_queries, config.num_hidden_layers
     unread = of_queries * (1 - predicted) if last_layer_reads(config, on_cpu=on_cpu, half=half) else 0.0
-    ends = norm * (config.embedding_norm + has_final_norm(config)) + 24
-    return ends + (4 * d * layers + layer if recompute else layer * layers - unread)
+    ends = (4 * d + 8) * config.embedding_norm + norm * has_final_norm(config) + 24
+    return ends + (residual * layers + layer if recompute else layer * layers - unread)
 
 
 def plan_table(plan: Plan) -> Iterator[str]:
