@@ -6,7 +6,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from saved_models import HEADS, make_model, make_tokenizer, save
-from transformers import DebertaV2Config, DebertaV2ForTokenClassification, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    DebertaV2Config,
+    DebertaV2ForTokenClassification,
+    FunnelConfig,
+    FunnelForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LongformerConfig,
+    LongformerForTokenClassification,
+)
 
 from clozebert.hub.convert import to_native
 from clozebert.hub.fingerprint import (
@@ -210,3 +219,22 @@ def test_an_encoder_that_cannot_be_converted_is_published_as_it_is(tmp_path):
     GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=1, n_head=3, vocab_size=40)).save_pretrained(tmp_path / "decoder")
     with pytest.raises(UserError, match="names GPT2LMHeadModel with model_type='gpt2': only encoders"):
         complete_folder(tmp_path / "decoder", tmp_path / "other", "org/decoder")
+
+
+def test_an_encoder_whose_other_heads_do_not_take_the_fixed_input_is_published(tmp_path):
+    """Longformer's heads for questions want separators; Funnel's classifiers have an encoder without its decoder."""
+    sizes = {"vocab_size": 50, "num_labels": 2}
+    longformer = LongformerConfig(
+        **sizes, hidden_size=24, num_hidden_layers=1, num_attention_heads=3, intermediate_size=37, attention_window=[4],
+        max_position_embeddings=41, pad_token_id=0, sep_token_id=3,
+    )  # fmt: skip
+    funnel = FunnelConfig(**sizes, block_sizes=[1, 1], num_decoder_layers=1, d_model=24, n_head=3, d_head=8, d_inner=37)
+    opens = {}
+    for model in (LongformerForTokenClassification(longformer), FunnelForSequenceClassification(funnel)):
+        folder = tmp_path / type(model).__name__
+        model.save_pretrained(folder)
+        make_tokenizer().save_pretrained(folder)
+        opens[folder.name] = publish(folder, "org/encoder", dry_run=True).report.auto_classes
+    assert "AutoModelForTokenClassification" in opens["LongformerForTokenClassification"]
+    assert "AutoModelForQuestionAnswering" not in opens["LongformerForTokenClassification"]
+    assert "AutoModelForSequenceClassification" in opens["FunnelForSequenceClassification"]
