@@ -5,6 +5,7 @@ Mistakes in the settings, those of later phases included, are found here, before
 
 import contextlib
 import importlib.util
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ from ..corpus.tokenizer import load_tokenizer, tokenizer_differences
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
 from .arguments import Phase, PretrainingArguments
+from .checkpoints.folders import newest_valid
 from .initialization.initial_model import fingerprint_of_model, load_configuration, padded_vocabulary, set_token_ids
 from .planning.run_length import length_by_text
 from .run_settings import phase_configuration
 from .runtime.machine import is_sharded
+
+logger = logging.getLogger(__name__)
 
 # Entries that BERT's vocabularies keep free, to be renamed.
 _UNUSED = re.compile(r"[\[<]unused_?\d+[\]>]")
@@ -34,7 +38,7 @@ class CheckedRun:
     """The parts of a run, checked: the tokenizer and, by phase, arguments, corpora and configurations.
 
     `given` is the run as the user described it, perhaps without a number of steps. `teacher_fingerprint` shows whether
-    the teacher has changed; empty without one.
+    the teacher has changed; empty without one. `base_model` and `teacher` are the names of these models for the card.
     """
 
     given: PretrainingArguments
@@ -43,6 +47,8 @@ class CheckedRun:
     mixtures: list[Mixture]
     configs: list[ClozeBertConfig]
     teacher_fingerprint: str
+    base_model: str | None
+    teacher: str | None
 
     @property
     def last_step(self) -> int:
@@ -64,23 +70,56 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
     first = Mixture(arguments.corpus, arguments.corpus_weights)
     phases = length_by_text(arguments, first).split_phases()
     mixtures = [first, *(Mixture(phase.arguments.corpus, phase.arguments.corpus_weights) for phase in phases[1:])]
+    base_model = None
     if arguments.model_name_or_path is not None:
-        config = load_configuration(arguments.model_name_or_path)
-        check_same_tokens(config, tokenizer, name_or_path=arguments.model_name_or_path)
+        config, base_model = _open_base_model(arguments, tokenizer)
     else:
         config.vocab_size = padded_vocabulary(len(tokenizer))
     set_token_ids(config, tokenizer)
-    teacher = ""
-    if arguments.teacher_name_or_path is not None:
+    fingerprint, teacher = "", arguments.teacher_name_or_path
+    if teacher is not None:
         longest = max(phase.arguments.max_seq_length for phase in phases)
-        check_teacher(arguments.teacher_name_or_path, tokenizer, max_seq_length=longest)
-        teacher = fingerprint_of_model(arguments.teacher_name_or_path, flag="teacher_name_or_path")
+        check_teacher(teacher, tokenizer, max_seq_length=longest)
+        fingerprint = fingerprint_of_model(teacher, flag="teacher_name_or_path")
+        teacher = hub_name(teacher) or Path(teacher).resolve().name
     configs = [phase_configuration(config, phase) for phase in phases]
     for phase, of_phase, mixture in zip(phases, configs, mixtures, strict=True):
         check_sample(phase.arguments)
         check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)
     check_same_weights(configs)
-    return CheckedRun(arguments, tokenizer, phases, mixtures, configs, teacher)
+    return CheckedRun(arguments, tokenizer, phases, mixtures, configs, fingerprint, base_model, teacher)
+
+
+def hub_name(name_or_path: str) -> str | None:
+    """A model's name on the Hub; None for a local folder, whose path is private. Ask while the folder is there."""
+    return None if Path(name_or_path).exists() else name_or_path
+
+
+def _open_base_model(
+    arguments: PretrainingArguments, tokenizer: PreTrainedTokenizerFast
+) -> tuple[ClozeBertConfig, str | None]:
+    """The configuration of `model_name_or_path`, and its name for the card.
+
+    If the model is gone, a run that resumes takes the configuration of its checkpoint, which holds the weights, too.
+    Then the name may be that of a folder, so the card gets none.
+    """
+    name = str(arguments.model_name_or_path)
+    try:
+        config = load_configuration(name)
+    except UserError as error:
+        checkpoint = _checkpoint_of(arguments)
+        if checkpoint is None:
+            raise
+        logger.warning("%s; resuming without it from %s; the model card will name no base model", error, checkpoint)
+        return load_configuration(str(checkpoint), flag="resume_from_checkpoint"), None
+    check_same_tokens(config, tokenizer, name_or_path=name)
+    return config, hub_name(name)
+
+
+def _checkpoint_of(arguments: PretrainingArguments) -> Path | None:
+    """The checkpoint that a run resumes from, if there is one."""
+    wanted = arguments.resume_from_checkpoint
+    return newest_valid(Path(arguments.output_dir)) if wanted == "latest" else wanted and Path(wanted)
 
 
 def check_trackers(names: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -9,9 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from pretraining_helpers import assert_same_bits, forget, log_of, rows_of, run_forked, run_here
+from pretraining_helpers import (
+    assert_same_bits,
+    forget,
+    log_of,
+    model_config,
+    rows_of,
+    run_forked,
+    run_here,
+    settings,
+)
 
-from clozebert.training import loop
+from clozebert.hub.card import write_card
+from clozebert.training import PretrainingArguments, loop, pretrain
 from clozebert.training.checkpoints.damage import find_damage
 from clozebert.training.checkpoints.training_state import read_training_state
 from clozebert.training.step import clip_gradient
@@ -203,3 +214,40 @@ def test_resuming_replaces_no_other_model(prepared: Path, tmp_path: Path) -> Non
     with pytest.raises(UserError, match="second holds a model and no checkpoint to resume"):
         run_here(prepared, second, **{**begin, "resume_from_checkpoint": "latest"})
     assert {path: path.read_bytes() for path in second.rglob("*") if path.is_file()} == held
+
+
+@pytest.mark.parametrize("of", ["model_name_or_path", "teacher_name_or_path"])
+def test_no_card_names_a_folder_that_is_gone(prepared: Path, tmp_path: Path, of: str) -> None:
+    run_here(prepared, tmp_path / "base", max_steps=3, save_steps=0)
+
+    def write_and_forget(folder: str | os.PathLike, facts: dict[str, Any]) -> None:
+        write_card(folder, facts)
+        shutil.rmtree(tmp_path / "base", ignore_errors=True)
+
+    given = {of: str(tmp_path / "base"), "output_dir": str(tmp_path / "run"), "max_steps": 4, "save_steps": 2}
+    run = settings(prepared, **given)
+    pretrain(PretrainingArguments(**run), model_config(), write_card=write_and_forget)
+    for place in ("checkpoint-2", "checkpoint-4", "."):
+        assert str(tmp_path) not in (tmp_path / "run" / place / "README.md").read_text()
+
+
+def test_a_run_is_resumed_without_the_model_that_it_continues_from(
+    prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_here(prepared, tmp_path / "base", max_steps=3, save_steps=0)
+    run = {"max_steps": 6, "save_steps": 3, "model_name_or_path": str(tmp_path / "base")}
+
+    def go_on(name: str, **changes: Any) -> None:
+        arguments = PretrainingArguments(**settings(prepared, output_dir=str(tmp_path / name), **run, **changes))
+        pretrain(arguments, model_config(), write_card=write_card)
+
+    for name in ("whole", "stopped"):
+        go_on(name)
+    shutil.rmtree(tmp_path / "stopped" / "checkpoint-6")
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(UserError, match="there is no folder"):
+        go_on("new", resume_from_checkpoint="latest")
+    go_on("stopped", resume_from_checkpoint="latest")
+    assert "base; resuming without it from " in caplog.text
+    assert_same_bits(tmp_path / "whole", tmp_path / "stopped", step=6)
+    assert str(tmp_path) not in (tmp_path / "stopped" / "README.md").read_text()

@@ -108,9 +108,9 @@ def facts_of_run(
     return {
         "name": output_dir.resolve().name,
         "corpus": _by_phase([mixture.facts() for mixture in run.mixtures[:upto]]),
-        "hyperparameters": _by_phase([_card_values(phase.arguments) for phase in run.phases[:upto]]),
+        "hyperparameters": _by_phase([_card_values(phase.arguments, run.teacher) for phase in run.phases[:upto]]),
         "recipe": recipe,
-        "base_model": _hub_name(run.phases[0].arguments.model_name_or_path),
+        "base_model": run.base_model,
         "steps": state.step,
         "tokens": state.tokens_seen,
         "seconds": state.seconds,
@@ -136,15 +136,9 @@ def _by_phase(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return shown
 
 
-def _card_values(arguments: PretrainingArguments) -> dict[str, Any]:
+def _card_values(arguments: PretrainingArguments, teacher: str | None) -> dict[str, Any]:
     """The arguments that decided the run, without Muon's if AdamW trained the weights."""
-    teacher = arguments.teacher_name_or_path
-    values = {} if teacher is None else {"teacher_name_or_path": _hub_name(teacher) or Path(teacher).resolve().name}
+    values: dict[str, Any] = {} if teacher is None else {"teacher_name_or_path": teacher}
     values |= {name: value for name, value in arguments.decisive().items() if value != []}
     is_used = arguments.optimizer == "muon"
     return {name: value for name, value in values.items() if is_used or not name.startswith("muon_")}
-
-
-def _hub_name(name_or_path: str | None) -> str | None:
-    """The Hub repository that the run started from; None for a local folder, whose path is private."""
-    return None if name_or_path is None or Path(name_or_path).exists() else name_or_path
