@@ -38,7 +38,7 @@ from ..hub.convert import save_native
 from ..hub.loading import quiet
 from ..modeling import ClozeBertForMaskedLM
 from ..training.checkpoints.training_state import read_state
-from ..training.checks import check_tokenizer
+from ..training.checks import check_tokenizer, hub_name
 from ..training.planning.time_budget import FORWARD_SHARE
 from ..training.pretraining import pretrain
 from ..training.reporting.doctor import survey
@@ -104,6 +104,9 @@ class Adaptation:
                 "over, give it to one process, with --prepare_only"
             )
         self.source = open_source_model(arguments.model_name_or_path)
+        # Asked now: at the end the folder may be gone, and would pass for a name on the Hub.
+        self.base_model = hub_name(arguments.model_name_or_path)
+        self.model_card = read_card(self.source.folder)
         self.trained = open_student(arguments.student, self.source)
         first_tokenizer = check_vocabulary_flags(arguments, self.source)
         self.readers = {name: self._reader(name) for name in TEXT_FLAGS if getattr(arguments, name)}
@@ -384,7 +387,8 @@ class Adaptation:
         tokenizer = load_tokenizer(str(self.work / "start"))
         figures = {**before["evaluation"], "after": self._evaluate(model, "")}
         results = {
-            "model": _name_of(arguments.model_name_or_path),
+            # Of a folder only its own name, since paths are private.
+            "model": self.base_model or Path(arguments.model_name_or_path).resolve().name,
             "model_type": self.trained.model_type,
             "student": None if arguments.student is None else f"{model.num_parameters():,} parameters",
             "evaluation": figures,
@@ -413,10 +417,10 @@ class Adaptation:
             if curve.is_file():
                 (partial / curve.name).write_bytes(curve.read_bytes())
             write_text(partial / REPORT_NAME, render_report(results))
-        old = read_card(self.source.folder)
-        kept = {} if old is None else {k: v for k, v in old.facts().items() if k in ("license", "language", "datasets")}
-        hub_name = None if Path(arguments.model_name_or_path).exists() else arguments.model_name_or_path
-        write_card(target, {**kept, **adaptation_facts(results, name=target.resolve().name, base_model=hub_name)})
+        old = {} if self.model_card is None else self.model_card.facts()
+        kept = {key: old[key] for key in ("license", "language", "datasets") if key in old}
+        facts = adaptation_facts(results, name=target.resolve().name, base_model=self.base_model)
+        write_card(target, {**kept, **facts})
         write_text(target / ADAPTATION_RESULTS, json.dumps(results, indent=2) + "\n")
         self.say(render_report(results))
         return results
@@ -469,9 +473,3 @@ def _load(folder: Path) -> ClozeBertForMaskedLM:
     """Load one of our models with its fast attention, as in training."""
     with quiet():
         return ClozeBertForMaskedLM.from_pretrained(folder, dtype=torch.float32)
-
-
-def _name_of(name_or_path: str) -> str:
-    """A name on the Hub unchanged, or the last component of a folder's path, since paths are private."""
-    path = Path(name_or_path)
-    return path.resolve().name if path.exists() else name_or_path

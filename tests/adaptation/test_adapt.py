@@ -20,13 +20,14 @@ from transformers import (
     BertTokenizerFast,
 )
 
+from clozebert.adaptation import adapt as adapt_module
 from clozebert.adaptation.adapt import adapt
 from clozebert.adaptation.arguments import AdaptationArguments
 from clozebert.adaptation.start import check_known_tokens
 from clozebert.corpus import Corpus
 from clozebert.corpus.packing import RowIndex
 from clozebert.corpus.readers.inputs import Reader
-from clozebert.training import loop
+from clozebert.training import loop, pretrain
 from clozebert.training.planning import calibration
 from clozebert.training.planning.time_budget import Deadline
 from clozebert.utils.errors import UserError
@@ -41,6 +42,25 @@ def run(*places: Path, **changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_native(tmp_path_factory.mktemp("models") / "bert", "bert")
+
+
+def test_a_model_that_is_gone_at_the_end_leaves_its_card_and_no_path(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_native(tmp_path / "models" / "model", "bert")
+    (model / "README.md").write_text("---\nlicense: mit\n---\n")
+
+    def forget_and_train(*given: Any, **options: Any) -> Any:
+        shutil.rmtree(model)
+        return pretrain(*given, **options)
+
+    monkeypatch.setattr(adapt_module, "pretrain", forget_and_train)
+    results = run(model, texts / "new.txt", tmp_path / "out", max_steps=2)
+    assert results["model"] == "model"
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "license: mit" in card
+    assert "base_model" not in card
+    assert str(tmp_path) not in card + (tmp_path / "out" / "report.md").read_text()
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "modernbert"])
