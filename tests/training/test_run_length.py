@@ -135,7 +135,10 @@ def test_what_is_said(texts: dict[str, Path]) -> None:
     long = PretrainingArguments(**paths, max_steps=10_000)
     (warning,) = length_lines(long, epochs=724.0, tokens=30_000_000, given=long)
     assert warning.startswith("warning: the text is seen 724 times")
-    assert "--num_train_epochs 40" in warning
+    assert "--num_train_epochs 40, or" in warning
+    timed = PretrainingArguments(**paths, max_steps=10_000, max_minutes=5)  # as `adapt --max_minutes 5` runs
+    (warning,) = length_lines(timed, epochs=724.0, tokens=30_000_000, given=timed)
+    assert "--num_train_epochs 40 in place of --max_minutes, or" in warning
     few = length_lines(given.of_length(61), epochs=40, tokens=30_000_000, given=given)
     assert "61 steps are few" in few[1]
     assert "--config tiny" in few[1]

@@ -79,9 +79,10 @@ def length_lines(
             f"(--num_train_epochs, --max_steps or --max_minutes change it)"
         )
     if epochs > MOST_EPOCHS:
+        in_place = " in place of --max_minutes" if given.max_minutes is not None else ""
         lines.append(
             f"warning: the text is seen {epochs:,.0f} times; after {MOST_EPOCHS} passes a model mostly learns it by "
-            f"heart: give --num_train_epochs {MOST_EPOCHS}, or more text"
+            f"heart: give --num_train_epochs {MOST_EPOCHS}{in_place}, or more text"
         )
     if arguments.num_steps < _FEW_STEPS and given.max_steps is None and given.max_minutes is None:
         rows = arguments.global_batch_size
