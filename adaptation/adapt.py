@@ -46,7 +46,16 @@ from ..training.runtime.machine import launched_processes
 from ..training.scoring import precision_of, score_frozen_masks
 from ..utils.device import choose_precision
 from ..utils.errors import UserError, UserFileError
-from ..utils.files import WEIGHTS, disk_errors, remove_written, sha256_of_file, whole_files, whole_folder, write_text
+from ..utils.files import (
+    WEIGHTS,
+    disk_errors,
+    folder_stays,
+    remove_written,
+    sha256_of_file,
+    whole_files,
+    whole_folder,
+    write_text,
+)
 from ..utils.locks import owned_folder
 from ..utils.output import outliving_readers
 from ..utils.tokenizer_files import save_tokenizer
@@ -142,7 +151,8 @@ class Adaptation:
         with owned_folder(output_dir) as is_main:
             if self.arguments.overwrite_output_dir and is_main:
                 remove_written(output_dir, ADAPTATION_FILES)
-            return self._run(is_main=is_main)
+            with folder_stays(output_dir, way_out="put it back and give the same command, or start anew"):
+                return self._run(is_main=is_main)
 
     def _run(self, *, is_main: bool) -> dict[str, Any]:
         done = Path(self.arguments.output_dir) / ADAPTATION_RESULTS

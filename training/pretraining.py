@@ -7,13 +7,15 @@ from typing import Any
 
 from ..configuration import ClozeBertConfig
 from ..utils.device import find_device
-from ..utils.files import WriteCard, disk_errors
+from ..utils.files import WriteCard, disk_errors, folder_stays
 from ..utils.output import outliving_readers
 from .arguments import PretrainingArguments
 from .loop import Pretraining
 from .runtime.machine import deterministic, flash_attention
 from .runtime.processes import lost_processes
 from .runtime.signals import StopRequest
+
+_MOVED = "put it back and --resume_from_checkpoint latest, or start the run anew"
 
 
 @outliving_readers()  # a run that a closed terminal stops still has to save
@@ -53,6 +55,7 @@ def pretrain(
         with (
             # A dry run has nothing to save: a signal ends it at once.
             contextlib.nullcontext() if arguments.dry_run else stop.listening(),
+            contextlib.nullcontext() if arguments.dry_run else folder_stays(run.output.path, way_out=_MOVED),
             contextlib.closing(run),
             lost_processes(run.accelerator, goes_on_by=goes_on_by),
         ):

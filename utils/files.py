@@ -425,3 +425,21 @@ def disk_errors(place: Path, *, way_out: str | None = None) -> Iterator[None]:
             other_folder = way_out or "give another folder"
             raise UserFileError(f"{where} cannot be read or written ({os.strerror(number)}): {other_folder}") from error
         raise
+
+
+@contextmanager
+def folder_stays(folder: Path, *, way_out: str) -> Iterator[None]:
+    """Report errors because an output folder was deleted or moved away meanwhile as errors of the user.
+
+    Args:
+        way_out: what the user can do.
+
+    Raises:
+        UserFileError: an error came, and the folder is gone.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or folder.is_dir():
+            raise
+        raise UserFileError(f"{folder} was deleted or moved while it was written: {way_out}") from error

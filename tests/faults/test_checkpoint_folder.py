@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from pretraining_helpers import model_config, run_forked, run_here, settings
+from pretraining_helpers import log_of, model_config, run_forked, run_here, settings
 from safetensors.torch import save
 
 from clozebert.scripts import check
-from clozebert.training import PretrainingArguments, pretrain
+from clozebert.training import PretrainingArguments, loop, pretrain
 from clozebert.training.checkpoints import folders
 from clozebert.training.checkpoints.damage import find_damage
+from clozebert.training.step import update_weights
 from clozebert.utils.errors import UserError
 from clozebert.utils.locks import lock_folder
 
@@ -197,3 +198,29 @@ def test_a_disk_fault_in_a_save_is_one_line(
     assert shown.count("error: ") == 1
     assert os.strerror(number) in shown
     assert find_damage(tmp_path / "run" / "checkpoint-4") is None
+
+
+def test_a_folder_that_is_deleted_between_two_checkpoints_is_made_anew(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+
+    def update(*given: Any, **options: Any) -> None:
+        update_weights(*given, **options)
+        steps.append(len(steps) + 1)
+        if steps[-1] == 5:
+            shutil.rmtree(tmp_path / "run")
+
+    monkeypatch.setattr(loop, "update_weights", update)
+    run_here(prepared, tmp_path / "run", **RUN)
+    assert [entry["step"] for entry in log_of(tmp_path / "run")] == [5, 6, 7, 8, 8]
+    assert check.main([str(tmp_path / "run")]) is None
+
+
+def test_a_folder_that_is_moved_away_while_a_checkpoint_is_written_is_said_so(prepared: Path, tmp_path: Path) -> None:
+    def write_and_move(folder: Any, facts: dict[str, Any]) -> None:
+        (tmp_path / "run").rename(tmp_path / "moved")
+
+    run = settings(prepared, output_dir=str(tmp_path / "run"), **RUN)
+    with pytest.raises(UserError, match="run was deleted or moved while it was written: put it back and --resume"):
+        pretrain(PretrainingArguments(**run), model_config(), write_card=write_and_move)

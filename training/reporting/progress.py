@@ -73,6 +73,8 @@ class RunLog:
         """Write one entry."""
         entry = {"step": step, **values}
         if self.path is not None:
+            # A folder that was deleted or moved during the run is made anew: what is still to come is kept there.
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
         self.accelerator.log({key: value for key, value in values.items() if not isinstance(value, str)}, step=step)
