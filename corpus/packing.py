@@ -12,6 +12,9 @@ import bisect
 import json
 import logging
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +33,20 @@ NUM_SPECIAL_TOKENS = 2  # [CLS] and [SEP] around each segment
 _BLOCK_SEGMENTS = 1 << 21
 _VERSION = 2
 _INDEX_FILES = ("segments.bin", "ends.bin")
+# Where new indices go instead of beside their corpus; see `discarding_indices`.
+_scratch: Path | None = None
+
+
+@contextmanager
+def discarding_indices() -> Iterator[None]:
+    """Build the indices that are missing in a temporary folder, so that nothing of them stays."""
+    global _scratch
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps mapped files
+        _scratch = Path(folder)
+        try:
+            yield
+        finally:
+            _scratch = None
 
 
 def pack_lengths(lengths: np.ndarray, *, row_length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -84,25 +101,28 @@ def pack_lengths(lengths: np.ndarray, *, row_length: int) -> tuple[np.ndarray, n
 class RowIndex:
     """The segments of each row of a packed corpus; memory-mapped, built on first use.
 
+    Args:
+        folder: of the index, if it is known.
+
     Attributes:
         num_rows: rows in one epoch.
         segments: uint32 [S, 2], (document, first token within the document), row by row.
         ends: int64 [num_rows], where each row ends in `segments`.
     """
 
-    def __init__(self, corpus: Corpus, *, max_seq_length: int) -> None:
+    def __init__(self, corpus: Corpus, *, max_seq_length: int, folder: Path | None = None) -> None:
         if max_seq_length <= NUM_SPECIAL_TOKENS:
             raise UserError(f"max_seq_length={max_seq_length} must exceed {NUM_SPECIAL_TOKENS}: [CLS], a token, [SEP]")
         self.max_seq_length = max_seq_length
         self.corpus = corpus
-        folder = _cached_index(corpus, max_seq_length=max_seq_length)
-        sizes = [(folder / name).stat().st_size for name in _INDEX_FILES]
-        self.segments = map_array(folder / "segments.bin", "<u4", (sizes[0] // 8, 2))
-        self.ends = map_array(folder / "ends.bin", "<i8", (sizes[1] // 8,))
+        self.folder = folder or _cached_index(corpus, max_seq_length=max_seq_length)
+        sizes = [(self.folder / name).stat().st_size for name in _INDEX_FILES]
+        self.segments = map_array(self.folder / "segments.bin", "<u4", (sizes[0] // 8, 2))
+        self.ends = map_array(self.folder / "ends.bin", "<i8", (sizes[1] // 8,))
         self.num_rows = len(self.ends)
 
     def __reduce__(self) -> tuple[object, tuple[Corpus]]:
-        return partial(RowIndex, max_seq_length=self.max_seq_length), (self.corpus,)
+        return partial(RowIndex, max_seq_length=self.max_seq_length, folder=self.folder), (self.corpus,)
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """The segments of some rows, in order.
@@ -124,10 +144,10 @@ def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
     """The folder of the index, built if needed: beside the corpus or, if that is not writable, in the user's cache."""
     name = f"rows-{max_seq_length}-v{_VERSION}-{corpus.fingerprint[:16]}"
     cache = cache_folder()
-    for parent in (corpus.folder, cache):
+    for parent in (corpus.folder, cache, *([_scratch] if _scratch else [])):
         if _is_whole(parent / name):
             return parent / name
-    parent = corpus.folder if os.access(corpus.folder, os.W_OK) else cache
+    parent = _scratch or (corpus.folder if os.access(corpus.folder, os.W_OK) else cache)
     try:
         with whole_folder(parent / name, replace=(parent / name).is_dir()) as building:
             _build(corpus, building, max_seq_length=max_seq_length)

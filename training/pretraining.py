@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..configuration import ClozeBertConfig
+from ..corpus.packing import discarding_indices
 from ..utils.device import find_device
 from ..utils.files import WriteCard, disk_errors, folder_stays
 from ..utils.output import outliving_readers
@@ -49,6 +50,7 @@ def pretrain(
         disk_errors(Path(arguments.output_dir), way_out=way_out),
         deterministic(arguments.full_determinism),
         flash_attention(arguments.flash_attention, find_device(use_cpu=arguments.use_cpu)),
+        discarding_indices() if arguments.dry_run else contextlib.nullcontext(),
     ):
         run = Pretraining(arguments, copy.deepcopy(config), write_card=write_card, recipe=recipe, goes_on_by=goes_on_by)
         stop = StopRequest()

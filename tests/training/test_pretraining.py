@@ -277,10 +277,14 @@ def test_a_diverged_run_stops_and_says_so(prepared: Path, tmp_path: Path, monkey
     assert (tmp_path / "run" / "latest").read_text() == "checkpoint-3\n"
 
 
-def test_a_dry_run_writes_nothing(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(prepared, tmp_path / "warm", max_steps=3)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dry_run_writes_nothing(
+    prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
+) -> None:
+    shutil.copytree(prepared, tmp_path / "new", ignore=shutil.ignore_patterns("rows-*"))  # no row index yet
+    prepared = tmp_path / "new"
     before = sorted(path for path in prepared.rglob("*"))
-    results = run(prepared, "", dry_run=True, max_steps=1000)
+    results = run(prepared, "", dry_run=True, max_steps=1000, dataloader_num_workers=workers)
     assert results["dry_run"]
     shown = capsys.readouterr().out
     assert f"{results['parameters']:,} parameters" in shown
