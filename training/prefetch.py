@@ -3,9 +3,12 @@
 import contextlib
 import functools
 import itertools
+import multiprocessing
+import multiprocessing.connection
 import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +21,18 @@ from ..modeling.encoder import RECURRING_SIZE
 from ..modeling.losses import IGNORED_LABEL
 from ..modeling.packed import Packed
 from ..modeling.packed_attention import prepare_attention
+from ..utils.errors import UserError
+from ..utils.interrupts import say_now
 from .runtime.signals import STOP_SIGNALS
 
 ModelInputs = dict[str, Any]
 # Steps whose batches are prefetched.
 _AHEAD = 3
 _MOST_FILES = 1 << 16
+_LOST = (
+    "a data worker has ended, as for lack of memory: --resume_from_checkpoint latest continues, with fewer "
+    "--dataloader_num_workers if it happens again"
+)
 
 
 def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, recurs: bool = False) -> ModelInputs:
@@ -116,7 +125,7 @@ def to_device(inputs: ModelInputs, device: torch.device) -> ModelInputs:
 
 
 def prefetch(
-    load: Callable[[int], Any], start: int, stop: int, *, workers: int = 0, timeout: float = 0.0
+    load: Callable[[int], Any], start: int, stop: int, *, workers: int = 0, timeout: int = 0
 ) -> Generator[Any, None, None]:
     """Yield `load(start), …, load(stop - 1)` in this order, prefetched.
 
@@ -124,6 +133,9 @@ def prefetch(
 
     Args:
         timeout: seconds after which a worker process that makes no batch is an error; 0: never.
+
+    Raises:
+        UserError: a worker process has ended, or made no batch in time.
     """
     return _from_thread(load, start, stop) if workers == 0 else _from_processes(load, start, stop, workers, timeout)
 
@@ -174,19 +186,70 @@ class _Steps(Dataset):
 
 
 def _from_processes(
-    load: Callable[[int], Any], start: int, stop: int, workers: int, timeout: float
+    load: Callable[[int], Any], start: int, stop: int, workers: int, timeout: int
 ) -> Generator[Any, None, None]:
     _allow_many_files()
+    others = set(multiprocessing.active_children())
     # Its own generator: the loader draws a seed, which must not change the model's random numbers.
-    yield from DataLoader(
+    loader = DataLoader(
         _Steps(load, start, stop),
         batch_size=None,
         num_workers=workers,
-        timeout=timeout,
         worker_init_fn=_ignore_signals,
         generator=torch.Generator().manual_seed(0),
         collate_fn=_as_it_is,
     )
+    with _keeping_handler():
+        steps = iter(loader)
+    processes = [child for child in multiprocessing.active_children() if child not in others]
+    for _ in range(start, stop):
+        try:
+            with _killing_late(processes, timeout):
+                loaded = next(steps)
+        except Exception as error:
+            # The error of a lost worker is of any kind. The worker may end a moment later than its connection.
+            if not multiprocessing.connection.wait([process.sentinel for process in processes], timeout=1.0):
+                raise
+            for process in processes:  # one that hangs would be waited for when the program ends
+                process.kill()
+            raise UserError(_LOST) from error
+        yield loaded
+
+
+@contextlib.contextmanager
+def _killing_late(processes: list[Any], seconds: int) -> Iterator[None]:
+    """Kill processes for which the caller has waited too long: one that hangs may have sent half of a batch.
+
+    Only seconds in which this process ran itself count: a terminal's Ctrl-Z stops all of them.
+    """
+    arrived = threading.Event()
+
+    def watch() -> None:
+        if any(arrived.wait(1.0) for _ in range(seconds)):
+            return
+        say_now(f"a data worker made no batch for {seconds} seconds (ddp_timeout), and is ended")
+        for process in processes:
+            process.kill()
+
+    if seconds:
+        threading.Thread(target=watch, name="late batches", daemon=True).start()
+    try:
+        yield
+    finally:
+        arrived.set()
+
+
+@contextlib.contextmanager
+def _keeping_handler() -> Iterator[None]:
+    """Keep the handler of SIGCHLD: with torch's own, the end of a worker is an error wherever the run happens to be.
+
+    Without it, the error comes where the next batch is waited for.
+    """
+    number = getattr(signal, "SIGCHLD", None)  # Windows has none
+    before = None if number is None else signal.getsignal(number)
+    yield
+    if number is not None and signal.getsignal(number) is not before:
+        signal.signal(number, before)
 
 
 def _allow_many_files() -> None:

@@ -1,5 +1,8 @@
 """Batches are made ahead without taking the model's cores."""
 
+import multiprocessing
+import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -7,6 +10,7 @@ import pytest
 import torch
 
 from clozebert.training.prefetch import prefetch
+from clozebert.utils.errors import UserError
 
 
 @pytest.fixture
@@ -32,3 +36,35 @@ def test_the_thread_computes_on_one_core_and_the_model_on_all(two_threads: None)
     other.start()
     other.join()
     assert found == [2]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_ends_or_hangs_is_said_in_a_sentence(workers: int, number: str) -> None:
+    """It has made the steps before, of tensors, which travel over a connection to the worker itself."""
+
+    def load(step: int) -> torch.Tensor:
+        if step == 6:
+            os.kill(os.getpid(), getattr(signal, number))
+        return torch.full((10,), step)
+
+    before, handler = multiprocessing.active_children(), signal.getsignal(signal.SIGCHLD)
+    batches = prefetch(load, 0, 9, workers=workers, timeout=2)
+    with pytest.raises(UserError, match="a data worker has ended"):
+        assert len(list(batches)) < 9
+    for child in multiprocessing.active_children():
+        if child not in before:
+            child.join(timeout=60)
+            assert not child.is_alive()
+    assert signal.getsignal(signal.SIGCHLD) == handler
+
+
+def test_an_error_of_a_worker_is_no_lost_worker() -> None:
+    def load(step: int) -> torch.Tensor:
+        if step == 1:
+            raise KeyError("no such document")
+        return torch.full((10,), step)
+
+    with pytest.raises(KeyError, match="no such document"):
+        list(prefetch(load, 0, 3, workers=1, timeout=60))
