@@ -347,8 +347,6 @@ class PretrainingArguments:
             max_eval_batches=1, save_total_limit=1, adam_epsilon=0, initial_global_batch_size=1, batch_warmup_steps=0,
             ddp_timeout=1, vocabulary_sample=0, muon_constant_steps=1,
         )  # fmt: skip
-        if self.seed >= 1 << 64:
-            raise UserError(f"seed={self.seed} must be below 2^64")
         for name in ("mlm_probability", "final_mlm_probability", "eval_mlm_probability"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:

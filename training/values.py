@@ -6,6 +6,7 @@ import types
 import typing
 from typing import Any, Literal
 
+from ..utils.command_line import most_of
 from ..utils.errors import UserError, did_you_mean
 
 # By the type of a field: the types of its values, and what messages call them.
@@ -63,7 +64,10 @@ def read_number(name: str, value: Any, kind: type) -> int | float:
         number = math.nan
     if not math.isfinite(number) or (kind is int and number != int(number)):
         raise UserError(f"{name}={value!r} must be a {'whole ' if kind is int else ''}number")
-    return int(value) if kind is int and isinstance(value, int) else kind(number)
+    exact: int | float = int(value) if kind is int and isinstance(value, int) else kind(number)
+    if abs(exact) > most_of(name, kind):
+        raise UserError(f"{name}={value!r} is too large: at most {most_of(name, kind)}")
+    return exact
 
 
 __all__ = ["read_number", "read_value"]

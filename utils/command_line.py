@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 from .errors import exit_with_error, nearest_name
@@ -218,7 +219,7 @@ def _add(group: Any, flag: Flag) -> None:
         if typing.get_origin(kind) is list:
             options |= {"nargs": "+", "action": _Extend}
             kind = typing.get_args(kind)[0]
-        options["type"] = {int: _whole_number, float: _number}.get(kind, _text)
+        options["type"] = {int: partial(_whole_number, flag.name), float: partial(_number, flag.name)}.get(kind, _text)
         if choices:
             options["choices"] = choices
     group.add_argument(f"--{flag.name}", **options)
@@ -280,7 +281,13 @@ def _text(text: str) -> str:
     return os.path.expanduser(text) if text.startswith("~/") else text
 
 
-def _number(text: str) -> float:
+def _number(name: str, text: str) -> float:
+    value = _finite(text)
+    _refuse_too_large(name, text, value)
+    return value
+
+
+def _finite(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -290,10 +297,24 @@ def _number(text: str) -> float:
     return value
 
 
-def _whole_number(text: str) -> int:
-    value = _number(text)
+def most_of(name: str, kind: type) -> int | float:
+    """The largest number that a flag or a field of a recipe takes; libraries fail in many ways at larger ones."""
+    if kind is float:
+        return 1e18
+    return (1 << 64) - 1 if name == "seed" else (1 << 31) - 1
+
+
+def _refuse_too_large(name: str, text: str, value: int | float) -> None:
+    if abs(value) > most_of(name, type(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is too large: at most {most_of(name, type(value))}")
+
+
+def _whole_number(name: str, text: str) -> int:
+    value = _finite(text)
     if value != int(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    number = int(value)  # 1e5
     with contextlib.suppress(ValueError):
-        return int(text)  # every digit counts, as in a seed
-    return int(value)  # 1e5
+        number = int(text)  # every digit counts, as in a seed
+    _refuse_too_large(name, text, number)
+    return number

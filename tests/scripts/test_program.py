@@ -10,6 +10,7 @@ import pytest
 
 from clozebert.scripts import plan as program
 from clozebert.scripts._program import check_output_file, command
+from clozebert.utils.command_line import Flag, Parser
 from clozebert.utils.errors import UserError
 
 PROGRAM = """
@@ -153,3 +154,20 @@ def test_a_program_that_is_called_from_another_one_has_its_verb_as_its_name(
     assert command("plan") == "clozebert plan"
     monkeypatch.setattr(sys, "argv", [os.path.relpath(program.__file__)])
     assert command("plan") == f"python {sys.argv[0]}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--count", "1" + "0" * 24], f"--count: '1{'0' * 24}' is too large: at most 2147483647"),
+        (["--count=-1e300"], "--count: '-1e300' is too large"),
+        (["--seed", str(2**64)], f"--seed: '{2**64}' is too large"),
+        (["--share", "1e300"], "--share: '1e300' is too large: at most 1e+18"),
+    ],
+)
+def test_a_number_of_many_digits_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [Flag("count", int, ""), Flag("seed", int, ""), Flag("share", float, "")]
+    with pytest.raises(SystemExit):
+        Parser(flags, prog="p", description="").read(words)
+    assert message in capsys.readouterr().err
+    assert Parser(flags, prog="p", description="").read(["--seed", str(2**64 - 1)])["seed"] == 2**64 - 1

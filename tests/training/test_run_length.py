@@ -1,6 +1,7 @@
 """How long a run is by default, its vocabulary, and what is said of both."""
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -337,3 +338,19 @@ def test_a_resumed_run_with_another_schedule_keeps_its_steps(
     assert f"{steps} steps, 3 of warm-up, as when the run began" in capsys.readouterr().out
     assert "decay_steps=5 there, decay_steps=None here" in caplog.text
     assert read_training_state(list_checkpoints(tmp_path / "run")[-1])[0].step == steps
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"hidden_size": 10**20}, "hidden_size=100000000000000000000 is too large"),
+        *(({"architecture": value}, "must be the name of one") for value in (5, 1.5, True, ["bert"], {"a": 1})),
+    ],
+)
+def test_an_impossible_model_is_refused_in_a_sentence(model: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        make_config(model)
+    of_recipe = {key: value for key, value in model.items() if key == "architecture"} or {"model": model}
+    (tmp_path / "my.yaml").write_text(json.dumps(of_recipe))
+    with pytest.raises(UserError, match=f"my.yaml: .*{message}"):
+        make_config(split_settings(str(tmp_path / "my.yaml"), {})[1], recipe=str(tmp_path / "my.yaml"))
