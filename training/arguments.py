@@ -229,7 +229,7 @@ class PretrainingArguments:
                 if not isinstance(model, dict):
                     raise UserError(f"model={model!r} must be `name: value` lines")
                 reject_unknown_keys(changes, [*known, "model"], where="a phase")
-                if "max_steps" not in changes:
+                if changes.get("max_steps") is None:
                     raise UserError("max_steps is missing: say how long the phase is")
                 fresh = {name: PretrainingArguments.__dataclass_fields__[name].default for name in _OF_A_PHASE}
                 arguments = dataclasses.replace(before.arguments, **{**fresh, **changes})

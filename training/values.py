@@ -25,7 +25,7 @@ def read_value(name: str, value: Any, annotation: Any) -> Any:
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        return None if value is None else _read_one_of(name, value, arguments)
+        return None if value is None and type(None) in arguments else _read_one_of(name, value, arguments)
     if origin is Literal:
         return _read_choice(name, value, arguments)
     if origin is list:

@@ -222,6 +222,7 @@ def test_the_plan_of_a_change_is_refused_where_it_is_behind(prepared: Path, tmp_
     ("phases", "message"),
     [
         ([{"max_seq_length": 24}], r"phases\[0\]: max_steps is missing"),
+        ([{"max_steps": None}], r"phases\[0\]: max_steps is missing"),
         ([{"max_steps": 3}, {"max_steps": 3, "max_seq_len": 24}], r"phases\[1\]: unknown key 'max_seq_len'.*did you"),
         ([{"max_steps": 3, "optimizer": "muon"}], r"phases\[0\]: unknown key 'optimizer'"),
         ([{"max_steps": 3, "max_minutes": 1}], r"phases\[0\]: unknown key 'max_minutes'"),

@@ -347,6 +347,7 @@ def test_an_abandoned_prefetch_ends_its_thread() -> None:
         ({"seed": 2**64}, "seed=18446744073709551616 is too large"),
         ({"max_steps": 10**24}, "max_steps=1000000000000000000000000 is too large: at most 2147483647"),
         ({"max_minutes": 1e300}, r"max_minutes=1e\+300 is too large: at most 1e\+18"),
+        ({"warmup_steps": None}, "warmup_steps=None must be a number"),
         ({"learning_rate": "fast"}, "learning_rate='fast' must be a number"),
         ({"max_steps": 1.5}, "max_steps=1.5 must be a whole number"),
         ({"optimizer": "muo"}, r"optimizer='muo' must be one of adamw, muon; did you mean 'muon'\?"),
