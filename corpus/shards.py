@@ -174,6 +174,8 @@ class Corpus:
         self.folder = self.directory / split
         path = self.folder / "manifest.json"
         if not path.is_file():
+            if (self.directory / "manifest.json").is_file():
+                raise UserError(f"{directory} is one split of a corpus: give the folder that it lies in")
             splits = sorted(p.parent.name for p in self.directory.glob("*/manifest.json"))
             if splits:
                 raise UserError(f"split={split!r} is not in the corpus {directory}; it has {', '.join(splits)}")

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clozebert.corpus import Corpus, ShardWriter
+from clozebert.corpus.packing import RowIndex
 from clozebert.corpus.shards import token_dtype
+from clozebert.utils.errors import UserError
 
 from .conftest import FACTS, Written, write_corpus
 
@@ -90,3 +92,10 @@ def test_what_is_wrong_with_a_folder_is_said(make_corpus: Callable[..., Written]
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format_version": 99}))
     with pytest.raises(ValueError, match="format_version=99"):
         Corpus(written.directory)
+
+
+def test_the_folder_of_a_split_is_no_corpus(make_corpus: Callable[..., Written]) -> None:
+    corpus = make_corpus([3, 5]).corpus
+    RowIndex(corpus, max_seq_length=8)  # a folder with a manifest of its own
+    with pytest.raises(UserError, match="train is one split of a corpus: give the folder that it lies in"):
+        Corpus(corpus.folder, "validation")
