@@ -143,11 +143,15 @@ class RowIndex:
 def _cached_index(corpus: Corpus, *, max_seq_length: int) -> Path:
     """The folder of the index, built if needed: beside the corpus or, if that is not writable, in the user's cache."""
     name = f"rows-{max_seq_length}-v{_VERSION}-{corpus.fingerprint[:16]}"
-    cache = cache_folder()
-    for parent in (corpus.folder, cache, *([_scratch] if _scratch else [])):
+    if _is_whole(corpus.folder / name):
+        return corpus.folder / name
+    # The cache is asked for only where it is needed, as some users have none.
+    parents = [corpus.folder] if os.access(corpus.folder, os.W_OK) else [cache_folder()]
+    parents += [_scratch] if _scratch else []
+    for parent in parents:
         if _is_whole(parent / name):
             return parent / name
-    parent = _scratch or (corpus.folder if os.access(corpus.folder, os.W_OK) else cache)
+    parent = parents[-1]
     try:
         with whole_folder(parent / name, replace=(parent / name).is_dir()) as building:
             _build(corpus, building, max_seq_length=max_seq_length)

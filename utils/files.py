@@ -38,8 +38,15 @@ _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def cache_folder() -> Path:
-    """The user's cache folder of this package; it may not exist yet."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozebert"
+    """The user's cache folder of this package; it may not exist yet.
+
+    Raises:
+        UserError: the user has no home folder, as in some containers.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clozebert"
+    except RuntimeError:
+        raise UserError("this user has no home folder for a cache: set XDG_CACHE_HOME to a folder") from None
 
 
 def sha256_of_file(path: Path) -> str:

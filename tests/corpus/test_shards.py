@@ -1,6 +1,7 @@
 """Shards hold what was written, in one file or in many."""
 
 import json
+import os
 import pickle
 import tracemalloc
 from collections.abc import Callable
@@ -99,3 +100,19 @@ def test_the_folder_of_a_split_is_no_corpus(make_corpus: Callable[..., Written])
     RowIndex(corpus, max_seq_length=8)  # a folder with a manifest of its own
     with pytest.raises(UserError, match="train is one split of a corpus: give the folder that it lies in"):
         Corpus(corpus.folder, "validation")
+
+
+def test_a_user_without_a_home_folder_needs_a_cache_only_where_it_is_used(
+    make_corpus: Callable[..., Written], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    corpus = make_corpus([3, 5]).corpus
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with monkeypatch.context() as closed:
+        closed.setattr(os, "access", lambda *of: False)
+        with pytest.raises(UserError, match="no home folder for a cache: set XDG_CACHE_HOME"):
+            RowIndex(corpus, max_seq_length=8)
+    assert RowIndex(corpus, max_seq_length=8).num_rows == 1 + (3 + 5 + 4 > 8)
