@@ -375,3 +375,24 @@ def test_a_dry_run_on_several_devices_takes_no_more_rows_at_once_than_the_run() 
     dry = dry_phase(arguments.split_phases()[0], devices).arguments
     assert dry.per_device_train_batch_size == arguments.rows_at_once(8) == 32
     assert dry.global_batch_size == 256
+
+
+def test_another_rope_type_takes_theta_and_nothing_else_from_the_one_before(prepared: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 20.0}
+    ropes = [
+        {"rope_theta": 5e3},
+        yarn,
+        {"factor": 2.0},
+        {"rope_type": "linear", "factor": 8.0},
+        {"rope_type": "default"},
+    ]
+    phases = [{"max_steps": 3, "model": {"rope_parameters": rope}} for rope in ropes]
+    arguments = PretrainingArguments(**settings(prepared, output_dir="o", max_steps=3, phases=phases))
+    config = model_config(position_embedding_type="rope", rope_parameters={"rope_theta": 7e3})
+    found = [phase_configuration(config, phase).rope_parameters for phase in arguments.split_phases()]
+    yarn = {**yarn, "rope_theta": 5e3, "original_max_position_embeddings": 48}
+    assert found[2:4] == [yarn, {**yarn, "factor": 2.0}]
+    assert found[4:] == [
+        {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e3},
+        {"rope_type": "default", "rope_theta": 5e3},
+    ]
