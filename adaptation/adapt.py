@@ -428,7 +428,7 @@ class Adaptation:
                 (partial / curve.name).write_bytes(curve.read_bytes())
             write_text(partial / REPORT_NAME, render_report(results))
         old = {} if self.model_card is None else self.model_card.facts()
-        kept = {key: old[key] for key in ("license", "language", "datasets") if key in old}
+        kept: dict[str, Any] = {key: old[key] for key in ("license", "language", "datasets") if key in old}
         facts = adaptation_facts(results, name=target.resolve().name, base_model=self.base_model)
         write_card(target, {**kept, **facts})
         write_text(target / ADAPTATION_RESULTS, json.dumps(results, indent=2) + "\n")

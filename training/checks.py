@@ -119,7 +119,9 @@ def _open_base_model(
 def _checkpoint_of(arguments: PretrainingArguments) -> Path | None:
     """The checkpoint that a run resumes from, if there is one."""
     wanted = arguments.resume_from_checkpoint
-    return newest_valid(Path(arguments.output_dir)) if wanted == "latest" else wanted and Path(wanted)
+    if wanted == "latest":
+        return newest_valid(Path(arguments.output_dir))
+    return Path(wanted) if wanted else None
 
 
 def check_trackers(names: list[str]) -> None:
