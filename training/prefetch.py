@@ -208,11 +208,12 @@ def _from_processes(
                 loaded = next(steps)
         except Exception as error:
             # The error of a lost worker is of any kind. The worker may end a moment later than its connection.
-            if not multiprocessing.connection.wait([process.sentinel for process in processes], timeout=1.0):
-                raise
-            for process in processes:  # one that hangs would be waited for when the program ends
+            is_lost = multiprocessing.connection.wait([process.sentinel for process in processes], timeout=1.0)
+            for process in processes:  # the error would keep them, and one that hangs would be waited for
                 process.kill()
-            raise UserError(_LOST) from error
+            if is_lost:
+                raise UserError(_LOST) from error
+            raise
         yield loaded
 
 

@@ -301,7 +301,7 @@ def most_of(name: str, kind: type) -> int | float:
     """The largest number that a flag or a field of a recipe takes; libraries fail in many ways at larger ones."""
     if kind is float:
         return 1e18
-    return (1 << 64) - 1 if name == "seed" else (1 << 31) - 1
+    return (1 << 64) - 1 if name in ("seed", "seeds") else (1 << 31) - 1
 
 
 def _refuse_too_large(name: str, text: str, value: int | float) -> None:

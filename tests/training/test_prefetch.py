@@ -66,5 +66,10 @@ def test_an_error_of_a_worker_is_no_lost_worker() -> None:
             raise KeyError("no such document")
         return torch.full((10,), step)
 
-    with pytest.raises(KeyError, match="no such document"):
+    before = multiprocessing.active_children()
+    with pytest.raises(KeyError, match="no such document") as caught:
         list(prefetch(load, 0, 3, workers=1, timeout=60))
+    for child in multiprocessing.active_children():  # while the error still holds the loader
+        if child not in before:
+            child.join(timeout=60)
+            assert not child.is_alive(), caught
