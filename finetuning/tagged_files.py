@@ -10,7 +10,7 @@ from typing import Any
 
 from ..corpus.encoding import UNSPACED_SCRIPTS
 from ..corpus.readers.compression import bare_suffix, read_text
-from ..corpus.readers.tables import TableFile, open_table
+from ..corpus.readers.tables import Row, TableFile, open_table
 from ..utils.errors import UserError
 from .tables import good_rows
 from .tags import OUTSIDE, TaggedSentence
@@ -61,10 +61,7 @@ def read_tagged_file(path: str, *, tag_column: str | None = None, with_tags: boo
 
 def sentences_of_table(table: TableFile, *, tag_column: str | None, with_tags: bool = True) -> list[TaggedSentence]:
     """Sentences of JSON, or of a table with list columns (Parquet, or a dataset of the Hub)."""
-    return [
-        _sentence_of_record(row.values, tag_column, with_tags, source=table.source, line=row.line)
-        for row in good_rows(table)
-    ]
+    return [_sentence_of_row(row, tag_column, with_tags, table=table) for row in good_rows(table)]
 
 
 def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
@@ -231,23 +228,21 @@ def _conllu_word_ids(cell: str) -> range:
     return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
-def _sentence_of_record(
-    record: dict[str, Any], tag_column: str | None, with_tags: bool, *, source: str, line: int
-) -> TaggedSentence:
+def _sentence_of_row(row: Row, tag_column: str | None, with_tags: bool, *, table: TableFile) -> TaggedSentence:
     """The sentence of a JSON object: words and tags; text and spans; or chunks, `{"data": [{"text", "entity"}]}`."""
-    where = f"{source}, line {line}"
+    record, where = row.values, table.where(row.line)
     word_field = next((name for name in WORD_FIELDS if isinstance(record.get(name), (list, tuple))), None)
     if word_field is not None:
         words = _words_of(record, word_field, where)
         tags = _tags_of(record, word_field, tag_column, where) if with_tags else None
-        return TaggedSentence(words, _spaces_between(words), tags, source, line)
+        return TaggedSentence(words, _spaces_between(words), tags, table.source, row.line, unit=table.unit)
     if isinstance(record.get("data"), list):
         text, spans = _chunks(record["data"], where)
     elif isinstance(record.get("text"), str):
         text, spans = record["text"], _spans_of(record, tag_column, where) if with_tags else []
     else:
         raise UserError(f"{where}: expected 'words' and 'tags', or 'text' and 'spans'; found {', '.join(record)}")
-    return sentence_of_text(text, spans if with_tags else None, source=source, line=line)
+    return sentence_of_text(text, spans if with_tags else None, source=table.source, line=row.line, unit=table.unit)
 
 
 def _spans_of(record: dict[str, Any], span_field: str | None, where: str) -> list[tuple[int, int, str]]:
@@ -300,7 +295,7 @@ def _checked_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
 
 
 def sentence_of_text(
-    text: str, spans: Sequence[tuple[int, int, str]] | None, *, source: str, line: int
+    text: str, spans: Sequence[tuple[int, int, str]] | None, *, source: str, line: int, unit: str = "line"
 ) -> TaggedSentence:
     """Split running text into words, and give the words of each span its label, in IOB2.
 
@@ -312,10 +307,10 @@ def sentence_of_text(
     """
     bounds = word_bounds(text)
     if not bounds:
-        raise UserError(f"{source}, line {line}: the text is empty")
+        raise UserError(f"{source}, {unit} {line}: the text is empty")
     tags, num_inexact = None, 0
     if spans is not None:
-        tags, num_inexact = _tags_of_spans(spans, bounds, where=f"{source}, line {line}")
+        tags, num_inexact = _tags_of_spans(spans, bounds, where=f"{source}, {unit} {line}")
     return TaggedSentence(
         words=[text[first:last] for first, last in bounds],
         spaces=[i > 0 and bounds[i - 1][1] < first for i, (first, _) in enumerate(bounds)],
@@ -325,6 +320,7 @@ def sentence_of_text(
         text=text,
         starts=[first for first, _ in bounds],
         inexact_spans=num_inexact,
+        unit=unit,
     )
 
 

@@ -28,10 +28,11 @@ class TaggedSentence:
 
     Attributes:
         spaces: whether a space precedes each word in the text (False for the first).
-        line: the line of the file on which the sentence begins.
+        line: the line of the file on which the sentence begins, or its row.
         lines: the line of each word, in files with one word per line.
         text, starts: running text and the character at which each word begins, if the file holds text.
         inexact_spans: how many of the entities begin or end inside a word of that text.
+        unit: what `line` counts: `line` or `row`.
     """
 
     words: list[str]
@@ -43,6 +44,7 @@ class TaggedSentence:
     text: str | None = None
     starts: list[int] | None = None
     inexact_spans: int = 0
+    unit: str = "line"
 
     @property
     def labels(self) -> set[str]:
@@ -51,7 +53,7 @@ class TaggedSentence:
 
     def where(self, word: int) -> str:
         """`train.conll, line 12`."""
-        return f"{self.source}, line {self.line if self.lines is None else self.lines[word]}"
+        return f"{self.source}, {self.unit} {self.line if self.lines is None else self.lines[word]}"
 
 
 def detect_scheme(sentences: Iterable[TaggedSentence]) -> str:

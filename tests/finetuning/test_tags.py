@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clozebert.finetuning.tagged_files import read_tagged_file, sentence_of_text, unit_bounds, word_bounds
+from clozebert.corpus.readers.tables import DatasetTable
+from clozebert.finetuning.tagged_files import (
+    read_tagged_file,
+    sentence_of_text,
+    sentences_of_table,
+    unit_bounds,
+    word_bounds,
+)
 from clozebert.finetuning.tags import (
     TaggedSentence,
     detect_scheme,
@@ -227,6 +234,22 @@ def test_json_lines_in_their_forms(tmp_path: Path) -> None:
     assert read[1].spaces == [False, True, False, False, True]
     assert read[1].tags == ["O", "B-PER", "I-PER", "I-PER", "O"]
     assert (read[2].words, read[2].tags) == (["play", "the", "doors", "now"], ["O", "B-band", "I-band", "O"])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "row 2: 2 tokens but 1 tags"),
+        ({"text": " ", "spans": []}, "row 2: the text is empty"),
+        ({"text": "a", "spans": [{"start": 0, "end": 9, "label": "X"}]}, "row 2: span 0-9 lies outside"),
+    ],
+)
+def test_a_table_without_lines_is_counted_in_rows(values: dict[str, object], message: str) -> None:
+    good = {"tokens": ["a"], "tags": ["O"]} if "tokens" in values else {"text": "a", "spans": []}
+    with pytest.raises(UserError, match=f"^data, {message}"):
+        sentences_of_table(DatasetTable("data", [good, values]), tag_column=None)
+    read = sentences_of_table(DatasetTable("data", [good, good]), tag_column=None)
+    assert read[1].where(0) == "data, row 2"
 
 
 def test_spans_do_not_change_the_words() -> None:
