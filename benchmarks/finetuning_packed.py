@@ -37,7 +37,7 @@ def measure(
     keep_freed_memory()  # for both sides, as the programs do
     given = {"model_name_or_path": model_name_or_path, "output_dir": "", "train_file": train_file}
     arguments_class = {"token": TokenArguments, "sequence": SequenceArguments}[task_type]
-    splits, task, _ = read_data(arguments_class(**given), None)
+    splits, task, *_ = read_data(arguments_class(**given), None)
     tokenizer = load_auto_tokenizer(model_name_or_path)
     torch.manual_seed(0)
     packed = load_classifier(model_name_or_path, task=task)

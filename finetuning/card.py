@@ -2,7 +2,7 @@
 
 import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -23,7 +23,22 @@ _METRICS = {
 }
 
 
-def card_facts(arguments: FinetuningArguments, results: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+class HubNames(NamedTuple):
+    """The names of a run's encoder and dataset on the Hub; None for a local one, whose path is private."""
+
+    encoder: str | None
+    dataset: str | None
+
+
+def hub_names(arguments: FinetuningArguments) -> HubNames:
+    """Asked when a run begins: at its end a local folder may be gone, and would pass for a name on the Hub."""
+    names = (arguments.model_name_or_path, arguments.dataset_name)
+    return HubNames(*(None if name is None or os.path.exists(name) else name for name in names))
+
+
+def card_facts(
+    arguments: FinetuningArguments, on_hub: HubNames, results: dict[str, Any], settings: dict[str, Any]
+) -> dict[str, Any]:
     """The facts about a run for the model card, from the `results` and `settings` that the run wrote."""
     hyperparameters = {
         key: settings[key]
@@ -31,23 +46,21 @@ def card_facts(arguments: FinetuningArguments, results: dict[str, Any], settings
     }
     if results.get("epoch", math.inf) < settings["num_train_epochs"] - 0.005:  # --max_steps, or early stopping
         hyperparameters["epochs_trained"] = round(results["epoch"], 2)
-    base = arguments.model_name_or_path
-    is_folder = os.path.isdir(base)
     return {
-        **({} if is_folder else {"base_model": base}),
-        "started_from": os.path.basename(os.path.abspath(base)) if is_folder else base,
-        "corpus": _data(arguments, results),
+        **({} if on_hub.encoder is None else {"base_model": on_hub.encoder}),
+        "started_from": on_hub.encoder or _file_name(os.path.abspath(arguments.model_name_or_path)),
+        "corpus": _data(arguments, on_hub, results),
         "example": True,
-        **({"datasets": [arguments.dataset_name]} if _is_on_hub(arguments.dataset_name) else {}),
+        **({} if on_hub.dataset is None else {"datasets": [on_hub.dataset]}),
         "hyperparameters": {**hyperparameters, "seed": settings["arguments"]["seed"]},
         "metrics": {key: value for key, value in results.items() if key.startswith(("eval_", "test_"))},
-        "eval_results": _eval_results(arguments, results),
+        "eval_results": _eval_results(arguments, on_hub, results),
         "seconds": results.get("train_runtime"),
         "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
     }
 
 
-def _data(arguments: FinetuningArguments, results: dict[str, Any]) -> dict[str, str]:
+def _data(arguments: FinetuningArguments, on_hub: HubNames, results: dict[str, Any]) -> dict[str, str]:
     """The source and the number of examples of each split; of a file only the name."""
     training = _file_name(arguments.train_file)
     origins = {
@@ -56,7 +69,7 @@ def _data(arguments: FinetuningArguments, results: dict[str, Any]) -> dict[str, 
         "test": _file_name(arguments.test_file),
     }
     if arguments.dataset_name is not None:
-        origins = dict.fromkeys(origins, _shown_dataset(arguments.dataset_name))
+        origins = dict.fromkeys(origins, on_hub.dataset or _file_name(arguments.dataset_name))
     return {
         split: f"{origin}, {results[f'{split}_samples']:,} examples"
         for split, origin in origins.items()
@@ -68,22 +81,14 @@ def _file_name(path: str | None) -> str:
     return os.path.basename(os.path.normpath(path)) if path else ""
 
 
-def _is_on_hub(dataset_name: str | None) -> bool:
-    return dataset_name is not None and not os.path.exists(dataset_name)
-
-
-def _shown_dataset(dataset_name: str) -> str:
-    return dataset_name if _is_on_hub(dataset_name) else _file_name(dataset_name)
-
-
-def _eval_results(arguments: FinetuningArguments, results: dict[str, Any]) -> list[dict[str, Any]]:
+def _eval_results(arguments: FinetuningArguments, on_hub: HubNames, results: dict[str, Any]) -> list[dict[str, Any]]:
     """The scores as fields of the Hub's `EvalResult`; of a local file only the name is given."""
     found = []
     for prefix, split, path in (
         ("eval", "validation", arguments.validation_file or arguments.train_file),
         ("test", "test", arguments.test_file),
     ):
-        dataset = _dataset_fields(arguments, path)
+        dataset = _dataset_fields(arguments, on_hub, path)
         for score, (metric, title) in _METRICS.items():
             if f"{prefix}_{score}" in results:
                 value = float(f"{results[f'{prefix}_{score}']:.6g}")  # not fixed decimals: errors may be tiny
@@ -94,12 +99,12 @@ def _eval_results(arguments: FinetuningArguments, results: dict[str, Any]) -> li
     return found
 
 
-def _dataset_fields(arguments: FinetuningArguments, path: str | None) -> dict[str, Any]:
+def _dataset_fields(arguments: FinetuningArguments, on_hub: HubNames, path: str | None) -> dict[str, Any]:
     """The fields of `EvalResult` about the data: a dataset's name, or a local file's name and kind."""
     if arguments.dataset_name is None:
         suffix = os.path.splitext(path or "")[1].lstrip(".").lower()
         return {"dataset_type": suffix or "text", "dataset_name": os.path.basename(path or "")}
-    name = _shown_dataset(arguments.dataset_name)
+    name = on_hub.dataset or _file_name(arguments.dataset_name)
     fields = {"dataset_type": name, "dataset_name": name}
     if arguments.dataset_config_name is not None:
         fields["dataset_config"] = arguments.dataset_config_name

@@ -11,6 +11,7 @@ from ..corpus.readers.columns import is_number
 from ..corpus.readers.tables import TableFile, open_dataset
 from ..utils.errors import UserError
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
+from .card import HubNames, hub_names
 from .sequence_task import (
     MULTI_LABEL,
     SequenceExample,
@@ -32,11 +33,12 @@ Splits = dict[str, list[Any]]  # "train", "validation" and, if given, "test"
 
 
 class LabelledData(NamedTuple):
-    """Checked examples of every split, the task they define, and the facts that prediction needs later."""
+    """Checked examples of every split, the task they define, and facts: for prediction, and `on_hub` for the card."""
 
     splits: Splits
     task: Task
     facts: dict[str, Any]
+    on_hub: HubNames
 
 
 # Makes the task from the examples.
@@ -45,6 +47,7 @@ MakeTask = Callable[..., Task]
 
 def read_data(arguments: FinetuningArguments, known: list[str] | None) -> LabelledData:
     """Read the data that the flags name; `known`: the model's own label names, if any."""
+    on_hub = hub_names(arguments)
     if isinstance(arguments, SequenceArguments):
         splits, facts, make_task = _read_sequences(arguments)
     else:
@@ -54,7 +57,7 @@ def read_data(arguments: FinetuningArguments, known: list[str] | None) -> Labell
     task = make_task(splits["train"], known_names=known, balanced=arguments.class_weights == "balanced")
     for examples in splits.values():
         task.check(examples)
-    return LabelledData(splits, task, facts)
+    return LabelledData(splits, task, facts, on_hub)
 
 
 def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any], MakeTask]:

@@ -147,7 +147,7 @@ class FinetuningRun:
         tokenizer: Any,
     ) -> None:
         self.arguments, self.folder, self.seed, self.tokenizer = arguments, folder, seed, tokenizer
-        self.splits, self.task, self.facts = data
+        self.splits, self.task, self.facts, self.on_hub = data
         self.device = find_device()
         self.precision = choose_precision(arguments.mixed_precision, self.device)
         transformers.set_seed(seed)
@@ -312,8 +312,8 @@ class FinetuningRun:
         if is_main:
             _write_results(self.folder, results)
             if write_card is not None:
-                limitations = self.task.limitations(self.splits["train"])
-                write_card(self.folder, card_facts(self.arguments, results, settings) | {"limitations": limitations})
+                facts = card_facts(self.arguments, self.on_hub, results, settings)
+                write_card(self.folder, facts | {"limitations": self.task.limitations(self.splits["train"])})
             remove_checkpoints(self.folder, keep=trainer.state.best_model_checkpoint)
         return results
 
