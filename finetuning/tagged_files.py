@@ -89,7 +89,7 @@ def _conll_sentences(path: str, text: str, tag_column: str | None, with_tags: bo
     for block in blocks:
         rows = _conll_rows(block, separator, width, has_comments=has_comments)
         for number, cells in rows:
-            _check_conll_row(cells, width, column if with_tags else 0, where=f"{path}, line {number}")
+            _check_row(cells, width, word=0, tag=column if with_tags else 0, where=f"{path}, line {number}")
         if rows:
             numbers = [number for number, _ in rows]
             words = [cells[0] for _, cells in rows]
@@ -141,11 +141,11 @@ def _conll_rows(
     return [(number, _cells(line, separator)) for number, line in block if not line.startswith("-DOCSTART-")]
 
 
-def _check_conll_row(cells: list[str], width: int, column: int, *, where: str) -> None:
-    """Raise if a row has another width, or its word or its cell in `column` is empty."""
+def _check_row(cells: list[str], width: int, *, word: int, tag: int, where: str) -> None:
+    """Raise if a row has another width, or its cell in the column `word` or `tag` is empty."""
     if len(cells) != width:
         raise UserError(f"{where}: {len(cells)} columns, where other lines have {width}")
-    for name, cell in (("word", cells[0]), ("tag", cells[column])):
+    for name, cell in (("word", cells[word]), ("tag", cells[tag])):
         if not cell.strip():
             raise UserError(f"{where}: the {name} is empty")
 
@@ -177,6 +177,13 @@ def _conllu_sentences(path: str, text: str, tag_column: str | None, with_tags: b
     for block in _blocks(text.replace("\r\n", "\n").split("\n")):
         rows = _conllu_rows(block, path)
         of_words = [(number, cells) for number, cells in rows if cells[0].isdigit()]
+        for number, cells in of_words:
+            _check_row(cells, len(CONLLU_COLUMNS), word=1, tag=column, where=f"{path}, line {number}")
+        for (_, (before, *_)), (number, (after, *_)) in pairwise(of_words):
+            if int(after) <= int(before):
+                raise UserError(
+                    f"{path}, line {number}: word {after} follows word {before}; put a blank line between sentences"
+                )
         if of_words:
             numbers = [number for number, _ in of_words]
             words = [cells[1] for _, cells in of_words]
@@ -269,7 +276,17 @@ def _tags_of(record: dict[str, Any], word_field: str, tag_field: str | None, whe
         raise UserError(f"{where}: no list of tags; give its field by --tag_column (found {', '.join(record)})")
     if len(values) != len(words):
         raise UserError(f"{where}: {len(words)} {word_field} but {len(values)} {tag_field}")
-    return [None if value is None else str(value) for value in values]
+    return [_tag_of(value, tag_field, where) for value in values]
+
+
+def _tag_of(value: Any, tag_field: str | None, where: str) -> str | None:
+    """The name of a tag; None for a word without one, which transformers marks by -100."""
+    if value is None or value == -100:
+        return None
+    name = str(value).strip()
+    if isinstance(value, (list, tuple, dict)) or name.lower() in ("", "nan"):
+        raise UserError(f"{where}: {tag_field} holds {value!r}; give each word one tag, or null where it has none")
+    return name
 
 
 def _chunks(chunks: list[Any], where: str) -> tuple[str, list[tuple[int, int, str]]]:
@@ -287,11 +304,11 @@ def _checked_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
     if not isinstance(span, dict):
         raise UserError(f"{where}: span {span!r} is not an object with start, end and label")
     start, end, label = span.get("start"), span.get("end"), span.get("label", span.get("type"))
-    if not isinstance(start, int) or not isinstance(end, int) or not isinstance(label, str) or not label:
+    if not isinstance(start, int) or not isinstance(end, int) or not isinstance(label, str) or not label.strip():
         raise UserError(f"{where}: span {span!r} needs whole numbers start and end, and a label")
     if not 0 <= start < end <= len(text):
         raise UserError(f"{where}: span {start}-{end} lies outside its text of {len(text)} characters")
-    return start, end, label
+    return start, end, label.strip()
 
 
 def sentence_of_text(

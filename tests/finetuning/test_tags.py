@@ -236,6 +236,13 @@ def test_json_lines_in_their_forms(tmp_path: Path) -> None:
     assert (read[2].words, read[2].tags) == (["play", "the", "doors", "now"], ["O", "B-band", "I-band", "O"])
 
 
+def test_tags_of_json_without_blanks_and_of_ignored_words(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", '{"tokens": ["a", "b", "c"], "tags": [1, -100, null]}\n')
+    assert read_tagged_file(path)[0].tags == ["1", None, None]
+    path = write(tmp_path, "a.jsonl", '{"tokens": ["a", "b"], "tags": ["O ", " B-X"]}\n')
+    assert read_tagged_file(path)[0].tags == ["O", "B-X"]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -337,7 +344,14 @@ def test_words_of_running_text_are_not_cut_again(text: str) -> None:
         ("a.conll", "a\tO\nb\t \n", r"a\.conll, line 2: the tag is empty"),
         ("a.conll", "a\nb\n", r"expected columns \(word and tag\)"),
         ("a.conllu", "1\ta\tb\n", r"a\.conllu, line 1: 3 columns; CoNLL-U has 10"),
+        ("a.conllu", CONLLU.replace("4\tn't", "4\t"), r"a\.conllu, line 6: the word is empty"),
+        ("a.conllu", CONLLU.replace("PART", ""), r"a\.conllu, line 6: the tag is empty"),
+        ("a.conllu", CONLLU * 2, r"a\.conllu, line 10: word 1 follows word 5; put a blank line between sentences"),
         ("a.conll", "\n\n", "holds no sentence"),
+        ("a.jsonl", '{"words": ["a"], "tags": [" "]}', "line 1: tags holds ' '; give each word one tag, or null"),
+        ("a.jsonl", '{"words": ["a"], "tags": [["X"]]}', r"line 1: tags holds \['X'\]; give each word one tag"),
+        ("a.jsonl", '{"words": ["a"], "tags": [NaN]}', "line 1: tags holds nan; give each word one tag"),
+        ("a.jsonl", '{"text": "a", "spans": [{"start": 0, "end": 1, "label": " "}]}', "and a label"),
         ("a.jsonl", '{"words": ["a"], "tags": []}', "line 1: 1 words but 0 tags"),
         ("a.jsonl", '{"words": ["a", ""], "tags": ["O", "O"]}', "line 1: words holds ''"),
         ("a.jsonl", '{"words": ["a", null], "tags": ["O", "O"]}', "line 1: words holds None"),
