@@ -107,8 +107,6 @@ def _label(value: Any, problem_type: str | None, where: str, column: str) -> Any
         if repeated := next((name for name, times in Counter(names).items() if times > 1), None):
             raise UserError(f"{where}: the list of labels (column {column!r}) holds {repeated!r} more than once")
         return frozenset(names)
-    if isinstance(value, (list, tuple, dict)):
-        raise UserError(f"{where}: the label (column {column!r}) is a {type(value).__name__}, expected one value")
     if problem_type == REGRESSION:
         if not is_number(value):
             hint = "; write numbers without commas, as 2.5" if _has_comma(value) else ""
@@ -155,6 +153,8 @@ def _names_of_multi_hot(values: list[Any], where: str, *, size: int) -> list[int
 
 
 def _label_name(value: Any, where: str, column: str) -> str:
+    if isinstance(value, (list, tuple, dict)):
+        raise UserError(f"{where}: the label (column {column!r}) is a {type(value).__name__}, expected one value")
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     if missing or str(value).strip().lower() in ("", "nan"):
         raise UserError(f"{where}: the label (column {column!r}) is missing ({value!r}); fill it or remove the row")
@@ -406,12 +406,15 @@ def make_sequence_task(
         values = np.asarray([example.label for example in examples], dtype=float)
         if (values == values[0]).all():  # the standard deviation may exceed 0 by a rounding error
             raise UserError(f"every label of the training data is {values[0]:g}; nothing to learn")
-        return SequenceTask(
-            problem_type=problem_type,
-            label_names=[value_name],
-            target_mean=float(values.mean()),
-            target_scale=float(values.std()),
-        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, scale = float(values.mean()), float(values.std())
+            steps = scale / np.spacing(np.abs(values).max().astype(np.float32))
+        if not 16 <= steps < math.inf:
+            raise UserError(
+                f"the labels of the training data, {values.min():.12g} to {values.max():.12g}, are too large or too "
+                f"close together for a model, which computes in float32; scale them, or subtract a number from each"
+            )
+        return SequenceTask(problem_type=problem_type, label_names=[value_name], target_mean=mean, target_scale=scale)
     names = label_names_of(examples, problem_type)
     if known_names is not None and set(names) <= set(known_names):
         names = list(known_names)

@@ -14,7 +14,9 @@ from clozebert.finetuning.sequence_task import (
     MULTI_LABEL,
     REGRESSION,
     SINGLE_LABEL,
+    SequenceExample,
     label_names_of,
+    make_sequence_task,
     multi_hot_size,
     problem_type_of_values,
     read_examples,
@@ -202,6 +204,7 @@ def test_label_names_do_not_depend_on_the_order_of_rows() -> None:
         ("a", "x", MULTI_LABEL, "line 2: the label .* expected a list of labels"),
         ("a", "[x", MULTI_LABEL, "line 2: the label .* not a JSON list"),
         ("a", ["x", "y", "x"], MULTI_LABEL, "line 2: the list of labels .* holds 'x' more than once"),
+        ("a", ["x", ["y"]], MULTI_LABEL, "line 2: the label .* is a list, expected one value"),
         ("a", [float("nan"), "x"], MULTI_LABEL, "line 2: the label .* is missing"),
         ("a", [0.5, 1.5], MULTI_LABEL, "line 2: the list of labels .* holds 0.5; .* a regression has one number"),
     ],
@@ -258,6 +261,16 @@ def test_a_header_is_no_example_where_columns_are_given_by_number(tmp_path: Path
         read_data(sequence_arguments(path, **numbers), None)
     data = read_data(sequence_arguments(write(tmp_path, "b.csv", rows), **numbers), None)
     assert data.task.label_names == ["neg", "pos"]
+
+
+@pytest.mark.parametrize("values", [[1e308, -1e308], [1e300, 0.5], [2e-320, 1e-320], [1e9 + 0.5, 1e9]])
+def test_amounts_that_float32_cannot_tell_apart_are_refused(values: list[float]) -> None:
+    examples = [SequenceExample("a", None, value, "f, line 1") for value in values]
+    flags: dict[str, Any] = {"problem_type": REGRESSION, "value_name": "v", "known_names": None, "balanced": False}
+    with pytest.raises(UserError, match=r"labels of the training data, .* are too large or too close together"):
+        make_sequence_task(examples, **flags)
+    years = [SequenceExample("a", None, float(year), "f, line 1") for year in (2001, 2002)]
+    assert make_sequence_task(years, **flags).target_mean == 2001.5
 
 
 def test_numbers_of_classes_are_no_such_vectors() -> None:
