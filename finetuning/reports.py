@@ -130,10 +130,15 @@ def _plain(name: str) -> str:
 
 
 def mean_and_deviation(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of each number that all results share, and its standard deviation (n - 1) as `KEY_sd`."""
+    """The mean of each number that all results share, and its standard deviation (n - 1) as `KEY_sd`.
+
+    Counts that are the same in all results, as of examples, stay as they are.
+    """
     combined: dict[str, Any] = {}
     for key, value in results[0].items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and all(key in result for result in results):
+        if isinstance(value, int) and all(result.get(key) == value for result in results):
+            combined[key] = value
+        elif isinstance(value, (int, float)) and all(key in result for result in results):
             values = [float(result[key]) for result in results]
             mean = sum(values) / len(values)
             combined[key] = mean

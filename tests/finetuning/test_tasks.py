@@ -191,7 +191,8 @@ def test_windows_of_a_long_document_are_averaged() -> None:
 
 
 def test_mean_and_deviation_by_hand() -> None:
-    combined = mean_and_deviation([{"eval_f1": 0.5, "x": "s"}, {"eval_f1": 0.7, "x": "s"}])
+    combined = mean_and_deviation([{"eval_f1": f1, "x": "s", "eval_samples": 6} for f1 in (0.5, 0.7)])
+    assert (combined.pop("eval_samples"), "eval_samples_sd" in combined) == (6, False)
     assert combined == {"eval_f1": pytest.approx(0.6), "eval_f1_sd": pytest.approx(0.2 / 2**0.5)}
     assert "0.6000 ± 0.1414" in table_of_results(combined, splits=["eval"])
 
