@@ -2,6 +2,7 @@
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,11 @@ def load_fine_tuned(
     if task is None:
         architectures = getattr(config, "architectures", None) or "headless"
         raise UserError(f"--model_name_or_path {name_or_path}: fine-tune it first, it is {architectures}")
+    if repeated := [name for name, times in Counter(config.id2label.values()).items() if times > 1]:
+        raise UserError(
+            f"--model_name_or_path {name_or_path}: two of its classes are named {repeated[0]!r}; rename one in the "
+            "id2label of config.json"
+        )
     model, missing = _load_with_head(name_or_path, task, trust_remote_code=trust_remote_code)
     if missing:
         raise UserError(f"--model_name_or_path {name_or_path}: weights are missing: {sorted(missing)}")

@@ -224,6 +224,8 @@ class SequenceTask(Task):
         names = [name for _, name in sorted(config.id2label.items())]
         by_outputs = REGRESSION if len(names) == 1 else SINGLE_LABEL
         problem_type = config.problem_type if config.problem_type in PROBLEM_TYPES else by_outputs
+        if problem_type == REGRESSION and len(names) > 1:
+            raise UserError(f"the model gives {len(names)} values for each text; only one can be predicted")
         return cls(problem_type=problem_type, label_names=names)
 
     def write_labels(self, config: Any) -> None:

@@ -1,5 +1,6 @@
 """The model side of fine-tuning: heads for new labels, layers, rates, dropout, adapters."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ from clozebert.finetuning.sequence_task import (
 )
 from clozebert.finetuning.tags import TaggedSentence
 from clozebert.finetuning.token_task import TokenTask, make_token_task
+from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import make_checkpoint
@@ -285,6 +287,17 @@ def test_settings_of_other_people_are_checked(tmp_path: Path) -> None:
     (tmp_path / "finetuning_settings.json").write_text('{"max_seq_length": "long"}')
     with pytest.raises(ValueError, match="max_seq_length='long' must be a whole number"):
         read_settings(str(tmp_path))
+
+
+def test_answers_that_names_would_hide_are_refused(tmp_path: Path) -> None:
+    folder = Path(make_checkpoint(tmp_path / "m"))
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["BertForSequenceClassification"]}
+    (folder / "config.json").write_text(json.dumps(config | {"id2label": {"0": "a", "1": "b", "2": "a"}}))
+    with pytest.raises(UserError, match="two of its classes are named 'a'; rename one in the id2label"):
+        load_fine_tuned(str(folder), TASKS.values(), settings={})
+    several = transformers.AutoConfig.for_model("bert", num_labels=3, problem_type="regression")
+    with pytest.raises(UserError, match="the model gives 3 values for each text"):
+        SequenceTask.of_config(several, {})
 
 
 def test_a_folder_without_a_model_is_an_error_that_says_where_one_is(tmp_path: Path) -> None:
