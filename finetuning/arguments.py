@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..corpus.readers.compression import bare_suffix
+from ..corpus.readers.tables import TABLE_SUFFIXES
 from ..utils.command_line import flag
 from ..utils.errors import MissingFileError, UserError
 from ..utils.files import check_output_dir
@@ -241,6 +243,9 @@ class PredictionArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name} {value}: must be at least 1")
+        for name in ("text_column", "text_pair_column"):
+            if getattr(self, name) is not None and not any(bare_suffix(path) in TABLE_SUFFIXES for path in self.input):
+                raise UserError(f"--{name} {getattr(self, name)}: no --input is a table ({', '.join(TABLE_SUFFIXES)})")
 
 
 # Flags that may change when a run is resumed; for the data, the content is compared instead.

@@ -253,6 +253,7 @@ def test_standard_output_is_utf8_in_any_locale(
         ("sequence", ["--input", "t.conll"], "t.conll holds a word and its tags on each line, by its name; write each"),
         ("sequence", ["--input", "t.conllu"], "t.conllu holds a word and its tags on each line, by its name; write"),
         ("sequence", ["--input", "t.xml"], "t.xml holds XML, by its name; write each text on a line of a .txt file"),
+        ("sequence", ["--input", "a.txt", "--text_column", "x"], "--text_column x: no --input is a table (.csv, .tsv"),
         ("sequence", ["--input", "gone.txt"], "--input gone.txt: there is no such file"),
         ("sequence", ["--input", "/dev/null"], "--input /dev/null: not a file; pipe lines of text into --input -"),
         ("sequence", ["--batch_size", "0"], "--batch_size 0: must be at least 1"),
