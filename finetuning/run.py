@@ -159,6 +159,7 @@ class FinetuningRun:
         self.windows = {split: self.task.windows(examples, self.maker) for split, examples in self.splits.items()}
         num_tokens = sum(len(window.input_ids) for window in self.windows["train"])
         self.training = self._training_arguments(num_tokens)
+        self._check_warmup()
         self.collator = make_collator(
             self.model,
             tokenizer,
@@ -207,6 +208,18 @@ class FinetuningRun:
             disable_tqdm=True,
             dataloader_pin_memory=self.device.type == "cuda",
         )
+
+    def _check_warmup(self) -> None:
+        """Raise if the warm-up is longer than the run, whose learning rate would never reach its peak."""
+        training = self.training
+        num_batches = math.ceil(len(self.windows["train"]) / (training.train_batch_size * training.world_size))
+        num_steps = math.ceil(training.num_train_epochs * math.ceil(num_batches / training.gradient_accumulation_steps))
+        num_steps = training.max_steps if training.max_steps > 0 else num_steps
+        if training.warmup_steps > num_steps:
+            raise UserError(
+                f"--warmup_steps {training.warmup_steps:g}: the run has {counted(num_steps, 'step')}; give fewer, or "
+                f"a share of all steps, such as 0.1"
+            )
 
     def load_model(self) -> Any:
         """Load the encoder and its head, as they are before training."""
@@ -310,7 +323,7 @@ class FinetuningRun:
             if is_main:
                 write_report(self.folder, name, self.task.report(logits[split], self.splits[split]))
         if is_main:
-            _write_results(self.folder, results)
+            _write_results(self.folder, results, settings)
             if write_card is not None:
                 facts = card_facts(self.arguments, self.on_hub, results, settings)
                 write_card(self.folder, facts | {"limitations": self.task.limitations(self.splits["train"])})
@@ -393,8 +406,11 @@ def _save(model: Any, tokenizer: Any, folder: str) -> None:
     save_tokenizer(tokenizer, folder)
 
 
-def _write_results(folder: str, results: dict[str, Any]) -> None:
+def _write_results(folder: str, results: dict[str, Any], settings: dict[str, Any]) -> None:
     """Write all_results.json, and the results of each split in a separate file."""
+    path = os.path.join(folder, SETTINGS_FILE)
+    if not os.path.exists(path):  # the folder was deleted during the run
+        write_json(path, settings)
     write_json(os.path.join(folder, RESULTS_FILE), results)
     for split in ("train", "eval", "test"):
         part = {key: value for key, value in results.items() if key.startswith(f"{split}_") or key == "epoch"}

@@ -278,7 +278,10 @@ class EarlyStopping(TrainerCallback):
 
 
 class BestOfMovedRun(TrainerCallback):
-    """Finds the best checkpoint of a run whose folder was moved. Trainer does so at the next checkpoint only."""
+    """Finds the best checkpoint of a run whose folder was moved. Trainer does so at the next checkpoint only.
+
+    Says so at the end if that checkpoint was deleted during the run, as Trainer then keeps the last weights.
+    """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         here = os.path.join(args.output_dir, f"checkpoint-{state.best_global_step}")
@@ -286,6 +289,11 @@ class BestOfMovedRun(TrainerCallback):
         is_lost = not os.path.isdir(state.best_model_checkpoint or "")
         if is_lost and os.path.isdir(here):
             state.best_model_checkpoint = here
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        best = state.best_model_checkpoint
+        if args.load_best_model_at_end and state.is_world_process_zero and best and not os.path.isdir(best):
+            print(f"the best checkpoint, {best}, is gone: the model is that of the last step", flush=True)
 
 
 class EvaluationLines(TrainerCallback):

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from clozebert.finetuning.resume import newest_checkpoint
+from clozebert.finetuning.resume import newest_checkpoint, read_settings
 from clozebert.finetuning.run import FinetuningRun, finetune
 from clozebert.finetuning.trainer import EarlyStopping, LengthGroupedSampler
 from clozebert.utils.errors import UserError
@@ -339,6 +339,37 @@ def test_a_run_that_was_moved_after_its_last_step_ends_with_its_best_model(
     run("moved", resume_from_checkpoint="latest")
     whole, moved = (load_file(tmp_path / folder / "model.safetensors") for folder in ("whole", "moved"))
     assert all(torch.equal(whole[name], moved[name]) for name in whole)
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 4}, {"num_train_epochs": 0.5}])
+def test_a_warmup_beyond_the_end_is_refused(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, length: dict[str, Any]
+) -> None:
+    """60 examples in batches of 8 are 4 steps in half an epoch."""
+    arguments = arguments_of("single", data["single"], models["bert"], tmp_path / "o", warmup_steps=5.0, **length)
+    with pytest.raises(UserError, match="--warmup_steps 5: the run has 4 steps; give fewer, or a share"):
+        finetune(arguments)
+
+
+def test_a_folder_that_is_deleted_during_the_run_is_said_to_lack_the_best_model(
+    models: dict[str, str],
+    data: dict[str, tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The best is that of the first epoch, and its checkpoint is deleted in the second."""
+    evaluations = count()
+
+    def selection(*_: object) -> float:
+        if number := next(evaluations):
+            shutil.rmtree(tmp_path / "o")
+        return float(-number)
+
+    monkeypatch.setattr("clozebert.finetuning.trainer.selection", selection)
+    finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o"))
+    assert "checkpoint-8, is gone: the model is that of the last step\n" in capsys.readouterr().out
+    assert read_settings(str(tmp_path / "o"))["text_column"] == "text"
 
 
 def test_a_run_that_stopped_early_stays_stopped(
