@@ -236,6 +236,13 @@ def test_standard_output_is_utf8_in_any_locale(
     assert json.loads(written.getvalue().decode("utf-8"))["text"] == "five € film"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+def test_a_full_disk_is_a_line(tuned: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a film\n")
+    with pytest.raises(UserError, match=r"^/dev/full cannot be written \(No space left on device\): free some space"):
+        predictions(tuned["sequence"], "--input", str(tmp_path / "a.txt"), output=Path("/dev/full"))
+
+
 @pytest.mark.parametrize(
     ("kind", "flags", "message"),
     [
