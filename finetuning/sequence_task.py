@@ -153,7 +153,7 @@ def _names_of_multi_hot(values: list[Any], where: str, *, size: int) -> list[int
 
 
 def _label_name(value: Any, where: str, column: str) -> str:
-    if isinstance(value, (list, tuple, dict)):
+    if isinstance(value, (list, tuple, dict, bytes)):
         raise UserError(f"{where}: the label (column {column!r}) is a {type(value).__name__}, expected one value")
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     if missing or str(value).strip().lower() in ("", "nan"):

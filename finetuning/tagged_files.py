@@ -284,7 +284,7 @@ def _tag_of(value: Any, tag_field: str | None, where: str) -> str | None:
     if value is None or value == -100:
         return None
     name = str(value).strip()
-    if isinstance(value, (list, tuple, dict)) or name.lower() in ("", "nan"):
+    if isinstance(value, (list, tuple, dict, bytes)) or name.lower() in ("", "nan"):
         raise UserError(f"{where}: {tag_field} holds {value!r}; give each word one tag, or null where it has none")
     return name
 

@@ -192,6 +192,7 @@ def test_label_names_do_not_depend_on_the_order_of_rows() -> None:
         ("a", "", SINGLE_LABEL, "line 2: the label .* is missing"),
         ("a", "NaN", SINGLE_LABEL, "line 2: the label .* is missing"),
         ("a", None, SINGLE_LABEL, "line 2: the label .* is missing"),
+        ("a", b"x", SINGLE_LABEL, "line 2: the label .* is a bytes, expected one value"),
         ("a", ["x"], SINGLE_LABEL, "line 2: the label .* is a list, expected one value"),
         ("a", "high", REGRESSION, "line 2: the label .* is 'high', expected a finite number"),
         ("a", float("nan"), REGRESSION, "line 2: the label .* expected a finite number"),

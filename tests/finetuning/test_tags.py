@@ -247,6 +247,7 @@ def test_tags_of_json_without_blanks_and_of_ignored_words(tmp_path: Path) -> Non
     ("values", "message"),
     [
         ({"tokens": ["a", "b"], "tags": ["O"]}, "row 2: 2 tokens but 1 tags"),
+        ({"tokens": ["a"], "tags": [b"O"]}, "row 2: tags holds b'O'; give each word one tag"),
         ({"text": " ", "spans": []}, "row 2: the text is empty"),
         ({"text": "a", "spans": [{"start": 0, "end": 9, "label": "X"}]}, "row 2: span 0-9 lies outside"),
     ],
