@@ -81,7 +81,13 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
         del tables["test"]
     multi_hot = multi_hot_size(tables["train"], columns.label) if problem_type == MULTI_LABEL else None
     splits: Splits = {
-        split: read_examples(table, columns, problem_type=problem_type, multi_hot=multi_hot)
+        split: read_examples(
+            table,
+            columns,
+            problem_type=problem_type,
+            multi_hot=multi_hot,
+            numbers_are_texts=split != "train",  # the only text of a small file may be "1984"
+        )
         for split, table in tables.items()
     }
     facts = {

@@ -323,6 +323,13 @@ def test_a_column_of_numbers_is_not_text() -> None:
         read_examples(table, find_columns(table), problem_type=SINGLE_LABEL)
 
 
+def test_a_small_validation_file_may_hold_only_numbers(tmp_path: Path) -> None:
+    train = write(tmp_path, "a.csv", "text,label\nEmma,x\nDracula,y\n")
+    small = write(tmp_path, "b.csv", "text,label\n1984,x\n")
+    (example,) = read_data(sequence_arguments(train, validation_file=small), None).splits["validation"]
+    assert (example.text, example.label) == ("1984", "x")
+
+
 def test_one_class_only_is_an_error() -> None:
     table = table_of(text=["a", "b"], label=["x", "x"])
     with pytest.raises(ValueError, match="only one class in the training data: 'x'"):
