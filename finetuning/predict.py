@@ -143,7 +143,7 @@ class Predictor:
                 num_blank += 1
                 continue
             text, tab, pair = line.strip("\r\n").partition("\t") if self.takes_pairs else (line, "", None)
-            if self.takes_pairs and not tab:
+            if self.takes_pairs and (not tab or "\t" in str(pair).strip()):
                 raise UserError(f"{source}, line {number}: the model takes pairs; put a tab between two texts")
             if pair is not None and not (text.strip() and pair.strip()):
                 raise UserError(f"{source}, line {number}: one of the two texts is empty; fill it or remove the line")

@@ -269,6 +269,7 @@ def test_a_full_disk_is_a_line(tuned: dict[str, Path], tmp_path: Path) -> None:
         ("sequence", ["--input", "e.csv"], "e.csv is empty"),
         ("pairs", ["--input", "q.csv", "--text_pair_column", "c"], "--text_pair_column needs --text_column beside it"),
         ("pairs", ["--input", "a.txt"], "a.txt, line 1: the model takes pairs; put a tab between two texts"),
+        ("pairs", ["--input", "three.txt"], "three.txt, line 1: the model takes pairs; put a tab between two texts"),
         (
             "pairs",
             ["--input", "half.txt"],
@@ -288,6 +289,7 @@ def test_mistakes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("no tab here\n")
+    Path("three.txt").write_text("the dog\tdog 3\t1.5\n")
     Path("half.txt").write_text("a\tb\na text\t\n")
     Path("q.csv").write_text("a,b,c\nthe dog,dog 3,dog 4\n")
     Path("b.csv").write_text('id,text\n1,fine\n2,"  "\n')
