@@ -133,6 +133,11 @@ def _read_tables(arguments: SequenceArguments) -> dict[str, Table]:
     for split, path in (("validation", arguments.validation_file), ("test", arguments.test_file)):
         if path is not None:
             tables[split] = read_table(path, has_header=tables["train"].has_header)
+    if tables["train"].is_header_in_doubt:
+        print(
+            f"{arguments.train_file}: its first row is taken for names of columns; if it is an example, give the "
+            "numbers of the columns as --text_column and --label_column"
+        )
     for table in tables.values():
         if table.num_blank:
             print(f"{table.source}: {len(table)} rows; left out: {table.num_blank} in which every cell is blank")

@@ -30,6 +30,7 @@ class Table:
 
     Attributes:
         num_blank: how many rows of a CSV or TSV were left out because all their cells are blank.
+        is_header_in_doubt: whether the first row of a CSV or TSV was taken for a header, and may be an example.
     """
 
     source: str
@@ -38,6 +39,7 @@ class Table:
     unit: str = "line"
     has_header: bool = True
     num_blank: int = 0
+    is_header_in_doubt: bool = False
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -77,7 +79,15 @@ def collect(file: TableFile) -> Table:
     if bad := next(filter(lone_surrogate, names), None):
         raise UserError(f"{file.source}: the column name {bad!r} is not UTF-8: convert the file")
     columns = {name: [row.values.get(name) for row in rows] for name in names}
-    return Table(file.source, columns, [row.line for row in rows], file.unit, file.has_header, len(found) - len(rows))
+    return Table(
+        file.source,
+        columns,
+        [row.line for row in rows],
+        file.unit,
+        file.has_header,
+        num_blank=len(found) - len(rows),
+        is_header_in_doubt=file.has_header and not file.is_sure_of_columns,
+    )
 
 
 def good_rows(file: TableFile) -> Iterator[Row]:

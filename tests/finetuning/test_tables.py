@@ -323,6 +323,20 @@ def test_a_column_of_numbers_is_not_text() -> None:
         read_examples(table, find_columns(table), problem_type=SINGLE_LABEL)
 
 
+def test_a_first_row_that_may_be_an_example_is_not_dropped_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its class occurs once, as the name of a column does."""
+    rows = "".join(f"a film {number},{'angry' if number % 2 else 'sad'}\n" for number in range(30))
+    path = write(tmp_path, "a.csv", f"I loved it,happy\n{rows}")
+    read_data(sequence_arguments(path), None)
+    assert f"{path}: its first row is taken for names of columns; if it is an example, " in capsys.readouterr().out
+    data = read_data(sequence_arguments(path, text_column="1", label_column="2", validation_file=path), None)
+    assert data.task.label_names == ["angry", "happy", "sad"]
+    read_data(sequence_arguments(write(tmp_path, "b.csv", f"text,label\n{rows}")), None)
+    assert "first row" not in capsys.readouterr().out
+
+
 def test_a_small_validation_file_may_hold_only_numbers(tmp_path: Path) -> None:
     train = write(tmp_path, "a.csv", "text,label\nEmma,x\nDracula,y\n")
     small = write(tmp_path, "b.csv", "text,label\n1984,x\n")
