@@ -88,6 +88,12 @@ def checkpoint_to_resume(wanted: str | None, folder: str, settings: dict[str, An
         return None
     if not _is_whole(checkpoint):
         raise UserError(f"--resume_from_checkpoint {checkpoint}: no trainer_state.json in it, so it is not complete")
+    for pattern in ("optimizer*", "scheduler.pt", "rng_state*.pth"):  # Trainer would go on without them
+        if not any(Path(checkpoint).glob(pattern)):
+            raise UserError(
+                f"--resume_from_checkpoint {checkpoint}: {pattern} is missing in it; copy it there, name another "
+                f"checkpoint, or begin afresh with {_AFRESH}"
+            )
     _check_best(checkpoint, folder)
     # The checkpoint may be of a run in another folder. A copy may have no settings beside it.
     homes = {Path(checkpoint).resolve().parent: "leave out --resume_from_checkpoint"}

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,25 @@ def test_a_disk_that_is_full_at_the_end_is_one_line_and_the_run_goes_on(
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert finetune(arguments)["eval_loss"] == before["eval_loss"]
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_checkpoint_without_a_part_is_not_resumed(
+    models: dict[str, str],
+    data: dict[str, tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """Trainer goes on with a new optimizer or other random numbers, and the run ends with other weights."""
+    arguments = arguments_of("single", data["single"], models["bert"], tmp_path / "o", max_steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("clozebert.finetuning.run.are_finite", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            finetune(arguments)
+    (tmp_path / "o" / "checkpoint-1" / name).unlink()
+    with pytest.raises(UserError, match=r"checkpoint-1: .* is missing in it; copy it there"):
+        finetune(replace(arguments, resume_from_checkpoint="latest"))
 
 
 def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
