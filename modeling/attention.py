@@ -14,7 +14,7 @@ from transformers.modeling_utils import AttentionInterface
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention_tiles import TilePlan, tiled_attention
 from .fast_paths import Dropout, attend, cast_once, linear, matmul_attention_pays, repeat_heads, rotate
-from .joined import can_join, joined_heads, joined_window_attention
+from .joined import can_join, joined_heads, joined_window_attention, unsplit
 from .packed_attention import PackedPlan, padded_attention, tokens_read, varlen_attention, windowed_attention
 
 _STOCK = AttentionInterface()
@@ -129,7 +129,7 @@ class Attention(nn.Module):
         `split_norm` left to the joined layers.
         """
         tables: Any = position_embeddings
-        queries = x_BTD = cast_once(hidden_states)
+        queries = x_BTD = cast_once(unsplit(hidden_states, scale_D))
         query_tables = tables
         if (read_R := tokens_read(attention_mask)) is not None:
             queries = x_BTD.index_select(1, read_R)

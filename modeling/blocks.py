@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
 from .fast_paths import Dropout, cast_once, is_traced, linear, recompute
-from .joined import can_join, joined_gate_and_up, split_norm
+from .joined import can_join, joined_gate_and_up, split_norm, unsplit
 from .packed_attention import tokens_read
 
 
@@ -57,7 +57,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: torch.Tensor, scale_D: torch.Tensor | None = None) -> torch.Tensor:
         """Shape: [B, T, D] -> [B, T, D]. `scale_D` is what `split_norm` left to the joined layers."""
-        x_BTD = cast_once(x_BTD)
+        x_BTD = cast_once(unsplit(x_BTD, scale_D))
         if torch.is_grad_enabled() or is_traced():
             # What `_down` would keep for the backward pass is most of a layer's memory, and quick to compute again.
             if self.gate_proj is None:
@@ -105,11 +105,11 @@ class EncoderLayer(GradientCheckpointingLayer):
         if (read_R := tokens_read(attention_mask)) is not None:
             x_BTD = x_BTD.index_select(1, read_R)
         if self.pre_norm:
-            joins = () if read_R is not None else self.attention.input_layers
-            h_BTD, scale_D = split_norm(self.attention_norm, joins, hidden_states)
-            x_BTD = x_BTD + self.dropout(self.attention(h_BTD, scale_D=scale_D, **attend)[0])
-            h_BTD, scale_D = split_norm(self.mlp_norm, self.mlp.input_layers, x_BTD)
-            return x_BTD + self.dropout(self.mlp(h_BTD, scale_D))
+            joins = self.attention if read_R is None else None
+            h_BTD, scale = split_norm(self.attention_norm, joins, Attention, hidden_states)
+            x_BTD = x_BTD + self.dropout(self.attention(h_BTD, **scale, **attend)[0])
+            h_BTD, scale = split_norm(self.mlp_norm, self.mlp, FeedForward, x_BTD)
+            return x_BTD + self.dropout(self.mlp(h_BTD, **scale))
         x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(hidden_states, **attend)[0]))
         return self.mlp_norm(x_BTD + self.dropout(self.mlp(x_BTD)))
 

@@ -38,6 +38,7 @@ RECOMPUTE_FROM = 1 << 24  # tokens times inner size: 32 MB in half precision
 SHORT_IN_TRAINING = 256  # keys up to which attention keeps its weights for the backward pass
 LARGEST_BLOCK = 1 << 23  # scores computed at once, over all heads, without a gradient: 16 MB in half precision
 HALF_PRECISION = (torch.bfloat16, torch.float16)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 # Activations that oneDNN fuses into a matmul: its name for each, and the variant.
 _FUSED_ACTIVATIONS = {
@@ -139,12 +140,12 @@ def linear(
 
 def is_plain_linear(layer: nn.Module) -> bool:
     """Whether calling the layer only computes its linear map, on an ordinary tensor: not sharded, not quantised."""
-    return _is_untouched(layer, nn.Linear) and not hasattr(type(layer.weight), "__tensor_flatten__")
+    return is_untouched(layer, nn.Linear) and not hasattr(type(layer.weight), "__tensor_flatten__")
 
 
 def is_plain_norm(norm: nn.Module) -> bool:
     """Whether calling the norm only divides by a size and multiplies by an ordinary weight; it has no bias."""
-    if not (_is_untouched(norm, nn.LayerNorm) or _is_untouched(norm, nn.RMSNorm)):
+    if not (is_untouched(norm, nn.LayerNorm) or is_untouched(norm, nn.RMSNorm)):
         return False
     has_weight = norm.weight is not None and not hasattr(type(norm.weight), "__tensor_flatten__")
     return has_weight and getattr(norm, "bias", None) is None
@@ -152,7 +153,7 @@ def is_plain_norm(norm: nn.Module) -> bool:
 
 def _is_plain_activation(activation: nn.Module, name: str | None) -> bool:
     """Whether the module is still the one that the configuration names."""
-    return _is_untouched(activation, _type_of_activation(name))
+    return is_untouched(activation, _type_of_activation(name))
 
 
 @functools.cache
@@ -160,13 +161,10 @@ def _type_of_activation(name: str | None) -> type:
     return type(ACT2FN[name])
 
 
-def _is_untouched(module: nn.Module, kind: type) -> bool:
+def is_untouched(module: nn.Module, kind: type) -> bool:
     """Whether calling the module computes what its class does: no subclass, no hook, no replaced `forward`."""
     return (
-        type(module) is kind
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-        and "forward" not in vars(module)
+        type(module) is kind and not any(getattr(module, hooks) for hooks in _HOOKS) and "forward" not in vars(module)
     )
 
 
@@ -366,6 +364,6 @@ def repeat_heads(x_BHTK: torch.Tensor, heads: int) -> torch.Tensor:
 
 __all__ = [
     "Dropout", "attend", "cast_once", "dropout", "is_autocast", "is_plain",
-    "is_traced", "linear", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads", "rotate",
-    "rotated", "value_outside", "values_of", "widen",
+    "is_traced", "is_untouched", "linear", "matmul_attention_pays", "matmul_dtype", "recompute", "repeat_heads",
+    "rotate", "rotated", "value_outside", "values_of", "widen",
 ]  # fmt: skip

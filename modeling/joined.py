@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .fast_paths import is_plain, is_plain_linear, is_plain_norm, matmul_dtype, rotated
+from .fast_paths import is_plain, is_plain_linear, is_plain_norm, is_untouched, matmul_dtype, rotated
 from .window_attention import KERNELS, define, empty_joined
 
 
@@ -33,16 +33,25 @@ def can_join(layers: Sequence[Any], x: torch.Tensor) -> bool:
     )
 
 
-def split_norm(norm: Any, layers: Sequence[Any], x_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A norm's output for `layers`, and None; where they are joined, the output without the norm's weight, and that.
+def split_norm(norm: Any, reader: Any, kind: type, x_BTD: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """A norm's output for `reader`; if its layers are joined, without the norm's weight, and that as its `scale_D`.
 
     The joined layers multiply the weight into their copies: W (n * w) = (W diag(w)) n. So its gradient comes from
     theirs, not from a sum over all tokens, for which a kernel would read them again.
+
+    Args:
+        reader: what reads the output. One that is not as `kind` made it, such as a user's own, gets the whole norm.
     """
-    if not (layers and torch.compiler.is_compiling() and can_join(layers, x_BTD) and is_plain_norm(norm)):
-        return norm(x_BTD), None
+    can_split = torch.compiler.is_compiling() and is_plain_norm(norm) and is_untouched(reader, kind)
+    if not (can_split and reader.input_layers and can_join(reader.input_layers, x_BTD)):
+        return norm(x_BTD), {}
     normalize = F.layer_norm if isinstance(norm, nn.LayerNorm) else F.rms_norm
-    return normalize(x_BTD, norm.normalized_shape, eps=norm.eps), norm.weight
+    return normalize(x_BTD, norm.normalized_shape, eps=norm.eps), {"scale_D": norm.weight}
+
+
+def unsplit(x_BTD: torch.Tensor, scale_D: torch.Tensor | None) -> torch.Tensor:
+    """x * scale in a function that runs uncompiled after all, as beyond PyTorch's limit of graphs; else x."""
+    return x_BTD if scale_D is None or torch.compiler.is_compiling() else x_BTD * scale_D
 
 
 def _join(tensors: Sequence[Any], dtype: torch.dtype, *, interleaved: bool) -> torch.Tensor | None:
@@ -188,4 +197,5 @@ __all__ = [
     "joined_window_attention",
     "split_norm",
     "turn_back_and_join",
+    "unsplit",
 ]
