@@ -442,11 +442,12 @@ def folder_stays(folder: Path, *, way_out: str) -> Iterator[None]:
         way_out: what the user can do.
 
     Raises:
-        UserFileError: an error came, and the folder is gone.
+        UserFileError: an error came, and the folder is gone. A further machine of a run may never have had it.
     """
+    was_there = folder.is_dir()
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or folder.is_dir():
+        if isinstance(error, UserError) or not was_there or folder.is_dir():
             raise
         raise UserFileError(f"{folder} was deleted or moved while it was written: {way_out}") from error

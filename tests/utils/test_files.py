@@ -13,6 +13,7 @@ from clozebert.utils.files import (
     INCOMPLETE,
     check_output_dir,
     disk_errors,
+    folder_stays,
     remove_written,
     whole_file,
     whole_files,
@@ -180,6 +181,12 @@ def test_a_disk_that_takes_no_more_is_a_persons_error(error: Exception, message:
     with pytest.raises(UserFileError, match=message), disk_errors(Path("here")):
         raise error
     with pytest.raises(KeyError), disk_errors(Path("here")):
+        raise KeyError
+
+
+def test_an_error_beside_a_folder_that_never_was_there_is_no_lost_folder(tmp_path: Path) -> None:
+    """As on a second machine, where only the first one's main process writes."""
+    with pytest.raises(KeyError), folder_stays(tmp_path / "run", way_out="start anew"):
         raise KeyError
 
 
