@@ -209,11 +209,11 @@ def _from_processes(
         except Exception as error:
             # The error of a lost worker is of any kind. The worker may end a moment later than its connection.
             is_lost = multiprocessing.connection.wait([process.sentinel for process in processes], timeout=1.0)
-            for process in processes:  # the error would keep them, and one that hangs would be waited for
+            for process in processes:  # they ignore signals, so the end of the program would wait for those that live
                 process.kill()
-            if is_lost:
-                raise UserError(_LOST) from error
-            raise
+            if not is_lost:
+                raise
+            raise UserError(_LOST) from error
         yield loaded
 
 
