@@ -217,18 +217,22 @@ def test_resuming_replaces_no_other_model(prepared: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("of", ["model_name_or_path", "teacher_name_or_path"])
-def test_no_card_names_a_folder_that_is_gone(prepared: Path, tmp_path: Path, of: str) -> None:
-    run_here(prepared, tmp_path / "base", max_steps=3, save_steps=0)
+def test_no_card_names_a_folder_that_is_gone(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """Its relative path would pass for a name on the Hub."""
+    monkeypatch.chdir(tmp_path)
+    run_here(prepared, tmp_path / "private/base", max_steps=3, save_steps=0)
 
     def write_and_forget(folder: str | os.PathLike, facts: dict[str, Any]) -> None:
         write_card(folder, facts)
-        shutil.rmtree(tmp_path / "base", ignore_errors=True)
+        shutil.rmtree(tmp_path / "private", ignore_errors=True)
 
-    given = {of: str(tmp_path / "base"), "output_dir": str(tmp_path / "run"), "max_steps": 4, "save_steps": 2}
+    given = {of: "private/base", "output_dir": str(tmp_path / "run"), "max_steps": 4, "save_steps": 2}
     run = settings(prepared, **given)
     pretrain(PretrainingArguments(**run), model_config(), write_card=write_and_forget)
     for place in ("checkpoint-2", "checkpoint-4", "."):
-        assert str(tmp_path) not in (tmp_path / "run" / place / "README.md").read_text()
+        assert "private" not in (tmp_path / "run" / place / "README.md").read_text()
 
 
 def test_a_run_is_resumed_without_the_model_that_it_continues_from(
