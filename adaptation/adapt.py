@@ -38,7 +38,7 @@ from ..hub.convert import save_native
 from ..hub.loading import quiet
 from ..modeling import ClozeBertForMaskedLM
 from ..training.checkpoints.training_state import read_state
-from ..training.checks import check_tokenizer, hub_name
+from ..training.checks import check_tokenizer
 from ..training.planning.time_budget import FORWARD_SHARE
 from ..training.pretraining import pretrain
 from ..training.reporting.doctor import survey
@@ -50,6 +50,7 @@ from ..utils.files import (
     WEIGHTS,
     disk_errors,
     folder_stays,
+    hub_name,
     remove_written,
     sha256_of_file,
     whole_files,

@@ -59,6 +59,7 @@ def backend(
     Args:
         writes: write the kernels too (`Graph.code`); this needs Triton, with a driver.
     """
+    from functorch.compile import make_boxed_func
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     def inner(module: Any, inputs: Any, **about: Any) -> Any:
@@ -68,14 +69,13 @@ def backend(
             compile_fx_inner(module, inputs, **about)
         note(graph)
 
-        def run(arguments: list[Any]) -> Any:
+        def run(*arguments: Any) -> Any:
             graph.runs += 1
             mode = next(x.fake_mode for x in arguments if hasattr(x, "fake_mode"))
             with mode:
                 return plain(*arguments)
 
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return make_boxed_func(run)
 
     def compile_graph(module: Any, inputs: Any) -> Any:
         with _properties(capability):

@@ -49,7 +49,7 @@ from roofline_prices import (
     matmul,
 )
 
-H100 = (9, 0)  # its compute capability
+CAPABILITY = (9, 0)  # of an H100
 # Operators that run no kernel.
 FREE = frozenset(
     (
@@ -129,7 +129,7 @@ def make_step() -> tuple[Any, Callable[..., Any], Shapes]:
 
 def eager_kernels(*, loss_only: bool) -> list[Kernel]:
     """The kernels of a step as PyTorch dispatches it."""
-    with fake_cuda.device(H100) as calls:
+    with fake_cuda.device(CAPABILITY) as calls:
         _, step, shapes = make_step()
         calls.clear()
         loss = step(loss_only=loss_only)
@@ -154,11 +154,11 @@ def compiled_kernels(*, joins: bool, has_triton: bool, loss_only: bool, bf16_res
         for module in () if joins else (attention, blocks, joined):
             stack.enter_context(mock.patch.object(module, "can_join", never_join))
         stack.enter_context(mock.patch.object(window_attention, "KERNELS", kernels))
-        stack.enter_context(fake_cuda.device(H100, records=False))
+        stack.enter_context(fake_cuda.device(CAPABILITY, records=False))
         model, step, shapes = make_step()
         if bf16_residual:
             model.model.residual_dtype = torch.bfloat16
-        backend = fake_inductor.backend(graphs.append, H100)
+        backend = fake_inductor.backend(graphs.append, CAPABILITY)
         compile_model(model, torch.device("cuda"), backend=backend, dynamic=False)
         step(loss_only=loss_only).backward()
     found = []

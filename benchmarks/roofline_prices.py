@@ -131,8 +131,9 @@ def compiled(kernel: fake_inductor.Kernel, shapes: Shapes, *, is_backward: bool)
     if kernel.operator.startswith("window_attention"):
         window = next(value for value in reversed(node.args) if isinstance(value, int))
         return window_attention(inputs, window, is_backward=is_backward)
-    launches = 3 if kernel.operator == "turn_back_and_join" else 1
-    return Kernel("RoPE" if launches == 3 else part, kernel.bytes, is_backward=is_backward, launches=launches)
+    if kernel.operator == "turn_back_and_join":  # a launch each for queries, keys and values
+        return Kernel("RoPE", kernel.bytes, is_backward=is_backward, launches=3)
+    return Kernel(part, kernel.bytes, is_backward=is_backward)
 
 
 def tensors_of(node: Any) -> list[Any]:

@@ -47,6 +47,7 @@ _POSITIVE = (
     "max_position_embeddings", "embedding_size", "image_size", "patch_size", "num_channels", "sliding_window",
 )  # fmt: skip
 _NOT_NEGATIVE = ("type_vocab_size", "position_offset", "norm_eps", "initializer_range")
+_MOST = (1 << 31) - 1  # of these two kinds
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # The parameters that each type of rotary positions requires besides its base, then all that are allowed.
 _ROPE_NEEDS = {
@@ -391,6 +392,8 @@ def _check_number(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} must be at least 1")
     if name in _NOT_NEGATIVE and not value >= 0:  # also refuses NaN
         raise ValueError(f"{name}={value} must not be negative")
+    if name in (*_POSITIVE, *_NOT_NEGATIVE) and value > _MOST:  # libraries fail in many ways at larger ones
+        raise ValueError(f"{name}={value} is too large: at most {_MOST}")
 
 
 def _warn_of_foreign(keys: list[str], known: list[str]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
+from ..utils.files import hub_name
 from .arguments import FinetuningArguments
 
 # Our names of scores -> the Hub's metric and its displayed name.
@@ -32,8 +33,7 @@ class HubNames(NamedTuple):
 
 def hub_names(arguments: FinetuningArguments) -> HubNames:
     """Asked when a run begins: at its end a local folder may be gone, and would pass for a name on the Hub."""
-    names = (arguments.model_name_or_path, arguments.dataset_name)
-    return HubNames(*(None if name is None or os.path.exists(name) else name for name in names))
+    return HubNames(hub_name(arguments.model_name_or_path), hub_name(arguments.dataset_name))
 
 
 def card_facts(

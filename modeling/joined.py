@@ -66,14 +66,13 @@ def _joined_linear(
 ) -> torch.Tensor:
     dtype = matmul_dtype(x)
     weights = [layer.weight if scale_D is None else layer.weight * scale_D for layer in layers]
-    weight, bias = (
-        _join(tensors, dtype, interleaved=interleaved) for tensors in (weights, [layer.bias for layer in layers])
-    )
+    weight = _join(weights, dtype, interleaved=interleaved)
+    bias = _join([layer.bias for layer in layers], dtype, interleaved=interleaved)
     return F.linear(x, weight, bias)  # type: ignore[arg-type]
 
 
 def joined_gate_and_up(
-    gate: Any, up: Any, x_BTD: torch.Tensor, scale_D: torch.Tensor | None = None
+    gate: Any, up: Any, x_BTD: torch.Tensor, scale_D: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """gate(x * scale) and up(x * scale). Their channels alternate in the matmul: a kernel reads both from one place.
 

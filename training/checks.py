@@ -20,6 +20,7 @@ from ..corpus import Corpus, Mixture
 from ..corpus.tokenizer import load_tokenizer, tokenizer_differences
 from ..modeling import ClozeBertForMaskedLM
 from ..utils.errors import UserError, as_user_errors
+from ..utils.files import hub_name
 from .arguments import Phase, PretrainingArguments
 from .checkpoints.folders import newest_valid
 from .initialization.initial_model import fingerprint_of_model, load_configuration, padded_vocabulary, set_token_ids
@@ -88,11 +89,6 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
         check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)
     check_same_weights(configs)
     return CheckedRun(arguments, tokenizer, phases, mixtures, configs, fingerprint, base_model, teacher)
-
-
-def hub_name(name_or_path: str) -> str | None:
-    """A model's name on the Hub; None for a local folder, whose path is private. Ask while the folder is there."""
-    return None if Path(name_or_path).exists() else name_or_path
 
 
 def _open_base_model(

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 
 from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, list_recipes, load_recipe, read_yaml
-from ..utils.command_line import Flag, flags_of, most_of
+from ..utils.command_line import Flag, flags_of
 from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
 from ..utils.nested import merge_nested
 from .arguments import LEAST_STEPS, Phase, PretrainingArguments
@@ -162,9 +162,6 @@ def make_config(model: dict[str, Any], *, recipe: str | None = None) -> ClozeBer
 
 
 def _configure(*, architecture: Any = None, **fields: Any) -> ClozeBertConfig:
-    for name, value in fields.items():
-        if isinstance(value, int) and value > most_of(name, int):
-            raise ValueError(f"{name}={value} is too large: at most {most_of(name, int)}")
     if not isinstance(architecture, str | None):
         raise ValueError(f"architecture={architecture!r} must be the name of one, as text")
     return ClozeBertConfig(**fields) if architecture is None else ClozeBertConfig.from_name(architecture, **fields)

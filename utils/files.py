@@ -49,6 +49,11 @@ def cache_folder() -> Path:
         raise UserError("this user has no home folder for a cache: set XDG_CACHE_HOME to a folder") from None
 
 
+def hub_name(name_or_path: str | None) -> str | None:
+    """A name on the Hub; None for a local file or folder, whose path is private. Ask while it is there."""
+    return None if name_or_path is None or os.path.exists(name_or_path) else name_or_path
+
+
 def sha256_of_file(path: Path) -> str:
     """The SHA-256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()

@@ -245,6 +245,7 @@ def test_a_phase_that_cannot_be_is_refused(phases: list[Any], message: str) -> N
         ({"model": {"hidden_size": 48}}, r"phases\[0\] changes the shape of .*may change rope_parameters"),
         ({"model": {"rope_teta": 1}}, r"unknown key 'rope_teta' in phases\[0\], under `model`; (?!.*sub_configs)"),
         ({"model": {"norm_type": "batch"}}, r"phases\[0\], under `model`: norm_type='batch' must be one of"),
+        ({"model": {"hidden_size": 10**20}}, r"under `model`: hidden_size=100000000000000000000 is too large"),
         ({"max_seq_length": 60}, "max_seq_length=60 exceeds the model's max_position_embeddings=48"),
         ({"corpus": "nowhere"}, "nowhere holds no prepared corpus"),
         ({"per_device_train_batch_size": 3}, "per_device_train_batch_size=3 must divide the 8 rows"),
