@@ -17,11 +17,15 @@ def make_empty(model_class: Any, config: PreTrainedConfig, **options: Any) -> An
 def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
     """Make `tensors`, in their own data type, the parameters of `model`, and tie the tied weights again.
 
+    As after `from_pretrained`, a model that this one becomes a part of does not initialise it again in `post_init`.
+
     Raises:
         RuntimeError: a tensor is missing, left over or of another shape.
     """
     model.load_state_dict(tensors, strict=True, assign=True)
     model.tie_weights()
+    for module in model.modules():
+        module._is_hf_initialized = True  # type: ignore[assignment]  # read by transformers
     model.to(next(iter(tensors.values())).device)  # type: ignore[arg-type]  # the buffers, too
 
 

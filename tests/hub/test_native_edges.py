@@ -4,7 +4,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, BertModel, NomicBertConfig, NomicBertModel, ViTConfig, ViTModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    NomicBertConfig,
+    NomicBertModel,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ViTConfig,
+    ViTModel,
+)
 
 from clozebert import ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.hub import from_native, to_native
@@ -116,3 +126,24 @@ def test_rotary_positions_that_grow_with_a_batch_are_not_quite_the_same(caplog):
     assert "the shorter rows of a batch differ" in caplog.text
     ids = torch.arange(24)[None] % 90
     assert torch.allclose(ours(ids).last_hidden_state, native(ids).last_hidden_state, atol=1e-5)
+
+
+class Within(PreTrainedModel):
+    """A model of a user's own around an encoder: `post_init` initialises what has no values yet."""
+
+    config_class = PreTrainedConfig
+
+    def __init__(self, config, encoder):
+        super().__init__(config)
+        self.encoder = encoder
+        self.scorer = nn.Linear(32, 1)
+        self.post_init()
+
+
+@pytest.mark.parametrize("direction", ["ours", "native"])
+def test_a_converted_model_keeps_its_weights_within_another(config, direction):
+    encoder = from_native(BertModel(config))
+    encoder = to_native(encoder) if direction == "native" else encoder
+    wanted = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    found = Within(PreTrainedConfig(), encoder).encoder.state_dict()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
