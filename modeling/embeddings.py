@@ -53,7 +53,7 @@ class TextEmbeddings(nn.Module):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Shape: ids [B, T] or inputs_embeds [B, T, E], position_ids [B or 1, T] counted from 0 -> [B, T, D]."""
+        """Shape: ids [B, T] or inputs_embeds [B, T, E], types and positions from 0 [B or 1, T] -> [B, T, D]."""
         if inputs_embeds is None:
             assert input_ids is not None
             # An adapter that has replaced the table may not tell its number of rows.

@@ -170,7 +170,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             attention_mask: [B, T], nonzero at tokens, holes allowed; None: all are tokens. Also as [B, 1, 1, T]:
                 boolean, or floats that are 0 at tokens. Or a mask [B, 1, T, T], or one for each layer type, in the form
                 that the attention implementation takes.
-            token_type_ids: [B, T]; None: all 0.
+            token_type_ids: [B or 1, T]; None: all 0.
             position_ids: [B or 1, T], counted from 0; None: by the configuration's rule.
             packed: the documents of a packed batch, instead of a mask. Or give `cu_seq_lens_q` [documents + 1], as
                 transformers' flattening collator does, or position_ids that restart within a row.

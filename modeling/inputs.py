@@ -43,7 +43,7 @@ def check_text(
     shape_BT = given.shape[:2]
     if not torch.compiler.is_compiling() and 0 in shape_BT:
         raise ValueError(f"input of shape {tuple(shape_BT)} holds no token: leave an empty batch out")
-    if token_type_ids is not None and token_type_ids.shape != shape_BT:
+    if token_type_ids is not None and token_type_ids.shape not in (shape_BT, (1, shape_BT[1])):
         raise ValueError(_WRONG_SHAPE.format("token_type_ids", tuple(token_type_ids.shape), tuple(shape_BT)))
     check_mask(attention_mask, shape_BT)
     for name, value in (("token_type_ids", token_type_ids), ("attention_mask", attention_mask)):

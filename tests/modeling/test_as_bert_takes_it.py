@@ -43,6 +43,15 @@ def test_positions_of_choices_may_be_one_row_for_all():
     assert not torch.equal(model(**inputs).logits, wanted)
 
 
+def test_token_types_may_be_one_row_for_all():
+    model = build(ClozeBertModel, tiny_config(type_vocab_size=2))
+    types = torch.tensor([[0] * 4 + [1] * 5])
+    wanted = model(IDS, attention_mask=MASK, token_type_ids=types.expand(2, 9)).last_hidden_state
+    assert torch.equal(model(IDS, attention_mask=MASK, token_type_ids=types).last_hidden_state, wanted)
+    with pytest.raises(ValueError, match=r"token_type_ids of shape \(1, 8\) must be \(2, 9\), as the input"):
+        model(IDS, token_type_ids=types[:, :8])
+
+
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_a_mask_in_its_extended_form_is_the_mask(implementation, pooling):
