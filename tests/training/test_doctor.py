@@ -34,6 +34,7 @@ HEALTHY = doctor.Vitals(
     step=5000, max_steps=10_000, warmup_steps=500, train_loss=3.2, eval_loss=3.0, epochs=5.0, gradient_norm=0.5,
     most_norm=1.0, skipped_steps=0, precision="bf16", survey=SURVEY,
 )  # fmt: skip
+STUCK = {"eval_loss": 5.9, "train_loss": 5.9}
 
 
 def test_entropy_is_the_formula() -> None:
@@ -46,11 +47,14 @@ def test_entropy_is_the_formula() -> None:
     ("finding", "changes", "cause"),
     [
         (doctor.plateau, {}, None),
-        (doctor.plateau, {"eval_loss": 5.9}, "learning_rate is too low"),
-        (doctor.plateau, {"eval_loss": 5.9, "step": 900}, None),
-        (doctor.plateau, {"eval_loss": 5.9, "gradient_norm": 9.0}, "updates are too large"),
-        (doctor.plateau, {"eval_loss": 5.9, "gradient_norm": 9.0, "most_norm": 0.0}, "learning_rate is too low"),
-        (doctor.plateau, {"eval_loss": 7.0}, "updates are too large"),
+        (doctor.plateau, STUCK, "learning_rate is too low"),
+        (doctor.plateau, STUCK | {"step": 900}, None),
+        (doctor.plateau, STUCK | {"gradient_norm": 9.0}, "updates are too large"),
+        (doctor.plateau, STUCK | {"gradient_norm": 9.0, "most_norm": 0.0}, "learning_rate is too low"),
+        (doctor.plateau, {"eval_loss": 7.0, "train_loss": 5.5}, "updates are too large"),
+        (doctor.plateau, {"eval_loss": 7.0, "train_loss": None}, "updates are too large"),
+        (doctor.plateau, {"eval_loss": 7.0, "train_loss": 5.0}, None),
+        (doctor.plateau, {"eval_loss": 7.0, "train_loss": 5.0, "epochs": 2.0}, "of different kinds"),
         (doctor.repetition, {}, None),
         (doctor.repetition, {"survey": dataclasses.replace(SURVEY, repeated_share=0.2)}, "20% of the documents"),
         (doctor.repetition, {"train_loss": 2.0}, "by heart"),

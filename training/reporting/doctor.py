@@ -141,10 +141,21 @@ def unigram_entropy(counts: np.ndarray) -> float:
 
 
 def plateau(vitals: Vitals) -> str | None:
-    """Warn if the loss is still about the unigram entropy a twentieth of the run (100 steps or more) after warm-up."""
+    """Warn if the loss is still about the unigram entropy a twentieth of the run (100 steps or more) after warm-up.
+
+    A training loss well below the entropy is no plateau. After two epochs, `repetition` speaks of it.
+    """
     loss, entropy, norm = vitals.eval_loss, vitals.survey.unigram_entropy, vitals.gradient_norm
     if vitals.step < vitals.warmup_steps + max(100, vitals.max_steps // 20) or loss < _PLATEAU * entropy:
         return None
+    if vitals.train_loss is not None and vitals.train_loss < 0.9 * _PLATEAU * entropy:
+        if vitals.epochs > 2:
+            return None
+        return (
+            f"the validation loss of {loss:.2f} at step {vitals.step:,} is no better than guessing by frequency "
+            f"({entropy:.2f}), but the training loss is {vitals.train_loss:.2f}: the two texts are of different kinds, "
+            f"or the validation text is too short"
+        )
     found = (
         f"the validation loss of {loss:.2f} at step {vitals.step:,} is no better than guessing by frequency "
         f"({entropy:.2f}): the model does not use the context yet. "
