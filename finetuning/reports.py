@@ -161,6 +161,29 @@ def table_of_results(results: dict[str, Any], *, splits: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def warn_of_majority(results: dict[str, Any], *, weigh_classes: bool) -> str | None:
+    """A warning if no score of the validation data beats its baseline.
+
+    A perfect score cannot be beaten: there, the data have a single answer.
+
+    Args:
+        weigh_classes: name `--class_weights balanced` as a way out.
+    """
+    start = "eval_majority_"
+    names = [key.removeprefix(start) for key in results if key.startswith(start) and not key.endswith("_sd")]
+    scores = {name: (results[f"eval_{name}"], results[start + name]) for name in names}
+    for name, (score, baseline) in scores.items():
+        if score < baseline or score == 0 if name == "mse" else score > baseline or score == 1:
+            return None
+    name, (score, baseline) = next(iter(scores.items()))
+    constant = "the mean of the training labels" if name == "mse" else "the most frequent answer"
+    return (
+        f"warning: on the validation data the model is no better than always {constant} ({name} "
+        f"{figure(score)}, baseline {figure(baseline)}): train for more epochs or on more data"
+        + (", or, if classes are of unequal size, with --class_weights balanced" if weigh_classes else "")
+    )
+
+
 def _scores_of(results: dict[str, Any], split: str) -> list[str]:
     """The names of the scores of a split that the table shows."""
     names = [key.removeprefix(f"{split}_") for key in results if key.startswith(f"{split}_")]

@@ -42,7 +42,7 @@ from .models import (
     parameter_groups,
     prefer_plain_attention,
 )
-from .reports import mean_and_deviation, table_of_results, write_json, write_report
+from .reports import mean_and_deviation, table_of_results, warn_of_majority, write_json, write_report
 from .resume import (
     RESULTS_FILE,
     SETTINGS_FILE,
@@ -121,6 +121,10 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> d
                 write_json(os.path.join(arguments.output_dir, RESULTS_FILE), results)
     if is_main:
         print(table_of_results(results, splits=[split for split in ("eval", "test") if f"{split}_loss" in results]))
+        has_classes = data.task.problem_type in ("single_label_classification", "token_classification")
+        warning = warn_of_majority(results, weigh_classes=has_classes and arguments.class_weights == "none")
+        if warning is not None:
+            print(warning)
         seeds = arguments.seeds or []
         folders = [_seed_folder(arguments, seed) for seed in seeds] or [arguments.output_dir]
         print(f"model, scores, predictions and mistakes: {', '.join(folders)}", flush=True)

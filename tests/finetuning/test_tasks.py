@@ -17,7 +17,7 @@ from clozebert.finetuning.metrics import (
     single_label_metrics,
     tag_metrics,
 )
-from clozebert.finetuning.reports import mean_and_deviation, table_of_results
+from clozebert.finetuning.reports import mean_and_deviation, table_of_results, warn_of_majority
 from clozebert.finetuning.sequence_task import (
     MULTI_LABEL,
     REGRESSION,
@@ -195,6 +195,31 @@ def test_mean_and_deviation_by_hand() -> None:
     assert (combined.pop("eval_samples"), "eval_samples_sd" in combined) == (6, False)
     assert combined == {"eval_f1": pytest.approx(0.6), "eval_f1_sd": pytest.approx(0.2 / 2**0.5)}
     assert "0.6000 ± 0.1414" in table_of_results(combined, splits=["eval"])
+
+
+@pytest.mark.parametrize(
+    ("scores", "baselines", "warns"),
+    [
+        ({"accuracy": 0.98, "f1_macro": 0.49}, {"accuracy": 0.98, "f1_macro": 0.49}, True),
+        ({"accuracy": 0.90, "f1_macro": 0.70}, {"accuracy": 0.98, "f1_macro": 0.49}, False),  # classes were weighted
+        ({"accuracy": 1.0}, {"accuracy": 1.0}, False),  # the data have one class
+        ({"f1": 0.0, "accuracy": 0.8}, {"f1": 0.0, "accuracy": 0.8}, True),
+        ({"mse": 2.1}, {"mse": 2.0}, True),
+        ({"mse": 1.9}, {"mse": 2.0}, False),
+    ],
+)
+def test_a_model_that_beats_no_baseline_is_named(
+    scores: dict[str, float], baselines: dict[str, float], warns: bool
+) -> None:
+    results = {f"eval_{name}": value for name, value in scores.items()}
+    results |= {f"eval_majority_{name}": value for name, value in baselines.items()}
+    warning = warn_of_majority(mean_and_deviation([results, results]), weigh_classes=True)
+    assert (warning is not None) == warns
+    if warning is not None:
+        constant = "the mean of the training labels" if "mse" in scores else "the most frequent answer"
+        assert f"no better than always {constant} (" in warning
+        assert "--class_weights balanced" in warning
+        assert "--class_weights" not in str(warn_of_majority(results, weigh_classes=False))
 
 
 # The loss ------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from clozebert.finetuning.trainer import EarlyStopping, LengthGroupedSampler
 from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from finetuning_helpers import arguments_of, without_times
+from finetuning_helpers import arguments_of, without_times, write_json_lines
 
 # The gradient under accumulation
 
@@ -448,3 +448,14 @@ def test_a_run_without_mistakes_stops_early(
     assert results["epoch"] == len(lines) < 30
     # The first epoch without mistakes, which may be the first of all, and five more.
     assert [line.endswith("f1 1.0000") for line in lines] == [False] * (len(lines) - 6) + [True] * 6
+
+
+def test_a_run_warns_if_it_always_gives_one_answer(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    equal = [{"text": "the same line", "label": "bad" if n % 10 == 0 else "good"} for n in range(20)]
+    file = write_json_lines(tmp_path / "a.jsonl", equal)
+    finetune(arguments_of("single", (file, file), models["bert"], tmp_path / "o", max_steps=1))
+    shown = capsys.readouterr().out
+    assert shown.count("warning: on the validation data the model is no better") == 1
+    assert "--class_weights balanced" in shown
