@@ -96,7 +96,9 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
         "label_column": columns.label,
         "problem_type": problem_type,
     }
-    return splits, facts, partial(make_sequence_task, problem_type=problem_type, value_name=columns.label)
+    # A column without a name has a number for one, and as the label of a regression that reads as an answer.
+    value_name = "value" if columns.label.isdecimal() else columns.label
+    return splits, facts, partial(make_sequence_task, problem_type=problem_type, value_name=value_name)
 
 
 def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], MakeTask]:

@@ -264,6 +264,14 @@ def test_a_header_is_no_example_where_columns_are_given_by_number(tmp_path: Path
     assert data.task.label_names == ["neg", "pos"]
 
 
+def test_the_value_of_a_regression_is_not_named_by_the_number_of_its_column(tmp_path: Path) -> None:
+    rows = "".join(f"{number}.5\ta film {number}\n" for number in range(30))
+    data = read_data(sequence_arguments(write(tmp_path, "a.tsv", rows)), None)
+    assert (data.facts["label_column"], data.task.label_names) == ("1", ["value"])
+    data = read_data(sequence_arguments(write(tmp_path, "b.tsv", f"stars\ttext\n{rows}")), None)
+    assert data.task.label_names == ["stars"]
+
+
 @pytest.mark.parametrize("values", [[1e308, -1e308], [1e300, 0.5], [2e-320, 1e-320], [1e9 + 0.5, 1e9]])
 def test_amounts_that_float32_cannot_tell_apart_are_refused(values: list[float]) -> None:
     examples = [SequenceExample("a", None, value, "f, line 1") for value in values]
