@@ -146,7 +146,7 @@ def choose_architecture(
     nearest = origin if origin in obstacles else min(obstacles, key=lambda name: len(obstacles[name]))
     raise UserError(
         f"no native architecture equals this configuration; the nearest is {nearest}, but for "
-        f"{'; '.join(obstacles[nearest].values())}. Save it in ClozeBERT's own format instead"
+        f"{'; '.join(obstacles[nearest].values())}. Keep ClozeBERT's own format instead (publish: --format bundle)"
     )
 
 
