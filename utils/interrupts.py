@@ -59,7 +59,8 @@ def hearing_signals(heard: Callable[[int], None]) -> Iterator[None]:
     Only the main thread can use this. It covers the signals that have a handler in Python.
     """
     reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    if hasattr(os, "set_blocking"):  # Windows has it since Python 3.12, and does without
+        os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def listen() -> None:

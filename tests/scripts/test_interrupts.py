@@ -1,9 +1,12 @@
 """Ctrl-C in a terminal: answered at once, whatever the program does; and the first sign of life."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,8 @@ from pretraining_helpers import MODEL_FLAGS, flags, make_corpus, settings
 from terminal import after, in_terminal
 
 from clozebert.training.checkpoints.folders import list_checkpoints
+from clozebert.training.runtime.signals import StopRequest
+from clozebert.utils.interrupts import hearing_signals
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such terminals")
 
@@ -77,3 +82,27 @@ def test_a_log_has_no_sign_of_life_and_no_bar(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "\r" not in done.stderr + done.stdout
     assert "loading" not in done.stderr
+
+
+def test_a_run_hears_signals_where_pipes_always_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Python 3.12, Windows has no `os.set_blocking`, and every run ended in an AttributeError."""
+    set_blocking, set_wakeup_fd = os.set_blocking, signal.set_wakeup_fd
+
+    def as_on_windows(descriptor: int, **options: Any) -> int:
+        if descriptor != -1:
+            set_blocking(descriptor, False)
+        return set_wakeup_fd(descriptor, **options)
+
+    monkeypatch.setattr(signal, "set_wakeup_fd", as_on_windows)
+    monkeypatch.delattr(os, "set_blocking")
+    heard, is_heard = [], threading.Event()
+
+    def hear(number: int) -> None:
+        heard.append(number)
+        is_heard.set()
+
+    with StopRequest().listening() as stop, hearing_signals(hear):
+        signal.raise_signal(signal.SIGTERM)
+        assert is_heard.wait(10)
+        assert stop
+    assert heard == [signal.SIGTERM]
