@@ -367,12 +367,15 @@ def check_output_dir(
     Raises:
         ExistingFileError: it is a file, a folder that is not empty, or in use by another program.
         UserFileError: nothing can be written there.
-        UserError: it is empty or a URL, or overwriting would delete an input.
+        UserError: it is empty, a URL or not UTF-8, or overwriting would delete an input.
     """
     if directory == "":  # as a path, it is the folder in which the program was started
         raise UserError(f"{name} is empty: give a folder; '.' is the one that you are in")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)):  # a Path of a URL has one slash; C:/ is a drive
         raise UserError(f"{name}={directory} is a URL: give a folder of this machine, and copy it there afterwards")
+    if not _is_utf8(directory):
+        way = "give another folder, or set PYTHONUTF8=1 if only the locale is not UTF-8"
+        raise UserError(f"{name}={str(directory)!r} is no name in UTF-8: {way}")
     folder = Path(directory)
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise ExistingFileError(f"{name}={directory} is a file: give a folder")
@@ -390,6 +393,14 @@ def check_output_dir(
         _check_inputs_stay(written_in(folder, written), inputs, name=name)
     elif any(path.name != LOCK_NAME and not path.name.startswith(INCOMPLETE) for path in folder.iterdir()):
         raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
+
+
+def _is_utf8(path: str | Path) -> bool:
+    """Whether libraries in Rust, such as safetensors and tokenizers, can write to a path: they take it as UTF-8."""
+    try:
+        return str(path).encode("utf-8") == os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def closed_place(folder: Path) -> Path | None:

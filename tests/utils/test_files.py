@@ -90,6 +90,23 @@ def test_an_output_folder_that_cannot_be_written_to_is_refused_before_any_work(
 
 
 @pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("r\udcfcn", "utf-8"),
+        ("r\u00c3\u00bcn", "latin-1"),  # rün, in a locale that reads its bytes otherwise
+    ],
+)
+def test_an_output_folder_whose_name_libraries_cannot_write_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str
+) -> None:
+    """The first checkpoint ended the run: safetensors and tokenizers take a path as UTF-8."""
+    monkeypatch.setattr(os, "fsencode", lambda path: str(path).encode(code, "surrogateescape"))
+    with pytest.raises(UserError, match=r"output_dir='.* is no name in UTF-8: give another folder"):
+        check_output_dir(tmp_path / name)
+    check_output_dir(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
     ("given", "is_lost"),
     [
         ("checkpoint-5", True),
