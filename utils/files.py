@@ -227,7 +227,7 @@ def _half_written(path: Path, kind: str = "") -> list[Path]:
 
 def _left_over(path: Path, kind: str = "") -> list[Path]:
     """Paths named by `_incomplete(path, kind)` that no program is writing."""
-    return [one for one in sorted(_half_written(path, kind)) if not _is_locked(one)]
+    return [one for one in sorted(_half_written(path, kind)) if _is_locked(one) is False]
 
 
 def _unseen(path: Path) -> Path:
@@ -267,18 +267,18 @@ def _lock(descriptor: int) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def _is_locked(path: Path) -> bool:
-    """Whether a program holds the lock of a file or folder. True also if that cannot be determined."""
+def _is_locked(path: Path) -> bool | None:
+    """Whether a program holds the lock of a file or folder; None if that cannot be determined."""
     if fcntl is None:
-        return True
+        return None
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # just renamed, or owned by another user
-        return True
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
+    except OSError as error:  # some network file systems have no locks
+        return True if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
     finally:
         os.close(descriptor)
     return False
@@ -385,7 +385,7 @@ def check_output_dir(
         raise ExistingFileError(f"{name}={directory} is a link to a path that does not exist: give a folder")
     # Half-written folders may be removed if their program was killed, but not if a running program has locked them.
     half_written = [*folder.glob(f"{INCOMPLETE}*"), *_half_written(Path(os.path.abspath(folder)))]
-    if fcntl is not None and any(path.is_dir() and _is_locked(path) for path in half_written):
+    if any(path.is_dir() and _is_locked(path) for path in half_written):
         raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
     if not folder.is_dir():
         return

@@ -1,13 +1,14 @@
 """A lock file: one program at a time in a folder."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock, SoftFileLock, Timeout
 
-from .errors import UserError, as_user_errors
+from .errors import UserError, UserFileError, as_user_errors
 from .files import LOCK_NAME, disk_errors
 
 # A killed program may leave children, which hold its lock until they exit.
@@ -21,7 +22,7 @@ def lock_folder(folder: Path, *, seconds: float = _SECONDS) -> FileLock:
         seconds: how long to wait for another program.
 
     Raises:
-        UserError: another program holds the lock, or the folder cannot be created.
+        UserError: another program holds the lock, or the folder cannot be created or locked.
     """
     with disk_errors(folder):
         with as_user_errors(FileNotFoundError, about=f"output_dir={folder} cannot be made"):  # for example in /proc
@@ -34,7 +35,15 @@ def lock_folder(folder: Path, *, seconds: float = _SECONDS) -> FileLock:
                 f"output_dir={folder} is in use by another program{_owner(folder)}: wait for it, stop it, or give "
                 f"another output_dir"
             ) from None
-        if os.name != "nt":  # on Windows a locked file cannot be written, nor read
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+            raise UserFileError(
+                f"output_dir={folder} cannot be locked ({os.strerror(error.errno)}): give a folder on a file system "
+                f"with locks"
+            ) from error
+        # On Windows a locked file cannot be written, nor read. Without flock, filelock has written who holds the lock.
+        if os.name != "nt" and not isinstance(lock, SoftFileLock):
             (folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="utf-8")
     return lock
 
@@ -58,7 +67,12 @@ def owned_folder(folder: Path) -> Iterator[bool]:
 
 def _owner(folder: Path) -> str:
     try:
-        number = (folder / LOCK_NAME).read_text(encoding="utf-8").strip()
+        number, *place = (folder / LOCK_NAME).read_text(encoding="utf-8").split()
     except (OSError, ValueError):  # on Windows a locked file cannot be read
         return ""
-    return f" (process {number})" if number.isdigit() else ""
+    if not number.isdigit():
+        return ""
+    if not place:
+        return f" (process {number})"
+    # A file alone, without a lock: where this machine cannot tell whether that process lives, it stays.
+    return f" (process {number} on {place[0]}; if that has ended, delete {folder / LOCK_NAME})"

@@ -1,6 +1,7 @@
 """The output folder: what overwriting must not delete, one program at a time, and a disk that takes no more."""
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import resource
@@ -100,20 +101,54 @@ def hold(folder: Path, ready: Any) -> None:
         time.sleep(60)
 
 
-def test_a_second_program_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
-    """The lock is the system's: after a kill -9 nothing of it is left."""
+def without_locks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """As on some network file systems."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_a_second_program_is_refused_until_the_first_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_locks: bool
+) -> None:
+    """The lock is the system's: after a kill -9 nothing of it is left.
+
+    Without locks, filelock writes who holds it. That was overwritten, and a second program took the folder.
+    """
+    if not has_locks:
+        without_locks(monkeypatch, errno.ENOSYS)
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     first = context.Process(target=hold, args=(tmp_path / "run", ready))
     first.start()
     try:
         assert ready.wait(20)
-        with pytest.raises(UserError, match=rf"output_dir=.* is in use by another program \(process {first.pid}\)"):
-            lock_folder(tmp_path / "run", seconds=0.2)
+        with pytest.raises(UserError, match=rf"output_dir=.* is in use by another program \(process {first.pid}\b"):
+            lock_folder(tmp_path / "run", seconds=0.2 if has_locks else 4.0)
     finally:
         os.kill(first.pid, signal.SIGKILL)
         first.join()
-    lock_folder(tmp_path / "run", seconds=0.2).release()
+    lock_folder(tmp_path / "run", seconds=0.2 if has_locks else 5.0).release()
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+def test_without_locks_a_program_on_another_machine_is_named_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_locks(monkeypatch, errno.ENOSYS)
+    (tmp_path / ".lock").write_text("77\nnode-5\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"\(process 77 on node-5; if that has ended, delete .*\.lock\): wait for it"):
+        lock_folder(tmp_path, seconds=0.2)
+
+
+def test_a_folder_that_cannot_be_locked_is_a_persons_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_locks(monkeypatch, errno.ENOLCK)
+    with pytest.raises(UserError, match=r"output_dir=.* cannot be locked \(.*\): give a folder on a file system with"):
+        lock_folder(tmp_path / "run")
 
 
 def test_a_folder_that_cannot_be_made_is_a_persons_error() -> None:

@@ -207,6 +207,24 @@ def test_an_error_beside_a_folder_that_never_was_there_is_no_lost_folder(tmp_pat
         raise KeyError
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_without_locks_what_a_killed_program_left_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for that of a running program, so a killed run could not be resumed."""
+    import fcntl
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    make(tmp_path, f"{INCOMPLETE}checkpoint-2-01234567/model")
+    check_output_dir(tmp_path)
+    with whole_folder(tmp_path / "checkpoint-2"):
+        pass
+    assert (tmp_path / f"{INCOMPLETE}checkpoint-2-01234567").exists()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="starts processes that are at the test's place")
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_programs_that_write_the_same_thing_leave_each_others_half_written_ones_alone(
