@@ -85,7 +85,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
                 _show(temporary)
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                _flush(file.fileno())
                 if fcntl is not None:
                     os.replace(temporary, path)
             if fcntl is None:  # Windows cannot rename an open file
@@ -202,7 +202,7 @@ def flush_folder(directory: Path) -> None:
         if path.is_file():
             give_usual_permissions(path)
             with path.open("r+b") as file:  # Windows flushes only what may be written
-                os.fsync(file.fileno())
+                _flush(file.fileno())
         else:
             _flush_entries(path)
     _flush_entries(directory)
@@ -212,7 +212,8 @@ def give_usual_permissions(path: Path) -> None:
     """Give a file the permissions that the umask gives: safetensors creates files that only their owner can read."""
     umask = os.umask(0)
     os.umask(umask)
-    path.chmod(0o666 & ~umask)
+    with contextlib.suppress(OSError):  # some file systems, such as a drive of Windows in WSL, have no permissions
+        path.chmod(0o666 & ~umask)
 
 
 def _incomplete(path: Path, kind: str = "") -> Path:
@@ -299,9 +300,18 @@ def _flush_entries(directory: Path) -> None:
     with contextlib.suppress(PermissionError):
         descriptor = os.open(directory, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
+            _flush(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _flush(descriptor: int) -> None:
+    """Flush a file or a folder to disk, where its file system can do that: some of FUSE and SMB cannot."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
 
 
 # Output folders ------------------------------------------------------------------------------------------------------

@@ -207,6 +207,24 @@ def test_an_error_beside_a_folder_that_never_was_there_is_no_lost_folder(tmp_pat
         raise KeyError
 
 
+@pytest.mark.parametrize(
+    ("call", "number"), [("fsync", errno.EINVAL), ("fsync", errno.ENOTSUP), ("chmod", errno.EPERM)]
+)
+def test_a_file_system_that_cannot_flush_or_has_no_permissions_takes_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """As some of FUSE, SMB and WSL: a run ended at its first checkpoint."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, fail)
+    write_text(tmp_path / "a", "text")
+    with whole_folder(tmp_path / "folder") as folder:
+        make(folder, "train/a")
+    assert files_of(tmp_path) == {"a", "folder/train/a"}
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
 def test_without_locks_what_a_killed_program_left_is_in_nobodys_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
