@@ -17,6 +17,7 @@ from clozebert.utils.command_line import Flag, Parser, flags_of
 from clozebert.utils.errors import UserError, as_user_errors, exit_with_error
 from clozebert.utils.files import closed_place, write_text
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
+from clozebert.utils.limits import available_cpus, processor_limit
 
 _Arguments = TypeVar("_Arguments")
 _format_with_place = warnings.formatwarning
@@ -26,6 +27,10 @@ _format_with_place = warnings.formatwarning
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "4000")  # GNU's OpenMP, which PyTorch uses on Linux
+# A container's share of processor time does not hide processors: with a thread for each of them, those that have not
+# been stopped wait for those that have.
+if processor_limit() is not None:
+    os.environ.setdefault("OMP_NUM_THREADS", str(available_cpus()))
 
 
 def parse(

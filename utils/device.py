@@ -7,6 +7,7 @@ import time
 import torch
 
 from .errors import UserError
+from .limits import memory_limit
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +79,11 @@ def measure_matmul_flops(device: torch.device, precision: str, *, size: int | No
 
 
 def memory_of(device: torch.device) -> float:
-    """The memory of the GPU, or else of the machine, in bytes."""
+    """The memory of the GPU, or else of the machine, in bytes; of a container or a job, what it may take."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return min(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), memory_limit())
     except (AttributeError, ValueError):
         raise UserError("this system does not say how much memory it has: name a kind of GPU with --device") from None
 

@@ -22,7 +22,8 @@ from functools import cache
 from pathlib import Path
 
 from ...utils.files import cache_folder, whole_file
-from ..preparation.parallel import available_cpus, ordered_map
+from ...utils.limits import available_cpus
+from ..preparation.parallel import ordered_map
 
 # Replaces the name of its own package in a docstring.
 NEUTRAL_NAME = "package"

@@ -18,13 +18,6 @@ _Result = TypeVar("_Result")
 _TASKS_PER_PROCESS = 4
 
 
-def available_cpus() -> int:
-    """The number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def ordered_map(
     function: Callable[[_Task], _Result],
     tasks: Iterable[_Task],

@@ -20,13 +20,14 @@ import numpy as np
 
 from ...utils.errors import MissingFileError, UserError, reject_unknown_keys
 from ...utils.files import check_output_dir, whole_files
+from ...utils.limits import available_cpus
 from ..encoding import Encoder, split_encoded
 from ..manifest import CORPUS_SPLITS
 from ..readers.inputs import Reader, Source
 from ..shards import CORPUS_FILES, SHARD_TOKENS, ShardWriter
 from ..tokenizer import tokenizer_facts
 from .duplicates import NearDuplicates, signature
-from .parallel import available_cpus, ordered_map
+from .parallel import ordered_map
 from .parts import Encoded, check_num_parts, cut, job, part_folder, read_about, read_part, write_part
 
 if TYPE_CHECKING:

@@ -53,6 +53,30 @@ def test_how_threads_wait_is_set_unless_a_person_did(given: dict[str, str], expe
     assert done.stdout == f"{list(expected)}\n"
 
 
+@pytest.mark.parametrize(
+    ("quota", "given", "expected"),
+    [("100000 100000", {}, "1"), ("100000 100000", {"OMP_NUM_THREADS": "3"}, "3"), ("max 100000", {}, None)],
+)
+def test_threads_are_as_many_as_the_processors_of_a_container(
+    tmp_path: Path, quota: str, given: dict[str, str], expected: str | None
+) -> None:
+    (tmp_path / "own").write_text("0::/")
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    code = f"""
+import os
+from pathlib import Path
+from clozebert.utils import limits
+limits._OWN, limits._GROUPS = Path({str(tmp_path / "own")!r}), Path({str(tmp_path)!r})
+import clozebert.scripts._program
+print(os.environ.get("OMP_NUM_THREADS"))
+"""
+    others = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**others, **given}
+    )
+    assert done.stdout == f"{expected}\n", done.stderr
+
+
 @pytest.mark.parametrize("kind", ["UserError", "MissingFileError", "MissingPackageError"])
 def test_a_mistake_is_one_line(kind: str) -> None:
     done = run_program(f"raise {kind}('size=3:\\n  must be even')")
