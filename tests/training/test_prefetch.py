@@ -40,6 +40,35 @@ def test_the_thread_computes_on_one_core_and_the_model_on_all(two_threads: None)
 
 
 # Not within a test: where workers are not forked, they are sent the function.
+def many_tensors(step: int) -> list[dict[str, torch.Tensor]]:
+    kinds = {"ids": torch.int64, "mask": torch.bool, "rates": torch.float32, "half": torch.bfloat16}
+    return [{name: torch.full((2, 3), step).to(kind) for name, kind in kinds.items()} for _ in range(100)]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
+def test_a_step_of_many_tensors_needs_few_open_files() -> None:
+    """Each tensor held one: the workers failed, and after five minutes were said to lack memory."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(os.listdir("/dev/fd"))
+    context = multiprocessing.get_context("fork")
+
+    def run() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 60, opened + 60))
+        made = list(prefetch(many_tensors, 0, 6, workers=2, timeout=5))
+        assert [step[99]["half"].dtype for step in made] == [torch.bfloat16] * 6
+        for step, found in enumerate(made):
+            for name, expected in many_tensors(step)[0].items():
+                assert torch.equal(found[99][name], expected)
+
+    process = context.Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
 def send_at_six(number: int, step: int) -> torch.Tensor:
     if step == 6:
         os.kill(os.getpid(), number)
