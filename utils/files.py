@@ -416,7 +416,8 @@ def _is_utf8(path: str | Path) -> bool:
 def closed_place(folder: Path) -> Path | None:
     """The folder, or its nearest parent that exists, if one may not write there; None if one may."""
     places = (folder.absolute(), *folder.absolute().parents)
-    there = next(path for path in places if os.path.exists(path))  # `path.exists()` raises below a closed folder
+    # `path.exists()` raises below a closed folder. A drive of Windows may be missing itself.
+    there = next((path for path in places if os.path.exists(path)), places[-1])
     return None if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK) else there
 
 

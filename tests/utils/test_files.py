@@ -89,6 +89,15 @@ def test_an_output_folder_that_cannot_be_written_to_is_refused_before_any_work(
     check_output_dir(tmp_path / "open" / "run")
 
 
+def test_an_output_folder_on_a_drive_that_is_missing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os.path, "exists", lambda path: False)
+    monkeypatch.setattr(os.path, "isdir", lambda path: False)
+    with pytest.raises(UserError, match=r"output_dir=.*run: .* is not a folder to which you may write"):
+        check_output_dir(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("name", "code"),
     [
