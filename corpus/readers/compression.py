@@ -121,9 +121,9 @@ def _reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
     if suffix == ".gz":
         read: Callable[[int], bytes] = gzip.GzipFile(fileobj=raw).read
     elif suffix == ".bz2":
-        read = bz2.BZ2File(raw).read
+        read = _reader_of_streams(raw, bz2.BZ2Decompressor)
     elif suffix == ".xz":
-        read = lzma.LZMAFile(raw).read  # noqa: SIM115 - the caller closes the file
+        read = _reader_of_streams(raw, lzma.LZMADecompressor)
     elif suffix in COMPRESSIONS:
         read = _zstd_reader(path, raw)
     else:
@@ -136,6 +136,32 @@ def _reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
             raise UserError(f"{path} is not a whole {suffix} file: {error}") from None
 
     return checked
+
+
+def _reader_of_streams(raw: BinaryIO, begin: Callable[[], Any]) -> Callable[[int], bytes]:
+    """Read one compressed stream after another, with zeros between them.
+
+    `BZ2File` and `LZMAFile` leave out a damaged stream and all behind it, without an error.
+    """
+    stream = begin()
+
+    def read(size: int) -> bytes:
+        nonlocal stream
+        while True:
+            block = b""
+            if stream.eof:
+                block = stream.unused_data.lstrip(b"\0")
+                while not block and (more := raw.read(_BLOCK)):
+                    block = more.lstrip(b"\0")
+                if not block:
+                    return b""
+                stream = begin()
+            elif stream.needs_input and not (block := raw.read(_BLOCK)):
+                raise EOFError("it ends before its data do")
+            if found := stream.decompress(block, size):
+                return found
+
+    return read
 
 
 def _zstd_reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:

@@ -1,9 +1,11 @@
 """Readers: one set of documents out of every format, and errors that name the place."""
 
+import bz2
 import csv
 import gzip
 import io
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -272,6 +274,21 @@ def test_what_is_wrong_with_inputs_is_said(tmp_path: Path) -> None:
     (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"word " * 10_000)[:-20])
     with pytest.raises(ValueError, match=r"not a whole \.gz file"):
         read(tmp_path / "c.txt.gz")
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+def test_a_file_of_several_compressed_streams(tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / f"a.txt.{suffix}"
+    one, two = compress(b"First.\n\n" * 1000), compress(b"Second.\n\n" * 20_000)
+    path.write_bytes(one + two + bytes(8) + one)
+    assert read(path) == ["First."] * 1000 + ["Second."] * 20_000 + ["First."] * 1000
+    # Neither a damaged stream nor those behind it are left out in silence.
+    damaged = bytearray(two)
+    damaged[len(damaged) // 2] ^= 4
+    for wrong in (one + damaged + one, one + b"something else", one + two[:-3], one + two[:20]):
+        path.write_bytes(wrong)
+        with pytest.raises(UserError, match=rf"a\.txt\.{suffix} is not a whole \.{suffix} file"):
+            read(path)
 
 
 def test_a_dataset_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
