@@ -94,7 +94,7 @@ class _Documents:
         if depth == 2 and self._first_child is None:
             self._first_child = name
         if name in _DOCUMENTS:
-            if not (self._depth and self._open[self._depth - 1] in _DOCUMENTS):
+            if not self._is_article():
                 self._close()
                 self._depth = depth
         elif depth == 2 and not self._depth:
@@ -103,11 +103,11 @@ class _Documents:
         if name not in _INLINE and not self._left_out:
             self._end_line()
         self._read += name in _READ
-        self._left_out += name in _LEFT_OUT
+        self._left_out += name in _LEFT_OUT and self._is_article()
 
     def end(self, name: str) -> None:
         name = self._open[-1]
-        self._left_out -= name in _LEFT_OUT
+        self._left_out -= name in _LEFT_OUT and self._is_article()
         if name not in _INLINE and not self._left_out:
             self._end_line()
         self._read -= name in _READ
@@ -132,6 +132,10 @@ class _Documents:
         if not is_parameter and self.skipped_entity is None:
             self.skipped_entity = (line, name)
 
+    def _is_article(self) -> bool:
+        """Whether the current document is one of PubMed or JATS."""
+        return self._depth > 0 and self._open[self._depth - 1] in _DOCUMENTS
+
     def _end_line(self) -> None:
         line = " ".join("".join(self._pieces).split())
         if line:
@@ -141,8 +145,7 @@ class _Documents:
     def _close(self) -> None:
         """End the document: keep the lines to read or, if there are none, all lines."""
         self._end_line()
-        is_known = self._depth > 0 and self._open[self._depth - 1] in _DOCUMENTS
-        chosen = [line for is_read, line in self._lines if is_read] if is_known else []
+        chosen = [line for is_read, line in self._lines if is_read] if self._is_article() else []
         if self._lines:
             self._done.append("\n".join(chosen or [line for _, line in self._lines]))
         self._lines = []

@@ -66,6 +66,9 @@ def test_of_jats_title_abstract_and_body_are_read(tmp_path: Path) -> None:
             "<TEI><p><s><w>Hi</w><pc>,</pc> <persName>Ada</persName><c>.</c></s></p><p>End</p></TEI>",
             ["Hi, Ada.\nEnd"],
         ),
+        # What is left out of an article of PubMed or JATS is read elsewhere.
+        ("<cards><card><front>Why?</front><back>So.</back></card></cards>", ["Why?\nSo."]),
+        ("<db><table><column>a b</column></table><table><column>c</column></table></db>", ["a b", "c"]),
         ("<a>only  text\n here</a>", ["only text here"]),
         ("<a><![CDATA[x < y]]></a>", ["x < y"]),
         ("<docs><doc/><doc> </doc><doc>z</doc></docs>", ["z"]),
