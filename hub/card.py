@@ -18,6 +18,7 @@ from typing import Any
 
 from ..utils.errors import MissingFileError, UserError, as_user_errors, first_line
 from ..utils.files import write_text
+from ..utils.markdown import in_cell
 from ..utils.plurals import counted
 from ..utils.untrusted import read_json_object
 from .natives import NATIVE
@@ -402,7 +403,7 @@ def _limits(facts: Mapping[str, Any]) -> str:
 
 def _table(values: Mapping[str, Any], heads: tuple[str, str] = ("", "")) -> str:
     """A Markdown table of two columns; nested mappings are flattened to dotted names."""
-    rows = [f"| {key} | {_show(value)} |" for key, value in _flat(values) if value is not None]
+    rows = [f"| {in_cell(key)} | {_show(value)} |" for key, value in _flat(values) if value is not None]
     return "\n".join([f"| {heads[0]} | {heads[1]} |", "| --- | --- |", *rows])
 
 
@@ -430,7 +431,7 @@ def _show(value: Any) -> str:
     text = str(value)
     if os.path.isabs(text):
         text = Path(text).name
-    return " ".join(text.split()).replace("|", "\\|")
+    return in_cell(text)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

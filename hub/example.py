@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..utils.errors import UserError
+from ..utils.markdown import in_cell
 from .demo_page import EXAMPLES, PAIR
 from .processors import reading_settings, takes_pairs
 
@@ -110,4 +111,4 @@ def _cell(value: Any) -> str:
     if isinstance(value, numbers.Real):  # NumPy's, too
         number = float(value)
         return f"{number:.2f}" if abs(number) >= 0.01 else f"{number:.2g}"
-    return (" ".join(str(value).split()) or repr(value)).replace("|", "\\|")
+    return in_cell(str(value)) or repr(value)

@@ -289,6 +289,17 @@ def test_the_example_of_several_labels_shows_all_of_them(tmp_path):
     assert len(rows) == 3
 
 
+def test_signs_of_markdown_and_html_are_shown_in_tables(tmp_path):
+    """Unescaped, a label `<b>` vanishes from the page, and a `|` in a name moves the columns."""
+    folder = save(tmp_path / "model", "ForSequenceClassification", id2label={0: "<b>", 1: "<b>", 2: "<b>"})
+    facts = {"metrics": {"f1 of a|b": 0.5}, "hyperparameters": {"note": "*x* & `y` <b>"}}
+    write_card(folder, {"name": "it", "example": "a b c d", **facts})
+    card = (folder / "README.md").read_text()
+    assert "| \\<b> |" in card
+    assert "| f1 of a\\|b | 0.5 |" in card
+    assert "| note | \\*x\\* \\& \\`y\\` \\<b> |" in card
+
+
 @pytest.mark.parametrize("changes", [{"compare_pairs": True, "sep_token_id": 3}, {}], ids=["by its head", "by its run"])
 def test_the_example_of_a_model_of_pairs_is_a_pair(tmp_path, changes):
     folder = save(tmp_path / "model", "ForSequenceClassification", **changes)
