@@ -24,6 +24,7 @@ from .card import CARD_NAME, is_ours
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .fingerprint import find_differences, read_fingerprint
 from .hub_errors import hub_errors
+from .processors import SETTINGS_NAME
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 CODE_LICENSE_NAME = "LICENSE.clozebert"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Files of an earlier push that a new one may lack: weights in other shards, the ONNX forms (int8 once had another
-# name), and the pickles that Trainer pushes. They are deleted, as is code that a native model does not need.
+# name), how an earlier model read texts (pairs, windows), and the pickles that Trainer pushes. They are deleted, as is
+# code that a native model does not need.
 _OURS = re.compile(rf"{WEIGHTS}|training_args\.bin|onnx/model(_quantized|_int8)?\.onnx(\.data)?")
 
 
@@ -169,7 +171,7 @@ def _has_xet(repo_id: str, revision: str) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    return _OURS.fullmatch(name) is not None or name in CODE_FILES or name == CODE_LICENSE_NAME
+    return _OURS.fullmatch(name) is not None or name in (*CODE_FILES, CODE_LICENSE_NAME, SETTINGS_NAME)
 
 
 def _find_kept(api: "HfApi", folder: Path, repo_id: str, head: str, there: set[str]) -> tuple[set[str], list[str]]:
