@@ -36,7 +36,7 @@ SHARD_TOKENS = 1 << 28
 _FLUSH_TOKENS, _FLUSH_DOCUMENTS = 1 << 22, 1 << 16
 # A split of at most this many bytes is hashed when it is opened, which takes about a tenth of a second.
 HASHED_AT_ONCE = 1 << 26
-_WAY_OUT = "the corpus is damaged; prepare it again"
+_WAY_OUT = "the corpus is damaged; prepare it again or, if this is the cached copy of a URL, delete the copy"
 _hashed: set[tuple[str, str, int, int]] = set()  # files that this process has hashed and found correct
 
 

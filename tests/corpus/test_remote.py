@@ -12,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from clozebert.corpus import BatchStream, Corpus, Masking, Mixture
 from clozebert.corpus.shards import open_split
+from clozebert.utils.errors import UserError
 from clozebert.utils.files import sha256_of_file
 
 from .conftest import Written, write_corpus
@@ -91,6 +92,16 @@ def test_a_file_that_was_changed_is_refused_and_the_rest_kept(uploaded: Written,
     assert Corpus(URL).num_tokens == uploaded.corpus.num_tokens
     again = opened.count("documents.bin") - before
     assert again == (2 if name == "documents.bin" else 1), "what had come is not fetched again; validation comes now"
+
+
+def test_a_copy_that_was_damaged_since_is_to_be_deleted(uploaded: Written) -> None:
+    """Preparing the corpus again gives the same bytes, and so the same damaged copy."""
+    folder = Corpus(URL).directory
+    (folder / "train" / "documents.bin").write_bytes(b"")
+    with pytest.raises(UserError, match="if this is the cached copy of a URL, delete the copy"):
+        Corpus(URL)
+    shutil.rmtree(folder)
+    assert Corpus(URL).num_tokens == uploaded.corpus.num_tokens
 
 
 def test_a_url_of_this_machine_is_mapped_in_place(uploaded: Written) -> None:
