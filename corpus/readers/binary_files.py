@@ -47,8 +47,8 @@ def what_it_is(first: bytes) -> tuple[str, str] | None:
 
 
 def _after_comments(text: bytes) -> bytes:
-    """The text behind the comments of HTML at its beginning."""
+    """The text behind the comments of HTML, and the `<?xml …?>` of XHTML, at its beginning."""
     text = text.lstrip()
-    while text.startswith(b"<!--"):
-        text = text[4:].partition(b"-->")[2].lstrip()
+    while text.startswith((b"<!--", b"<?")):
+        text = text[2:].partition(b"-->" if text.startswith(b"<!--") else b"?>")[2].lstrip()
     return text

@@ -73,9 +73,14 @@ def test_comments_before_the_page_and_before_text() -> None:
     comments = b"<!-- a > b -->\n" * 200  # an expression that tries all ways to cut them would never end
     assert what_it_is(comments + b"# text") is None
     assert what_it_is(b"<!-- never closed " + comments[:20]) is None
-    found = what_it_is(b"\xef\xbb\xbf \n" + comments + b"<!DOCTYPE html>")
-    assert found is not None
-    assert found[0] == "an HTML page"
+    assert what_it_is(b'<?xml version="1.0"?>\n<docs/>') is None
+    for page in (
+        b"\xef\xbb\xbf \n" + comments + b"<!DOCTYPE html>",
+        b'<?xml version="1.0"?>\n<!-- --><html lang="en">',
+    ):
+        found = what_it_is(page)
+        assert found is not None
+        assert found[0] == "an HTML page"
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), max_size=600))
