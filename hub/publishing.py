@@ -125,6 +125,7 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
 
     Raises:
         UserError: something that was asked for is missing, or a value is unknown.
+        MissingPackageError: a package that writes ONNX is missing.
     """
     if form not in FORMATS:
         raise UserError(f"format={form!r} must be one of {', '.join(FORMATS)}")
@@ -146,6 +147,10 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
         )
     if "int8" in completion.serving:
         _check_int8(source, completion.int8_texts)
+    if {"onnx", "int8"} & set(completion.serving):
+        from . import serving
+
+        serving.find_exporter()
 
 
 def _check_int8(source: Path, texts: Sequence[str]) -> None:

@@ -78,8 +78,7 @@ def export_onnx(model: Any, directory: str | os.PathLike) -> float:
         MissingPackageError: transformers is too old to export, or onnx, onnxscript or onnxruntime is missing.
         UserError: onnxruntime's outputs differ by more than 1e-4.
     """
-    with _quiet():
-        exporter, options = _exporter()
+    exporter, options = find_exporter()
     path = Path(directory) / ONNX_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     model = model.float().eval()
@@ -100,7 +99,12 @@ def export_onnx(model: Any, directory: str | os.PathLike) -> float:
     return worst
 
 
-def _exporter() -> tuple[Any, Any]:
+def find_exporter() -> tuple[Any, Any]:
+    """transformers' exporter to ONNX, and its options.
+
+    Raises:
+        MissingPackageError: see `export_onnx`.
+    """
     import transformers
 
     # The oldest release tested: 5.12 has no exporters, and they changed after their first release.
@@ -109,11 +113,12 @@ def _exporter() -> tuple[Any, Any]:
             f"ONNX is written by transformers' own exporter, and transformers {transformers.__version__} is too old "
             f"for it: pip install 'transformers>=5.23'"
         )
-    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+    with _quiet():
+        from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        _need(name)
-    return OnnxExporter(), OnnxConfig(dynamic=True)
+        for name in ("onnx", "onnxscript", "onnxruntime"):
+            _need(name)
+        return OnnxExporter(), OnnxConfig(dynamic=True)
 
 
 def _need(name: str) -> Any:

@@ -125,6 +125,15 @@ def test_int8_is_refused_before_work_where_it_cannot_be_compared(tmp_path):
         check_request(folder, form="auto", completion=given, public=False)
 
 
+@pytest.mark.parametrize("form", ["onnx", "int8"])
+def test_a_missing_exporter_is_told_before_work(tmp_path, monkeypatch, form):
+    monkeypatch.setattr("transformers.__version__", "5.10.1")
+    folder = save(tmp_path / "model", "ForSequenceClassification")
+    given = Completion(serving=(form,), int8_texts=("a b",))
+    with pytest.raises(ImportError, match="too old for it"):
+        check_request(folder, form="auto", completion=given, public=False)
+
+
 def test_scores_of_the_model_index_stay(tmp_path):
     """Fine-tuning writes them; a copy of a copy still holds them."""
     folder = save(tmp_path / "run", "ForTokenClassification")

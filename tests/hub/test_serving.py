@@ -30,7 +30,7 @@ def need_onnx():
     for name in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(name)
     try:
-        serving._exporter()
+        serving.find_exporter()
     except ImportError as error:
         pytest.skip(str(error))
 
