@@ -299,7 +299,10 @@ def _bytes_of(path: Path) -> int:
 
 def _logits(session: Any, batch: Any) -> np.ndarray:
     """The logits of a batch, [texts, classes]; for a head over tokens, [non-padding tokens, classes]."""
-    outputs = run_onnx(session, {key: x.astype(np.int64) for key, x in batch.items()})
+    inputs = {key: x.astype(np.int64) for key, x in batch.items()}
+    # As in PyTorch. The graph needs them, and a tokenizer may give none.
+    inputs.setdefault("token_type_ids", np.zeros_like(inputs["input_ids"]))
+    outputs = run_onnx(session, inputs)
     if "logits" not in outputs:
         raise UserError("int8 is compared by predictions, and this model has no logits")
     logits = outputs["logits"]

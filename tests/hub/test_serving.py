@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -212,6 +213,25 @@ def error_of_embeddings(folder):
     with torch.no_grad():
         expected = pooling(encoder(**batch).last_hidden_state, batch["attention_mask"]).numpy()
     return float(np.abs(found - expected).max() / max(1.0, float(np.abs(expected).max())))
+
+
+def test_a_tokenizer_without_token_types_is_compared_with_the_first_type():
+    """A graph with token types, as of BERT, cannot run without them."""
+
+    class Session:
+        def get_inputs(self):
+            return [SimpleNamespace(name=name) for name in ("input_ids", "attention_mask", "token_type_ids")]
+
+        def get_outputs(self):
+            return [SimpleNamespace(name="logits")]
+
+        def run(self, names, inputs):
+            assert inputs.keys() == {"input_ids", "attention_mask", "token_type_ids"}
+            return [inputs["token_type_ids"] + inputs["input_ids"]]
+
+    batch = make_tokenizer()(["the river"], return_tensors="np")
+    assert "token_type_ids" not in batch
+    np.testing.assert_array_equal(serving._logits(Session(), batch), batch["input_ids"])
 
 
 @pytest.mark.slow
