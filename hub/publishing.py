@@ -215,6 +215,8 @@ def complete_folder(
         _check_tokenizer(source, folder, model)
     for pattern in _COPIED:
         for path in source.glob(pattern):
+            if path.name == CODE_LICENSE_NAME:  # goes with the code, see above
+                continue
             if not is_within(path, source):
                 raise UserError(f"{path} is a link that leaves its folder, and would be published: remove it")
             target = folder / path.relative_to(source)

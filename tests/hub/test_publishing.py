@@ -95,6 +95,14 @@ def test_completing_twice_gives_the_same_bytes(saved, tmp_path):
     assert one == two
 
 
+def test_the_licence_of_the_code_goes_with_the_code(tmp_path):
+    run = save(tmp_path / "run", name="bert-base")
+    complete_folder(run, tmp_path / "bundle", "org/name", form="bundle")
+    assert (tmp_path / "bundle" / "LICENSE.clozebert").is_file()
+    complete_folder(tmp_path / "bundle", tmp_path / "native", "org/name", form="native")
+    assert not (tmp_path / "native" / "LICENSE.clozebert").exists()
+
+
 def test_card_is_completed_and_keeps_what_it_said(saved, tmp_path):
     given = Completion(license="mit", language="en", datasets=["org/text"], data_statement="Docstrings of the 1990s.")
     _, notes = complete_folder(saved, tmp_path / "copy", "org/name", completion=given)
