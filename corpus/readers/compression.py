@@ -118,6 +118,8 @@ def _fill(read: Callable[[int], bytes]) -> bytes:
 def _reader(path: Path, raw: BinaryIO) -> Callable[[int], bytes]:
     """A function that reads the content of a file; it raises a `UserError` that names a damaged or truncated file."""
     suffix = path.suffix.lower()
+    if suffix in COMPRESSIONS and not path.stat().st_size:  # gzip and Arrow would find an empty text in it
+        raise UserError(f"{path} is not a whole {suffix} file: it is empty")
     if suffix == ".gz":
         read: Callable[[int], bytes] = gzip.GzipFile(fileobj=raw).read
     elif suffix == ".bz2":

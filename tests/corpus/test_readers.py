@@ -271,6 +271,10 @@ def test_what_is_wrong_with_inputs_is_said(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"this is none")
         with pytest.raises(ValueError, match=f"{name} is not a"):
             Reader([tmp_path / name])
+    for suffix in ("gz", "bz2", "xz", "zst"):
+        (tmp_path / f"e.txt.{suffix}").touch()
+        with pytest.raises(UserError, match=rf"is not a whole \.{suffix} file"):
+            Reader([tmp_path / f"e.txt.{suffix}"])
     (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"word " * 10_000)[:-20])
     with pytest.raises(ValueError, match=r"not a whole \.gz file"):
         read(tmp_path / "c.txt.gz")
