@@ -12,6 +12,7 @@ from saved_models import HEADS, make_model, make_tokenizer, save
 from clozebert import ClozeBertConfig
 from clozebert.hub import serving
 from clozebert.hub.convert import to_native
+from clozebert.hub.publishing import Completion, check_request, complete_folder
 from clozebert.hub.serving import (
     INT8_NAME,
     ONNX_NAME,
@@ -186,6 +187,15 @@ def test_old_transformers_cannot_export(monkeypatch, tmp_path):
         export_onnx(make_model(), tmp_path)
 
 
+@pytest.mark.parametrize("form", ["onnx", "int8"])
+def test_a_missing_exporter_is_told_before_work(tmp_path, monkeypatch, form):
+    monkeypatch.setattr("transformers.__version__", "5.10.1")
+    folder = save(tmp_path / "model", "ForSequenceClassification")
+    given = Completion(serving=(form,), int8_texts=("a b",))
+    with pytest.raises(ImportError, match="too old for it"):
+        check_request(folder, form="auto", completion=given, public=False)
+
+
 def test_sentence_transformers_folder_says_the_pooling(tmp_path):
     write_sentence_transformers(tmp_path, pooling="max", hidden_size=24, length=41)
     pooling = json.loads((tmp_path / "1_Pooling" / "config.json").read_text())
@@ -263,8 +273,6 @@ def test_published_with_all_forms(tmp_path, monkeypatch):
     """Twice the same bytes, named on the card, and the sentence-transformers folder is one."""
     need_onnx()
     pytest.importorskip("sentence_transformers")
-    from clozebert.hub.publishing import Completion, complete_folder
-
     folder = save(tmp_path / "run", "ForSequenceClassification", classifier_pooling="max")
     given = Completion(serving=("onnx", "int8", "sentence-transformers"), int8_texts=tuple(TEXTS), license="mit")
     for name in ("one", "two"):

@@ -238,3 +238,11 @@ def test_an_encoder_whose_other_heads_do_not_take_the_fixed_input_is_published(t
     assert "AutoModelForTokenClassification" in opens["LongformerForTokenClassification"]
     assert "AutoModelForQuestionAnswering" not in opens["LongformerForTokenClassification"]
     assert "AutoModelForSequenceClassification" in opens["FunnelForSequenceClassification"]
+
+
+def test_the_licence_of_the_code_goes_with_the_code(tmp_path):
+    run = save(tmp_path / "run", name="bert-base")
+    complete_folder(run, tmp_path / "bundle", "org/name", form="bundle")
+    assert (tmp_path / "bundle" / "LICENSE.clozebert").is_file()
+    complete_folder(tmp_path / "bundle", tmp_path / "native", "org/name", form="native")
+    assert not (tmp_path / "native" / "LICENSE.clozebert").exists()
