@@ -1,6 +1,5 @@
 """The facts of a fine-tuning run for the model card, and its scores in the Hub's format."""
 
-import math
 import os
 from typing import Any, NamedTuple
 
@@ -44,8 +43,10 @@ def card_facts(
         key: settings[key]
         for key in ("learning_rate", "num_train_epochs", "per_device_train_batch_size", "max_seq_length")
     }
-    if results.get("epoch", math.inf) < settings["num_train_epochs"] - 0.005:  # --max_steps, or early stopping
-        hyperparameters["epochs_trained"] = round(results["epoch"], 2)
+    planned = settings["num_train_epochs"]
+    trained = results.get("epoch", planned)
+    if abs(trained - planned) > 0.005:  # --max_steps, or early stopping
+        hyperparameters["epochs_trained"] = round(trained, 2)
     return {
         **({} if on_hub.encoder is None else {"base_model": on_hub.encoder}),
         "started_from": on_hub.encoder or _file_name(os.path.abspath(arguments.model_name_or_path)),

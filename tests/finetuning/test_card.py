@@ -72,6 +72,13 @@ def test_held_out_validation_says_of_what(files: dict[str, str]) -> None:
     assert facts["corpus"]["eval"] == "held out from train.conll, 1 examples"
 
 
+@pytest.mark.parametrize("epoch", [1.5, 31.25])
+def test_a_run_of_other_length_than_its_epochs_says_so(files: dict[str, str], epoch: float) -> None:
+    counts = {"train_samples": 9, "eval_samples": 1}
+    assert facts_of(files, {**counts, "epoch": epoch})["hyperparameters"]["epochs_trained"] == epoch
+    assert "epochs_trained" not in facts_of(files, {**counts, "epoch": 2.0})["hyperparameters"]
+
+
 def test_small_errors_are_not_shown_as_none(files: dict[str, str]) -> None:
     results = {"train_samples": 9, "eval_samples": 1, "eval_mse": 2.1995407e-08, "eval_pearson": 0.7681234567}
     values = {one["metric_type"]: one["metric_value"] for one in facts_of(files, results)["eval_results"]}
