@@ -187,8 +187,7 @@ def warn_of_majority(results: dict[str, Any], *, weigh_classes: bool) -> str | N
 def _scores_of(results: dict[str, Any], split: str) -> list[str]:
     """The names of the scores of a split that the table shows."""
     names = [key.removeprefix(f"{split}_") for key in results if key.startswith(f"{split}_")]
-    hidden = ("runtime", "samples_per_second", "epoch")
-    return [name for name in names if name not in hidden and not name.endswith("_sd")]
+    return [name for name in names if not name.endswith("_sd")]
 
 
 def _cell(results: dict[str, Any], key: str) -> str:
