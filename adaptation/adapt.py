@@ -415,7 +415,8 @@ class Adaptation:
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         }
         # Another process may have prepared, and others trained before they were stopped.
-        results["seconds"] = before.get("seconds_before", 0) + trained["train_runtime"] + time.monotonic() - begun
+        parts = before.get("seconds_before", 0) + trained["train_runtime"] + time.monotonic() - begun
+        results["seconds"] = max(time.monotonic() - self.begun, parts)
         torch.nn.Module.to(model, "cpu")
         with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as partial:
             with quiet():

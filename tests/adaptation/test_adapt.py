@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,6 +124,21 @@ def test_an_adaptation_that_was_cut_off_goes_on_to_the_same_weights(
     with pytest.raises(UserError, match="holds an adaptation with max_steps=5, and here it is 6"):
         run(bert, texts / "new.txt", tmp_path / "parts", **{**flags, "max_steps": 6})
     assert parts["seconds"] > parts["train_seconds"]
+
+
+def test_the_seconds_are_those_of_the_whole_command(
+    bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+
+    def train_and_save(*given: Any, **options: Any) -> Any:
+        clock.now += 1000  # timing steps, evaluations and checkpoints are no training steps
+        return pretrain(*given, **options)
+
+    monkeypatch.setattr(adapt_module, "time", clock)
+    monkeypatch.setattr(adapt_module, "pretrain", train_and_save)
+    results = run(bert, texts / "new.txt", tmp_path / "out", max_steps=2)
+    assert results["train_seconds"] < 1000 <= results["seconds"]
 
 
 def test_an_adaptation_goes_on_wherever_its_folder_and_its_texts_lie(
