@@ -216,7 +216,7 @@ class AdaptationArguments:
         self, *, hidden_size: int, rows: int, max_seq_length: int, max_steps: int | None = None,
         max_minutes: float | None = None,
     ) -> PretrainingArguments:  # fmt: skip
-        """The flags of the training run: the rate warms up again, stays at its peak, and decays over the last third."""
+        """The flags of the training run: the rate warms up, stays at its peak, and decays over the last 30 %."""
         work = self.work
         corpora, weights = [self.corpus or str(work / "corpus")], []
         if self.replay_input:

@@ -1,4 +1,4 @@
-"""Metrics of fine-tuning (accuracy, F1 of classes and entities, correlations …), each with its majority baseline.
+"""Metrics of fine-tuning: accuracy, F1 of classes and entities, correlations …; the main ones with a majority baseline.
 
 The baseline always gives the commonest answer of the scored data, not of the training data; a regression gives the mean
 of the training data.
@@ -22,7 +22,7 @@ def check_metric_libraries() -> None:
 
 
 def single_label_metrics(targets: np.ndarray, predicted: np.ndarray, *, num_labels: int) -> dict[str, float]:
-    """Accuracy, macro and micro F1 over the classes that occur, and the same for their commonest class."""
+    """Accuracy and F1 (macro, micro, weighted) over the classes that occur; accuracy and macro F1 of the commonest."""
     from sklearn.metrics import f1_score
 
     commonest = np.bincount(targets, minlength=num_labels).argmax()

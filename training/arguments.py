@@ -242,7 +242,7 @@ class PretrainingArguments:
     def of_length(self, max_steps: int) -> "PretrainingArguments":
         """The same run with another number of steps: warm-ups and decay keep their share of it, if it had a length.
 
-        It is evaluated at least twice and saved at least four times, unless these are switched off.
+        From three steps on it is evaluated at least twice and saved at least three times, unless that is switched off.
         """
         before = self.max_steps
         kept = {name: getattr(self, name) for name in _SHARES}
