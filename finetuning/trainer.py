@@ -305,7 +305,10 @@ class EvaluationLines(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or metrics is None:
             return
-        losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+        # With --eval_steps, the last evaluation may come between two entries of the training loss.
+        losses = [
+            entry["loss"] for entry in state.log_history if "loss" in entry and entry["step"] == state.global_step
+        ]
         score = metrics[f"eval_{self.best_metric}"]
         parts = [f"epoch {state.epoch or 0:.4g}", f"step {state.global_step}/{state.max_steps}"]
         parts += [f"training loss {losses[-1]:.4f}"] if losses else []

@@ -18,7 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from clozebert.finetuning.resume import newest_checkpoint, read_settings
 from clozebert.finetuning.run import FinetuningRun, finetune
-from clozebert.finetuning.trainer import EarlyStopping, LengthGroupedSampler
+from clozebert.finetuning.trainer import EarlyStopping, EvaluationLines, LengthGroupedSampler
 from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -436,6 +436,14 @@ def test_patience_counts_evaluations_without_a_better_score(
         control = TrainerControl()
         stopping.on_evaluate(None, state, control)
         assert control.should_training_stop == (number >= stops_after)
+
+
+def test_a_line_shows_no_training_loss_of_earlier_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    state = TrainerState(global_step=8, max_steps=11, log_history=[{"loss": 1.5, "step": 8}])
+    for state.global_step in (8, 11):
+        EvaluationLines("f1").on_evaluate(None, state, None, metrics={"eval_loss": 2.0, "eval_f1": 0.5})
+    lines = capsys.readouterr().out.splitlines()
+    assert ["training loss 1.5000" in line for line in lines] == [True, False]
 
 
 def test_a_run_without_mistakes_stops_early(
