@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ...configuration import load_recipe
 from ..arguments import Phase, PretrainingArguments
 from ..checkpoints.training_state import TrainingState
 from ..phase_setup import PhaseSetup
@@ -17,6 +18,7 @@ from .run_length import MOST_EPOCHS, epochs_by_text
 _USUAL_SHARE, _SHORT_HOURS = 0.4, 1 / 60
 # Fewer updates than these are too few for warm-up and decay to do their work.
 _FEW_STEPS = 300
+_SMALL_RECIPES = ("nano", "tiny", "small")
 # From fewer tokens, a model with random weights learns little more than its vocabulary.
 _LITTLE_TEXT = 20e6
 _MOST_CPU_HOURS = 24.0
@@ -87,10 +89,12 @@ def length_lines(
     if arguments.num_steps < _FEW_STEPS and given.max_steps is None and given.max_minutes is None:
         rows = arguments.global_batch_size
         fitting = 1 << int(math.log2(max(8.0, rows * arguments.num_steps / 1000)))
-        or_fewer_rows = f", or --global_batch_size {fitting} with a lower --learning_rate" if fitting < rows else ""
+        smaller = [name for name in _SMALL_RECIPES if load_recipe(name)["global_batch_size"] < rows][-2:]
+        ways_out = [f"a smaller one (--config {' or '.join(smaller)})"] if smaller else []
+        ways_out += [f"--global_batch_size {fitting} with a lower --learning_rate"] if fitting < rows else []
         lines.append(
-            f"warning: {arguments.num_steps:,} steps are few, as the recipe is made for more text: take a smaller one "
-            f"(--config tiny or small){or_fewer_rows}"
+            f"warning: {arguments.num_steps:,} steps are few, as the recipe is made for more text: take "
+            f"{', or '.join(ways_out) or 'more text'}"
         )
     if tokens < _LITTLE_TEXT and given.model_name_or_path is None:
         lines.append(
