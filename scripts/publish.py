@@ -5,7 +5,7 @@ clozebert publish tagger --repo_id my-org/my-tagger --dry_run
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from clozebert.scripts._program import parse, read_file, run
 from clozebert.utils.command_line import flag
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 class PublishArguments:
     directory: str = flag("the folder of the model; can come first, without the flag", ...)
     repo_id: str = flag("the repository on the Hub, ORG/NAME; created if it does not exist", ...)
-    format: str = flag(
-        "native: an architecture of transformers' own; bundle: with our code; auto: native where one fits",
-        "auto",
-        choices=["auto", "native", "bundle"],
+    format: Literal["auto", "native", "bundle"] = flag(
+        "native: an architecture of transformers' own; bundle: with our code; auto: native where one fits", "auto"
     )
     dry_run: bool = flag("complete and verify, without contacting the Hub", False)
     output_dir: str | None = flag("write the completed copy here, and keep it (default: a temporary folder)")

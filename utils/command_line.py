@@ -67,7 +67,6 @@ class Flag:
     is_required: bool = False
     is_needed: bool = False
     section: str = ""
-    choices: tuple[str, ...] = ()
     metavar: str | None = None
     shown: Any = None
 
@@ -78,7 +77,7 @@ def flag(help: str, default: Any = None, section: str = "", **about: Any) -> Any
     Args:
         default: `...` for a flag that is required.
         section: its heading in the help; flags without one come first.
-        about: `choices` and `metavar`, as in `Flag`, and any other metadata that a program reads from the field.
+        about: `metavar`, as in `Flag`, and any other metadata that a program reads from the field.
     """
     metadata = {"help": help, "section": section, **about}
     if default is ...:
@@ -95,7 +94,7 @@ def flags_of(arguments_class: type) -> list[Flag]:
     for item in dataclasses.fields(arguments_class):
         has_default = item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING
         default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
-        known = {name: item.metadata[name] for name in ("section", "choices", "metavar") if name in item.metadata}
+        known = {name: item.metadata[name] for name in ("section", "metavar") if name in item.metadata}
         flags.append(
             Flag(
                 item.name,
@@ -206,10 +205,9 @@ class _Extend(argparse.Action):
 
 
 def _add(group: Any, flag: Flag) -> None:
-    kind, choices = _bare(flag.kind), list(flag.choices)
+    kind, choices = _bare(flag.kind), []
     if typing.get_origin(kind) is Literal:
-        choices = list(typing.get_args(kind))
-        kind = str
+        kind, choices = str, list(typing.get_args(kind))
     options: dict[str, Any] = {"dest": flag.name, "help": _help(flag, choices), "required": flag.is_required}
     options["default"] = flag.default
     if kind is bool:
@@ -264,7 +262,7 @@ def _metavar(flag: Flag) -> str:
     if is_list:
         kind = typing.get_args(kind)[0]
     of_name = next((word for ending, word in _METAVARS.items() if flag.name.endswith(ending)), None)
-    of_choices = "WORD" if flag.choices or typing.get_origin(kind) is Literal else "TEXT"
+    of_choices = "WORD" if typing.get_origin(kind) is Literal else "TEXT"
     word = flag.metavar or {int: "N", float: "X"}.get(kind) or of_name or of_choices
     return f"{word} …" if is_list else word
 
