@@ -62,7 +62,9 @@ class AdaptationArguments:
     validation_input: list[str] | None = flag(
         "new text to validate on; without it, some of --input is held out", section=_TEXT
     )
-    validation_fraction: float = flag("the share of --input's documents to hold out", 0.01, section=_TEXT)
+    validation_fraction: float = flag(
+        "the share of the documents of --input and --replay_input to hold out", 0.01, section=_TEXT
+    )
     text_column: str | None = flag("the column of the text", section=_TEXT)
     document_separator: str = flag(
         "what ends a document in text files: blank_line, line or file", "blank_line", section=_TEXT

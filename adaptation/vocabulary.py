@@ -257,8 +257,7 @@ def _steps_to(pieces: list[str], rank: dict[tuple[str, str], int], joined: Any) 
     """All entries that occur while these letters are merged."""
     met = set(pieces)
     while True:
-        ranked = [(rank[pair], place) for place, pair in enumerate(pairwise(pieces))
-                  if pair in rank]  # fmt: skip
+        ranked = [(rank[pair], place) for place, pair in enumerate(pairwise(pieces)) if pair in rank]
         if not ranked:
             return met
         place = min(ranked)[1]

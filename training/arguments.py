@@ -40,7 +40,7 @@ _MASKING = "masking"
 _OPTIMIZER = "optimizer and schedule"
 _MACHINE = "precision and machine"
 _RECORDS = "logging, evaluation, checkpoints"
-_MORE = "several corpora, phases"
+_MORE = "several corpora, phases, a teacher"
 
 
 @dataclass
