@@ -336,7 +336,8 @@ class SequenceTask(Task):
     def _answer(self, probabilities: list[float]) -> dict[str, Any]:
         scores = {name: round(value, 6) for name, value in zip(self.label_names, probabilities, strict=True)}
         if self.problem_type == MULTI_LABEL:
-            return {"labels": [name for name, value in scores.items() if value > 0.5], "scores": scores}
+            chosen = [name for name, value in zip(self.label_names, probabilities, strict=True) if value > 0.5]
+            return {"labels": chosen, "scores": scores}
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
         return {"label": self.label_names[best], "score": scores[self.label_names[best]], "scores": scores}
 

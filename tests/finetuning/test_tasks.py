@@ -108,6 +108,14 @@ def test_perfect_sequence_logits_score_exactly_one(problem_type: str) -> None:
         assert scores["mse"] == 0
 
 
+def test_labels_near_one_half_are_those_that_were_scored() -> None:
+    task = SequenceTask(problem_type=MULTI_LABEL, label_names=["a", "b"])
+    example = SequenceExample("t", None, frozenset("a"), "f")
+    logits = np.array([[1e-7, -1e-7]])  # with six digits, both have a probability of 0.5
+    assert task.metrics(logits, [example])["accuracy"] == 1.0
+    assert task.predictions(logits, [example])[0]["labels"] == ["a"]
+
+
 # Scores by hand ------------------------------------------------------------------------------------------------------
 
 
