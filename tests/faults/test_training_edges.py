@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pretraining_helpers import VOCAB_SIZE, log_of, make_corpus, make_tokenizer, run_here
+from pretraining_helpers import VOCAB_SIZE, log_of, make_corpus, make_tokenizer, model_config, run_here, settings
 from safetensors.torch import load_file
 
+from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
+from clozebert.training import PretrainingArguments, pretrain
 from clozebert.utils.errors import UserError
 
 SAME = {"save_steps": 2, "eval_steps": 0, "warmup_steps": 0}
@@ -67,6 +69,20 @@ def test_resuming_with_another_corpus_or_tokenizer_is_refused(prepared: Path, be
     make_tokenizer(70).save_pretrained(tmp_path / "larger")
     with pytest.raises(UserError, match="was tokenized with another tokenizer"):
         run_here(prepared, begun, tokenizer_name=tmp_path / "larger", **again)
+
+
+@pytest.mark.parametrize("flag", ["model_name_or_path", "teacher_name_or_path"])
+def test_weights_that_are_cut_or_missing_are_a_mistake_of_the_user(prepared: Path, tmp_path: Path, flag: str) -> None:
+    """As after a download that was stopped."""
+    model = tmp_path / "model"
+    ClozeBertForMaskedLM(model_config()).save_pretrained(model)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    for name in ("cut", "missing"):
+        values = settings(prepared, output_dir=str(tmp_path / name), **{**RUN, flag: str(model)})
+        with pytest.raises(UserError, match=f"the weights of {model}: "):
+            pretrain(PretrainingArguments(**values), model_config())
+        weights.unlink(missing_ok=True)
 
 
 def losses(output_dir: Path) -> list[float]:

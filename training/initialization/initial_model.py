@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from ...configuration import ClozeBertConfig
@@ -88,10 +89,13 @@ def make_model(
 
     Args:
         strict: refuse missing and unexpected weights.
+
+    Raises:
+        UserError: the weights cannot be read, or are not those of such a model.
     """
     if weights is None:
         return ClozeBertForMaskedLM(config)
-    with without_progress_bars():
+    with without_progress_bars(), as_user_errors(SafetensorError, OSError, about=f"the weights of {weights}"):
         loaded: Any = ClozeBertForMaskedLM.from_pretrained(
             weights, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
         )
