@@ -23,7 +23,7 @@ from ..hub.processors import TOKENIZER_FILE_NAMES
 from ..modeling import ClozeBertForMaskedLM
 from ..training.initialization.initial_model import load_configuration, set_token_ids
 from ..training.initialization.rebuilding import evenly_spaced, take_layers, take_rows
-from ..utils.errors import UserError
+from ..utils.errors import UserError, as_user_errors
 from ..utils.files import hash_model
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import AdaptationArguments
@@ -100,7 +100,10 @@ def _tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:
     if (folder / "tokenizer.json").is_file() or not any((folder / name).is_file() for name in TOKENIZER_FILE_NAMES):
         return load_tokenizer(str(folder))
     with tempfile.TemporaryDirectory() as place:  # an older folder that has only the vocabulary
-        save_tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False), place)
+        # A library may raise anything for files that others made.
+        with as_user_errors(Exception, about=f"the tokenizer in {folder} cannot be loaded; a file may be missing"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        save_tokenizer(tokenizer, place)
         return load_tokenizer(place)
 
 

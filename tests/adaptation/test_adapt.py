@@ -45,6 +45,13 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_native(tmp_path_factory.mktemp("models") / "bert", "bert")
 
 
+def test_a_model_whose_tokenizer_lacks_its_file_is_refused(bert: Path, texts: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(bert, tmp_path / "model")
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=f"the tokenizer in {model} cannot be loaded; a file may be missing: "):
+        run(model, texts / "new.txt", tmp_path / "out")
+
+
 def test_a_model_that_is_gone_at_the_end_leaves_its_card_and_no_path(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
