@@ -194,10 +194,13 @@ def run(main: Callable[[], Any]) -> NoReturn:
 
 
 def _replace_closed_streams() -> None:
-    """Discard what is written to a stream that the caller has closed (`>&-`): in Python it is None."""
-    for name in ("stdout", "stderr"):
+    """Give a stream that the caller has closed (`<&-`, `>&-`) nothing to read and nowhere to write; Python has None.
+
+    In this order each gets its own number again. A file of ours with the number 2 would take in what libraries print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _end_interrupted() -> NoReturn:
