@@ -8,6 +8,7 @@ Each step is a `clozebert` command. The program prints the command, so that you 
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -99,9 +100,35 @@ def step(title: str, verb: str, *flags: str | Path) -> None:
     """Print and run one command of `clozebert`; a failed one ends the demonstration."""
     command = [verb, *map(str, flags)]
     print(f"\n== {title}\n$ clozebert {shlex.join(command)}", flush=True)
-    done = subprocess.run([sys.executable, "-m", "clozebert", *command], check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
+    status = _status_of([sys.executable, "-m", "clozebert", *command])
+    if status < 0:
+        raise UserError(f"{verb} was ended by signal {-status}; for 9, see whether the memory was used up")
+    if status:
+        sys.exit(status)
+
+
+def _status_of(command: list[str]) -> int:
+    """Run a command to its end. SIGTERM, which reaches this process alone, is passed on to it, and ends both."""
+    child: subprocess.Popen[bytes] | None = None
+    is_stopped = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        if child is not None:
+            child.terminate()
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        child = subprocess.Popen(command)
+        if is_stopped:  # while the command was started
+            child.terminate()
+        status = child.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if child is not None:
+            child.kill()  # after Ctrl-C; one that has ended is left alone
+    return 128 + signal.SIGTERM if is_stopped else status
 
 
 def finetune_flags(encoder: Path, data: Path, suffix: str, output: Path) -> list[str | Path]:
