@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from huggingface_hub.errors import StrictDataclassError
 
 from clozebert.configuration.costs import SYMBOLS, default_length, parts_of, short_number, symbols_of
-from clozebert.scripts._program import parse, run
+from clozebert.scripts._program import check_output_file, parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import MissingPackageError, UserError, as_user_errors, check_at_least, did_you_mean
+from clozebert.utils.files import whole_file
 from clozebert.utils.untrusted import check_model_folder
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(DescribeArguments, argv, doc=__doc__, verb="describe", first="config")
     check_at_least(arguments, batch_size=1, sequence_length=1)
     if arguments.text is not None:
+        check_output_file(arguments.output_file)
         draw_attention_map(arguments.config, arguments.text, arguments.output_file)
         print(f"attention maps in {arguments.output_file}")
         return
@@ -182,8 +184,9 @@ def draw_attention_map(folder: str, text: str, output_file: str) -> None:
             if layer == layers - 1:
                 axis.set_xticks(range(len(tokens)), tokens, fontsize=5, rotation=90)
     figure.supylabel("a token (row) looks at …", fontsize=7)
-    with as_user_errors(ValueError, OSError, about=f"--output_file {output_file}"):
-        figure.savefig(output_file, dpi=_DOTS)
+    path = Path(output_file)
+    with as_user_errors(ValueError, OSError, about=f"--output_file {output_file}"), whole_file(path) as file:
+        figure.savefig(file, dpi=_DOTS, format=path.suffix.removeprefix(".") or "png")
 
 
 def _most_tokens(config: "ClozeBertConfig") -> int:

@@ -1,5 +1,7 @@
 """`describe`: its closed formulas are the model's own counts, and its mistakes are named."""
 
+import errno
+
 import pytest
 import torch
 import transformers
@@ -9,6 +11,7 @@ import clozebert
 from clozebert import ClozeBertConfig, ClozeBertForImageClassification, ClozeBertForMaskedLM
 from clozebert.configuration import ARCHITECTURES
 from clozebert.scripts.describe import default_length, find_config, main, parts_of, symbols_of, table
+from clozebert.utils.errors import UserError
 
 TINY = {"vocab_size": 53, "hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 37}
 VARIANTS = {
@@ -182,6 +185,27 @@ def test_attention_maps_of_a_sentence(folder, capfd, caplog):
     printed = capfd.readouterr()
     assert str(picture) in printed.out
     assert "LOAD REPORT" not in caplog.text
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_earlier_one(folder, monkeypatch):
+    """And one whose name has no ending keeps its name."""
+    figure = pytest.importorskip("matplotlib.figure")
+    picture = folder / "maps"
+    flags = [str(folder), "--text", "the cat sat", "--output_file"]
+    main([*flags, str(picture)])
+    before = picture.read_bytes()
+    assert before.startswith(b"\x89PNG")
+
+    def fill_the_disk(self, file, **options):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(figure.Figure, "savefig", fill_the_disk)
+    with pytest.raises(UserError, match=f"{picture} cannot be written .No space left on device.: free some space"):
+        main([*flags, str(picture)])
+    assert picture.read_bytes() == before
+    with pytest.raises(UserError, match="is a folder: name a file"):
+        main([*flags, str(folder)])
 
 
 def test_a_text_that_is_too_long_to_draw(folder):
