@@ -10,6 +10,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,8 @@ def convert_folder(
         raise UserError(f"to={to!r} must be clozebert or native")
     if architecture is not None and to != "native":
         raise UserError(f"architecture={architecture!r} needs to='native': ClozeBERT's own format is one")
-    check_output_dir(os.fspath(directory), overwrite=overwrite)
+    check_place = partial(check_output_dir, os.fspath(directory), overwrite=overwrite)
+    check_place()
     folder = find_folder(source, allow_pickle=allow_pickle)
     converted: Any
     if to == "clozebert":
@@ -249,14 +251,15 @@ def convert_folder(
         converted = to_native(ours, architecture=architecture, copy_tensors=False)
         del ours
     target = Path(directory)
-    with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as partial:
+    check_place()  # another program may have written there in the meantime
+    with disk_errors(target), whole_files(target, replacing=[WEIGHTS]) as new:
         with quiet():
-            converted.save_pretrained(partial)
-        copy_processors(folder, partial)
-        copy_reading_settings(folder, partial)
+            converted.save_pretrained(new)
+        copy_processors(folder, new)
+        copy_reading_settings(folder, new)
         if (target / CARD_NAME).is_file():  # keeps a card that a person may have edited
-            shutil.copyfile(target / CARD_NAME, partial / CARD_NAME)
-        _write_card(source, folder, partial, name=target.resolve().name)
+            shutil.copyfile(target / CARD_NAME, new / CARD_NAME)
+        _write_card(source, folder, new, name=target.resolve().name)
     return type(converted).__name__
 
 

@@ -7,6 +7,7 @@ The program measures pseudo-perplexity before and after each growth. Train the l
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def main(argv: list[str] | None = None) -> None:
     from clozebert.hub.loading import find_folder, quiet
     from clozebert.training.initialization.growth import grow, known_tokens
 
-    check_output_dir(arguments.output_dir, way_out="give another folder")
+    check_place = partial(check_output_dir, arguments.output_dir, way_out="give another folder")
+    check_place()
     new_tokens = _new_tokens(arguments.new_tokens or [])
     texts = list(islice(Reader(arguments.input).texts(), arguments.num_texts))
     folder = find_folder(arguments.model_name_or_path)
@@ -80,11 +82,12 @@ def main(argv: list[str] | None = None) -> None:
         "metrics": growths,
         "eval_results": None,
     }
-    with disk_errors(target), whole_files(target) as partial:
+    check_place()  # another program may have written there in the meantime
+    with disk_errors(target), whole_files(target) as folder:
         with quiet():
-            model.to(dtype).save_pretrained(partial)
-        save_tokenizer(tokenizer, partial)
-        write_card(partial, facts)
+            model.to(dtype).save_pretrained(folder)
+        save_tokenizer(tokenizer, folder)
+        write_card(folder, facts)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(
         f"{arguments.output_dir}: {parameters:,} parameters; continue training with --model_name_or_path "

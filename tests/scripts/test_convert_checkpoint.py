@@ -5,7 +5,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from clozebert.hub import convert
+from clozebert.hub.loading import load_native
 from clozebert.scripts.convert_checkpoint import main
+from clozebert.utils.errors import UserError
 
 
 @pytest.fixture
@@ -49,6 +52,19 @@ def test_does_not_write_over_what_is_there(native, tmp_path):
     assert (tmp_path / "out" / "precious.txt").read_text() == "mine"
     with pytest.raises(ValueError, match="output_dir is the input"):
         main(["--input", str(native), "--output_dir", str(native), "--to", "clozebert", "--overwrite_output_dir"])
+
+
+def test_what_another_program_writes_meanwhile_stays(native, tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+
+    def load_slowly(*args, **options):
+        (tmp_path / "out" / "config.json").write_text("theirs")
+        return load_native(*args, **options)
+
+    monkeypatch.setattr(convert, "load_native", load_slowly)
+    with pytest.raises(UserError, match="out is not empty; give --overwrite_output_dir"):
+        main(["--input", str(native), "--output_dir", str(tmp_path / "out"), "--to", "clozebert"])
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["config.json"]
 
 
 def test_pickle_flag(native, tmp_path):

@@ -16,6 +16,9 @@ from saved_models import make_model, save
 
 from clozebert.hub import to_native
 from clozebert.scripts.grow_model import main
+from clozebert.training.initialization import growth
+from clozebert.training.initialization.growth import grow
+from clozebert.utils.errors import UserError
 
 TEXTS = "the river is long\nthe history of the stone\na place of stone , the river\n"
 
@@ -49,6 +52,19 @@ def test_all_growths_one_upon_the_other(flags, tmp_path, capsys):
     assert tokenizer.tokenize("the river stone") == ["the", "river stone"]
     assert torch.isfinite(model(input_ids=torch.arange(5, 35)[None].repeat(1, 2)).logits).all()
     assert "| depth: pseudo-perplexity after |" in (tmp_path / "larger" / "README.md").read_text()
+
+
+def test_what_another_program_writes_meanwhile_stays(flags, tmp_path, monkeypatch):
+    (tmp_path / "larger").mkdir()
+
+    def grow_slowly(*args, **options):
+        yield from grow(*args, **options)
+        (tmp_path / "larger" / "config.json").write_text("theirs")
+
+    monkeypatch.setattr(growth, "grow", grow_slowly)
+    with pytest.raises(UserError, match="larger is not empty; give another folder"):
+        main([*flags, "--num_hidden_layers", "3"])
+    assert (tmp_path / "larger" / "config.json").read_text() == "theirs"
 
 
 def test_the_card_keeps_what_holds_of_the_larger_model_too(flags, tmp_path):
