@@ -3,7 +3,8 @@
 import copy
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from ..utils.device import find_device
 from ..utils.errors import MissingPackageError, UserError, first_line
 from ..utils.input_length import longest_input
+from ..utils.progress_bar import without_progress_bars
 from ..utils.untrusted import check_model_folder
 from .tasks import Task
 
@@ -27,10 +29,16 @@ DROPOUTS = (
 LONGEST_BY_DEFAULT = 512  # longer input rarely helps; --max_seq_length overrides
 
 
-def be_quiet() -> None:
+@contextmanager
+def being_quiet() -> Iterator[None]:
     """Silence transformers' warnings and progress bars. This file makes the checks that they warn of."""
+    level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    try:
+        with without_progress_bars():
+            yield
+    finally:
+        transformers.logging.set_verbosity(level)
 
 
 def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any:

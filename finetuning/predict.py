@@ -19,7 +19,7 @@ from ..utils.plurals import counted
 from ..utils.progress_bar import progress_bar
 from .arguments import PredictionArguments
 from .data import TASKS
-from .models import be_quiet, check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
+from .models import being_quiet, check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
 from .resume import read_settings
 from .sequence_task import read_examples
 from .tables import SequenceColumns, find_columns, read_table
@@ -29,6 +29,7 @@ from .windows import WindowMaker
 CHUNK = 1024  # examples read, predicted and written at a time
 
 
+@being_quiet()
 def predict(arguments: PredictionArguments, standard_input: IO[str] | None = None) -> int:
     """Write a prediction for every text; returns the number of texts.
 
@@ -103,7 +104,6 @@ class Predictor:
     def __init__(self, arguments: PredictionArguments) -> None:
         name, trusted = arguments.model_name_or_path, arguments.trust_remote_code
         self.arguments = arguments
-        be_quiet()
         self.settings = read_settings(name)
         self.model, self.task = load_fine_tuned(name, TASKS.values(), settings=self.settings, trust_remote_code=trusted)
         # A model that another program trained has no settings.

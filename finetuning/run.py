@@ -30,7 +30,7 @@ from .data import TASKS, LabelledData, read_data
 from .metrics import check_metric_libraries
 from .models import (
     add_lora,
-    be_quiet,
+    being_quiet,
     check_max_seq_length,
     check_tokenizer_fits,
     compares_pairs,
@@ -67,6 +67,7 @@ from .windows import PackedCollator, WindowMaker, pair_separator
 
 
 @outliving_readers()  # as for pretraining
+@being_quiet()
 def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = None) -> dict[str, Any]:
     """Fine-tune, evaluate, save and print, once or once for each seed.
 
@@ -79,7 +80,6 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
     """
     check_metric_libraries()
     check_tracker(arguments.report_to)
-    be_quiet()
     with own_output_dir(arguments):
         return _finetune(arguments, write_card)
 

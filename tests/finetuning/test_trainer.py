@@ -1,5 +1,6 @@
 """Training on transformers' Trainer: the gradient under accumulation, packed and padded batches, resuming."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,7 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers.utils import logging
 
+from clozebert.finetuning.arguments import PredictionArguments
+from clozebert.finetuning.predict import predict
 from clozebert.finetuning.resume import newest_checkpoint, read_settings
 from clozebert.finetuning.run import FinetuningRun, finetune
 from clozebert.finetuning.trainer import EarlyStopping, EvaluationLines, LengthGroupedSampler
@@ -295,6 +299,22 @@ def test_a_checkpoint_cut_short_is_passed_over(tmp_path: Path) -> None:
         if state is not None:
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
     assert newest_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+
+
+def test_transformers_says_afterwards_what_it_said_before(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
+    """In a notebook, its warnings and bars were gone from the first call on."""
+    logging.set_verbosity_warning()
+    logging.enable_progress_bar()
+    finetune(arguments_of("single", data["single"], models["bert"], tmp_path / "o", num_train_epochs=1))
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.WARNING, True)
+    for place in (data["single"][1], str(tmp_path / "missing.csv")):
+        values = {"input": [place], "output_file": str(tmp_path / "predictions.jsonl")}
+        with contextlib.suppress(UserError):
+            predict(PredictionArguments(model_name_or_path=str(tmp_path / "o"), **values))
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.WARNING, True)
+    assert (tmp_path / "predictions.jsonl").is_file()
 
 
 def test_a_run_that_took_all_its_steps_takes_no_more(
