@@ -160,6 +160,10 @@ def run(main: Callable[[], Any]) -> NoReturn:
     from clozebert.utils.memory import keep_freed_memory
 
     _replace_closed_streams()
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # libraries ask for it, and give no name
+        exit_with_error("the folder that you are in was deleted: go to another one, or to the new one of that name")
     keep_freed_memory()
     # Line buffering for files and pipes, too, where Python would buffer thousands of characters. A character that the
     # terminal's encoding lacks is escaped, as on stderr: what is shown of a text must not end a program.

@@ -169,6 +169,16 @@ def test_closed_streams_change_nothing(body: str, status: int) -> None:
     assert subprocess.run(command, check=False, timeout=60).returncode == status
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps a folder that a program is in")
+def test_a_folder_that_was_deleted_around_the_program_is_named(tmp_path: Path) -> None:
+    begin = "import os, sys; os.mkdir(sys.argv[1]); os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])\n"
+    code = begin + PROGRAM.format(body="import pathlib; pathlib.Path('tokenizer').absolute()")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "here")], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr[:39]) == (2, "error: the folder that you are in was d")
+
+
 def test_results_do_not_replace_a_device(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/null")
