@@ -73,8 +73,10 @@ def encode_ids(
         raise ValueError(f"sequence {lengths.index(0)} is empty: leave it out")
     budget = tokens_per_batch or (_TOKENS_ON_CPU if model.device.type == "cpu" else _TOKENS_ON_DEVICE)
     results: list[Any] = [None] * len(sequences)
+    # On a GPU a packed row may be padded too, in float32 for example, and all of it to one length.
+    padded = model.device.type != "cpu" or not _is_packed(model)
     with evaluation_mode(model):
-        for batch in batches_by_length(lengths, budget, padded=not _is_packed(model)):
+        for batch in batches_by_length(lengths, budget, padded=padded):
             for index, x_TD in zip(batch, _run(model, [sequences[index] for index in batch]), strict=True):
                 results[index] = _pool(x_TD, pooling)
     if pooling is None:

@@ -1,5 +1,7 @@
 """`encode`: each text's vectors, whatever stands beside it, in the order of the texts."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from encoder_cases import build, random_ids, relative_error, tiny_config
 from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel, RobertaConfig, RobertaModel
 
 from clozebert import ClozeBertForMaskedLM, ClozeBertModel, encode, encode_ids
+from clozebert.modeling.packed import Packed
 
 LENGTHS = [3, 17, 1, 9, 17, 2, 24, 5]
 
@@ -34,6 +37,21 @@ def test_tokens_are_those_of_each_sequence_by_itself(model, sequences, alone, to
     assert [len(x) for x in found] == LENGTHS
     for x, wanted in zip(found, alone, strict=True):
         assert relative_error(x, wanted) <= 1e-12
+
+
+def test_on_a_gpu_no_batch_is_padded_beyond_its_budget(model, monkeypatch):
+    """In float32 its documents become rows of one length, so a few long texts must not take many short ones along."""
+    sizes, padded_index = [], Packed.padded_index
+
+    def noted(self, documents, longest):
+        sizes.append(len(documents) * longest)
+        return padded_index(self, documents, longest)
+
+    monkeypatch.setattr(Packed, "padded_index", noted)
+    # As a GPU, this device has no lengths to read, and no tiles.
+    found = encode_ids(copy.deepcopy(model).to("meta"), [[5] * 24, *[[5] * 2] * 40], tokens_per_batch=60)
+    assert found.shape == (41, model.config.hidden_size)
+    assert 0 < max(sizes) <= 60
 
 
 def test_a_model_that_returns_tuples(model, sequences, monkeypatch):
