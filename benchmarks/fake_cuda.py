@@ -160,7 +160,7 @@ WAITS = frozenset(
 
 
 def waits(calls: list[Call]) -> list[str]:
-    """The operators for which the host would have waited: those above, and copies from the device."""
+    """The operators for which the host would have waited: those above, copies from the device, blocking copies to it."""
     return [call.name for call in calls if _waits(call)]
 
 
@@ -169,4 +169,6 @@ def _waits(call: Call) -> bool:
         return call.name != "aten::repeat_interleave" or len(call.tensors()) > 1
     is_copy = call.name in ("aten::_to_copy", "aten::copy_")
     kinds = [x.device.type for x in call.tensors()] + [x.device.type for x in call.results()]
-    return is_copy and "cuda" in kinds and kinds[-1] == "cpu"
+    if not is_copy or len(set(kinds)) == 1:
+        return False
+    return kinds[-1] == "cpu" or not call.kwargs.get("non_blocking")

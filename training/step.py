@@ -40,8 +40,9 @@ def accumulate_gradient(
         predict. The parts of all processes add up to the loss of the step.
     """
     device, is_alone = accelerator.device, accelerator.num_processes == 1
-    # A tensor, not a number: it differs from step to step, and compiled code would be specialised on it.
-    items = torch.tensor(float(num_predicted), device=device)
+    # A tensor, not a number: it differs from step to step, and compiled code would be specialised on it. Filled on the
+    # device: a copy from the host would wait for the last update.
+    items = torch.full((), float(num_predicted), device=device)
     if not is_alone:
         torch.distributed.all_reduce(items)
     total = torch.zeros((), device=device)

@@ -6,11 +6,13 @@
 A process of its own, and one for all: the fake device must be there before torch (benchmarks/fake_cuda.py).
 """
 
+import contextlib
 import gc
 import itertools
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -32,6 +34,7 @@ from clozebert.configuration import list_recipes
 from clozebert.modeling import window_attention
 from clozebert.modeling.packed import Packed
 from clozebert.training.run_settings import make_config, split_settings
+from clozebert.training.step import accumulate_gradient
 
 ATTENTION_OF_ROWS = F.scaled_dot_product_attention
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}
@@ -175,6 +178,21 @@ def kernels() -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return found
+
+
+def loop() -> list[str]:
+    """The waits of a step's two micro-batches, as the training loop runs them, up to the norm of the gradient."""
+    accelerator: Any = SimpleNamespace(
+        device=torch.device("cuda"), num_processes=1, no_sync=contextlib.nullcontext, backward=torch.Tensor.backward
+    )
+    with fake_cuda.device() as calls:
+        model = make(ClozeBertForMaskedLM, configuration("modernbert-base"))
+        inputs = {name: x for name, x in batch().items() if name not in ("num_items_in_batch", "loss_only")}
+        calls.clear()
+        with fake_cuda.autocast(torch.bfloat16):
+            accumulate_gradient(model, [inputs] * 2, num_predicted=40, accelerator=accelerator)
+        assert len(calls) > 100
+        return fake_cuda.waits(calls)
 
 
 def residual_stream() -> dict[str, Any]:
@@ -339,6 +357,7 @@ if __name__ == "__main__":
         json.dumps(
             {
                 "kernels": kernels(),
+                "loop": loop(),
                 "doors": doors(),
                 "windows": windows(),
                 "compiled windows": compiled_windows(),

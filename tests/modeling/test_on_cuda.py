@@ -53,6 +53,11 @@ def test_a_training_step_never_waits_for_the_device(steps):
         assert step["forward"]["waits"] == step["backward"]["waits"] == [], describe(step)
 
 
+def test_the_loop_waits_no_more_often(on_fake_cuda):
+    """It would for a number that is copied to the device."""
+    assert on_fake_cuda["loop"] == []
+
+
 def test_the_residual_stream_has_the_type_that_is_asked_for(on_fake_cuda):
     """CUDA's autocast computes norms in float32; the sums and their gradients stay what they are."""
     for asked, found in on_fake_cuda["residual"].items():
