@@ -160,7 +160,7 @@ WAITS = frozenset(
 
 
 def waits(calls: list[Call]) -> list[str]:
-    """The operators for which the host would have waited: those above, copies from the device, blocking copies to it."""
+    """The operators for which the host would have waited: those above, copies from the device, blocking ones to it."""
     return [call.name for call in calls if _waits(call)]
 
 

@@ -53,11 +53,7 @@ def predict_logits(
         for start in progress_bar(starts, description="scoring", unit=" batches", leave=False, delay=2):
             indices = order[start : start + batch_size]
             batch = [windows[index] for index in indices]
-            inputs = {
-                name: value.to(device) if isinstance(value, torch.Tensor) else value
-                for name, value in collator(batch).items()
-                if name != "labels"
-            }
+            inputs = {name: value.to(device) for name, value in collator(batch).items() if name != "labels"}
             with torch.no_grad(), contextlib.nullcontext() if autocast is None else autocast():
                 output = model(**inputs)
             for index, rows in zip(indices, collator.split(output["logits"].float().cpu(), batch), strict=True):

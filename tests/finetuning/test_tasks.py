@@ -83,6 +83,21 @@ def test_a_perfect_model_scores_exactly_one(kind: str, packed: bool, entities: b
     assert scores["f1" if entities else "f1_macro"] == 1.0
 
 
+def test_a_batch_is_scored_on_the_device_of_the_model() -> None:
+    """All of it: the boundaries of packed windows, too."""
+
+    class OnDevice(Oracle):
+        def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, torch.Tensor]:
+            packed = kwargs["packed"]
+            places = {x.device.type for x in (input_ids, packed.cu_seq_lens, packed.position_ids)}
+            assert places == {"meta"}
+            return {"logits": torch.zeros(2, 5)}
+
+    windows = [Window([2, 3, 4], None, 0), Window([2, 3], None, 1)]
+    model = OnDevice(5).to("meta")
+    assert len(predict_logits(model, windows, PackedCollator(per_token=False), batch_size=2)) == 2
+
+
 @pytest.mark.parametrize("problem_type", [SINGLE_LABEL, MULTI_LABEL, REGRESSION])
 def test_perfect_sequence_logits_score_exactly_one(problem_type: str) -> None:
     labels: list[Any] = {
