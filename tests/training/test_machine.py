@@ -4,7 +4,9 @@ import accelerate
 import pytest
 import torch
 from torch.nn import attention
+from torch.nn.parallel import DistributedDataParallel
 
+from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.training.runtime import machine
 from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.runtime.watchdog import SECONDS_TO_SAVE
@@ -69,6 +71,36 @@ def test_compiled_by_default_on_cuda_where_it_can_be(monkeypatch, caplog):
     triton[0] = object()
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     assert not machine.choose_compilation(None, cuda)
+
+
+@pytest.fixture
+def alone_in_a_group():
+    """A process group of this process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_several_processes_compile_the_graphs_of_one(alone_in_a_group):
+    """PyTorch would cut a layer of 3 MB for DDP, after the first MB of its weights."""
+    made = {}
+    for distributed in (False, True):
+        config = ClozeBertConfig(
+            vocab_size=64, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024
+        )
+        model = ClozeBertForMaskedLM(config).train()
+        graphs = made[distributed] = []
+        torch._dynamo.reset()
+        machine.compile_model(
+            model, torch.device("cuda"), backend=lambda graph, _, graphs=graphs: graphs.append(graph) or graph.forward
+        )
+        trained = DistributedDataParallel(model, broadcast_buffers=False) if distributed else model
+        ids = torch.arange(40)[None]
+        trained(input_ids=ids, labels=ids).loss.backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    sizes = [[sum(node.op == "call_function" for node in graph.graph.nodes) for graph in made[key]] for key in made]
+    assert sizes[0] == sizes[1]
+    assert len(sizes[0]) >= 3
 
 
 def test_the_process_group_outwaits_the_watchdog_of_a_process_that_saves(monkeypatch):

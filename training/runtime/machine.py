@@ -140,6 +140,9 @@ def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor"
         return
     # There is a graph for each kind of layer, with and without a gradient, in each phase. PyTorch limits their number.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    # Under DDP, PyTorch would cut each graph where a bucket of gradients is full, the first one after 1 MB, so within
+    # almost every layer. Gradients of a layer are ready early enough without that.
+    torch._dynamo.config.optimize_ddp = False
     # Functions and not modules are compiled, so that hooks, such as FSDP's, stay outside.
     parts = [(model.model.embeddings, "forward"), *((layer, "forward") for layer in model.model.layers)]
     for module, name in [*parts, (model, "predict")]:
