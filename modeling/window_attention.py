@@ -18,10 +18,18 @@ from typing import Any
 
 import torch
 
-KERNELS: Any = None  # without Triton, or without what it needs to compile launchers: a C compiler, Python's headers
-if os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")) and (
-    "CC" in os.environ or any(map(shutil.which, ("cc", "gcc", "clang")))
-):
+
+def _can_compile_launchers() -> bool:
+    """Whether there is what Triton compiles its launchers with, where it looks: a C compiler and Python's headers."""
+    scheme = sysconfig.get_default_scheme()
+    # The scheme of Debian's and Ubuntu's own Python may name a folder that is not there.
+    include = sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)
+    has_compiler = "CC" in os.environ or any(map(shutil.which, ("gcc", "clang")))
+    return has_compiler and os.path.exists(os.path.join(include, "Python.h"))
+
+
+KERNELS: Any = None  # without Triton, or without what it needs
+if _can_compile_launchers():
     with contextlib.suppress(ImportError):
         from .triton_kernels import ALL_KERNELS
 

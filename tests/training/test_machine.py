@@ -1,5 +1,8 @@
 """What a run chooses of its machine: the device, the seed of a step, whether to compile, newer attention kernels."""
 
+import shutil
+import sysconfig
+
 import accelerate
 import pytest
 import torch
@@ -7,6 +10,7 @@ from torch.nn import attention
 from torch.nn.parallel import DistributedDataParallel
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
+from clozebert.modeling import window_attention
 from clozebert.training.runtime import machine
 from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.runtime.watchdog import SECONDS_TO_SAVE
@@ -56,21 +60,38 @@ def test_bf16_that_a_gpu_only_emulates_is_refused(monkeypatch):
 
 def test_compiled_by_default_on_cuda_where_it_can_be(monkeypatch, caplog):
     cuda = torch.device("cuda")
-    capability, triton = [(8, 0)], [object()]
+    capability = [(8, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability[0])
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: triton[0])
+    monkeypatch.setattr(window_attention, "KERNELS", object())
     assert machine.choose_compilation(None, cuda)
     assert not machine.choose_compilation(None, torch.device("cpu"))
     assert machine.choose_compilation(True, torch.device("cpu"))
     assert not machine.choose_compilation(False, cuda)
     capability[0] = (6, 1)
     assert not machine.choose_compilation(None, cuda)
-    capability[0], triton[0] = (8, 0), None
-    assert not machine.choose_compilation(None, cuda)
-    assert "needs Triton" in caplog.text
-    triton[0] = object()
+    capability[0] = (8, 0)
+    with monkeypatch.context() as without_compiler:  # Triton alone can launch nothing
+        without_compiler.setattr(window_attention, "KERNELS", None)
+        assert not machine.choose_compilation(None, cuda)
+    assert "needs Triton (pip install triton), a C compiler and Python's headers" in caplog.text
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     assert not machine.choose_compilation(None, cuda)
+
+
+@pytest.mark.parametrize(
+    ("found", "headers", "wanted"),
+    [("gcc", True, True), ("clang", True, True), ("cc", True, False), (None, True, False), ("gcc", False, False)],
+)
+def test_triton_needs_a_compiler_that_it_looks_for_and_headers(found, headers, wanted, tmp_path, monkeypatch):
+    """As for the Python of Debian and Ubuntu, whose own scheme may name a folder that is not there."""
+    folders = {"posix_prefix": str(tmp_path), "posix_local": "/nowhere"}
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(sysconfig, "get_default_scheme", lambda: "posix_local")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme="posix_local": folders[scheme])
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == found else None)
+    if headers:
+        (tmp_path / "Python.h").touch()
+    assert window_attention._can_compile_launchers() == wanted
 
 
 @pytest.fixture

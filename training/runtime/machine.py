@@ -1,7 +1,6 @@
 """Sets up the machine: Accelerate, processes, compilation, determinism, the precision of Muon."""
 
 import datetime
-import importlib.util
 import logging
 import os
 import shutil
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...modeling import window_attention
 from ...utils.device import choose_precision, find_device, has_fast_bf16
 from ...utils.errors import UserError
 from .watchdog import SECONDS_TO_SAVE
@@ -110,7 +110,7 @@ def _check_launch(*, use_cpu: bool) -> None:
 
 
 def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
-    """Whether to compile: as wanted, or by default on CUDA with Triton.
+    """Whether to compile: as wanted, or by default on CUDA with Triton and what it needs.
 
     By default a sharded model is not compiled, because compilation together with FSDP is untested.
     """
@@ -118,8 +118,11 @@ def choose_compilation(wanted: bool | None, device: torch.device) -> bool:
         return wanted
     if device.type != "cuda" or is_sharded() or torch.cuda.get_device_capability(device) < (7, 0):
         return False
-    if importlib.util.find_spec("triton") is None:
-        logger.warning("training is not compiled: torch.compile on CUDA needs Triton (pip install triton)")
+    if window_attention.KERNELS is None:
+        logger.warning(
+            "training is not compiled: torch.compile on CUDA needs Triton (pip install triton), a C compiler and "
+            "Python's headers"
+        )
         return False
     return True
 
