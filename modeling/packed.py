@@ -74,10 +74,9 @@ class Packed:
         """Shape: -> [S]."""
         return self.cu_seq_lens.diff().long()
 
-    def lengths_of_tokens(self) -> torch.Tensor:
+    def lengths_of_tokens(self, shape_BT: torch.Size) -> torch.Tensor:
         """The length of each token's document, [B, T]."""
-        documents_N = self.document_ids(int(self.cu_seq_lens[-1]))
-        return self.lengths()[documents_N].view(-1, self.position_ids.shape[1])
+        return self.lengths()[self.document_ids(shape_BT.numel())].view(shape_BT)
 
     def first_tokens(self) -> torch.Tensor:
         """The index of each document's first token, [S]; for an empty document at the end, that of the last token."""

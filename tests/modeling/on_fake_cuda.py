@@ -46,6 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout": {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
 }
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
 PRODUCTS = ("aten::mm", "aten::addmm")  # no others: PyTorch chooses its attention by asking a real device
 
 
@@ -180,13 +181,13 @@ def kernels() -> list[dict[str, Any]]:
     return found
 
 
-def loop() -> list[str]:
+def loop(**changes: Any) -> list[str]:
     """The waits of a step's two micro-batches, as the training loop runs them, up to the norm of the gradient."""
     accelerator: Any = SimpleNamespace(
         device=torch.device("cuda"), num_processes=1, no_sync=contextlib.nullcontext, backward=torch.Tensor.backward
     )
     with fake_cuda.device() as calls:
-        model = make(ClozeBertForMaskedLM, configuration("modernbert-base"))
+        model = make(ClozeBertForMaskedLM, configuration("modernbert-base", **changes))
         inputs = {name: x for name, x in batch().items() if name not in ("num_items_in_batch", "loss_only")}
         calls.clear()
         with fake_cuda.autocast(torch.bfloat16):
@@ -357,7 +358,7 @@ if __name__ == "__main__":
         json.dumps(
             {
                 "kernels": kernels(),
-                "loop": loop(),
+                "loop": {"as it is": loop(), "dynamic RoPE": loop(rope_parameters=DYNAMIC)},
                 "doors": doors(),
                 "windows": windows(),
                 "compiled windows": compiled_windows(),
