@@ -168,7 +168,7 @@ class FinetuningRun:
             self.model,
             tokenizer,
             per_token=self.task.per_token,
-            packing=arguments.packing == "auto" and self.training.n_gpu <= 1,
+            packing=arguments.packing == "auto",
         )
         self.best_metric = _best_metric(arguments, self.task)
         validation = self.splits["validation"]
@@ -180,7 +180,7 @@ class FinetuningRun:
         """Trainer's arguments: the flags, and defaults that depend on the size of data and model."""
         arguments, num_examples = self.arguments, len(self.splits["train"])
         strategy = "epoch" if arguments.eval_steps is None else "steps"
-        return TrainingArguments(
+        training = TrainingArguments(
             output_dir=self.folder,
             per_device_train_batch_size=arguments.per_device_train_batch_size or default_batch_size(num_examples),
             per_device_eval_batch_size=arguments.per_device_eval_batch_size,
@@ -212,6 +212,11 @@ class FinetuningRun:
             disable_tqdm=True,
             dataloader_pin_memory=self.device.type == "cuda",
         )
+        if training.n_gpu > 1:
+            # Trainer would share each batch among all GPUs of the machine (DataParallel). Batches and the loss would be
+            # as many times as large, and autocast would be left out.
+            training._n_gpu = 1
+        return training
 
     def _check_warmup(self) -> None:
         """Raise if the warm-up is longer than the run, whose learning rate would never reach its peak."""
