@@ -1,11 +1,15 @@
 """On a real GPU (`make gpu`): kernels against float64 on the CPU (rounding.py says how near), waits, graphs."""
 
+import numpy as np
 import pytest
 import torch
-from encoder_cases import MIXED_LAYERS, VOCABULARY
+from encoder_cases import MIXED_LAYERS, VOCABULARY, build, tiny_config
 from rounding import LENGTHS, Rounding, logits_and_gradients, make_batch, make_model
 from triton_cases import JOINED, WINDOWS, joined_error, joined_window_errors, window_errors
 
+from clozebert import ClozeBertForSequenceClassification, encode_ids
+from clozebert.finetuning.trainer import predict_logits
+from clozebert.finetuning.windows import PackedCollator, Window
 from clozebert.training.runtime.machine import compile_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -27,6 +31,20 @@ SHAPES = {
 def test_packed_documents_on_the_kernel(shape, dtype):
     found = logits_and_gradients(make_model(**shape).cuda(), make_batch("cuda"), dtype)
     Rounding.of(shape, dtype).check(found)
+
+
+def test_texts_are_encoded_and_scored_as_on_a_cpu():
+    config = tiny_config(num_labels=3, hidden_size=64, positions="rope", max_position_embeddings=512)
+    model = build(ClozeBertForSequenceClassification, config, dtype=torch.float32)
+    texts = [[5 + index % 7] * length for index, length in enumerate((30, 2, 2, 2, 17, 2))]
+    windows = [Window(ids, None, index) for index, ids in enumerate(texts)]
+    found = []
+    for device in ("cpu", "cuda"):
+        model.to(device)
+        logits = predict_logits(model, windows, PackedCollator(per_token=False), batch_size=4)
+        vectors = encode_ids(model.model, texts, tokens_per_batch=40)
+        found.append((torch.tensor(np.stack(logits)), vectors.cpu()))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
 # Measured on an H100: 0.0019 to 0.0026 in bf16, a quarter of a thousandth in fp16; with RoPE, which rounds queries and
