@@ -1,4 +1,4 @@
-"""The model side of fine-tuning: heads for new labels, layers, rates, dropout, adapters."""
+"""The model side of fine-tuning: heads for new labels, layers, rates, dropout, adapters; its device."""
 
 import json
 import sys
@@ -28,6 +28,7 @@ from clozebert.finetuning.models import (
     prefer_plain_attention,
 )
 from clozebert.finetuning.resume import read_settings
+from clozebert.finetuning.run import FinetuningRun, finetune
 from clozebert.finetuning.sequence_task import (
     REGRESSION,
     SINGLE_LABEL,
@@ -37,10 +38,11 @@ from clozebert.finetuning.sequence_task import (
 )
 from clozebert.finetuning.tags import TaggedSentence
 from clozebert.finetuning.token_task import TokenTask, make_token_task
+from clozebert.finetuning.windows import PackedCollator
 from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from finetuning_helpers import make_checkpoint
+from finetuning_helpers import arguments_of, make_checkpoint
 
 
 def load(folder: str, names: Sequence[str] = ("a", "b", "c"), **kwargs: Any) -> Any:
@@ -329,3 +331,24 @@ def test_lora_trains_adapters_and_head_only(tmp_path: Path, model_type: str) -> 
     assert any("pooler" in name for name in trained) == (model_type == "bert")  # pretraining leaves none
     merged = model.merge_and_unload()  # type: ignore[operator]
     assert not any("lora" in name for name, _ in merged.named_parameters())
+
+
+def test_one_process_uses_one_of_several_gpus(
+    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else Trainer would make the batches of all four: four times as large, as well as the loss."""
+
+    class SeenError(Exception):
+        pass
+
+    def stop(run: FinetuningRun, write_card: Any) -> None:
+        raise SeenError(run)
+
+    monkeypatch.setattr("clozebert.finetuning.run.find_device", lambda: torch.device("mps"))  # Trainer finds its own
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(FinetuningRun, "train", stop)
+    with pytest.raises(SeenError) as seen:
+        finetune(arguments_of("single", data["single"], models["clozebert"], tmp_path, per_device_train_batch_size=4))
+    run = seen.value.args[0]
+    assert (run.training.n_gpu, run.training.train_batch_size) == (1, 4)
+    assert isinstance(run.collator, PackedCollator)

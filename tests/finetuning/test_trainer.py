@@ -23,33 +23,10 @@ from clozebert.finetuning.predict import predict
 from clozebert.finetuning.resume import newest_checkpoint, read_settings
 from clozebert.finetuning.run import FinetuningRun, finetune
 from clozebert.finetuning.trainer import EarlyStopping, EvaluationLines, LengthGroupedSampler
-from clozebert.finetuning.windows import PackedCollator
 from clozebert.utils.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from finetuning_helpers import arguments_of, without_times, write_json_lines
-
-
-def test_one_process_uses_one_of_several_gpus(
-    models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else Trainer would make the batches of all four: four times as large, as well as the loss."""
-
-    class SeenError(Exception):
-        pass
-
-    def stop(run: FinetuningRun, write_card: Any) -> None:
-        raise SeenError(run)
-
-    monkeypatch.setattr("clozebert.finetuning.run.find_device", lambda: torch.device("mps"))  # Trainer finds its own
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(FinetuningRun, "train", stop)
-    with pytest.raises(SeenError) as seen:
-        finetune(arguments_of("single", data["single"], models["clozebert"], tmp_path, per_device_train_batch_size=4))
-    run = seen.value.args[0]
-    assert (run.training.n_gpu, run.training.train_batch_size) == (1, 4)
-    assert isinstance(run.collator, PackedCollator)
-
 
 # The gradient under accumulation
 
