@@ -17,3 +17,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from small_models import write_texts
 
     return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from small_models import save_native
+
+    return save_native(tmp_path_factory.mktemp("models") / "bert", "bert")

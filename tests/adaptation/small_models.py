@@ -8,6 +8,8 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
 
+from clozebert.adaptation.adapt import adapt
+from clozebert.adaptation.arguments import AdaptationArguments
 from clozebert.corpus.tokenizer import train_tokenizer
 from clozebert.utils.tokenizer_files import save_tokenizer
 
@@ -82,3 +84,8 @@ def adapt_flags(model: Path, text: Path, output_dir: Path, **changes: Any) -> di
         **({"validation_fraction": 0.1} if holds_out else {}),
         **changes,
     }  # fmt: skip
+
+
+def run(*places: Path, **changes: Any) -> dict[str, Any]:
+    """`adapt` with the flags of `adapt_flags`, without its lines."""
+    return adapt(AdaptationArguments(**adapt_flags(*places, **changes)), say=lambda line: None)

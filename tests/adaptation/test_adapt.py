@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_models import adapt_flags, make_tokenizer, save_native
+from small_models import adapt_flags, make_tokenizer, run, save_native
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -24,25 +24,14 @@ from transformers import (
 from clozebert.adaptation import adapt as adapt_module
 from clozebert.adaptation.adapt import adapt
 from clozebert.adaptation.arguments import AdaptationArguments
-from clozebert.adaptation.start import check_known_tokens
 from clozebert.corpus import Corpus
 from clozebert.corpus.packing import RowIndex
-from clozebert.corpus.readers.inputs import Reader
 from clozebert.training import loop, pretrain
 from clozebert.training.planning import calibration
 from clozebert.training.planning.time_budget import Deadline
 from clozebert.utils.errors import UserError
 from clozebert.utils.locks import lock_folder
 from clozebert.utils.tokenizer_files import save_tokenizer
-
-
-def run(*places: Path, **changes: Any) -> dict[str, Any]:
-    return adapt(AdaptationArguments(**adapt_flags(*places, **changes)), say=lambda line: None)
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_native(tmp_path_factory.mktemp("models") / "bert", "bert")
 
 
 def test_a_model_whose_tokenizer_lacks_its_file_is_refused(bert: Path, texts: Path, tmp_path: Path) -> None:
@@ -400,14 +389,6 @@ def test_the_report_states_the_schedule_that_was_run(
     assert "| decay_steps | 20 |" in (tmp_path / "out" / "report.md").read_text()
 
 
-def test_text_of_one_document_is_refused_and_can_be_read_by_lines(bert: Path, tmp_path: Path) -> None:
-    text = tmp_path / "one.txt"
-    text.write_text("the old cat walked slowly under the window\n" * 20)
-    for _ in range(2):
-        with pytest.raises(UserError, match="is a single document, and none can be held out"):
-            run(bert, text, tmp_path / "out")
-
-
 def test_an_adaptation_that_is_stopped_says_what_goes_on(
     bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -430,14 +411,6 @@ def test_an_adaptation_that_is_stopped_says_what_goes_on(
     assert run(bert, texts / "new.txt", tmp_path / "out")["steps"] == 4
 
 
-def test_too_little_held_out_text_is_mended_by_giving_more(bert: Path, texts: Path, tmp_path: Path) -> None:
-    few = tmp_path / "few.txt"
-    few.write_text("the old cat walked\n\nunder it\n")
-    with pytest.raises(UserError, match="none of its tokens is predicted: give more of it"):
-        run(bert, few, tmp_path / "out")
-    assert run(bert, few, tmp_path / "out", validation_input=[str(texts / "old.txt")])["steps"] == 4
-
-
 def test_losses_per_word_are_over_the_same_words(tmp_path: Path) -> None:
     """Without spaces, each token is a word, so another vocabulary counts others."""
     draws = random.Random(0)
@@ -451,55 +424,3 @@ def test_losses_per_word_are_over_the_same_words(tmp_path: Path) -> None:
     words = before.manifest["words"]
     for stage, split in (("before", before), ("start", after), ("after", after)):
         assert found[stage]["new"]["tokens_per_word"] == pytest.approx(split.num_tokens / words)
-
-
-def test_inputs_that_are_no_files_are_told_apart() -> None:
-    """A dataset of the Hub has no content here to be compared, but a name."""
-    reader = Reader(["installed-python"])
-    assert (reader.files, reader.other_inputs) == ([], ["installed-python"])
-
-
-def test_a_text_column_without_tables_is_refused(bert: Path, texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--text_column body: no input has columns"):
-        run(bert, texts / "new.txt", tmp_path / "out", text_column="body")
-
-
-def test_unknown_tokens_are_counted_without_padding(bert: Path, tmp_path: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(bert)
-    tokenizer.backend_tokenizer.enable_padding(length=128)
-    (tmp_path / "greek.txt").write_text("μῆνιν ἄειδε θεά\n\nΠηληϊάδεω Ἀχιλῆος\n")
-    with pytest.raises(UserError, match="100% of its first tokens are unknown"):
-        check_known_tokens(Reader([tmp_path / "greek.txt"]), tokenizer, flag="input")
-
-
-def test_text_that_few_unknown_tokens_stand_for_is_refused(bert: Path, tmp_path: Path) -> None:
-    """WordPiece makes a word of more than 100 letters one token."""
-    path, tokenizer = tmp_path / "thai.txt", AutoTokenizer.from_pretrained(bert)
-    few = "the old cat walked slowly under the window\n" * 20
-    path.write_text(few + "ก" * 120)
-    with pytest.raises(UserError, match=r"1% of its first tokens are unknown .*, and stand for 30% of the bytes"):
-        check_known_tokens(Reader([path]), tokenizer, flag="input")
-    path.write_text(few * 4 + "ก" * 120)
-    check_known_tokens(Reader([path]), tokenizer, flag="input")
-
-
-def test_a_file_of_tagged_words_is_no_text(bert: Path, texts: Path, tmp_path: Path) -> None:
-    """Each of its lines would be a document: no run of words, and no overlap to be found."""
-    tagged = tmp_path / "test.conllu"
-    tagged.write_text("1\tthe\tthe\tDET\n\n")
-    with pytest.raises(UserError, match=r"test\.conllu holds a word and its tags on each line"):
-        run(bert, texts / "new.txt", tmp_path / "out", protect=[str(tagged)])
-    assert not (tmp_path / "out").exists()
-
-
-def test_protected_files_of_one_name_are_all_in_the_report(bert: Path, texts: Path, tmp_path: Path) -> None:
-    new = texts / "new.txt"
-    contents = {"copied": new.read_text().replace("\n\n", "\n"), "strange": " ".join("abcdefghijklmnopqrst")}
-    for folder, content in contents.items():
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "test.txt").write_text(content)
-    protect = [str(tmp_path / folder / "test.txt") for folder in contents]
-    found = run(bert, new, tmp_path / "out", protect=protect)["overlap"]
-    assert not found["test.txt"].startswith("0 of")
-    assert found["test.txt (2)"].startswith("0 of 1 documents (0.0%), 0 of 8 runs")
-    assert "| test.txt (2) |" in (tmp_path / "out" / "report.md").read_text()
