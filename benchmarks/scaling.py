@@ -133,13 +133,14 @@ def flops_of(run: dict[str, Any]) -> float:
     """FLOPs of the matmuls of a run, by the formula of `clozebert plan`."""
     from clozebert import ClozeBertConfig
     from clozebert.configuration.recipes import load_recipe
-    from clozebert.training.planning.memory_and_time import forward_flops
+    from clozebert.training.planning.memory_and_time import forward_flops, last_layer_reads
 
     recipe = load_recipe("tiny")
     vocabulary = (run["parameters"] - run["beside_embeddings"]) // SIZES[run["size"]][0]["model"]["hidden_size"]
     config = ClozeBertConfig.from_name("tiny", vocab_size=vocabulary, **SIZES[run["size"]][0]["model"])
     predicted = recipe["mlm_probability"]
-    forward = forward_flops(config, tokens=1_000_000, length=learning.ROW, predicted=predicted, reads=True)
+    reads = last_layer_reads(config, on_cpu=True, half=False)
+    forward = forward_flops(config, tokens=1_000_000, length=learning.ROW, predicted=predicted, reads=reads)
     return 3 * forward / 1_000_000 * run["tokens"]
 
 

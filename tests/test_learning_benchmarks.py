@@ -1,6 +1,7 @@
 """What the benchmarks of learning (learning.py, levers.py, scaling.py, finetuning_table.py) claim and count."""
 
 import importlib
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+# What docs/recipes.md shows of learning-epyc.json.
+BUDGETS = [180, 300, 900, 1200, 3600, 4320, 10800]
+PEER, OLD = "modernbert, 0.002, 16 rows", "nano, whole vocabulary, 30 % masks"
+CLAIMS = [["nano@180", f"{PEER}@900"], ["nano@1200", f"{PEER}@3600"]]
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +108,25 @@ def test_the_law_of_losses_is_found_again(learning: Any) -> None:
     found = scaling.fit(runs)
     assert found == pytest.approx({**law, "error": 0}, abs=1e-6)
     assert scaling.predict(found, 1e8, 1e9) == pytest.approx(1.2 + 0.8 / 100**0.32 + 2.5 / 1000**0.24)
+
+
+@pytest.mark.parametrize(
+    ("script", "results", "page", "settings"),
+    [
+        ("levers", "levers", "recipes", ()),
+        ("scaling", "scaling", "recipes", ()),
+        (
+            "learning",
+            "learning",
+            "recipes",
+            ([300, 900], [[f"{OLD}@300", f"{PEER}@900"]], [f"{OLD}*", PEER]),
+        ),
+        ("learning", "learning-epyc", "recipes", (BUDGETS, CLAIMS, ["*"])),
+        ("finetuning_table", "finetuning", "finetuning", ()),
+    ],
+)
+def test_a_table_of_the_pages_is_that_of_its_results(script: str, results: str, page: str, settings: Any) -> None:
+    found = json.loads((BENCHMARKS / "results" / f"{results}.json").read_text())
+    takes_runs = script in ("levers", "scaling")
+    text = importlib.import_module(script).table(found["runs"] if takes_runs else found, *settings)
+    assert text.strip() in (BENCHMARKS.parent / "docs" / f"{page}.md").read_text()
