@@ -80,7 +80,9 @@ def model_outputs(model: Any) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def _run(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    outputs = {key: value for key, value in model(**inputs).items() if isinstance(value, torch.Tensor)}
+    device = next(model.parameters()).device
+    found = model(**{key: value.to(device) for key, value in inputs.items()})
+    outputs = {key: value.cpu() for key, value in found.items() if isinstance(value, torch.Tensor)}
     if "attention_mask" not in inputs:
         return outputs
     # At padding positions native models give arbitrary values, ours give zeros.

@@ -21,6 +21,7 @@ from clozebert.hub.convert import to_native
 from clozebert.hub.fingerprint import (
     find_differences,
     make_fingerprint,
+    model_outputs,
     probe_inputs,
     read_fingerprint,
     write_fingerprint,
@@ -62,6 +63,23 @@ def test_fingerprint_notices_one_random_matrix_and_not_rounding():
     assert find_differences(stored, make_fingerprint(model)) == []
     torch.nn.init.normal_(model.model.layers[1].mlp.up_proj.weight, std=0.2)
     assert find_differences(stored, make_fingerprint(model))
+
+
+def test_fingerprint_is_taken_on_the_device_of_the_model():
+    class OnDevice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config, self.weight = make_model().config, torch.nn.Parameter(torch.zeros(1, device="meta"))
+
+        @property
+        def base_model(self):
+            return self
+
+        def forward(self, input_ids, attention_mask):
+            assert {input_ids.device.type, attention_mask.device.type} == {"meta"}
+            return {"last_hidden_state": torch.zeros(*input_ids.shape, 8)}
+
+    assert model_outputs(OnDevice())["last_hidden_state"].shape[1] == 8
 
 
 def test_fingerprint_notices_a_random_comparison_of_pairs():
