@@ -44,7 +44,7 @@ from ..training.pretraining import pretrain
 from ..training.reporting.doctor import survey
 from ..training.runtime.machine import launched_processes
 from ..training.scoring import precision_of, score_frozen_masks
-from ..utils.device import choose_precision
+from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, UserFileError
 from ..utils.files import (
     WEIGHTS,
@@ -126,8 +126,7 @@ class Adaptation:
                 check_known_tokens(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")
         if arguments.corpus is not None:
             self._check_corpus(arguments.corpus)
-        is_on_cuda = torch.cuda.is_available() and not arguments.use_cpu
-        self.device = torch.device("cuda" if is_on_cuda else "cpu")
+        self.device = find_device(use_cpu=arguments.use_cpu)
         self.precision = choose_precision(arguments.mixed_precision, self.device)
         longest = min(self.source.longest, self.trained.longest)
         if arguments.max_seq_length is not None and arguments.max_seq_length > longest:

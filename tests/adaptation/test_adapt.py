@@ -122,6 +122,17 @@ def test_an_adaptation_that_was_cut_off_goes_on_to_the_same_weights(
     assert parts["seconds"] > parts["train_seconds"]
 
 
+def test_it_measures_on_the_device_that_trains(
+    bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a Mac: it trained there on the GPU, but measured before and after on the CPU."""
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for use_cpu, kind in ((False, "mps"), (True, "cpu")):
+        flags = adapt_flags(bert, texts / "new.txt", tmp_path / kind, use_cpu=use_cpu)
+        assert adapt_module.Adaptation(AdaptationArguments(**flags), print).device.type == kind
+
+
 def test_the_seconds_are_those_of_the_whole_command(
     bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
