@@ -35,7 +35,6 @@ from ..corpus.shards import open_split
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..hub.card import read_card, write_card
 from ..hub.convert import save_native
-from ..hub.loading import quiet
 from ..modeling import ClozeBertForMaskedLM
 from ..training.checkpoints.training_state import read_state
 from ..training.checks import check_tokenizer
@@ -59,6 +58,7 @@ from ..utils.files import (
 )
 from ..utils.locks import owned_folder
 from ..utils.output import outliving_readers
+from ..utils.progress_bar import quiet
 from ..utils.tokenizer_files import save_tokenizer
 from ..utils.untrusted import read_json_object
 from .arguments import (

@@ -17,7 +17,7 @@ from ..corpus.readers.inputs import Reader
 from ..corpus.tokenizer import load_tokenizer, tokenizer_differences, tokenizer_facts
 from ..hub.convert import load_clozebert_masked_lm
 from ..hub.convert_config import config_from_native
-from ..hub.loading import find_folder, quiet, read_config
+from ..hub.loading import find_folder, read_config
 from ..hub.natives import architecture_of
 from ..hub.processors import TOKENIZER_FILE_NAMES
 from ..modeling import ClozeBertForMaskedLM
@@ -25,6 +25,7 @@ from ..training.initialization.initial_model import load_configuration, set_toke
 from ..training.initialization.rebuilding import evenly_spaced, take_layers, take_rows
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import hash_model
+from ..utils.progress_bar import quiet
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import AdaptationArguments
 from .vocabulary import EXTENDED, TRIMMED, NewVocabulary, check_algorithm, extend, trim

@@ -3,8 +3,7 @@
 import copy
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import nn
 from ..utils.device import find_device
 from ..utils.errors import MissingPackageError, UserError, first_line
 from ..utils.input_length import longest_input
-from ..utils.progress_bar import without_progress_bars
 from ..utils.untrusted import check_model_folder
 from .tasks import Task
 
@@ -27,18 +25,6 @@ DROPOUTS = (
     "attention_dropout", "seq_classif_dropout", "mlp_dropout", "hidden_dropout",
 )  # fmt: skip
 LONGEST_BY_DEFAULT = 512  # longer input rarely helps; --max_seq_length overrides
-
-
-@contextmanager
-def being_quiet() -> Iterator[None]:
-    """Silence transformers' warnings and progress bars. This file makes the checks that they warn of."""
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        with without_progress_bars():
-            yield
-    finally:
-        transformers.logging.set_verbosity(level)
 
 
 def load_auto_tokenizer(name_or_path: str, *, trust_remote_code: bool = False) -> Any:

@@ -16,10 +16,10 @@ from ..utils.device import find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import disk_errors, whole_file
 from ..utils.plurals import counted
-from ..utils.progress_bar import progress_bar
+from ..utils.progress_bar import progress_bar, quiet
 from .arguments import PredictionArguments
 from .data import TASKS
-from .models import being_quiet, check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
+from .models import check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
 from .resume import read_settings
 from .sequence_task import read_examples
 from .tables import SequenceColumns, find_columns, read_table
@@ -29,7 +29,7 @@ from .windows import WindowMaker
 CHUNK = 1024  # examples read, predicted and written at a time
 
 
-@being_quiet()
+@quiet()
 def predict(arguments: PredictionArguments, standard_input: IO[str] | None = None) -> int:
     """Write a prediction for every text; returns the number of texts.
 

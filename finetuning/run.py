@@ -16,6 +16,7 @@ from ..utils.errors import UserError, as_user_errors
 from ..utils.files import WriteCard, disk_errors, give_usual_permissions, remove_written
 from ..utils.output import outliving_readers
 from ..utils.plurals import counted
+from ..utils.progress_bar import quiet
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import (
     FINETUNING_FILES,
@@ -30,7 +31,6 @@ from .data import TASKS, LabelledData, read_data
 from .metrics import check_metric_libraries
 from .models import (
     add_lora,
-    being_quiet,
     check_max_seq_length,
     check_tokenizer_fits,
     compares_pairs,
@@ -67,7 +67,7 @@ from .windows import PackedCollator, WindowMaker, pair_separator
 
 
 @outliving_readers()  # as for pretraining
-@being_quiet()
+@quiet()
 def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = None) -> dict[str, Any]:
     """Fine-tune, evaluate, save and print, once or once for each seed.
 

@@ -22,10 +22,11 @@ from ..modeling import modeling_clozebert
 from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
 from ..utils.errors import UserError
 from ..utils.files import WEIGHTS, check_output_dir, disk_errors, whole_files
+from ..utils.progress_bar import quiet
 from ..utils.weights import fill, is_untied, make_empty
 from .card import CARD_NAME, Card, read_card, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native, warn_of_dynamic_rope
-from .loading import find_folder, load_clozebert, load_native, quiet, read_config
+from .loading import find_folder, load_clozebert, load_native, read_config
 from .natives import Architecture, Rename, architecture_of
 from .processors import copy_processors, copy_reading_settings, save_beside_model
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..utils.errors import UserError
 from ..utils.markdown import in_cell
+from ..utils.progress_bar import quiet
 from .demo_page import EXAMPLES, PAIR
 from .processors import reading_settings, takes_pairs
 
@@ -81,8 +82,6 @@ def _run(
         is_pair: the model takes two texts, which a tab separates.
     """
     import transformers
-
-    from .loading import quiet
 
     pipeline: Any = transformers.pipeline  # Any: the function has an overload for each task
     with quiet(), warnings.catch_warnings():

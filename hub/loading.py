@@ -4,13 +4,11 @@ Reading is strict. Weights come from safetensors. A tensor that is missing, unex
 error that names it, because a model with random parts looks like any other.
 """
 
-import contextlib
 import os
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,11 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers.utils import logging
 
 from ..modeling import modeling_clozebert
 from ..utils.errors import MissingFileError, UserError, as_user_errors
 from ..utils.files import disk_errors
-from ..utils.progress_bar import without_progress_bars
+from ..utils.progress_bar import quiet
 from ..utils.untrusted import check_model_folder, read_json_object, shards_of
 from .hub_errors import explain
 from .natives import NATIVE, architecture_of
@@ -258,15 +255,3 @@ def _check_tensors(folder: Path, found: dict[str, Any]) -> None:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' reports and progress bars: our errors say what matters in them."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with without_progress_bars():
-            yield
-    finally:
-        logging.set_verbosity(level)

@@ -205,7 +205,7 @@ def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
     from transformers import AutoTokenizer
 
     from clozebert import ClozeBertModel
-    from clozebert.hub.loading import quiet
+    from clozebert.utils.progress_bar import quiet
 
     with as_user_errors(Exception, about=f"{folder} cannot be loaded"):
         check_model_folder(folder)

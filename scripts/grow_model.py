@@ -46,8 +46,9 @@ def main(argv: list[str] | None = None) -> None:
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.hub.card import write_card
     from clozebert.hub.convert import facts_of_origin, load_clozebert_masked_lm
-    from clozebert.hub.loading import find_folder, quiet
+    from clozebert.hub.loading import find_folder
     from clozebert.training.initialization.growth import grow, known_tokens
+    from clozebert.utils.progress_bar import quiet
 
     check_place = partial(check_output_dir, arguments.output_dir, way_out="give another folder")
     check_place()

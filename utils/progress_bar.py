@@ -1,4 +1,4 @@
-"""Progress bars; without a terminal, such as in a log file, one line per minute."""
+"""Progress bars, in a log file as a line per minute; and how to silence those of transformers."""
 
 import sys
 import threading
@@ -95,6 +95,20 @@ def without_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' reports and progress bars: our errors say what matters in them."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with without_progress_bars():
+            yield
+    finally:
+        logging.set_verbosity(level)
 
 
 class StageBars:
