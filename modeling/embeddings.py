@@ -263,14 +263,16 @@ class RotaryEmbedding(nn.Module):
         frequencies = 1.0 / theta**exponents
         return (frequencies / parameters["factor"] if kind == "linear" else frequencies), 1.0
 
-    def _lengths(self, x_BTD: torch.Tensor, packed: Packed | None, mask_BT: torch.Tensor | None) -> torch.Tensor:
+    def _lengths(
+        self, x_BTD: torch.Tensor, position_ids: torch.Tensor, packed: Packed | None, mask_BT: torch.Tensor | None
+    ) -> torch.Tensor:
         """The length of each token's sequence, [B or 1, T]."""
         if packed is not None:
             return packed.lengths_of_tokens(x_BTD.shape[:2])
         if mask_BT is not None:
             return (mask_BT != 0).sum(dim=1, keepdim=True).expand(mask_BT.shape)
-        length = x_BTD.shape[1]
-        return torch.full((1, length), length, device=x_BTD.device)
+        length = position_ids.shape[1]
+        return position_ids.new_full((1, length), length)
 
     @torch.no_grad()
     def forward(
@@ -288,7 +290,7 @@ class RotaryEmbedding(nn.Module):
         parameters, lengths_BT = self.config.rope_parameters, None
         assert parameters is not None
         if parameters.get(layer_type, parameters)["rope_type"] == "dynamic":
-            lengths_BT = self._lengths(x_BTD, packed, mask_BT)
+            lengths_BT = self._lengths(x_BTD, position_ids, packed, mask_BT)
         # In float32 even for half-precision models: bf16 angles are off by whole turns after a few hundred tokens.
         dtype = torch.float64 if x_BTD.dtype == torch.float64 else torch.float32
         frequencies, scaling = self.inverse_frequencies(layer_type, x_BTD.device, dtype, lengths_BT)

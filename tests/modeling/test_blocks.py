@@ -436,3 +436,14 @@ def test_xiong_post_norm_gradients_pile_up_in_the_last_layers(norm_position, fal
         last[layers] = float(model.model.layers[-1].mlp.down_proj.weight.grad.norm())
     ratio = last[12] / last[2]
     assert (ratio > 0.8) if falls else (ratio < 0.7)
+
+
+@pytest.mark.parametrize("kind", ["default", "linear", "dynamic"])
+def test_rotary_tables_take_only_type_and_device_of_the_input(kind):
+    """As those of transformers, whose tests call them with a single number."""
+    parameters = {"rope_type": kind, "rope_theta": 1e4, **({} if kind == "default" else {"factor": 4.0})}
+    rotary = RotaryEmbedding(config_of(position_embedding_type="rope", rope_parameters=parameters))
+    positions = torch.arange(rotary.config.max_position_embeddings + 8)[None]
+    wanted = rotary(torch.zeros(1, positions.shape[1], 4, dtype=torch.float64), positions)
+    found = rotary(torch.zeros(1, dtype=torch.float64), positions)
+    assert all(map(torch.equal, found, wanted))
