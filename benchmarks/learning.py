@@ -52,6 +52,22 @@ _WIDE = {
 }
 # Muon's rate as in the recipes until 2026-11-25: rows with results of that time keep it, so that seeds do not mix.
 CONSTANT_MUON = {"muon_constant_steps": None}
+# The layers of `bert-base` in the size of `nano`: norms behind the blocks, learned positions, a plain feed-forward.
+_BERT = {
+    "architecture": "bert-base",
+    "model": {
+        "hidden_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 3,
+        "intermediate_size": 384,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    "position_init": "sinusoidal",
+    "vocabulary_sample": 0,
+    "mlm_probability": 0.3,
+}
+_ADAMW = {"optimizer": "adamw", "learning_rate": 1.0e-3}
 # Ours: a recipe (`nano` unless another is named) and the changes to it (None: the key is removed).
 # Also in the results: "rates of 0.7" and "of 2.9", half and twice of nano's former rates (0.006 and 0.02); "rates as
 # frequent as tokens" and "one kind of context, wide windows", which only earlier versions of the code can run.
@@ -66,6 +82,15 @@ OURS: dict[str, dict[str, Any]] = {
     "nano, rates of a half": {**CONSTANT_MUON, "learning_rate": 2.0e-3, "muon_learning_rate": 0.007},
     "nano, rates of 1.4": {**CONSTANT_MUON, "learning_rate": 6.0e-3, "muon_learning_rate": 0.02},
     "nano, rates of twice": {**CONSTANT_MUON, "learning_rate": 8.0e-3, "muon_learning_rate": 0.028},
+    "nano as a BERT": _BERT,
+    "nano as a BERT, random positions": {**_BERT, "position_init": "random"},
+    "nano as a BERT, random tokens, AdamW": {**_BERT, **_ADAMW, "embedding_init": "random"},
+    "nano as a BERT, random tokens and positions, AdamW": {
+        **_BERT,
+        **_ADAMW,
+        "embedding_init": "random",
+        "position_init": "random",
+    },
     "tiny": {"recipe": "tiny"},
     "tiny, wide windows": {"recipe": "tiny", "model": _WIDE},
     "tiny, as it was": {

@@ -19,7 +19,7 @@ _SAME, _SAID = "same", "said"
 # Fields that a later phase of a run cannot change.
 _OF_THE_RUN = (
     "tokenizer_name", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path", "dry_run",
-    "teacher_name_or_path", "max_minutes", "num_train_epochs", "embedding_init",
+    "teacher_name_or_path", "max_minutes", "num_train_epochs", "embedding_init", "position_init",
     "seed", "optimizer", "mixed_precision", "use_cpu", "full_determinism", "flash_attention",
     "report_to", "disable_tqdm", "phases",
 )  # fmt: skip
@@ -88,6 +88,12 @@ class PretrainingArguments:
     seed: int = flag("seed of initial weights, order, masks and dropout", 42, _BATCHES, on_resume=_SAME)
     embedding_init: Literal["random", "text"] = flag(
         "how a new model's token embeddings begin (text: by co-occurring tokens)", "random", _BATCHES, on_resume=_SAME
+    )
+    position_init: Literal["random", "sinusoidal"] = flag(
+        "how a new model's learned positions begin, and (sinusoidal) its first heads: looking at near tokens",
+        "random",
+        _BATCHES,
+        on_resume=_SAME,
     )
 
     mlm_probability: float = flag("share of the tokens that is predicted", 0.3, _MASKING, on_resume=_SAME)

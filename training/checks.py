@@ -174,11 +174,25 @@ def check_model(arguments: PretrainingArguments, config: ClozeBertConfig) -> Non
             f"max_seq_length={arguments.max_seq_length} exceeds the model's "
             f"max_position_embeddings={config.max_position_embeddings}: {way_out}"
         )
+    if arguments.position_init == "sinusoidal" and arguments.model_name_or_path is None:
+        check_positions(config)
     if arguments.bf16_residual and config.norm_position == "post":
         raise UserError("bf16_residual=True needs norm_position='pre': post-norm writes the residual stream in float32")
     # Building the model finds sizes that are not divisible; on the meta device it costs nothing.
     with torch.device("meta"), as_user_errors():
         ClozeBertForMaskedLM(config)
+
+
+def check_positions(config: ClozeBertConfig) -> None:
+    """Refuse `position_init` for a new model without learned positions of its own width."""
+    kind, size = config.position_embedding_type, config.embedding_size
+    wrong = None
+    if kind != "absolute":
+        wrong = f"is for learned positions, and position_embedding_type is {kind!r}"
+    elif size not in (None, config.hidden_size):
+        wrong = f"needs embeddings of the model's width, and embedding_size={size}"
+    if wrong:
+        raise UserError(f"position_init='sinusoidal' {wrong}: leave it out (--position_init random)")
 
 
 def check_same_weights(configs: list[ClozeBertConfig]) -> None:

@@ -19,6 +19,7 @@ from .checkpoints.training_state import TrainingState
 from .distillation import with_teacher
 from .initialization.initial_embeddings import embed_by_text
 from .initialization.initial_model import make_model
+from .initialization.initial_positions import begin_with_waves
 from .optimizers.optimizer import make_optimizer
 from .optimizers.state import load_optimizer_state
 from .planning.memory_and_time import forward_flops, last_layer_reads, mean_attention_length
@@ -113,12 +114,15 @@ def set_up_model(
 
     Args:
         strict: the weights must be exactly those of this model.
-        corpora: the text for a new model's embeddings, with `embedding_init="text"`; None: random ones.
+        corpora: the text that a new model may begin from (`embedding_init`); None: all its weights are random.
     """
     torch.manual_seed(arguments.seed)
     core = make_model(config, weights, strict=strict)
-    if weights is None and corpora is not None and arguments.embedding_init == "text":
-        embed_by_text(core, corpora, max_seq_length=arguments.max_seq_length, seed=arguments.seed)
+    if weights is None and corpora is not None:
+        if arguments.embedding_init == "text":
+            embed_by_text(core, corpora, max_seq_length=arguments.max_seq_length, seed=arguments.seed)
+        if arguments.position_init == "sinusoidal":
+            begin_with_waves(core)
     if arguments.bf16_residual:
         core.model.residual_dtype = torch.bfloat16
     if arguments.gradient_checkpointing:
