@@ -62,6 +62,7 @@ _BERT = {
         "intermediate_size": 384,
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
+        "output_projection_init": "zero",
     },
     "position_init": "sinusoidal",
     "vocabulary_sample": 0,
@@ -101,8 +102,10 @@ OURS: dict[str, dict[str, Any]] = {
         "model": _WIDE,
     },
 }
-# A model of transformers, and the recipe whose size it has, if that is not `nano`.
-BASELINES = ("bert", "modernbert", "modernbert as tiny")
+# A model of transformers, and the recipe whose size it has, if that is not `nano`. WAVES is a BERT that begins with the
+# positions of our recipe, and is theirs in all else.
+WAVES = "bert, sinusoidal positions"
+BASELINES = ("bert", WAVES, "modernbert", "modernbert as tiny")
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 BATCHES = (16, 32)
 FLOORS = {"unigram": "frequencies of the tokens", "trigram": "trigram model, which sees the two tokens before"}
@@ -141,9 +144,10 @@ def make_baseline(side: str, tokenizer: Any) -> Any:
     # A multiple of 64 entries, as for ours.
     entries = {"vocab_size": -(-len(tokenizer) // 64) * 64, "pad_token_id": tokenizer.pad_token_id}
     if side.startswith("bert"):  # its feed-forward has two matrices, not three
-        return transformers.BertForMaskedLM(
+        model = transformers.BertForMaskedLM(
             transformers.BertConfig(**shape, **entries, intermediate_size=width * 3 // 2)
         )
+        return model if side == "bert" else with_waves(model)
     ids = {
         "cls_token_id": tokenizer.cls_token_id,
         "sep_token_id": tokenizer.sep_token_id,
@@ -152,6 +156,16 @@ def make_baseline(side: str, tokenizer: Any) -> Any:
     }
     config = transformers.ModernBertConfig(**shape, **entries, **ids, intermediate_size=width, sparse_prediction=True)
     return transformers.ModernBertForMaskedLM(config)
+
+
+def with_waves(model: Any) -> Any:
+    """A BERT of transformers whose positions and first heads begin as those of our recipe `bert-base`."""
+    from clozebert.hub import from_native, to_native
+    from clozebert.training.initialization.initial_positions import begin_with_waves
+
+    ours: Any = from_native(model)
+    begin_with_waves(ours)
+    return to_native(ours)
 
 
 def baseline_steps(job: Job, corpus: str, tokenizer: Any, *, steps: int) -> Iterator[Any]:
