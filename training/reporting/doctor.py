@@ -163,8 +163,8 @@ def plateau(vitals: Vitals) -> str | None:
     if loss > 1.1 * entropy or (vitals.most_norm and norm > 5 * vitals.most_norm):
         return found + "The updates are too large: lower learning_rate, or lengthen warmup_steps"
     return found + (
-        "Likely learning_rate is too low, or too high for post-norm; learned positions (BERT, RoBERTa) leave this plateau "
-        "sooner with position_init=sinusoidal"
+        "Likely learning_rate is too low, or too high for post-norm; learned positions (BERT, RoBERTa) leave this "
+        "plateau sooner with position_init=sinusoidal"
     )
 
 
