@@ -102,10 +102,10 @@ OURS: dict[str, dict[str, Any]] = {
         "model": _WIDE,
     },
 }
-# A model of transformers, and the recipe whose size it has, if that is not `nano`. WAVES is a BERT that begins with the
+# A model of transformers, and the recipe whose size it has, if that is not `nano`. SINUSOIDAL is a BERT that begins with the
 # positions of our recipe, and is theirs in all else.
-WAVES = "bert, sinusoidal positions"
-BASELINES = ("bert", WAVES, "modernbert", "modernbert as tiny")
+SINUSOIDAL = "bert, sinusoidal positions"
+BASELINES = ("bert", SINUSOIDAL, "modernbert", "modernbert as tiny")
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 BATCHES = (16, 32)
 FLOORS = {"unigram": "frequencies of the tokens", "trigram": "trigram model, which sees the two tokens before"}
@@ -147,7 +147,7 @@ def make_baseline(side: str, tokenizer: Any) -> Any:
         model = transformers.BertForMaskedLM(
             transformers.BertConfig(**shape, **entries, intermediate_size=width * 3 // 2)
         )
-        return model if side == "bert" else with_waves(model)
+        return model if side == "bert" else begun_sinusoidal(model)
     ids = {
         "cls_token_id": tokenizer.cls_token_id,
         "sep_token_id": tokenizer.sep_token_id,
@@ -158,13 +158,13 @@ def make_baseline(side: str, tokenizer: Any) -> Any:
     return transformers.ModernBertForMaskedLM(config)
 
 
-def with_waves(model: Any) -> Any:
+def begun_sinusoidal(model: Any) -> Any:
     """A BERT of transformers whose positions and first heads begin as those of our recipe `bert-base`."""
     from clozebert.hub import from_native, to_native
-    from clozebert.training.initialization.initial_positions import begin_with_waves
+    from clozebert.training.initialization.initial_positions import begin_sinusoidal
 
     ours: Any = from_native(model)
-    begin_with_waves(ours)
+    begin_sinusoidal(ours)
     return to_native(ours)
 
 

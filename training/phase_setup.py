@@ -19,7 +19,7 @@ from .checkpoints.training_state import TrainingState
 from .distillation import with_teacher
 from .initialization.initial_embeddings import embed_by_text
 from .initialization.initial_model import make_model
-from .initialization.initial_positions import begin_with_waves
+from .initialization.initial_positions import begin_sinusoidal
 from .optimizers.optimizer import make_optimizer
 from .optimizers.state import load_optimizer_state
 from .planning.memory_and_time import forward_flops, last_layer_reads, mean_attention_length
@@ -122,7 +122,7 @@ def set_up_model(
         if arguments.embedding_init == "text":
             embed_by_text(core, corpora, max_seq_length=arguments.max_seq_length, seed=arguments.seed)
         if arguments.position_init == "sinusoidal":
-            begin_with_waves(core)
+            begin_sinusoidal(core)
     if arguments.bf16_residual:
         core.model.residual_dtype = torch.bfloat16
     if arguments.gradient_checkpointing:

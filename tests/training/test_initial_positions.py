@@ -13,7 +13,7 @@ from clozebert import ClozeBertForMaskedLM
 from clozebert.scripts import pretrain_mlm
 from clozebert.training import PretrainingArguments
 from clozebert.training.checks import check_run
-from clozebert.training.initialization.initial_positions import begin_with_waves
+from clozebert.training.initialization.initial_positions import begin_sinusoidal
 from clozebert.utils.errors import UserError
 
 LEARNED = {"position_embedding_type": "absolute", "norm_position": "post"}
@@ -25,7 +25,7 @@ def begin(**changes: object) -> tuple[ClozeBertForMaskedLM, ClozeBertForMaskedLM
     torch.manual_seed(1)
     before = ClozeBertForMaskedLM(model_config(**{"pad_token_id": 0, **LEARNED, **changes})).eval()
     after = copy.deepcopy(before)
-    begin_with_waves(after)
+    begin_sinusoidal(after)
     return before, after
 
 

@@ -12,7 +12,7 @@ add is left out here:
 
     q(t) · k(s) / √K = (g a)² Σ cos(w_i (t + d - s)) / √K, which is largest at s = t + d
 
-Both are added to random weights, and training changes them from the first step on.
+This is added to the random weights of queries and keys. Training changes all of it from the first step on.
 
 Shapes: P positions, D hidden size, H heads, K head size, W waves of a head.
 """
@@ -32,7 +32,7 @@ _PEAK = 3.0  # the largest logit of such a head, where token and position are of
 
 
 @torch.no_grad()
-def begin_with_waves(model: ClozeBertForMaskedLM) -> None:
+def begin_sinusoidal(model: ClozeBertForMaskedLM) -> None:
     """Replace the learned positions of a new model by sines and cosines, of the size of its token embeddings."""
     positions: Any = model.model.embeddings.positions
     tokens: Any = model.get_input_embeddings()
