@@ -102,8 +102,8 @@ OURS: dict[str, dict[str, Any]] = {
         "model": _WIDE,
     },
 }
-# A model of transformers, and the recipe whose size it has, if that is not `nano`. SINUSOIDAL is a BERT that begins with the
-# positions of our recipe, and is theirs in all else.
+# A model of transformers, and the recipe whose size it has, if that is not `nano`. SINUSOIDAL begins with the positions
+# of our recipe `bert-base`, and is theirs in all else.
 SINUSOIDAL = "bert, sinusoidal positions"
 BASELINES = ("bert", SINUSOIDAL, "modernbert", "modernbert as tiny")
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
