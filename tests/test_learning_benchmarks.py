@@ -122,6 +122,12 @@ def test_the_law_of_losses_is_found_again(learning: Any) -> None:
             ([300, 900], [[f"{OLD}@300", f"{PEER}@900"]], [f"{OLD}*", PEER]),
         ),
         ("learning", "learning-epyc", "recipes", (BUDGETS, CLAIMS, ["*"])),
+        (
+            "learning",
+            "learning-bert",
+            "recipes",
+            ([300], [["nano as a BERT", "bert"], ["nano as a BERT", "modernbert"]], ["*"]),
+        ),
         ("finetuning_table", "finetuning", "finetuning", ()),
     ],
 )

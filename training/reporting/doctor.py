@@ -164,7 +164,7 @@ def plateau(vitals: Vitals) -> str | None:
         return found + "The updates are too large: lower learning_rate, or lengthen warmup_steps"
     return found + (
         "Likely learning_rate is too low, or too high for post-norm; learned positions (BERT, RoBERTa) leave this "
-        "plateau sooner with position_init=sinusoidal"
+        "plateau sooner with position_init=sinusoidal and embedding_init=text"
     )
 
 
