@@ -46,9 +46,9 @@ def begin_sinusoidal(model: ClozeBertForMaskedLM) -> None:
 def _look_near(attention: Any) -> None:
     """Add the waves to the weights of a layer's queries and keys."""
     size, width = attention.head_dim, attention.q_proj.in_features
-    frequencies = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    num_fast = 1 + int(width / 2 * math.log(1 / _SLOWEST) / math.log(10_000))  # i from 0 on with w_i >= _SLOWEST
     row_W = torch.arange(0, size - 1, 2)
-    wave_W = torch.arange(len(row_W)) * int((frequencies >= _SLOWEST).sum()) // max(1, len(row_W))
+    wave_W = torch.arange(len(row_W)) * num_fast // max(1, len(row_W))
     sine_W, cosine_W = 2 * wave_W, 2 * wave_W + 1  # channels
     gain = math.sqrt(2 * _PEAK / math.sqrt(size))
 
@@ -58,8 +58,8 @@ def _look_near(attention: Any) -> None:
 
     queries_HKD = attention.q_proj.weight.view(-1, size, width)
     distance_H = torch.tensor([_DISTANCES[head % len(_DISTANCES)] for head in range(len(queries_HKD))])
-    angle_HW = distance_H[:, None] * frequencies[wave_W]
-    cosine_HW, sine_HW = (gain * angle_HW.cos()).float(), (gain * angle_HW.sin()).float()
+    turn_HD = (gain * sinusoidal_positions(distance_H, width)).float()
+    sine_HW, cosine_HW = turn_HD[:, sine_W], turn_HD[:, cosine_W]
     # sin(w t + w d) and cos(w t + w d), from the sine and cosine of w t.
     queries_HKD[:, row_W, sine_W] += cosine_HW
     queries_HKD[:, row_W, cosine_W] += sine_HW
