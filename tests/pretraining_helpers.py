@@ -309,3 +309,37 @@ def assert_same_bits(one: Path, other: Path, *, step: int) -> None:
         assert len(mine) > 5
         assert all((mine[key] == theirs[key]).all() for key in mine), name
     assert log_of(one) == log_of(other)
+
+
+def changed_weights(folder: Path, flag: str, value: str, *, continued: bool, **model: Any) -> list[str]:
+    """The weights that begin otherwise with `flag` as `value` than as `random`, in a run of nothing but a start.
+
+    Args:
+        continued: the runs go on from a trained model.
+        model: flags of the model.
+    """
+    from clozebert.scripts.pretrain_mlm import main
+
+    common = {"max_steps": 1, "learning_rate": 0.0, "warmup_steps": 0, "seed": 3, "eval_steps": 0}
+    make_corpus(folder)
+    started_from = {**MODEL_FLAGS, **model}
+    if continued:
+        run_here(folder, folder / "base", **model, **common)
+        started_from = {"model_name_or_path": str(folder / "base")}
+    tables = []
+    for begins in ("random", value):
+        main(flags({**started_from, **settings(folder, output_dir=folder / begins, **{flag: begins}, **common)}))
+        tables.append(load_file(folder / begins / "model.safetensors"))
+    return sorted(name for name, weight in tables[0].items() if not torch.equal(weight, tables[1][name]))
+
+
+def check_killed_run(folder: Path, **changes: Any) -> None:
+    """A run that is killed after four of six steps ends with the weights of one that is not."""
+    make_corpus(folder)
+    common = {"max_steps": 6, "save_steps": 2, "eval_steps": 0, **changes}
+    run_here(folder, folder / "whole", **common)
+    run_forked(folder, folder / "parts", die_at=4, resume_from_checkpoint="latest", **common)
+    assert not (folder / "parts" / "model.safetensors").exists()
+    run_here(folder, folder / "parts", resume_from_checkpoint="latest", **common)
+    whole, parts = (load_file(folder / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())

@@ -7,22 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pretraining_helpers import (
-    MODEL_FLAGS,
-    flags,
-    make_corpus,
-    make_tokenizer,
-    model_config,
-    run_forked,
-    run_here,
-    settings,
-)
-from safetensors.torch import load_file
+from pretraining_helpers import changed_weights, check_killed_run, make_tokenizer, model_config
 
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import Mixture, ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
-from clozebert.scripts import pretrain_mlm
 from clozebert.training.initialization.initial_embeddings import embed_by_text
 
 WORDS = 40
@@ -109,27 +98,9 @@ def test_a_text_that_says_nothing_gives_finite_embeddings(tmp_path, documents):
 
 @pytest.mark.parametrize("continued", [False, True])
 def test_a_run_begins_from_the_text_only_with_a_new_model(tmp_path, continued):
-    make_corpus(tmp_path)
-    common = {"max_steps": 1, "learning_rate": 0.0, "warmup_steps": 0, "seed": 3, "eval_steps": 0}
-    model = MODEL_FLAGS
-    if continued:
-        run_here(tmp_path, tmp_path / "base", **common)
-        model = {"model_name_or_path": str(tmp_path / "base")}
-    tables = {}
-    for begins in ("random", "text"):
-        given = settings(tmp_path, output_dir=tmp_path / begins, embedding_init=begins, **common)
-        pretrain_mlm.main(flags({**model, **given}))
-        tables[begins] = load_file(tmp_path / begins / "model.safetensors")
-    differing = [name for name, value in tables["random"].items() if not torch.equal(value, tables["text"][name])]
-    assert sorted(differing) == ([] if continued else ["decoder.bias", "model.embeddings.word_embeddings.weight"])
+    changed = changed_weights(tmp_path, "embedding_init", "text", continued=continued)
+    assert changed == ([] if continued else ["decoder.bias", "model.embeddings.word_embeddings.weight"])
 
 
 def test_a_run_that_is_killed_goes_on_to_the_same_weights(tmp_path):
-    make_corpus(tmp_path)
-    common = {"embedding_init": "text", "max_steps": 6, "save_steps": 2, "eval_steps": 0}
-    run_here(tmp_path, tmp_path / "whole", **common)
-    run_forked(tmp_path, tmp_path / "parts", die_at=4, resume_from_checkpoint="latest", **common)
-    assert not (tmp_path / "parts" / "model.safetensors").exists()
-    run_here(tmp_path, tmp_path / "parts", resume_from_checkpoint="latest", **common)
-    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+    check_killed_run(tmp_path, embedding_init="text")

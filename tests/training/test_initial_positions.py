@@ -6,11 +6,9 @@ import re
 import numpy as np
 import pytest
 import torch
-from pretraining_helpers import MODEL_FLAGS, flags, make_corpus, model_config, run_forked, run_here, settings
-from safetensors.torch import load_file
+from pretraining_helpers import changed_weights, check_killed_run, make_corpus, model_config, settings
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.scripts import pretrain_mlm
 from clozebert.training import PretrainingArguments
 from clozebert.training.checks import check_run
 from clozebert.training.initialization.initial_positions import begin_sinusoidal
@@ -107,30 +105,13 @@ def test_attention_over_random_tokens_is_near_from_the_start():
 
 @pytest.mark.parametrize("continued", [False, True])
 def test_a_run_begins_so_only_with_a_new_model(tmp_path, continued):
-    make_corpus(tmp_path)
-    common = {"max_steps": 1, "learning_rate": 0.0, "warmup_steps": 0, "seed": 3, "eval_steps": 0}
-    model = {**MODEL_FLAGS, **LEARNED}
-    if continued:
-        run_here(tmp_path, tmp_path / "base", **LEARNED, **common)
-        model = {"model_name_or_path": str(tmp_path / "base")}
-    tables = {}
-    for begins in ("random", "sinusoidal"):
-        given = settings(tmp_path, output_dir=tmp_path / begins, position_init=begins, **common)
-        pretrain_mlm.main(flags({**model, **given}))
-        tables[begins] = load_file(tmp_path / begins / "model.safetensors")
-    differing = [name for name, value in tables["random"].items() if not torch.equal(value, tables["sinusoidal"][name])]
+    changed = changed_weights(tmp_path, "position_init", "sinusoidal", continued=continued, **LEARNED)
     heads = [f"model.layers.{layer}.attention.{name}.weight" for layer in (0, 1) for name in ("k_proj", "q_proj")]
-    assert sorted(differing) == ([] if continued else ["model.embeddings.positions.table.weight", *heads])
+    assert changed == ([] if continued else ["model.embeddings.positions.table.weight", *heads])
 
 
 def test_a_run_that_is_killed_goes_on_to_the_same_weights(tmp_path):
-    make_corpus(tmp_path)
-    common = {"position_init": "sinusoidal", "max_steps": 6, "save_steps": 2, "eval_steps": 0, **LEARNED}
-    run_here(tmp_path, tmp_path / "whole", **common)
-    run_forked(tmp_path, tmp_path / "parts", die_at=4, resume_from_checkpoint="latest", **common)
-    run_here(tmp_path, tmp_path / "parts", resume_from_checkpoint="latest", **common)
-    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert all(torch.equal(value, parts[name]) for name, value in whole.items())
+    check_killed_run(tmp_path, position_init="sinusoidal", **LEARNED)
 
 
 @pytest.mark.parametrize(
