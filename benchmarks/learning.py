@@ -103,9 +103,10 @@ OURS: dict[str, dict[str, Any]] = {
     },
 }
 # A model of transformers, and the recipe whose size it has, if that is not `nano`. SINUSOIDAL begins with the positions
-# of our recipe `bert-base`, and is theirs in all else.
+# of our recipe `bert-base`, BEGUN_BY_US with its token embeddings, too; both are theirs in all else.
 SINUSOIDAL = "bert, sinusoidal positions"
-BASELINES = ("bert", SINUSOIDAL, "modernbert", "modernbert as tiny")
+BEGUN_BY_US = "bert begun by us"
+BASELINES = ("bert", SINUSOIDAL, BEGUN_BY_US, "modernbert", "modernbert as tiny")
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 BATCHES = (16, 32)
 FLOORS = {"unigram": "frequencies of the tokens", "trigram": "trigram model, which sees the two tokens before"}
@@ -132,7 +133,7 @@ def size_of(side: str) -> str:
     return side.partition(" as ")[2] or "nano"
 
 
-def make_baseline(side: str, tokenizer: Any) -> Any:
+def make_baseline(side: str, corpus: str, tokenizer: Any) -> Any:
     """A model of transformers with as many weights in its layers as ours of that size: 4 D² + 3 D F in each."""
     import transformers
 
@@ -147,7 +148,7 @@ def make_baseline(side: str, tokenizer: Any) -> Any:
         model = transformers.BertForMaskedLM(
             transformers.BertConfig(**shape, **entries, intermediate_size=width * 3 // 2)
         )
-        return model if side == "bert" else begun_sinusoidal(model)
+        return model if side == "bert" else begun_by_us(model, corpus if side == BEGUN_BY_US else None)
     ids = {
         "cls_token_id": tokenizer.cls_token_id,
         "sep_token_id": tokenizer.sep_token_id,
@@ -158,12 +159,16 @@ def make_baseline(side: str, tokenizer: Any) -> Any:
     return transformers.ModernBertForMaskedLM(config)
 
 
-def begun_sinusoidal(model: Any) -> Any:
-    """A BERT of transformers whose positions and first heads begin as those of our recipe `bert-base`."""
+def begun_by_us(model: Any, corpus: str | None) -> Any:
+    """A BERT of transformers with the initial positions and heads of our `bert-base`; and tokens, if given a corpus."""
+    from clozebert.corpus import Mixture
     from clozebert.hub import from_native, to_native
+    from clozebert.training.initialization.initial_embeddings import embed_by_text
     from clozebert.training.initialization.initial_positions import begin_sinusoidal
 
     ours: Any = from_native(model)
+    if corpus is not None:
+        embed_by_text(ours, Mixture([corpus]), max_seq_length=ROW, seed=0)
     begin_sinusoidal(ours)
     return to_native(ours)
 
@@ -177,7 +182,7 @@ def baseline_steps(job: Job, corpus: str, tokenizer: Any, *, steps: int) -> Iter
     from clozebert.training.runtime.machine import choose_precision
 
     torch.manual_seed(job["seed"])
-    model = make_baseline(job["side"], tokenizer)
+    model = make_baseline(job["side"], corpus, tokenizer)
     wanted = load_recipe(size_of(job["side"])).get("mixed_precision", "auto")
     bf16 = choose_precision(wanted, torch.device("cpu")) == "bf16"
     rate, rows = job["learning_rate"], job["rows"]
@@ -284,11 +289,14 @@ def measure_beginning(corpus: str, tokenizer_name: str, architecture: str) -> fl
 
 
 def recipe_of(job: Job) -> str:
-    return OURS[job["name"]].get("recipe", "nano")
+    """The recipe of a run of ours, or the one whose size a baseline has."""
+    return OURS[job["name"]].get("recipe", "nano") if job["side"] == "ours" else size_of(job["side"])
 
 
 def begins_from_text(job: Job) -> bool:
-    return job["side"] == "ours" and OURS[job["name"]].get("embedding_init") != "random"
+    if job["side"] == "ours":
+        return OURS[job["name"]].get("embedding_init") != "random"
+    return job["side"] == BEGUN_BY_US
 
 
 def run_job(job: Job, corpus: str, tokenizer_name: str, *, steps: int, save_to: Path | None) -> dict[str, Any]:
