@@ -16,13 +16,17 @@ _BLOCK = 1 << 20  # tokens that are read at a time
 def sample_text(indices: Sequence[RowIndex], shares: Sequence[float]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Non-special tokens, int32 [N], and the length of each segment, for some rows at a time.
 
+    Each corpus has its share of them, as in training. So a small corpus with a large share is read several times.
+
     Args:
         indices: the rows of each corpus.
         shares: of the corpora; their sum is 1.
     """
+    whole = max(index.num_rows * index.max_seq_length / share for index, share in zip(indices, shares, strict=True))
+    total = min(_COUNTED, whole)
     for index, share in zip(indices, shares, strict=True):
         corpus, length = index.corpus, index.max_seq_length
-        wanted = min(index.num_rows, max(1, int(_COUNTED * share) // length))
+        wanted = max(1, int(total * share) // length)
         rows = np.linspace(0, index.num_rows - 1, wanted).astype(np.int64)
         for some in np.array_split(rows, -(-wanted * length // _BLOCK)):
             documents, firsts, lengths, _ = index.read(some)

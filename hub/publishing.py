@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..utils.errors import UserError, as_user_errors
+from ..utils.errors import UserError, as_user_errors, check_choice
 from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
 from ..utils.input_length import announce_length
 from ..utils.tokenizer_files import read_tokenizer_settings
@@ -127,8 +127,7 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
         UserError: something that was asked for is missing, or a value is unknown.
         MissingPackageError: a package that writes ONNX is missing.
     """
-    if form not in FORMATS:
-        raise UserError(f"format={form!r} must be one of {', '.join(FORMATS)}")
+    check_choice("format", form, FORMATS)
     if not source.is_dir():
         raise UserError(f"there is no folder {source}")
     check_model_folder(source)
@@ -139,8 +138,7 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
     if completion.evaluation is not None:
         _evaluation_value(source, completion.evaluation)
     for name in completion.serving:
-        if name not in SERVING:
-            raise UserError(f"serving={name!r} must be one of {', '.join(SERVING)}")
+        check_choice("serving", name, SERVING)
     if "int8" in completion.serving and not completion.int8_texts:
         raise UserError(
             "the card of an int8 form says how answers change: give --int8_texts, a file with a text on each line"

@@ -69,12 +69,13 @@ def _check_model(folder: Path) -> tuple[str, list[str], str]:
 
 
 def _check_checkpoints(checkpoints: Sequence[Path]) -> tuple[list[str], int]:
-    """What is wrong with some checkpoints, and how many files they hold."""
-    from clozebert.training.checkpoints.damage import find_damage
+    """What is wrong with some checkpoints; if nothing is, how many files were compared with what was written."""
+    from clozebert.training.checkpoints.damage import MANIFEST, find_damage
+    from clozebert.training.checkpoints.training_state import read_json
 
     damages = ((checkpoint, find_damage(checkpoint)) for checkpoint in checkpoints)
     problems = [f"{checkpoint}: {damage}" for checkpoint, damage in damages if damage]
-    return problems, sum(path.is_file() for checkpoint in checkpoints for path in checkpoint.rglob("*"))
+    return problems, 0 if problems else sum(len(read_json(one / MANIFEST)["files"]) for one in checkpoints)
 
 
 def _as_written(count: int) -> str:

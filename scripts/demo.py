@@ -165,7 +165,8 @@ def report(folder: Path, encoder: Path, sequence: Path, token: Path, *, seconds:
     """Print the results and where they are."""
     pretrained = json.loads((encoder / "all_results.json").read_text())
     print(f"\n== Done in {seconds / 60:.1f} minutes")
-    print(f"  masked-LM loss on held-out packages   {pretrained['eval_loss']:.2f}")
+    if "eval_loss" in pretrained:  # if all text is in one package, nothing is held out
+        print(f"  masked-LM loss on held-out packages   {pretrained['eval_loss']:.2f}")
     for title, results in (("package of a docstring", sequence), ("kinds of Python tokens", token)):
         values = json.loads((results / "all_results.json").read_text())
         print(

@@ -40,7 +40,7 @@ class PlanArguments:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    from clozebert.training.run_settings import make_config, split_settings
+    from clozebert.training.run_settings import check_model_is_named, make_config, split_settings
 
     own_flags = flags_of(PlanArguments)
     flags = parse_run_flags(
@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = PlanArguments(**{flag.name: flags.pop(flag.name) for flag in own_flags if flag.name in flags})
     recipe = flags.pop("config", None)
     settings, model = split_settings(recipe, flags)
+    check_model_is_named(settings, model)
     plan(given, settings, make_config(model, recipe=recipe), vocab_size=flags.get("vocab_size"))
 
 
@@ -65,10 +66,12 @@ def plan(given: PlanArguments, settings: dict[str, Any], config: Any, *, vocab_s
     """
     from clozebert.training.checks import check_same_weights
     from clozebert.training.initialization.initial_model import load_configuration
+    from clozebert.training.planning.memory_and_time import check_utilization
     from clozebert.training.planning.run_length import rows_of_text
     from clozebert.training.run_settings import phase_configuration
 
-    check_at_least(given, price_per_hour=0, calibrate_seconds=0)
+    check_at_least(given, num_devices=1, price_per_hour=0, calibrate_seconds=0)
+    check_utilization(given.utilization)
     check_output_file(given.output_file)
     run, corpora = _run_of(settings)
     phases = run.split_phases()

@@ -19,7 +19,7 @@ from clozebert.scripts._program import exit_if_stopped, parse_run_flags, run
 
 def main(argv: Sequence[str] | None = None) -> None:
     from clozebert.training.arguments import PretrainingArguments
-    from clozebert.training.run_settings import make_config, split_settings, suit_continuing
+    from clozebert.training.run_settings import check_model_is_named, make_config, split_settings, suit_continuing
 
     flags = parse_run_flags(
         argv,
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     name = flags.pop("config", None)
     settings, model = split_settings(name, flags)
+    check_model_is_named(settings, model)
     said = suit_continuing(settings, flags)
     if model.pop("vocab_size", None) is not None:
         said.append("vocab_size of the recipe is not used: the model's is the tokenizer's, rounded up to 64")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..utils.command_line import flag
-from ..utils.errors import UserError, check_at_least, reject_unknown_keys, there_and_here
+from ..utils.errors import UserError, check_at_least, check_choice, reject_unknown_keys, there_and_here
 from ..utils.nested import merge_nested
 from .optimizers.schedules import inverse_sqrt_factor, learning_rate_factor
 from .values import read_value
@@ -21,7 +21,7 @@ _OF_THE_RUN = (
     "tokenizer_name", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "model_name_or_path", "dry_run",
     "teacher_name_or_path", "max_minutes", "num_train_epochs", "embedding_init", "position_init",
     "seed", "optimizer", "mixed_precision", "use_cpu", "full_determinism", "flash_attention",
-    "report_to", "disable_tqdm", "phases",
+    "report_to", "disable_tqdm", "phases", "ddp_timeout",
 )  # fmt: skip
 # Fields that depend on the number of steps.
 LENGTHS = ("max_steps", "warmup_steps", "decay_steps", "batch_warmup_steps")
@@ -378,10 +378,11 @@ class PretrainingArguments:
         self._check_length()
         self._check_schedule()
         if self.overwrite_output_dir and self.resume_from_checkpoint == "latest":
-            raise UserError("overwrite_output_dir deletes the run that resume_from_checkpoint=latest would continue")
+            raise UserError(
+                "overwrite_output_dir deletes the run that resume_from_checkpoint=latest would continue: give one"
+            )
         for name in self.report_to:
-            if name not in _TRACKERS:
-                raise UserError(f"report_to={name!r} must be one of {', '.join(_TRACKERS)}")
+            check_choice("report_to", name, _TRACKERS)
 
     def _check_paths(self) -> None:
         if not self.corpus:

@@ -1,6 +1,7 @@
 """Validation during training: masked-LM loss and accuracy on fixed masks, over all processes and corpora."""
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,15 @@ from .batches import make_masking
 from .prefetch import model_inputs, to_device
 from .runtime.processes import sum_over_processes
 from .runtime.signals import LeftEarlyError, leaving_early
+
+logger = logging.getLogger(__name__)
+
+
+class NothingPredictedError(UserError):
+    """No token of the held-out text is predicted."""
+
+    def __init__(self) -> None:
+        super().__init__("the held-out text is so short that none of its tokens is predicted: give more of it")
 
 
 class EvaluationStoppedError(Exception):
@@ -49,7 +59,7 @@ def evaluate_masked_lm(
         eval_loss (nats per predicted token), eval_perplexity (its exponential), eval_accuracy, eval_predicted_tokens.
 
     Raises:
-        UserError: the batches hold no token to predict.
+        NothingPredictedError: the batches hold no token to predict.
         EvaluationStoppedError: a process should stop.
     """
     num_batches = len(batches) if max_batches is None else min(max_batches, len(batches))
@@ -63,7 +73,7 @@ def evaluate_masked_lm(
         raise EvaluationStoppedError from None
     loss, hits, predicted = sum_over_processes(totals, accelerator).tolist()
     if not predicted:
-        raise UserError("the held-out text is so short that none of its tokens is predicted: give more of it")
+        raise NothingPredictedError
     return {
         "eval_loss": loss / predicted,
         "eval_perplexity": perplexity(loss / predicted),
@@ -133,8 +143,11 @@ def evaluate_mixture(
 
     For several corpora, they are means over the corpora, weighted by the shares in training. Without a validation split
     there are no figures.
+
+    Raises:
+        NothingPredictedError: no split has a token to predict. If only some have none, these are left out.
     """
-    figures = {}
+    figures, failure = {}, None
     for name, split in mixture.validation.items():
         batches = ValidationBatches(
             split,
@@ -143,10 +156,17 @@ def evaluate_mixture(
             masking=make_masking(arguments, rate=arguments.eval_mlm_probability),
             seed=arguments.seed,
         )
-        figures[name] = evaluate_masked_lm(
-            model, batches, accelerator=accelerator, max_batches=arguments.max_eval_batches, should_stop=should_stop
-        )
+        try:
+            figures[name] = evaluate_masked_lm(
+                model, batches, accelerator=accelerator, max_batches=arguments.max_eval_batches, should_stop=should_stop
+            )
+        except NothingPredictedError as error:
+            failure = error
+            if accelerator.is_main_process and len(mixture.validation) > 1:
+                logger.warning("%s is left out of the evaluation: %s", name, error)
     if not figures:
+        if failure is not None:
+            raise failure
         return {}
     if len(mixture.names) == 1:
         return next(iter(figures.values()))

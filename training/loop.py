@@ -29,7 +29,7 @@ from .prefetch import ModelInputs
 from .reporting.doctor import Doctor
 from .reporting.progress import EVALUATION_FAILED, LOG_NAME, RunLog, Stopwatch
 from .reporting.run_facts import facts_of_run, plan_lines, results_of, speed, tracker_settings
-from .resume import check_resume, find_checkpoint
+from .resume import check_resume, find_checkpoint, remove_earlier_run
 from .runtime.machine import choose_compilation, make_accelerator, seed_step
 from .runtime.processes import leave, mean_over_processes, on_main_process, sum_over_processes
 from .runtime.signals import StopRequest
@@ -106,11 +106,14 @@ class Pretraining:
         self.planned = self.run.phases
         if self.dry_run:
             self.run.phases = [dry_phase(phase, self.accelerator) for phase in self.run.phases]
+        self._set_up(index, checkpoint or arguments.model_name_or_path, tensors)
+        if not self.dry_run:
+            on_main_process(self.accelerator, lambda: remove_earlier_run(arguments))
         self.log = self._open_log(arguments)
         self.doctor = Doctor(self.run, precision=self.accelerator.mixed_precision)
         for line in said:
             self.log.say(line)
-        self._enter(index, checkpoint or arguments.model_name_or_path, tensors)
+        self._announce()
 
     def _settle_length(self, *, begun: float) -> list[str]:
         """Set the number of steps if no flag does: on resuming, the original one; else what fits into `max_minutes`.
@@ -159,8 +162,8 @@ class Pretraining:
             evaluated=self._evaluated_at,
         )
 
-    def _enter(self, index: int, weights: Any, tensors: dict[str, torch.Tensor] | None) -> None:
-        """Set up a phase with the previous weights and optimizer state, and print what it will do."""
+    def _set_up(self, index: int, weights: Any, tensors: dict[str, torch.Tensor] | None) -> None:
+        """Set up a phase with the previous weights and optimizer state."""
         self.setup: PhaseSetup = set_up_phase(
             self.run.phases[index],
             self.run.mixtures[index],
@@ -170,6 +173,10 @@ class Pretraining:
             weights=weights,
             tensors=tensors,
         )
+
+    def _announce(self) -> None:
+        """Print what the phase will do."""
+        index = self.setup.phase.index
         for line in plan_lines(self.setup, self.planned, index, step=self.state.step, accelerator=self.accelerator):
             self.log.say(line)
         if index == 0:
@@ -434,7 +441,8 @@ class Pretraining:
         self.setup.loader.close()
         del self.setup  # frees its model and optimizer before the next ones are made
         self.accelerator.free_memory()
-        self._enter(index, checkpoint, tensors)
+        self._set_up(index, checkpoint, tensors)
+        self._announce()
         self.watchdog.progress()
 
     def _close_phase(self) -> bool:
@@ -458,7 +466,7 @@ class Pretraining:
         setup = self.setup
         if self.dry_run:
             return {"dry_run": True, "parameters": setup.core.num_parameters()}
-        weights = whole_weights(setup.core)
+        weights = whole_weights(setup.core, keep=self.accelerator.is_main_process)
         results = results_of(self.state, num_parameters=setup.core.num_parameters(), peak_flops=self.peak_flops)
 
         def save() -> None:

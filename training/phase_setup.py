@@ -114,11 +114,12 @@ def set_up_model(
 
     Args:
         strict: the weights must be exactly those of this model.
-        corpora: the text that a new model may begin from (`embedding_init`); None: all its weights are random.
+        corpora: the text that a new model may begin from (`embedding_init`); None: all its weights are random. A run
+            that continues from a model needs none, also where it is only timed, without that model's weights.
     """
     torch.manual_seed(arguments.seed)
     core = make_model(config, weights, strict=strict)
-    if weights is None and corpora is not None:
+    if weights is None and corpora is not None and arguments.model_name_or_path is None:
         if arguments.embedding_init == "text":
             embed_by_text(core, corpora, max_seq_length=arguments.max_seq_length, seed=arguments.seed)
         if arguments.position_init == "sinusoidal":

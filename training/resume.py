@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]) -> Path | None:
-    """The checkpoint to resume from, or None. It also clears the output folder for the run; main process only.
+    """The checkpoint to resume from, or None. It also locks the output folder for the run; main process only.
 
     Args:
         take: locks the output folder for this run, before anything in it is changed.
@@ -41,10 +41,10 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
         way_out="continue with --resume_from_checkpoint latest, or delete that run with --overwrite_output_dir",
     )
     if checkpoint is not None and (damage := find_damage(checkpoint)):
+        if not checkpoint.is_dir():
+            damage = "there is no such folder; 'latest' names the newest one"
         raise UserError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
     take()
-    if arguments.overwrite_output_dir:
-        remove_written(output_dir, RUN_FILES)
     if wanted == "latest":
         checkpoint = newest_valid(output_dir)
         if checkpoint is None and written_in(output_dir, [r"model.*\.safetensors"]):
@@ -52,9 +52,16 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
                 f"resume_from_checkpoint='latest': {output_dir} holds a model and no checkpoint to resume, and a new "
                 f"run would replace that model; give another --output_dir, or --overwrite_output_dir in its place"
             )
-    step = 0 if checkpoint is None else read_state(checkpoint)[0].step
-    clear_way(output_dir, step=step)
+    if not arguments.overwrite_output_dir:
+        clear_way(output_dir, step=0 if checkpoint is None else read_state(checkpoint)[0].step)
     return checkpoint
+
+
+def remove_earlier_run(arguments: PretrainingArguments) -> None:
+    """With `overwrite_output_dir`, delete the run in the output folder; main process only, when this one is set up."""
+    if arguments.overwrite_output_dir:
+        remove_written(Path(arguments.output_dir), RUN_FILES)
+        clear_way(Path(arguments.output_dir), step=0)
 
 
 def _inputs(arguments: PretrainingArguments) -> list[tuple[str, str | None]]:

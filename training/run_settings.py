@@ -79,10 +79,15 @@ def _read_recipe(name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     with as_user_errors(ValueError, OSError):
         recipe = load_recipe(name) if name is not None else {}
     where = f"recipe {name}"
-    reject_unknown_keys(recipe, [*PretrainingArguments.field_names(), *_OWN_KEYS], where=where)
+    of_run = PretrainingArguments.field_names()
+    if misplaced := [key for key in recipe if key in ClozeBertConfig.__annotations__]:
+        raise UserError(f"{where}: {misplaced[0]} is a field of the model: put it under `model:`")
+    reject_unknown_keys(recipe, [*of_run, *_OWN_KEYS], where=where)
     model = recipe.pop("model", None) or {}
     if not isinstance(model, dict):
         raise UserError(f"{where}: model={model!r} must be `name: value` lines")
+    if misplaced := [key for key in model if key in of_run]:
+        raise UserError(f"{where}: {misplaced[0]} is a field of the run: move it out of `model:`")
     _reject_unknown_fields(model, where=f"{where}, under `model`")
     return recipe, {**model, "architecture": recipe.pop("architecture", None)}
 
@@ -110,6 +115,20 @@ def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
             recipe[name] = math.nextafter(1.0, 0.0) if steps == before else steps / before
             if "max_steps" in flags:
                 recipe[name] = max(int(steps) * flags["max_steps"] // int(before), LEAST_STEPS.get(name, 0))
+
+
+def check_model_is_named(settings: dict[str, Any], model: dict[str, Any]) -> None:
+    """Refuse a run of which nothing says what it trains.
+
+    Args:
+        settings: fields of the run.
+        model: fields of the model, with its `architecture`.
+    """
+    if settings.get("model_name_or_path") is None and all(value is None for value in model.values()):
+        raise UserError(
+            f"say what to train: --config NAME for a recipe ({', '.join(list_recipes())}), --architecture NAME, or "
+            f"--model_name_or_path NAME to go on from a model"
+        )
 
 
 def suit_continuing(settings: dict[str, Any], flags: dict[str, Any]) -> list[str]:
@@ -274,6 +293,12 @@ def hints() -> dict[str, str]:
         "input": "prepare the text first (clozebert prepare-corpus), then give --corpus",
         "line_by_line": "it is prepare-corpus' --document_separator line",
         "validation_file": "it is prepare-corpus' --validation_input",
+        "validation_split_percentage": "it is prepare-corpus' --validation_fraction",
+        "preprocessing_num_workers": "it is prepare-corpus' --num_processes",
+        "pad_to_max_length": "rows are packed, without padding: leave it out",
+        "model_type": "give --config NAME, a recipe, such as bert-base",
+        "config_name": "give --config NAME, a recipe, such as bert-base",
+        "config_overrides": "the model's fields are flags, such as --hidden_size 384",
         "do_train": "a run trains and evaluates: leave it out",
         "do_eval": "a run trains and evaluates: leave it out",
         "bf16": "give --mixed_precision bf16",

@@ -101,6 +101,13 @@ def did_you_mean(name: object, known: Iterable[object], *, otherwise: str | None
     return f"known: {', '.join(names)}" if otherwise is None else otherwise
 
 
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Refuse a value that is none of `choices`; the `UserError` names all of them."""
+    known = list(choices)
+    if value not in known:
+        raise UserError(f"{name}={value!r} must be one of {', '.join(map(str, known))}")
+
+
 def reject_unknown_keys(keys: Iterable[str], known: Iterable[str], *, where: str) -> None:
     """Raise a `UserError` that names the first of `keys` that is not `known`, and the nearest known one."""
     known = list(known)

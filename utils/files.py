@@ -172,6 +172,8 @@ def whole_files(directory: Path, *, replacing: Iterable[str] = ()) -> Iterator[P
                     path.rename(aside)
                     _remove_empty(path.parent, within=directory)
                 _merge(temporary, directory)
+                if outdated.is_dir():  # from here on, no later program brings the old files back
+                    outdated.rename(temporary / outdated.name)
         except BaseException:
             if outdated.is_dir():
                 _merge(outdated, directory)

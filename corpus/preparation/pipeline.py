@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...utils.errors import UserError
+from ...utils.errors import UserError, check_at_least, check_choice
 from ...utils.files import check_output_dir
 from ...utils.tokenizer_files import save_tokenizer
 from ..readers.formats import id_reader
@@ -24,7 +24,7 @@ from ..readers.inputs import INSTALLED_PYTHON, Reader, refuse_unused
 from ..shards import CORPUS_FILES
 from ..tokenizer import load_tokenizer, make_id_tokenizer
 from .parts import cut, job, part_folder, read_about
-from .prepare import ReportProgress, Run, prepare, readers_in_order
+from .prepare import DEDUPLICATION, ReportProgress, Run, prepare, readers_in_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -119,7 +119,7 @@ class Preparation:
 
     @cached_property
     def _common(self) -> dict[str, Any]:
-        tokenizer = self._tokenizer()  # first: it refuses flags that contradict each other
+        self._check_flags()
         validation = self._reader(self.validation_input, 0.0) if self.validation_input else None
         if validation and self.validation_fraction is not None:
             raise UserError(
@@ -132,7 +132,7 @@ class Preparation:
         return {
             "reader": reader,
             "validation_reader": validation,
-            "tokenizer": tokenizer,
+            "tokenizer": self._tokenizer(),  # last, as loading it takes seconds
             "output_dir": self.output_dir,
             "deduplicate": self.deduplicate,
         }
@@ -142,20 +142,26 @@ class Preparation:
         """The folder of the tokenizer; for token ids, the tokenizer is made here."""
         return self.tokenizer_name or str(Path(self.output_dir) / "tokenizer")
 
-    def _tokenizer(self) -> "PreTrainedTokenizerFast":
+    def _check_flags(self) -> None:
+        """Refuse flags that contradict each other."""
+        check_choice("deduplicate", self.deduplicate, DEDUPLICATION)
+        check_at_least(self, vocab_size=1)
         if self.id_column is None:
             if self.vocab_size is not None:
                 raise UserError(f"vocab_size={self.vocab_size} is for --id_column alone; a tokenizer has its own")
             if self.tokenizer_name is None:
                 raise UserError("give --tokenizer_name DIR, or --id_column and --vocab_size where the text is ids")
-            return load_tokenizer(self.tokenizer_name)
+            return
         if self.tokenizer_name is not None:
             raise UserError(f"id_column={self.id_column!r} needs no tokenizer_name={self.tokenizer_name!r}")
         if self.text_column is not None:
             raise UserError(f"id_column={self.id_column!r} and text_column={self.text_column!r}: give one of them")
         if self.vocab_size is None:
             raise UserError(f"id_column={self.id_column!r} needs --vocab_size: how many ids there are")
-        return make_id_tokenizer(self.vocab_size)
+
+    def _tokenizer(self) -> "PreTrainedTokenizerFast":
+        name = self.tokenizer_name
+        return make_id_tokenizer(self.vocab_size or 1) if name is None else load_tokenizer(name)
 
     def _reader(self, inputs: list[str], held_out_fraction: float) -> Reader:
         return Reader(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...utils.errors import MissingFileError, UserError, reject_unknown_keys
+from ...utils.errors import MissingFileError, UserError, check_choice
 from ...utils.files import check_output_dir, whole_files
 from ...utils.limits import available_cpus
 from ..encoding import Encoder, split_encoded
@@ -60,7 +60,7 @@ def prepare(
     Validation documents are those of `validation_reader`. Without one, they are the documents that their source holds
     out; if the source does not say, each document is held out with probability `validation_fraction`, by a hash of its
     text. If that selects none or all of several documents, the one with the smallest hash is held out instead; a single
-    document never is. Repeated texts have the same hash, so they are never in both splits.
+    text never is. Repeated texts have the same hash, so they are never in both splits.
 
     Args:
         deduplicate: `none`, `exact` (each text once) or `near` (see `duplicates`). The first of several is kept.
@@ -98,10 +98,13 @@ def prepare(
         manifests = run.write(building, int(fraction * 2**64).to_bytes(8, "big") if fraction else b"")
         train, held_out = (manifests[split]["documents"] for split in CORPUS_SPLITS)
         if fraction and (train == 0 or (held_out == 0 and train > 1)):
-            for split in CORPUS_SPLITS:
-                shutil.rmtree(building / split)
             after_smallest = run.smallest_digest + b"\0"  # the next string after it
-            manifests = run.write(building, after_smallest if train + held_out > 1 else b"")
+            for limit in [after_smallest, b""] if train + held_out > 1 else [b""]:
+                for split in CORPUS_SPLITS:
+                    shutil.rmtree(building / split)
+                manifests = run.write(building, limit)
+                if manifests["train"]["documents"]:  # not if all are copies of one text
+                    break
     return manifests
 
 
@@ -140,7 +143,7 @@ class Run:
         shard_tokens: int = SHARD_TOKENS,
         report: ReportProgress | None = None,
     ) -> None:
-        reject_unknown_keys([deduplicate], DEDUPLICATION, where="the choices of deduplicate")
+        check_choice("deduplicate", deduplicate, DEDUPLICATION)
         if num_processes is not None and num_processes < 1:
             raise UserError(f"num_processes={num_processes} must be at least 1")
         self.readers = readers

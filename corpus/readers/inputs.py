@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...utils.errors import MissingFileError, UserError, as_user_errors, reject_unknown_keys
+from ...utils.errors import MissingFileError, UserError, as_user_errors, check_choice
 from ...utils.files import sha256_of_file
 from .compression import bare_suffix
 from .formats import SEPARATORS, ReadCell, texts_of_file, texts_of_table
@@ -87,8 +87,8 @@ class Reader:
         held_out_fraction: float = 0.0,
         read_cell: ReadCell | None = None,
     ) -> None:
-        reject_unknown_keys([document_separator], SEPARATORS, where="the choices of document_separator")
-        reject_unknown_keys([on_bad_text], ("error", "skip"), where="the choices of on_bad_text")
+        check_choice("document_separator", document_separator, SEPARATORS)
+        check_choice("on_bad_text", on_bad_text, ("error", "skip"))
         if not inputs:
             raise UserError("input is empty; name at least one file, folder or glob pattern")
         self.text_column, self.read_cell = text_column, read_cell

@@ -158,7 +158,7 @@ def test_failure_leaves_nothing_and_keeps_what_was(tokenizer: PreTrainedTokenize
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"deduplicate": "exactly"}, "did you mean 'exact'"),
+        ({"deduplicate": "exactly"}, "deduplicate='exactly' must be one of none, exact, near"),
         ({"validation_fraction": 1.0}, "validation_fraction=1.0"),
         ({"num_processes": 0}, "num_processes=0"),
     ],

@@ -265,7 +265,7 @@ def test_what_is_wrong_with_inputs_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the corpus is empty"):
         Reader([tmp_path])
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(ValueError, match="did you mean 'line'"):
+    with pytest.raises(ValueError, match="document_separator='lines' must be one of blank_line, line, file"):
         Reader([tmp_path], document_separator="lines")
     for name in ("b.txt.gz", "b.txt.zst", "b.parquet"):
         (tmp_path / name).write_bytes(b"this is none")

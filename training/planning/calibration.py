@@ -8,17 +8,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...configuration import ClozeBertConfig
-from ...corpus import BatchStream, Mixture
+from ...corpus import Mixture
+from ...corpus.packing import NUM_SPECIAL_TOKENS
+from ...corpus.vocabulary_sample import VocabularySampler
 from ...modeling.packed import Packed
 from ...utils.device import wait_for
 from ...utils.errors import UserError
 from ...utils.memory import peak_memory
 from ...utils.progress_bar import progress_bar
 from ..arguments import PretrainingArguments
-from ..batches import make_masking
+from ..batches import make_stream
 from ..checkpoints.training_state import TrainingState
 from ..checks import CheckedRun
 from ..evaluation import evaluate_mixture
@@ -79,18 +82,19 @@ def micro_batches(
     rows: int,
     make_inputs: Callable[[Any], ModelInputs] = model_inputs,
 ) -> Iterator[ModelInputs]:
-    """Yield micro-batches of the run or, without corpora, the same random one each time; on the CPU."""
-    if corpora is None:
-        yield from itertools.repeat(_random_batch(arguments, config, rows=rows))
-        return
-    stream = BatchStream(
-        corpora.corpora,
-        max_seq_length=arguments.max_seq_length,
-        global_batch_size=rows,
-        masking=make_masking(arguments, rate=arguments.mean_mlm_probability),
-        seed=arguments.seed,
-        weights=corpora.shares,
+    """Yield micro-batches of the run or, without corpora, the same random one each time; on the CPU.
+
+    A share of predicted tokens that falls during the run is its mean here.
+    """
+    timed = dataclasses.replace(
+        arguments.of_one_micro_batch(rows, 1),
+        mlm_probability=arguments.mean_mlm_probability,
+        final_mlm_probability=None,
     )
+    if corpora is None:
+        yield from itertools.repeat(_random_batch(timed, config, rows=rows))
+        return
+    stream = make_stream(timed.split_phases()[0], corpora, vocab_size=config.vocab_size)
     for step in itertools.count():
         yield make_inputs(stream.batch(step))
 
@@ -98,11 +102,16 @@ def micro_batches(
 def _random_batch(arguments: PretrainingArguments, config: ClozeBertConfig, *, rows: int) -> ModelInputs:
     length = arguments.max_seq_length
     predicted = math.ceil(rows * length * arguments.mlm_probability)
+    size, sample = arguments.vocabulary_sample, {}
+    if 0 < size < config.vocab_size:
+        drawn = VocabularySampler(np.ones(config.vocab_size), size=size, seed=arguments.seed).draw(0)
+        sample = {"sampled_ids": torch.from_numpy(drawn.ids), "sampled_log_rates": torch.from_numpy(drawn.log_rates)}
     return {
         "input_ids": torch.randint(config.vocab_size, (1, rows * length)),
         "packed": Packed.from_lengths([length] * rows, torch.device("cpu")),
         "masked_positions": torch.randperm(rows * length)[:predicted].sort().values,
         "labels": torch.randint(config.vocab_size, (predicted,)),
+        **sample,
     }
 
 
@@ -150,8 +159,8 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
 
 
 def evaluated_tokens(arguments: PretrainingArguments, mixture: Mixture) -> int:
-    """The tokens of an evaluation, of all processes; at most."""
-    tokens = sum(split.num_tokens for split in mixture.validation.values())
+    """The tokens of an evaluation, of all processes; without those around the later pieces of long documents."""
+    tokens = sum(split.num_tokens + NUM_SPECIAL_TOKENS * split.num_documents for split in mixture.validation.values())
     if arguments.max_eval_batches is None:
         return tokens
     of_batch = arguments.per_device_eval_batch_size * arguments.max_seq_length

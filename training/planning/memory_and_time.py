@@ -117,6 +117,12 @@ class Plan:
     cost: float | None
 
 
+def check_utilization(utilization: float) -> None:
+    """Refuse a share of a device's peak that is none."""
+    if not 0 < utilization <= 1:
+        raise UserError(f"utilization={utilization} must lie in (0, 1]")
+
+
 def make_plan(
     arguments: PretrainingArguments,
     config: ClozeBertConfig,
@@ -145,8 +151,7 @@ def make_plan(
     """
     if num_devices < 1:
         raise UserError(f"num_devices={num_devices} must be at least 1")
-    if not 0 < utilization <= 1:
-        raise UserError(f"utilization={utilization} must lie in (0, 1]")
+    check_utilization(utilization)
     micro_batches, share = arguments.micro_batches(num_devices), arguments.global_batch_size // num_devices
     length = min(document_length or arguments.max_seq_length, arguments.max_seq_length)
     on_cpu, shards = device.name == "cpu", num_devices if sharded else 1

@@ -101,7 +101,7 @@ class Doctor:
 
 
 def survey(corpora: Sequence[Corpus], *, shares: Sequence[float], unk_token_id: int | None) -> Survey:
-    """Look at evenly spaced documents of each corpus, fewer than 40,000, up to about two million tokens.
+    """Look at evenly spaced documents of each corpus, fewer than 40,000, with about four million tokens at most.
 
     Args:
         shares: the share of the rows from each corpus; their sum is 1.
@@ -119,19 +119,15 @@ def survey(corpora: Sequence[Corpus], *, shares: Sequence[float], unk_token_id: 
 
 def _look_at(corpus: Corpus) -> tuple[np.ndarray, float]:
     """How often each token occurs in a sample of a corpus, int64 [vocabulary], and the share of repeated documents."""
-    step = max(1, corpus.num_documents // _SAMPLED_DOCUMENTS)
+    step = max(1, corpus.num_documents // _SAMPLED_DOCUMENTS, corpus.num_tokens // _SAMPLED_TOKENS)
     counts = np.zeros(corpus.vocab_size, dtype=np.int64)
     seen: set[bytes] = set()
-    documents = tokens = 0
-    for index in range(0, corpus.num_documents, step):
+    indices = range(0, corpus.num_documents, step)
+    for index in indices:
         ids = corpus.document(index)
         counts += np.bincount(ids, minlength=corpus.vocab_size)
         seen.add(ids.tobytes())
-        documents += 1
-        tokens += len(ids)
-        if tokens >= _SAMPLED_TOKENS:
-            break
-    return counts, 1 - len(seen) / max(documents, 1)
+    return counts, 1 - len(seen) / max(len(indices), 1)
 
 
 def unigram_entropy(counts: np.ndarray) -> float:

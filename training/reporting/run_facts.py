@@ -131,6 +131,7 @@ def _by_phase(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for number in range(1, len(facts)):
         before, here = facts[number - 1], facts[number]
         changed = {key: value for key, value in here.items() if before.get(key) != value}
+        changed |= {key: [] for key in before if key not in here}  # an empty list is left out of the facts
         if changed:
             shown[f"phase {number + 1}"] = changed
     return shown
