@@ -253,7 +253,14 @@ def _refuse_random_encoder(model: Any, missing: Collection[str], name_or_path: s
 def output_layer(model: nn.Module) -> nn.Linear | None:
     """The last linear layer, which gives the logits: `classifier` of BERT, `classifier.out_proj` of RoBERTa …"""
     labels = model.config.num_labels  # type: ignore[union-attr]
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == labels]
+    whole = _without_peft(model)
+    base = whole.base_model
+    of_encoder = set() if base is whole else set(base.modules())
+    linears = [
+        module
+        for module in whole.modules()
+        if isinstance(module, nn.Linear) and module.out_features == labels and module not in of_encoder
+    ]
     return linears[-1] if linears else None
 
 
@@ -282,32 +289,69 @@ def check_max_seq_length(wanted: int | None, model: nn.Module, tokenizer: Any) -
 
 def check_tokenizer_fits(model: nn.Module, tokenizer: Any) -> None:
     """Raise a `ValueError` if the tokenizer has more tokens than the model has embeddings."""
-    rows = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if len(tokenizer) > rows:
         raise UserError(f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary only {rows}")
 
 
-def encoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The encoder's layers: the longest module list of the base model."""
-    base = model.base_model
-    lists = [module for module in base.modules() if isinstance(module, nn.ModuleList)]  # type: ignore[union-attr]
+def _without_peft(model: Any) -> Any:
+    """A model of transformers, out of PEFT's wrapping; LoRA stays in it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def encoder_layers(model: nn.Module) -> list[list[nn.Module]]:
+    """The modules of each of the encoder's layers.
+
+    They are those of the longest module list of the base model, and of lists of the same length beside it: XLM has one
+    list for each part of a layer. A list of lists (Funnel's blocks) counts as one; other lists within a list do not
+    count.
+    """
+    lists: dict[str, list[nn.Module]] = {}
+    for name, module in _without_peft(model).base_model.named_modules():
+        if isinstance(module, nn.ModuleList) and not any(name.startswith(f"{outer}.") for outer in lists):
+            lists[name] = _flattened(module)
     if not lists:
         raise UserError(f"{type(model).__name__} has no list of layers, which --freeze_layers and --layer_decay need")
-    return max(lists, key=len)
+    longest = max(lists, key=lambda name: len(lists[name]))
+    parent = longest.rpartition(".")[0]
+    beside = [
+        found
+        for name, found in lists.items()
+        if name.rpartition(".")[0] == parent and len(found) == len(lists[longest])
+    ]
+    return [list(parts) for parts in zip(*beside, strict=True)]
+
+
+def _flattened(modules: nn.ModuleList) -> list[nn.Module]:
+    if all(isinstance(module, nn.ModuleList) for module in modules):
+        return [layer for block in modules for layer in block]  # type: ignore[attr-defined]
+    return list(modules)
 
 
 def depth_of_parameters(model: nn.Module) -> dict[str, int]:
-    """The depth of each parameter: 0 for the embeddings, 1 to n for the layers, n + 1 for the head."""
+    """The depth of each parameter: 0 for the embeddings, 1 to n for the layers, n + 1 for the head.
+
+    What else the encoder has is as deep as an embedding if it is one (relative positions) or comes before the first
+    layer. Else it is as deep as the head: a pooler, or a norm behind the last layer.
+    """
     layers = encoder_layers(model)
-    of_layer = {id(p): number for number, layer in enumerate(layers, start=1) for p in layer.parameters()}
-    embeddings = {id(p) for p in model.get_input_embeddings().parameters()}  # type: ignore[operator]
-    prefix = next(name for name, module in model.named_modules() if module is layers)
-    first_layer = next(i for i, (name, _) in enumerate(model.named_parameters()) if name.startswith(prefix + "."))
-    depths = {}
-    for index, (name, parameter) in enumerate(model.named_parameters()):
-        is_embedding = id(parameter) in embeddings or index < first_layer
-        depths[name] = of_layer.get(id(parameter), 0 if is_embedding else len(layers) + 1)
-    return depths
+    base = _without_peft(model).base_model
+    depth_of = {
+        id(parameter): number
+        for number, parts in enumerate(layers, start=1)
+        for part in parts
+        for parameter in part.parameters()
+    }
+    behind = False
+    for name, parameter in base.named_parameters():
+        behind |= id(parameter) in depth_of
+        if not behind and "pool" not in name:
+            depth_of[id(parameter)] = 0
+    embeddings = [module for module in base.modules() if isinstance(module, nn.Embedding)]
+    for module in [base.get_input_embeddings(), *embeddings]:
+        for parameter in module.parameters():
+            depth_of.setdefault(id(parameter), 0)
+    return {name: depth_of.get(id(parameter), len(layers) + 1) for name, parameter in model.named_parameters()}
 
 
 def freeze_layers(model: nn.Module, count: int) -> None:
@@ -331,9 +375,10 @@ def add_lora(model: Any, *, rank: int) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingPackageError("--lora_rank needs peft: pip install peft") from None
-    layers = encoder_layers(model)
-    prefix = next(name for name, module in model.named_modules() if module is layers)
-    targets = [f"{prefix}.{name}" for name, module in layers.named_modules() if isinstance(module, nn.Linear)]
+    of_layers = {module for parts in encoder_layers(model) for part in parts for module in part.modules()}
+    targets = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module in of_layers]
+    if not targets:
+        raise UserError(f"--lora_rank {rank}: the layers of {type(model).__name__} have no linear layer to add to")
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, modules_to_save=_head_modules(model))
     return get_peft_model(model, config)
 

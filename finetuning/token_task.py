@@ -1,7 +1,7 @@
 """Token classification: label names, targets, loss and metrics."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -56,11 +56,7 @@ class TokenTask(Task):
         They do not if it was trained with `--tag_scheme plain`.
         """
         names = [name for _, name in sorted(config.id2label.items())]
-        entities = (
-            settings.get("tag_scheme") != "plain"
-            and OUTSIDE in names
-            and all(name == OUTSIDE or name[:2] in ("B-", "I-") for name in names)
-        )
+        entities = settings.get("tag_scheme") != "plain" and _mark_entities(names)
         return cls(label_names=names, entities=entities, label_subwords=settings.get("label_subwords", "all"))
 
     # Examples
@@ -288,10 +284,14 @@ def make_token_task(
     balanced: bool,
     label_subwords: str = "all",
 ) -> TokenTask:
-    """The task that training sentences define; `known_names` (the model's) keep their order if they cover the tags."""
+    """The task that training sentences define.
+
+    Args:
+        known_names: the model's. They keep their order if they cover the tags and, for entities, are all IOB2.
+    """
     entities = scheme != "plain"
     names = label_names_of_tags(sentences, entities=entities)
-    if known_names is not None and set(names) <= set(known_names):
+    if known_names is not None and set(names) <= set(known_names) and (not entities or _mark_entities(known_names)):
         names = list(known_names)
     weights = None
     if balanced:
@@ -302,6 +302,11 @@ def make_token_task(
         of_kind = dict(zip(kinds, balanced_weights([counts[one] for one in kinds]), strict=True))
         weights = [of_kind[kind(name)] for name in names]
     return TokenTask(label_names=names, entities=entities, class_weights=weights, label_subwords=label_subwords)
+
+
+def _mark_entities(names: Collection[str]) -> bool:
+    """Whether label names are those of entities in IOB2."""
+    return OUTSIDE in names and all(name == OUTSIDE or name[:2] in ("B-", "I-") for name in names)
 
 
 def _type_of(tag: str) -> str:

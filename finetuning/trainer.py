@@ -37,7 +37,8 @@ def make_collator(model: Any, tokenizer: Any, *, per_token: bool, packing: bool)
     pad = tokenizer.pad_token_id
     if pad is None:
         raise UserError("the tokenizer has no padding token; add one (tokenizer.pad_token = …) and save it again")
-    return PaddedCollator(pad, per_token)
+    on_left = tokenizer.padding_side == "left"
+    return PaddedCollator(pad, per_token, on_left=on_left, pad_token_type_id=tokenizer.pad_token_type_id)
 
 
 def predict_logits(

@@ -308,29 +308,46 @@ class WindowMaker:
 
 @dataclass(frozen=True)
 class PaddedCollator:
-    """Collates windows to rows [B, T], padded on the right. `per_token`: whether targets are labels of positions."""
+    """Collates windows to rows [B, T] with padding.
+
+    Attributes:
+        per_token: targets are labels of positions.
+        on_left: padding comes first, for models such as XLNet, whose classifier reads the last position.
+        pad_token_type_id: the token type of padding.
+    """
 
     pad_token_id: int
     per_token: bool
+    on_left: bool = False
+    pad_token_type_id: int = 0
 
     def __call__(self, windows: Sequence[Window]) -> dict[str, Any]:
         length = max(len(window.input_ids) for window in windows)
+
+        def rows(values: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
+            padding = ([fill] * (length - len(row)) for row in values)
+            pairs = zip(values, padding, strict=True)
+            return torch.tensor([[*pad, *row] if self.on_left else [*row, *pad] for row, pad in pairs])
+
         batch = {
-            "input_ids": _rows([window.input_ids for window in windows], length, self.pad_token_id),
-            "attention_mask": _rows([[1] * len(window.input_ids) for window in windows], length, 0),
+            "input_ids": rows([window.input_ids for window in windows], self.pad_token_id),
+            "attention_mask": rows([[1] * len(window.input_ids) for window in windows], 0),
         }
         if windows[0].token_type_ids is not None:
-            batch["token_type_ids"] = _rows([window.token_type_ids or [] for window in windows], length, 0)
+            types = [window.token_type_ids or [] for window in windows]
+            batch["token_type_ids"] = rows(types, self.pad_token_type_id)
         if windows[0].target is not None:
             targets = [window.target for window in windows]
-            batch["labels"] = _rows(targets, length, IGNORED_LABEL) if self.per_token else torch.tensor(targets)
+            batch["labels"] = rows(targets, IGNORED_LABEL) if self.per_token else torch.tensor(targets)
         return batch
 
     def split(self, logits: torch.Tensor, windows: Sequence[Window]) -> list[torch.Tensor]:
         """The logits of each window: [T, L] of [B, T, L] for tagging, else [L] of [B, L]."""
         if not self.per_token:
             return list(logits)
-        return [row[: len(window.input_ids)] for row, window in zip(logits, windows, strict=True)]
+        lengths = [len(window.input_ids) for window in windows]
+        pairs = zip(logits, lengths, strict=True)
+        return [row[-length:] if self.on_left else row[:length] for row, length in pairs]
 
 
 @dataclass(frozen=True)
@@ -360,10 +377,6 @@ class PackedCollator:
 
 
 Collator = PaddedCollator | PackedCollator
-
-
-def _rows(rows: Sequence[Sequence[int]], length: int, fill: int) -> torch.Tensor:
-    return torch.tensor([[*row, *[fill] * (length - len(row))] for row in rows])
 
 
 def _joined(rows: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -282,7 +282,9 @@ def _labels(names: list[str], *, what: str, are_tags: bool) -> list[str]:
 def _code(name: str) -> str:
     """A name as code within a line of Markdown."""
     name = " ".join(name.split())
-    return f"`` {name} ``" if "`" in name else f"`{name}`"
+    longest = max(map(len, re.findall("`+", name)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {name} {fence}" if longest else f"`{name}`"
 
 
 def _how_to_load(name: str, config: Mapping[str, Any], auto_class: str, task: str) -> str:

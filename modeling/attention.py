@@ -146,7 +146,8 @@ class Attention(nn.Module):
         else:
             is_rotated = False
             projected = (linear(layer, x) for layer, x in zip(layers, (queries, x_BTD, x_BTD), strict=True))
-            q_BTHK, k_BTHK, v_BTHK = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)
+            # Not `unflatten`: torch.onnx.export(dynamo=False) would fix the length to that of the example.
+            q_BTHK, k_BTHK, v_BTHK = (x.view(*x.shape[:-1], -1, self.head_dim) for x in projected)
         if self.q_norm is not None and self.k_norm is not None:
             # Under CUDA's autocast norms return float32, but attention kernels need one type.
             q_BTHK, k_BTHK = self.q_norm(q_BTHK).to(v_BTHK.dtype), self.k_norm(k_BTHK).to(v_BTHK.dtype)

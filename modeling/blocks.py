@@ -4,16 +4,18 @@
 Shapes: B rows, T tokens, D hidden size, F feed-forward size.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
-from .fast_paths import Dropout, cast_once, is_traced, linear, recompute
+from .fast_paths import Dropout, cast_once, dropout, is_plain_linear, is_traced, is_untouched, linear, recompute
 from .joined import can_join, joined_gate_and_up, split_norm, unsplit
 from .packed_attention import tokens_read
 
@@ -59,20 +61,43 @@ class FeedForward(nn.Module):
         """Shape: [B, T, D] -> [B, T, D]. `scale_D` is what `split_norm` left to the joined layers."""
         x_BTD = cast_once(unsplit(x_BTD, scale_D))
         if torch.is_grad_enabled() or is_traced():
-            # What `_down` would keep for the backward pass is most of a layer's memory, and quick to compute again.
             if self.gate_proj is None:
-                return recompute(self._down, self.up_proj(x_BTD))
+                return self._down(self.up_proj(x_BTD))
             if torch.compiler.is_compiling() and can_join(self.input_layers, x_BTD):
-                return recompute(self._down, *joined_gate_and_up(self.gate_proj, self.up_proj, x_BTD, scale_D))
-            return recompute(self._down, self.gate_proj(x_BTD), self.up_proj(x_BTD))
+                return self._down(*joined_gate_and_up(self.gate_proj, self.up_proj, x_BTD, scale_D))
+            return self._down(self.gate_proj(x_BTD), self.up_proj(x_BTD))
         first = self.up_proj if self.gate_proj is None else self.gate_proj
         h_BTF = linear(first, x_BTD, activation=self.activation, name=self.activation_name)
         h_BTF = h_BTF if self.gate_proj is None else h_BTF * linear(self.up_proj, x_BTD)
         return linear(self.down_proj, self.dropout(h_BTF))
 
     def _down(self, h_BTF: torch.Tensor, up_BTF: torch.Tensor | None = None) -> torch.Tensor:
+        """W_down dropout(act(h)), or W_down dropout(act(h) * up).
+
+        What this would keep for the backward pass is most of a layer's memory, and quick to compute again. Until then
+        weights and dropout may have changed, so what is computed again takes them as they are now. An adapter is not
+        part of it.
+        """
+        down, drop = self.down_proj, self.dropout
+        if not is_traced() and is_untouched(drop, Dropout) and is_plain_linear(down):
+            map_down = partial(self._map_down, drop.p if drop.training else 0.0)
+            return recompute(map_down, h_BTF, up_BTF, down.weight, down.bias)
+        return down(drop(recompute(self._activate, h_BTF, up_BTF)))
+
+    def _activate(self, h_BTF: torch.Tensor, up_BTF: torch.Tensor | None) -> torch.Tensor:
         h_BTF = self.activation(h_BTF)
-        return self.down_proj(self.dropout(h_BTF if up_BTF is None else h_BTF * up_BTF))
+        return h_BTF if up_BTF is None else h_BTF * up_BTF
+
+    def _map_down(
+        self,
+        p: float,
+        h_BTF: torch.Tensor,
+        up_BTF: torch.Tensor | None,
+        weight_DF: torch.Tensor,
+        bias_D: torch.Tensor | None,
+    ) -> torch.Tensor:
+        h_BTF = self._activate(h_BTF, up_BTF)
+        return F.linear(dropout(h_BTF, p) if p else h_BTF, weight_DF, bias_D)
 
 
 class EncoderLayer(GradientCheckpointingLayer):

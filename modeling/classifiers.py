@@ -21,7 +21,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
+from .encoder import ClozeBertModel, ClozeBertPreTrainedModel, asks_for_states
 from .fast_paths import Dropout
 from .heads import PairComparison, Pooling, make_classifier_head, spans_among_tokens
 from .inputs import leading_shape, row_mask
@@ -66,7 +66,8 @@ class _Classifier(ClozeBertPreTrainedModel):
         if self.comparison is not None and input_ids is None:
             raise ValueError("compare_pairs=True finds the two texts by their ids: give input_ids, not inputs_embeds")
         packed = _take_packed(input_ids, attention_mask, position_ids, inputs_embeds, kwargs)
-        reads_first = self.pooling.kind == "cls" and self.comparison is None
+        shows_states = asks_for_states(self.config, kwargs)  # of all tokens
+        reads_first = self.pooling.kind == "cls" and self.comparison is None and not shows_states
         first_tokens = packed.first_tokens() if packed is not None and reads_first else None
         kwargs |= {"packed": packed, "read_positions": first_tokens, "return_dict": True}
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)

@@ -202,8 +202,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         if x_BTD.dtype != torch.float64 and is_autocast(x_BTD) and norm.weight.dtype not in HALF_PRECISION:
             x_BTD = x_BTD.to(self.residual_dtype)
 
-        asked = kwargs.get("output_hidden_states", self.config.output_hidden_states)
-        shows_states = asked is not None and asked is not False  # of all tokens, and without padding
+        shows_states = asks_for_states(self.config, kwargs)  # of all tokens, and without padding
         filled = packed  # with padding behind the documents, where sizes should recur
         if filled is not None and not shows_states and self._sizes_should_recur(x_BTD):
             x_BTD, filled = filled.fill_up(x_BTD, RECURRING_SIZE)
@@ -280,6 +279,12 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
             and not is_plain()
             and not is_traced()
         )
+
+
+def asks_for_states(config: ClozeBertConfig, kwargs: dict[str, Any]) -> bool:
+    """Whether the outputs should hold the states of all layers."""
+    asked = kwargs.get("output_hidden_states", config.output_hidden_states)
+    return asked is not None and asked is not False
 
 
 def _read(x_BT: torch.Tensor, index_R: torch.Tensor | None) -> torch.Tensor:

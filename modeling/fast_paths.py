@@ -103,8 +103,9 @@ def cast_once(x: torch.Tensor) -> torch.Tensor:
 
 
 def matmul_dtype(x: torch.Tensor) -> torch.dtype:
-    """The type in which matmuls of x are computed: autocast's, or its own."""
-    return torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype
+    """The type in which matmuls of x are computed: autocast's, or its own. Autocast leaves float64 as it is."""
+    is_cast = is_autocast(x) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(x.device.type) if is_cast else x.dtype
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
@@ -202,11 +203,14 @@ def _multiplies_bf16() -> bool:
     return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
 
 
-def recompute(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-    """function(*inputs), with activation checkpointing for large inputs: the backward pass computes it again."""
-    if is_plain() or is_traced() or not torch.is_grad_enabled() or inputs[0].numel() < RECOMPUTE_FROM:
-        return function(*inputs)
-    return checkpoint(function, *inputs, use_reentrant=False)
+def recompute(function: Callable[..., torch.Tensor], x: torch.Tensor, *inputs: torch.Tensor | None) -> torch.Tensor:
+    """function(x, *inputs), with activation checkpointing for a large x: the backward pass computes it again.
+
+    The function must read nothing that can change until then: weights are inputs, too.
+    """
+    if is_plain() or is_traced() or not torch.is_grad_enabled() or x.numel() < RECOMPUTE_FROM:
+        return function(x, *inputs)
+    return checkpoint(function, x, *inputs, use_reentrant=False)
 
 
 # Dropout -------------------------------------------------------------------------------------------------------------

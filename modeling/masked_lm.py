@@ -12,7 +12,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
-from .encoder import ClozeBertModel, ClozeBertPreTrainedModel
+from .encoder import ClozeBertModel, ClozeBertPreTrainedModel, asks_for_states
 from .heads import DenseHead
 from .inputs import check_ids, leading_shape
 from .losses import cross_entropy, sampled_cross_entropy
@@ -90,9 +90,11 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
             tokens = leading_shape(input_ids, inputs_embeds).numel()
             check_ids(masked_positions, tokens, name="masked_positions", limit="batch * length")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.model(*inputs, read_positions=masked_positions, return_dict=True, **kwargs)
+        read = None if asks_for_states(self.config, kwargs) else masked_positions  # states are those of all tokens
+        outputs = self.model(*inputs, read_positions=read, return_dict=True, **kwargs)
         x = outputs.last_hidden_state
-        x = x if masked_positions is None else x[0]
+        if masked_positions is not None:
+            x = x[0] if read is not None else x.flatten(0, 1)[masked_positions]
         if sampled_ids is None:
             loss, logits = self.predict(x, labels, num_items_in_batch, loss_only=loss_only)
         else:

@@ -269,3 +269,10 @@ def test_a_process_that_was_killed_is_said() -> None:
     """By the system for its memory, say; or a script without its `if __name__ == "__main__":`."""
     with pytest.raises(UserError, match="a process ended before its work was done"):
         list(ordered_map(os._exit, [3, 3], num_processes=2, initializer=int))
+
+
+@pytest.mark.parametrize("copies", [1, 2, 5])
+def test_copies_of_one_text_are_all_trained_on(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, copies: int) -> None:
+    (tmp_path / "a.txt").write_text("\n\n".join(["the quick brown fox"] * copies))
+    manifests = prepare(Reader([tmp_path / "a.txt"]), tokenizer=tokenizer, output_dir=tmp_path / "corpus")
+    assert [manifests[split]["documents"] for split in ("train", "validation")] == [copies, 0]

@@ -42,3 +42,9 @@ def test_of_a_small_text_every_token_counts(write: Callable[..., RowIndex]) -> N
     documents = [draws.integers(5, VOCAB_SIZE, draws.integers(1, 200)).tolist() for _ in range(40)]
     counts = text_sample.count_tokens([write("a", documents)], [1.0], vocab_size=VOCAB_SIZE)
     assert counts.tolist() == np.bincount(np.concatenate(documents), minlength=VOCAB_SIZE).tolist()
+
+
+def test_a_small_corpus_with_a_large_share_counts_as_often_as_it_is_trained_on(write: Callable[..., RowIndex]) -> None:
+    indices = [write("a", [[10] * 62] * 10), write("b", [[11] * 62] * 300)]
+    counts = text_sample.count_tokens(indices, [0.5, 0.5], vocab_size=VOCAB_SIZE)
+    assert counts[10] == counts[11] == 300 * 62

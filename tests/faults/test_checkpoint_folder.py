@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import multiprocessing
 import os
 import resource
@@ -46,6 +47,8 @@ def test_the_model_beside_the_checkpoints_is_checked_too(
     shutil.copytree(finished, run)
     check.main([str(run)])
     assert "a run of 2 checkpoints, whole: " in (shown := capsys.readouterr().out)
+    manifests = [json.loads(path.read_text()) for path in run.glob("checkpoint-*/training_state/manifest.json")]
+    assert f" {sum(len(manifest['files']) for manifest in manifests)} files are as they were" in shown
     assert "written, and of its model 2 files can be read" in shown
     (run / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes()[:-10])
     with pytest.raises(UserError, match=r"a run of 2 checkpoints, is damaged: \S*run/model\.safetensors"):
@@ -76,6 +79,23 @@ def test_overwriting_never_deletes_the_corpus_it_reads(prepared: Path, finished:
     before = content(output_dir)
     with pytest.raises(UserError, match=r"overwrite_output_dir deletes .*checkpoint-9, but corpus="):
         run_here(prepared, output_dir, overwrite_output_dir=True, corpus=output_dir / "checkpoint-9" / "corpus", **RUN)
+    assert content(output_dir) == before
+
+
+@pytest.mark.parametrize("mistake", ["teacher without weights", "too long a warm-up"])
+def test_a_run_that_cannot_begin_overwrites_nothing(
+    prepared: Path, finished: Path, tmp_path: Path, mistake: str
+) -> None:
+    """Both mistakes are found late: when the weights are read, and when steps were timed."""
+    output_dir, teacher = tmp_path / "run", tmp_path / "teacher"
+    shutil.copytree(finished, output_dir)
+    shutil.copytree(finished, teacher, ignore=shutil.ignore_patterns("checkpoint-*", "*.safetensors"))
+    before = content(output_dir)
+    wrong: dict[str, Any] = {"teacher_name_or_path": str(teacher)}
+    if mistake == "too long a warm-up":
+        wrong = {"max_steps": None, "num_train_epochs": 1000, "max_minutes": 0.02, "warmup_steps": 4000}
+    with pytest.raises(UserError, match=r"holds no weights|is enough for \d+ steps"):
+        run_here(prepared, output_dir, overwrite_output_dir=True, **{**RUN, **wrong})
     assert content(output_dir) == before
 
 

@@ -104,6 +104,53 @@ def test_what_the_model_side_finds_in_each_architecture(tmp_path: Path, model_ty
         freeze_layers(model, 9)
 
 
+SIZES = {"vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+OF_XLM = {"vocab_size": 40, "emb_dim": 24, "n_layers": 2, "n_heads": 3}
+OF_FUNNEL = {"vocab_size": 40, "block_sizes": [1, 2], "d_model": 24, "n_head": 3, "d_head": 8, "d_inner": 40}
+# Registered before the encoder; layers in several lists; a list of lists; an embedding behind the layers.
+UNUSUAL = [
+    ("XLMRobertaFor{}Classification", "XLMRobertaConfig", SIZES, 2),
+    ("CamembertFor{}Classification", "CamembertConfig", SIZES, 2),
+    ("XLMFor{}Classification", "XLMConfig", OF_XLM, 2),
+    ("FunnelFor{}Classification", "FunnelConfig", OF_FUNNEL, 3),
+    ("MPNetFor{}Classification", "MPNetConfig", SIZES, 2),
+    ("DebertaV2For{}Classification", "DebertaV2Config", {**SIZES, "relative_attention": True}, 2),
+]
+
+
+@pytest.mark.parametrize("task", ["Sequence", "Token"])
+@pytest.mark.parametrize(("name", "config", "sizes", "num_layers"), UNUSUAL)
+def test_layers_and_heads_are_told_apart_however_they_are_stored(
+    name: str, config: str, sizes: dict[str, Any], num_layers: int, task: str
+) -> None:
+    """With as many labels as a layer has rows, the head is still what lies outside the encoder."""
+    made = getattr(transformers, config)(**sizes, num_labels=24)
+    model = getattr(transformers, name.format(task))(made)
+    head, base = output_layer(model), model.base_model
+    assert head is not None
+    assert head not in set(base.modules())
+    depths = depth_of_parameters(model)
+    assert set(depths.values()) == set(range(num_layers + 2))
+    inside = {f"{model.base_model_prefix}.{key}" for key, _ in base.named_parameters()}
+    assert all(depths[key] == num_layers + 1 for key in depths if key not in inside)
+    freeze_layers(model, num_layers)
+    trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
+    # The decoder of Funnel, and the norm of relative positions in DeBERTa, come behind the layers.
+    assert not [key for key in trained & inside if "decoder" not in key and "encoder.LayerNorm" not in key]
+    assert trained - inside
+
+
+def test_models_of_other_layers_are_understood_or_refused() -> None:
+    pytest.importorskip("peft")
+    quantised = transformers.IBertForSequenceClassification(transformers.IBertConfig(**SIZES))
+    models.check_tokenizer_fits(quantised, range(40))
+    with pytest.raises(UserError, match="has 41 tokens, the model's vocabulary only 40"):
+        models.check_tokenizer_fits(quantised, range(41))
+    convolutions = transformers.SqueezeBertConfig(**{**SIZES, "num_attention_heads": 4, "embedding_size": 24})
+    with pytest.raises(UserError, match=r"--lora_rank 2: the layers of SqueezeBert.* have no linear layer"):
+        add_lora(transformers.SqueezeBertForSequenceClassification(convolutions), rank=2)
+
+
 def test_groups_have_rates_by_depth_and_no_decay_of_vectors(tmp_path: Path) -> None:
     model = load(make_checkpoint(tmp_path / "m"))
     groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.1, layer_decay=0.5)
@@ -265,6 +312,11 @@ def test_tag_order_of_a_fine_tuned_model_is_kept() -> None:
     assert task.label_names == ["O", "B-X", "I-X"]
     assert task.class_weights_C is not None
     assert task.class_weights_C.tolist() == [1.0, 1.0, 1.0]  # O and X, one word each
+    # Names of another scheme, or without one, cover the tags and are none of entities.
+    for more in ("E-X", "S-X", "[CLS]"):
+        task = make_token_task([sentence], scheme="iob2", known_names=[*names, more], balanced=False)
+        assert task.label_names == ["O", "B-X", "I-X"]
+    assert make_token_task([sentence], scheme="plain", known_names=[*names, "E-X"], balanced=False).label_names[3:]
 
 
 def test_weights_of_the_encoder_that_are_missing_are_an_error(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_what_the_labels_are(saved):
     assert "Its labels are `NOUN`, `VERB`." in summary({0: "NOUN", 1: "VERB"})
     assert "… (30 in all)." in summary({number: f"tag{number}" for number in range(30)})
     assert "Its labels are `good | great`, `` bad `x` ``." in summary({0: "good | great", 1: "bad `x`"})
+    assert "Its labels are ``` `` ```, `NN`." in summary({0: "``", 1: "NN"})  # as in the Penn Treebank
     assert "Its labels are `B-movie`, `Drama`." in summary({0: "B-movie", 1: "Drama"}, "Sequence")
     assert "Its labels are `0`, `1`." in summary({0: 0, 1: 1}, "Sequence")  # transformers loads whole numbers, too
     assert "labels are" not in summary({0: "LABEL_0", 1: "LABEL_1"})  # transformers' names for those without

@@ -344,6 +344,16 @@ def test_shortcuts_change_nothing_but_rounding(model_class, shape, form, pooling
         assert (found[name] - value).abs().max().item() <= TOLERANCES[dtype] * scale, name
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_autocast_leaves_a_float64_model_as_it_is(implementation):
+    model = build(ClozeBertForMaskedLM, tiny_config(implementation)).double()
+    ids = torch.arange(5, 17)[None]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(ids).logits
+    assert torch.equal(found, model(ids).logits)
+    assert found.dtype == torch.float64
+
+
 def outputs_and_gradients(model, batch):
     """With a gradient and without one, where other shortcuts are taken."""
     with torch.no_grad():

@@ -202,3 +202,35 @@ def test_large_feed_forwards_are_computed_again_and_give_the_same_gradient(monke
     (whole, kept_whole), (again, kept_again) = results
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert kept_again < kept_whole
+
+
+def test_what_changes_before_the_backward_pass_does_not_change_the_gradient(monkeypatch):
+    """`functional_call` puts other weights into the model for the forward pass alone; dropout may be switched off."""
+    from clozebert.modeling import fast_paths
+
+    ids, model = inputs()["input_ids"], build(ClozeBertForMaskedLM, tiny_config("sdpa", mlp_dropout=0.2)).double()
+    others = {name: (1.5 * weight).detach().requires_grad_() for name, weight in model.named_parameters()}
+    found = []
+    for least in (1 << 60, 1):
+        monkeypatch.setattr(fast_paths, "RECOMPUTE_FROM", least)
+        for trains in (True, False):
+            torch.manual_seed(7)
+            model.train(trains)
+            loss = torch.func.functional_call(model, others, (ids,), {"labels": ids}).loss
+            model.eval()
+            found.append(torch.autograd.grad(loss, list(others.values())))
+    assert all(torch.equal(*pair) for pair in zip(found[0], found[2], strict=True))
+    assert all(torch.equal(*pair) for pair in zip(found[1], found[3], strict=True))
+
+
+@pytest.mark.parametrize("model_class", [ClozeBertForMaskedLM, ClozeBertForSequenceClassification])
+def test_asked_for_states_are_those_of_all_tokens_also_where_a_head_reads_few(model_class):
+    model = build(model_class, tiny_config("sdpa", sparse_prediction=True)).double().eval()
+    batch = inputs()
+    if model_class is ClozeBertForMaskedLM:
+        batch["labels"] = torch.full((1, LENGTH), -100)
+        batch["labels"][:, [2, 7]] = 3
+    plain, shown = model(**batch), model(**batch, output_hidden_states=True)
+    assert len(shown.hidden_states) == 3
+    assert all(states.shape == shown.hidden_states[0].shape for states in shown.hidden_states)
+    torch.testing.assert_close(shown.logits, plain.logits, rtol=0, atol=1e-12)  # measured: 1e-15

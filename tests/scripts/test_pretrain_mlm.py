@@ -80,6 +80,9 @@ def test_a_recipe_by_path_with_flags_over_it(python: WarmPython, prepared: Path,
         (["--config", "tiny", "--warmup_ratio", "0.1"], "give --warmup_steps a number below 1"),
         (["--config", "tiny", "--max_steps", "3", "--num_train_epochs", "2"], "both say how long the run is"),
         (["--config", "tiny", "--max_steps", "3.5"], "'3.5' is not a whole number"),
+        (["--model_type", "bert"], "unknown flag --model_type: give --config NAME, a recipe, such as bert-base"),
+        (["--max_steps", "3"], "say what to train: --config NAME for a recipe (bert-base, "),
+        (["--config", "nano", "--resume_from_checkpoint", "lastest"], "there is no such folder; 'latest' names"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_before_any_work(
@@ -108,6 +111,12 @@ def test_the_program_ends_with_status_2_and_no_traceback(python: WarmPython, pre
     assert done.returncode == 2
     assert "unknown key 'hiden_size'" in done.stderr
     assert "did you mean 'hidden_size'?" in done.stderr
+    for content, message in (
+        ("hidden_size: 3", "hidden_size is a field of the model: put it under `model:`"),
+        ("model: {learning_rate: 1e-3}", "learning_rate is a field of the run: move it out of `model:`"),
+    ):
+        recipe.write_text(content)
+        assert python.run(command).stderr.strip() == f"error: recipe {recipe}: {message}"
     assert "Traceback" not in done.stderr
 
 

@@ -99,6 +99,17 @@ def test_survey(tmp_path: Path) -> None:
     assert well.repeated_share < 0.3, "7 beginnings of 87 lengths, drawn 150 times"
 
 
+def test_the_survey_looks_at_all_of_a_corpus_of_long_documents(tmp_path: Path) -> None:
+    """Sorted by kind, with more tokens than are looked at: the first 2 M tokens are of one kind."""
+    writer = ShardWriter(tmp_path / "train", vocab_size=64)
+    for number in range(1000):
+        ids = np.full(4000, 5) if number < 500 else np.arange(4000) % 50 + 6
+        writer.append(ids, np.ones(4000, dtype=bool))
+    writer.close({"tokenizer": tokenizer_facts(make_tokenizer(56))})
+    found = doctor.survey([Corpus(tmp_path)], shares=[1.0], unk_token_id=1)
+    assert found.unigram_entropy == pytest.approx(math.log(2) + 0.5 * math.log(50), abs=1e-3)
+
+
 def test_the_loop_says_each_finding_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_sick_corpus(tmp_path)
     arguments = PretrainingArguments(

@@ -6,10 +6,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from pretraining_helpers import changed_weights, check_killed_run, make_corpus, model_config, settings
+from pretraining_helpers import changed_weights, check_killed_run, make_corpus, model_config, run_here, settings
 
 from clozebert import ClozeBertForMaskedLM
-from clozebert.training import PretrainingArguments
+from clozebert.training import PretrainingArguments, pretrain
 from clozebert.training.checks import check_run
 from clozebert.training.initialization.initial_positions import begin_sinusoidal
 from clozebert.utils.errors import UserError
@@ -108,6 +108,15 @@ def test_a_run_begins_so_only_with_a_new_model(tmp_path, continued):
     changed = changed_weights(tmp_path, "position_init", "sinusoidal", continued=continued, **LEARNED)
     heads = [f"model.layers.{layer}.attention.{name}.weight" for layer in (0, 1) for name in ("k_proj", "q_proj")]
     assert changed == ([] if continued else ["model.embeddings.positions.table.weight", *heads])
+
+
+def test_a_run_that_continues_from_a_model_without_such_positions_can_be_timed(tmp_path):
+    folder = make_corpus(tmp_path)
+    run_here(folder, tmp_path / "base", position_embedding_type="rope", max_steps=1, eval_steps=0)
+    given = settings(folder, output_dir=str(tmp_path / "run"), max_steps=None, warmup_steps=0, eval_steps=0)
+    given |= {"position_init": "sinusoidal", "embedding_init": "text", "model_name_or_path": str(tmp_path / "base")}
+    pretrain(PretrainingArguments(**given, max_minutes=0.05, num_train_epochs=1), model_config())
+    assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
 def test_a_run_that_is_killed_goes_on_to_the_same_weights(tmp_path):

@@ -23,7 +23,7 @@ from pretraining_helpers import (
 from safetensors.torch import load_file
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
-from clozebert.corpus import BatchStream, Corpus, Masking
+from clozebert.corpus import BatchStream, Corpus, Masking, ShardWriter
 from clozebert.corpus.randomness import derive
 from clozebert.training import PretrainingArguments, loop, pretrain
 from clozebert.training.evaluation import mix_figures
@@ -353,6 +353,23 @@ def test_a_mixture_is_on_the_card_and_in_the_stream(prepared: Path, more: Path, 
         pretrain(arguments_of(prepared, tmp_path / "run", **{**again, "corpus_weights": [0.5, 0.5]}), model_config())
     with pytest.raises(ValueError, match=r"corpus fingerprint \w{12}… \+ \w{12}… there, \w{12}… \+ \w{12}… here"):
         pretrain(arguments_of(prepared, tmp_path / "run", **{**again, "corpus": run["corpus"][::-1]}), model_config())
+
+
+def test_a_split_that_predicts_nothing_is_left_out_of_a_mixture(
+    prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(prepared / "corpus", tmp_path / "short")
+    shutil.rmtree(tmp_path / "short" / "validation")
+    whole = Corpus(prepared / "corpus")
+    writer = ShardWriter(tmp_path / "short" / "validation", vocab_size=whole.vocab_size)
+    writer.append(np.array([9]), np.ones(1, dtype=bool))
+    writer.close({"tokenizer": whole.manifest["tokenizer"]})
+    run = {"max_steps": 2, "corpus": [str(prepared / "corpus"), str(tmp_path / "short")], "eval_mlm_probability": 0.01}
+    pretrain(arguments_of(prepared, tmp_path / "run", **run), model_config())
+    results = json.loads((tmp_path / "run" / "all_results.json").read_text())
+    assert results["eval_loss"] == pytest.approx(results["eval_loss_corpus"])
+    assert "eval_loss_short" not in results
+    assert "short is left out of the evaluation: the held-out text is so short" in caplog.text
 
 
 def test_figures_of_a_mixture_are_weighted_by_its_shares() -> None:

@@ -285,6 +285,30 @@ def test_calibration_is_on_the_batches_of_the_run(tmp_path: Path) -> None:
     assert first["input_ids"].tolist() != second["input_ids"].tolist()
 
 
+@pytest.mark.parametrize("has_corpus", [False, True])
+def test_calibration_predicts_as_many_tokens_among_as_many_as_the_run(tmp_path: Path, has_corpus: bool) -> None:
+    mixture = Mixture([str(make_corpus(tmp_path, documents=40) / "corpus")]) if has_corpus else None
+    run = run_of(vocabulary_sample=16, mlm_probability=0.5, final_mlm_probability=0.1)
+    batch = next(micro_batches(run, ClozeBertConfig(**SIZES), mixture, rows=6))
+    assert batch["sampled_ids"].shape == batch["sampled_log_rates"].shape == (16,)
+    assert len(batch["labels"]) / (6 * 32) == pytest.approx(0.3, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--num_devices", "0"], "num_devices=0 must be at least 1"),
+        (["--utilization", "3"], "utilization=3.0 must lie in (0, 1]"),
+    ],
+)
+def test_plans_of_nothing_are_refused_before_steps_are_timed(
+    monkeypatch: pytest.MonkeyPatch, wrong: list[str], message: str
+) -> None:
+    monkeypatch.setattr("clozebert.training.planning.calibration.calibrate", None)
+    with pytest.raises(UserError, match=re.escape(message)):
+        main(["--config", "nano", "--max_steps", "4", "--calibrate", *wrong])
+
+
 def test_time_of_a_batch_that_warms_up_is_that_of_its_rows() -> None:
     config = ClozeBertConfig(**SIZES)
     whole, rising = run_of(), run_of(initial_global_batch_size=6, batch_warmup_steps=60)

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from clozebert.training.reporting.curves import read_log
-from clozebert.training.reporting.run_facts import _card_values
+from clozebert.training.reporting.run_facts import _by_phase, _card_values
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -14,6 +14,11 @@ def test_a_card_lists_settings_of_the_optimizer_that_was_used(optimizer):
     values = _card_values(types.SimpleNamespace(optimizer=optimizer, decisive=lambda: decisive), None)
     wanted = {"optimizer", "learning_rate"} | ({"muon_learning_rate"} if optimizer == "muon" else set())
     assert set(values) == wanted
+
+
+def test_a_list_that_a_phase_empties_is_on_the_card():
+    facts = _by_phase([{"corpus": ["a", "b"], "corpus_weights": [0.9, 0.1]}, {"corpus": ["c"]}])
+    assert facts["phase 2"] == {"corpus": ["c"], "corpus_weights": []}
 
 
 @pytest.mark.parametrize(

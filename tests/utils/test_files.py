@@ -4,6 +4,7 @@ import contextlib
 import errno
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,22 @@ def test_files_move_in_together_and_what_is_replaced_goes(tmp_path: Path) -> Non
     with whole_files(tmp_path, replacing=PATTERNS) as building:
         make(building, "train/tokens-00001.bin", "fresh")
     assert files_of(tmp_path) == {*MINE, "train/tokens-00001.bin", "fresh"}
+
+
+def test_a_kill_while_old_files_are_deleted_brings_none_of_them_back(tmp_path: Path) -> None:
+    make(tmp_path, "model.safetensors")
+    write_text(tmp_path / "config.json", "old")
+    child = os.fork()
+    if not child:
+        shutil.rmtree = lambda *_, **__: os._exit(9)
+        with whole_files(tmp_path, replacing=["config.json", "model.safetensors"]) as building:
+            make(building, "config.json")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    with whole_files(tmp_path) as building:
+        make(building, "other")
+    assert files_of(tmp_path) == {"config.json", "other"}
+    assert (tmp_path / "config.json").read_text() == "config.json"
 
 
 def test_where_moving_fails_the_old_files_come_back(tmp_path: Path) -> None:
