@@ -179,7 +179,10 @@ class Corpus:
             splits = sorted(p.parent.name for p in self.directory.glob("*/manifest.json"))
             if splits:
                 raise UserError(f"split={split!r} is not in the corpus {directory}; it has {', '.join(splits)}")
-            raise MissingFileError(f"{directory} holds no prepared corpus; write one with clozebert prepare-corpus")
+            why = "" if self.directory.is_dir() else ", as there is no such folder"
+            raise MissingFileError(
+                f"{directory} holds no prepared corpus{why}; write one with clozebert prepare-corpus"
+            )
         self.manifest, self.fingerprint = read_manifest(path)
         self.num_documents: int = self.manifest["documents"]
         self.num_tokens: int = self.manifest["tokens"]

@@ -141,8 +141,8 @@ def load_fine_tuned(
     config = load_config(name_or_path, trust_remote_code=trust_remote_code)
     task = next((task for task in tasks if task.has_head(config)), None)
     if task is None:
-        architectures = getattr(config, "architectures", None) or "headless"
-        raise UserError(f"--model_name_or_path {name_or_path}: fine-tune it first, it is {architectures}")
+        kind = ", ".join(getattr(config, "architectures", None) or ["a model without a head"])
+        raise UserError(f"--model_name_or_path {name_or_path}: it is {kind}; fine-tune it first")
     if repeated := [name for name, times in Counter(config.id2label.values()).items() if times > 1]:
         raise UserError(
             f"--model_name_or_path {name_or_path}: two of its classes are named {repeated[0]!r}; rename one in the "

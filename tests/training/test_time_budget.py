@@ -250,5 +250,6 @@ def test_the_deadline_knows_the_time_of_an_evaluation(
     monkeypatch.setattr(calibration, "_time_and_forget", lambda *places, **others: (StepTime(0.3, 0.0), 0.0))
     monkeypatch.setattr(calibration, "steps_in", lambda *places, **others: 4)
     run_here(prepared, tmp_path / "run", config=write_recipe(tmp_path), max_minutes=9, dry_run=True)
-    tokens = min(32 * 40, Corpus(prepared / "corpus", "validation").num_tokens)
+    held_out = Corpus(prepared / "corpus", "validation")
+    tokens = min(32 * 40, held_out.num_tokens + 2 * held_out.num_documents)  # with [CLS] and [SEP]
     assert found == [pytest.approx(0.1 * tokens / (4 * 40))]

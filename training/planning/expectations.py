@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...configuration import load_recipe
+from ...utils.plurals import counted
 from ..arguments import Phase, PretrainingArguments
 from ..checkpoints.training_state import TrainingState
 from ..phase_setup import PhaseSetup
@@ -130,5 +131,5 @@ def _duration(hours: float) -> str:
     if hours < 1 / 60:
         return "a minute or less"
     if hours < 1.5:
-        return f"{60 * hours:.0f} minutes"
+        return counted(round(60 * hours), "minute")
     return f"{hours:,.1f} hours" if hours < 48 else f"{hours / 24:,.1f} days"
