@@ -63,16 +63,12 @@ class Encoder:
         return work / "encoders" / f"{self.name}-{seed if seed in self.seeds else self.seeds[0]}"
 
 
-# Each baseline with its best learning rate and batch size in runs of 300 seconds. `our_bert` is by the times of
-# learning-bert.json, where ModernBERT takes 852 seconds for its 5,200 steps.
+# Each baseline with its best learning rate and batch size in runs of 300 seconds.
 MODELS = {
     "ours": Encoder("ours", "nano"),
-    "our_bert": Encoder("ours, as a BERT", "nano as a BERT", seconds=850.0),
     "modernbert": Encoder("ModernBERT", "modernbert, 0.002, 16 rows"),
     "bert": Encoder("BERT", "bert, 0.001, 16 rows", seconds=3600.0, seeds=(1,)),
 }
-BASELINES = ("modernbert", "bert")
-RESULTS = ROOT / "benchmarks" / "results" / "finetuning.json"
 
 
 # Data ----------------------------------------------------------------------------------------------------------------
@@ -363,18 +359,15 @@ def run_cell(work: Path, name: str, dataset: Dataset, model: str, seed: int, res
 
 
 def collect(work: Path) -> dict[str, Any]:
-    """All data of the table, in one object: what RESULTS has, and in place of it what was measured in `work`."""
+    """All data of the table, in one object."""
     import torch
     import transformers
 
-    known = read_json(RESULTS)
     found = [read_json(path) for path in sorted((work / "cells").glob("*.json"))]
     rows = {}
     for name, dataset in DATASETS.items():
         of_dataset = [cell for cell in found if cell["dataset"] == name]
-        before = known["rows"].get(name, {})
         if not of_dataset:
-            rows |= {name: before} if before else {}
             continue
         first = of_dataset[0]["results"]
         majority = first.get(f"test_majority_{dataset.metric}")
@@ -385,7 +378,7 @@ def collect(work: Path) -> dict[str, Any]:
                 split: first[f"{split}_samples"] for split in ("train", "eval", "test") if f"{split}_samples" in first
             },
             "majority": None if majority is None else round(majority, 4),
-            **{model: summary(of_dataset, model, dataset.metric) or before.get(model) for model in MODELS},
+            **{model: summary(of_dataset, model, dataset.metric) for model in MODELS},
         }
     learned = read_json(work / "learning.json")
     return {
@@ -393,7 +386,6 @@ def collect(work: Path) -> dict[str, Any]:
             model: sorted(
                 (run for run in learned["runs"] if run["name"] == encoder.name), key=lambda run: int(run["seed"])
             )
-            or known["encoders"].get(model, [])
             for model, encoder in MODELS.items()
         },
         "rows": rows,
@@ -435,7 +427,7 @@ def table(results: dict[str, Any]) -> str:
 
 def gain(row: dict[str, Any]) -> str:
     """Our score minus the better baseline's, with the standard error of the difference; bold if more than two of it."""
-    others = [row[model] for model in BASELINES if row[model]]
+    others = [row[model] for model in MODELS if model != "ours" and row[model]]
     if not row["ours"] or not others:
         return ""
     best = max(others, key=lambda other: other["mean"])
@@ -459,7 +451,9 @@ def shown(score: dict[str, Any] | None) -> str:
 def render(work: Path) -> None:
     """Write benchmarks/results/finetuning.json, and the table into docs/finetuning.md."""
     results = collect(work)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    path = ROOT / "benchmarks" / "results" / "finetuning.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     page = ROOT / "docs" / "finetuning.md"
     before, rest = page.read_text(encoding="utf-8").split(BEGIN)
     after = rest.split(END)[1]
