@@ -133,7 +133,7 @@ class PretrainingArguments:
     )
     muon_momentum: float = flag("momentum of Muon", 0.95, _OPTIMIZER, on_resume=_SAID)
     weight_decay: float | None = flag(
-        "decoupled weight decay of the matrices; nothing else decays (default: muon 0.1, adamw 0.01)",
+        "decoupled weight decay of linear layers; nothing else decays (default: muon 0.1, adamw 0.01)",
         section=_OPTIMIZER,
         on_resume=_SAID,
     )
