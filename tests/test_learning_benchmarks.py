@@ -126,7 +126,7 @@ def test_the_law_of_losses_is_found_again(learning: Any) -> None:
             "learning",
             "learning-bert",
             "recipes",
-            ([300], [["nano as a BERT", "bert"], ["nano as a BERT", "modernbert"]], ["*"]),
+            ([300, 850], [["nano as a BERT@300", "bert@300"], ["nano as a BERT@300", "modernbert@300"]], ["*"]),
         ),
         ("finetuning_table", "finetuning", "finetuning", ()),
     ],

@@ -94,8 +94,9 @@ def test_a_run_that_cannot_begin_overwrites_nothing(
     wrong: dict[str, Any] = {"teacher_name_or_path": str(teacher)}
     if mistake == "too long a warm-up":
         wrong = {"max_steps": None, "num_train_epochs": 1000, "max_minutes": 0.02, "warmup_steps": 4000}
-    with pytest.raises(UserError, match=r"holds no weights|is enough for \d+ steps"):
-        run_here(prepared, output_dir, overwrite_output_dir=True, **{**RUN, **wrong})
+    given = settings(prepared, output_dir=str(output_dir), overwrite_output_dir=True, **{**RUN, **wrong})
+    with pytest.raises(UserError, match=r"no file named model\.safetensors|is enough for \d+ steps"):
+        pretrain(PretrainingArguments(**given), model_config())
     assert content(output_dir) == before
 
 

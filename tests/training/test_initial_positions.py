@@ -112,7 +112,7 @@ def test_a_run_begins_so_only_with_a_new_model(tmp_path, continued):
 
 def test_a_run_that_continues_from_a_model_without_such_positions_can_be_timed(tmp_path):
     folder = make_corpus(tmp_path)
-    run_here(folder, tmp_path / "base", position_embedding_type="rope", max_steps=1, eval_steps=0)
+    run_here(folder, tmp_path / "base", position_embedding_type="rope", max_steps=1, warmup_steps=0, eval_steps=0)
     given = settings(folder, output_dir=str(tmp_path / "run"), max_steps=None, warmup_steps=0, eval_steps=0)
     given |= {"position_init": "sinusoidal", "embedding_init": "text", "model_name_or_path": str(tmp_path / "base")}
     pretrain(PretrainingArguments(**given, max_minutes=0.05, num_train_epochs=1), model_config())

@@ -364,7 +364,8 @@ def test_a_split_that_predicts_nothing_is_left_out_of_a_mixture(
     writer = ShardWriter(tmp_path / "short" / "validation", vocab_size=whole.vocab_size)
     writer.append(np.array([9]), np.ones(1, dtype=bool))
     writer.close({"tokenizer": whole.manifest["tokenizer"]})
-    run = {"max_steps": 2, "corpus": [str(prepared / "corpus"), str(tmp_path / "short")], "eval_mlm_probability": 0.01}
+    corpora = [str(prepared / "corpus"), str(tmp_path / "short")]
+    run = {"max_steps": 2, "warmup_steps": 0, "corpus": corpora, "eval_mlm_probability": 0.01}
     pretrain(arguments_of(prepared, tmp_path / "run", **run), model_config())
     results = json.loads((tmp_path / "run" / "all_results.json").read_text())
     assert results["eval_loss"] == pytest.approx(results["eval_loss_corpus"])
