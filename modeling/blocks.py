@@ -15,7 +15,18 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..configuration.configuration_clozebert import ClozeBertConfig
 from .attention import Attention
-from .fast_paths import Dropout, cast_once, dropout, is_plain_linear, is_traced, is_untouched, linear, recompute
+from .fast_paths import (
+    Dropout,
+    cast_once,
+    dropout,
+    has_global_hooks,
+    is_plain_linear,
+    is_traced,
+    is_untouched,
+    linear,
+    recompute,
+    should_recompute,
+)
 from .joined import can_join, joined_gate_and_up, split_norm, unsplit
 from .packed_attention import tokens_read
 
@@ -79,7 +90,9 @@ class FeedForward(nn.Module):
         part of it.
         """
         down, drop = self.down_proj, self.dropout
-        if not is_traced() and is_untouched(drop, Dropout) and is_plain_linear(down):
+        if not should_recompute(h_BTF):
+            return down(drop(self._activate(h_BTF, up_BTF)))
+        if is_untouched(drop, Dropout) and is_plain_linear(down) and not has_global_hooks():
             map_down = partial(self._map_down, drop.p if drop.training else 0.0)
             return recompute(map_down, h_BTF, up_BTF, down.weight, down.bias)
         return down(drop(recompute(self._activate, h_BTF, up_BTF)))

@@ -183,17 +183,21 @@ def _has_fused_linear(x: torch.Tensor, layer: nn.Module) -> bool:
     )
 
 
+def has_global_hooks() -> bool:
+    """Whether hooks look at the layers of all models."""
+    # PyTorch has no public way to ask.
+    hooks = ("_global_forward_hooks", "_global_forward_pre_hooks")
+    return any(getattr(torch.nn.modules.module, name, None) for name in hooks)
+
+
 def _is_watched() -> bool:
     """Whether hooks look at the layers of all models, or each operator is dispatched to a Python object.
 
     Such an object may be a FLOP counter, which knows only public operators.
     """
     # PyTorch has no public way to ask.
-    hooks = ("_global_forward_hooks", "_global_forward_pre_hooks")
-    if any(getattr(torch.nn.modules.module, name, None) for name in hooks):
-        return True
     is_in_mode = getattr(getattr(torch.utils, "_python_dispatch", None), "is_in_torch_dispatch_mode", None)
-    return is_in_mode is not None and is_in_mode()
+    return has_global_hooks() or (is_in_mode is not None and is_in_mode())
 
 
 @functools.cache
@@ -203,14 +207,17 @@ def _multiplies_bf16() -> bool:
     return torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
 
 
-def recompute(function: Callable[..., torch.Tensor], x: torch.Tensor, *inputs: torch.Tensor | None) -> torch.Tensor:
-    """function(x, *inputs), with activation checkpointing for a large x: the backward pass computes it again.
+def should_recompute(x: torch.Tensor) -> bool:
+    """Whether what is computed from x is large, and a backward pass is to come."""
+    return not is_plain() and not is_traced() and torch.is_grad_enabled() and x.numel() >= RECOMPUTE_FROM
+
+
+def recompute(function: Callable[..., torch.Tensor], *inputs: torch.Tensor | None) -> torch.Tensor:
+    """function(*inputs) with activation checkpointing: the backward pass computes it again.
 
     The function must read nothing that can change until then: weights are inputs, too.
     """
-    if is_plain() or is_traced() or not torch.is_grad_enabled() or x.numel() < RECOMPUTE_FROM:
-        return function(x, *inputs)
-    return checkpoint(function, x, *inputs, use_reentrant=False)
+    return checkpoint(function, *inputs, use_reentrant=False)
 
 
 # Dropout -------------------------------------------------------------------------------------------------------------
