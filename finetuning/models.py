@@ -287,9 +287,9 @@ def check_max_seq_length(wanted: int | None, model: nn.Module, tokenizer: Any) -
     return wanted
 
 
-def check_tokenizer_fits(model: nn.Module, tokenizer: Any) -> None:
+def check_tokenizer_fits(model: Any, tokenizer: Any) -> None:
     """Raise a `ValueError` if the tokenizer has more tokens than the model has embeddings."""
-    rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise UserError(f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary only {rows}")
 
@@ -323,9 +323,8 @@ def encoder_layers(model: nn.Module) -> list[list[nn.Module]]:
 
 
 def _flattened(modules: nn.ModuleList) -> list[nn.Module]:
-    if all(isinstance(module, nn.ModuleList) for module in modules):
-        return [layer for block in modules for layer in block]  # type: ignore[attr-defined]
-    return list(modules)
+    blocks = [module for module in modules if isinstance(module, nn.ModuleList)]
+    return [layer for block in blocks for layer in block] if len(blocks) == len(modules) else list(modules)
 
 
 def depth_of_parameters(model: nn.Module) -> dict[str, int]:
