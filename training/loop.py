@@ -98,7 +98,7 @@ class Pretraining:
         self._evaluated_at = self.state.evaluation.get("step")  # the last evaluation that was tried
         # A checkpoint in another folder, from which the run branches off, is not one of this run.
         is_own = checkpoint is not None and checkpoint.resolve().parent == self.output.path.resolve()
-        self._saved_at = self.state.step if is_own else None
+        self._saved_at, self._save_waits = self.state.step if is_own else None, False
         said = self._settle_length(begun=begun)
         index = 0
         if checkpoint is not None:
@@ -286,9 +286,10 @@ class Pretraining:
     def _save_and_evaluate(self) -> bool:
         """Save and evaluate if due, saving first so that nothing is lost. Returns whether a signal ended it early.
 
-        While updates are skipped, nothing is saved: the last update may have ruined the weights.
+        While updates are skipped, saving waits: the last update may have ruined the weights.
         """
-        if self._is_due(self.setup.arguments.save_steps) and not self.state.consecutive_skips:
+        self._save_waits |= self._is_due(self.setup.arguments.save_steps)
+        if self._save_waits and not self.state.consecutive_skips:
             self.save_checkpoint()
         return self._is_due(self.setup.arguments.eval_steps) and self.evaluate()
 
@@ -427,7 +428,7 @@ class Pretraining:
         self.watchdog.progress(allow=SECONDS_TO_SAVE)
         on_main_process(accelerator, save)
         self.watchdog.progress()
-        self._saved_at = state.step
+        self._saved_at, self._save_waits = state.step, False
 
     def _next_phase(self) -> None:
         """Begin the next phase from the checkpoint at the end of the last one, as a run resumed there would."""

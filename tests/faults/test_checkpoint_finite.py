@@ -73,3 +73,20 @@ def test_an_update_is_left_out_by_all_processes_when_one_cannot_make_it(prepared
         (6, "skipped: the gradient is not finite in 1 of 2 processes")
     ]
     assert first_not_finite(load_file(tmp_path / "run" / "model.safetensors")) is None
+
+
+def test_a_checkpoint_that_is_due_at_a_skipped_step_comes_one_step_later(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fp16's loss scale overflows now and then; each time on a step that is due for saving would lose all of them."""
+    clip, done = loop.clip_gradient, [0]
+
+    def broken(model: torch.nn.Module, **options: Any) -> float:
+        norm = clip(model, **options)
+        done[0] += 1
+        return math.inf if done[0] in (4, 5) else norm
+
+    monkeypatch.setattr(loop, "clip_gradient", broken)
+    run_here(prepared, tmp_path / "run", save_total_limit=3, **RUN)
+    steps = sorted(int(path.name.removeprefix("checkpoint-")) for path in list_checkpoints(tmp_path / "run"))
+    assert steps == [6, 8, 12]
