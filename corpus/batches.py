@@ -85,7 +85,8 @@ class BatchStream:
         if masking.final_rate is not None and not total_steps:
             raise UserError(f"masking.final_rate={masking.final_rate} needs total_steps, the length of the run")
         self.quotas = _quotas(len(self.corpora), weights)
-        self.batch_size = BatchSize(global_batch_size) if isinstance(global_batch_size, int) else global_batch_size
+        is_size = isinstance(global_batch_size, BatchSize)
+        self.batch_size = global_batch_size if is_size else BatchSize(int(global_batch_size))
         self.masking = masking
         self.seed = seed
         self.total_steps = total_steps
@@ -101,6 +102,8 @@ class BatchStream:
         The rows are cut, in order, into `world_size * micro_batches` chunks whose sizes differ by at most one row. This
         is chunk number `micro_batch * world_size + rank`.
         """
+        if step < 0:
+            raise ValueError(f"step={step} must count from 0")
         chunks = world_size * micro_batches
         if not (0 <= rank < world_size and 0 <= micro_batch < micro_batches):
             raise ValueError(
@@ -190,6 +193,7 @@ class ValidationBatches(Sequence["Batch"]):
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self[one] for one in range(*place.indices(len(self)))]
+        place += len(self) if place < 0 else 0
         if self.rows_of_corpus is None or not 0 <= place < len(self):
             raise IndexError(place)
         first = place * self.batch_size

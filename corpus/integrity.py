@@ -25,8 +25,7 @@ def find_damaged_files(directory: Path) -> tuple[list[str], int]:
         folder = directory / split
         path = folder / "manifest.json"
         if not path.exists():
-            if folder.is_dir():
-                problems.append(f"{path} is missing")
+            problems.append(f"{path} is missing")
             continue
         try:
             manifest, fingerprint = read_manifest(path)

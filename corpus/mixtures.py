@@ -28,7 +28,8 @@ class Mixture:
         ValueError: a corpus is empty, or the weights are not one positive number per corpus.
     """
 
-    def __init__(self, places: Sequence[str], weights: Sequence[float] = ()) -> None:
+    def __init__(self, places: str | Sequence[str], weights: Sequence[float] = ()) -> None:
+        places = [places] if isinstance(places, str) else places
         if weights and (len(weights) != len(places) or min(weights) <= 0):
             raise UserError(
                 f"corpus_weights={list(weights)} must be {len(places)} positive numbers, one for each corpus"

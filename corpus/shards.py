@@ -43,8 +43,9 @@ _hashed: set[tuple[str, str, int, int]] = set()  # files that this process has h
 class ShardWriter:
     """Appends documents to one split of a corpus, in order and in bounded memory; `close` writes the manifest."""
 
-    def __init__(self, directory: Path, *, vocab_size: int, shard_tokens: int = SHARD_TOKENS) -> None:
-        self.directory = directory
+    def __init__(self, directory: str | Path, *, vocab_size: int, shard_tokens: int = SHARD_TOKENS) -> None:
+        self.directory = directory = Path(directory)
+        self.vocab_size = vocab_size
         self.dtype = token_dtype(vocab_size)
         self.shard_tokens = shard_tokens
         self.num_documents = 0
@@ -64,8 +65,14 @@ class ShardWriter:
         Args:
             ids: token ids [tokens], without special tokens, at least one.
             starts: bool [tokens], whether a word begins at the token.
+
+        Raises:
+            ValueError: an id is not in the vocabulary.
         """
         assert len(ids) == len(starts) > 0, "a document has tokens, each with its word-start bit"
+        least, largest = int(np.min(ids)), int(np.max(ids))
+        if least < 0 or largest >= self.vocab_size:
+            raise ValueError(f"token id {least if least < 0 else largest} is none of 0 to {self.vocab_size - 1}")
         if self._open_shard is not None and self._open_shard.tokens >= self.shard_tokens:
             self._close_shard()
         if self._open_shard is None:

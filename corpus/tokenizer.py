@@ -68,6 +68,8 @@ def train_tokenizer(
         ValueError: a value out of range, or no text.
     """
     check_choices(algorithm, vocab_size, model_max_length)
+    if isinstance(texts, str):
+        raise UserError("texts is one string: give a list of texts")
     train = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[algorithm]
     trained = train(_not_empty(texts), vocab_size, lowercase, progress)
     # A new tokenizer, since the special tokens that the trainer added cannot be changed.

@@ -71,18 +71,28 @@ def encode_ids(
     lengths = [len(sequence) for sequence in sequences]
     if 0 in lengths:
         raise ValueError(f"sequence {lengths.index(0)} is empty: leave it out")
-    budget = tokens_per_batch or (_TOKENS_ON_CPU if model.device.type == "cpu" else _TOKENS_ON_DEVICE)
+    device = _device_of(model)
+    budget = tokens_per_batch or (_TOKENS_ON_CPU if device.type == "cpu" else _TOKENS_ON_DEVICE)
     results: list[Any] = [None] * len(sequences)
     # On a GPU a packed row may be padded too, in float32 for example, and all of it to one length.
-    padded = model.device.type != "cpu" or not _is_packed(model)
+    padded = device.type != "cpu" or not _is_packed(model)
     with evaluation_mode(model):
         for batch in batches_by_length(lengths, budget, padded=padded):
             for index, x_TD in zip(batch, _run(model, [sequences[index] for index in batch]), strict=True):
                 results[index] = _pool(x_TD, pooling)
     if pooling is None:
         return results
-    nothing = torch.empty(0, model.config.hidden_size, dtype=model.dtype, device=model.device)
+    nothing = torch.empty(0, model.config.hidden_size, dtype=model.dtype, device=device)
     return torch.stack(results) if results else nothing
+
+
+def _device_of(model: PreTrainedModel) -> torch.device:
+    """Where the model computes. Accelerate keeps offloaded weights on the meta device, and its hooks know better."""
+    if model.device.type != "meta":
+        return model.device
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    devices = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next((device for device in devices if device is not None), model.device))
 
 
 def _is_packed(model: PreTrainedModel) -> bool:
@@ -92,12 +102,12 @@ def _is_packed(model: PreTrainedModel) -> bool:
 def _run(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
     """The last hidden states of some sequences, packed into one row or, for native models, padded; [T, D] each."""
     sizes = [len(sequence) for sequence in sequences]
-    is_packed = _is_packed(model)
+    is_packed, device = _is_packed(model), _device_of(model)
     if is_packed:
-        ids_1N = torch.tensor([list(chain.from_iterable(sequences))], device=model.device)
-        outputs = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, model.device), return_dict=True)
+        ids_1N = torch.tensor([list(chain.from_iterable(sequences))], device=device)
+        outputs = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, device), return_dict=True)
     else:
-        rows = [torch.tensor(sequence, device=model.device) for sequence in sequences]
+        rows = [torch.tensor(sequence, device=device) for sequence in sequences]
         outputs = model(**pad_rows(rows, model.config.pad_token_id or 0), return_dict=True)
     if "last_hidden_state" not in outputs:
         raise ValueError(

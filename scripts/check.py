@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from clozebert.corpus.integrity import find_damaged_files, holds_corpus
 
+    if (folder / "manifest.json").is_file() and (folder / "documents.bin").is_file():
+        raise UserError(f"{folder} is one split of a corpus: give the folder that it lies in")
     if holds_corpus(folder):
         problems, count = find_damaged_files(folder)
         kind, found = "corpus", _as_written(count)

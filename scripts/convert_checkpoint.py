@@ -6,6 +6,7 @@ clozebert convert --input encoder --output_dir native --to native
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
@@ -16,7 +17,7 @@ from clozebert.utils.errors import UserError
 class ConvertArguments:
     input: str = flag("the model: a folder, or its name on the Hub", ...)
     output_dir: str = flag("the folder to write", ...)
-    to: str = flag("clozebert, or native: an architecture of transformers' own", ..., choices=["clozebert", "native"])
+    to: Literal["clozebert", "native"] = flag("clozebert, or native: an architecture of transformers' own", ...)
     architecture: str | None = flag(
         "with --to native: the model_type to write (default: the one it came from, else the first that fits)"
     )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from clozebert.utils.progress_bar import StageBars
 
 
+_READING = "reading --input"
 _POSITIONS = 64  # tokens of a document for pseudo-perplexity: each needs a forward pass
 
 
@@ -55,12 +56,22 @@ class EvaluationArguments:
     use_cpu: bool = flag("stay on the CPU even if there is a GPU", False)
     trust_remote_code: bool = flag("run the code that comes with the model", False)
     output_file: str | None = flag("write the results here, as JSON")
+    text_column: str | None = flag(
+        "the column of the text (default: found by name: text, content, …)", section=_READING
+    )
+    document_separator: str = flag(
+        "what ends a document in text files: blank_line, line or file", "blank_line", _READING
+    )
+    on_bad_text: str = flag("what to do about documents that are not valid UTF-8: error or skip", "error", _READING)
 
     def __post_init__(self) -> None:
         if not (self.corpus or self.input or self.blimp):
             raise UserError("nothing to score on: give --corpus DIR, --input FILE… or --blimp DIR")
         if self.corpus and self.input:
             raise UserError("--corpus and --input are two texts: give one of them")
+        read_as = (self.text_column, self.document_separator, self.on_bad_text)
+        if not self.input and read_as != (None, "blank_line", "error"):
+            raise UserError("--text_column, --document_separator and --on_bad_text say how to read --input: give one")
         if not 0 < self.eval_mlm_probability <= 1:
             raise UserError(f"--eval_mlm_probability={self.eval_mlm_probability} must lie in (0, 1]")
         check_at_least(
@@ -82,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     """Measure everything that was asked for: name -> value."""
     from clozebert.corpus import Masking
-    from clozebert.corpus.readers.inputs import Reader
+    from clozebert.corpus.readers.inputs import Reader, refuse_unused
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.checks import differing_entries
     from clozebert.training.reporting.doctor import survey
@@ -113,7 +124,15 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
                 f"{theirs!r}: the scores would mean nothing; leave it out"
             )
     corpus = None if arguments.corpus is None else _open(arguments.corpus, arguments.split, tokenizer)
-    reader = Reader(arguments.input) if arguments.input else None
+    reader = None
+    if arguments.input:
+        reader = Reader(
+            arguments.input,
+            text_column=arguments.text_column,
+            document_separator=arguments.document_separator,
+            on_bad_text=arguments.on_bad_text,
+        )
+        refuse_unused([reader], text_column=arguments.text_column)
     device = find_device(use_cpu=arguments.use_cpu)
     precision = choose_precision(arguments.mixed_precision, device)
     model = load_masked_lm(arguments.model_name_or_path, device=device, trust_remote_code=arguments.trust_remote_code)
@@ -130,6 +149,8 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, precision_of(device, precision):
         if reader is not None:
             corpus = _prepare(reader, tokenizer, folder)
+            if skipped := sum(source.bad_text for source in reader.sources):
+                results["documents_left_out"] = skipped
         if corpus is not None:
             results["precision"] = precision
             # Unknown tokens are never masked, so a tokenizer that does not know the hard words gets a lower loss.

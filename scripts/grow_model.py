@@ -16,6 +16,7 @@ from clozebert.scripts._program import parse, read_file, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
 from clozebert.utils.files import check_output_dir, disk_errors, whole_files
+from clozebert.utils.plurals import counted
 from clozebert.utils.tokenizer_files import save_tokenizer
 
 
@@ -26,6 +27,9 @@ class GrowArguments:
     )
     input: list[str] = flag("text on which pseudo-perplexity is measured", ...)
     output_dir: str = flag("the folder to write; empty, or not there yet", ...)
+    text_column: str | None = flag("the column of the text (default: found by name: text, content, …)")
+    document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")
+    on_bad_text: str = flag("what to do about documents that are not valid UTF-8: error or skip", "error")
     num_texts: int = flag("measure on this many documents, from the beginning", 100)
     new_tokens: list[str] | None = flag("tokens to add; @FILE reads them, one on each line")
     num_hidden_layers: int | None = flag("layers; the existing ones are repeated")
@@ -42,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parse(GrowArguments, argv, doc=__doc__, verb="grow")
     check_at_least(arguments, num_texts=1)
 
-    from clozebert.corpus.readers.inputs import Reader
+    from clozebert.corpus.readers.inputs import Reader, refuse_unused
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.hub.card import write_card
     from clozebert.hub.convert import facts_of_origin, load_clozebert_masked_lm
@@ -53,7 +57,16 @@ def main(argv: list[str] | None = None) -> None:
     check_place = partial(check_output_dir, arguments.output_dir, way_out="give another folder")
     check_place()
     new_tokens = _new_tokens(arguments.new_tokens or [])
-    texts = list(islice(Reader(arguments.input).texts(), arguments.num_texts))
+    reader = Reader(
+        arguments.input,
+        text_column=arguments.text_column,
+        document_separator=arguments.document_separator,
+        on_bad_text=arguments.on_bad_text,
+    )
+    refuse_unused([reader], text_column=arguments.text_column)
+    texts = list(islice(reader.texts(), arguments.num_texts))
+    if skipped := sum(source.bad_text for source in reader.sources):
+        print(f"{counted(skipped, 'document')} left out by --on_bad_text skip")
     folder = find_folder(arguments.model_name_or_path)
     tokenizer: Any = load_tokenizer(str(folder))
     known = known_tokens(tokenizer, new_tokens)

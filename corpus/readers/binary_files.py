@@ -17,6 +17,8 @@ _KINDS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "a Zstandard file", "give its name the suffix .zst"),
     (b"PAR1", "a Parquet file", "give its name the suffix .parquet"),
     (b"ARROW1", "an Arrow file", "save it as Parquet"),
+    (b"\xff\xff\xff\xff", "an Arrow stream, as a dataset's save_to_disk writes it",
+     "save it as Parquet: datasets.load_from_disk(DIR).to_parquet(FILE)"),
     (b"SQLite format 3", "an SQLite database", "export the text as CSV or JSON lines"),
     (b"\x89PNG", "a PNG image", "leave it out"),
     (b"\xff\xd8\xff", "a JPEG image", "leave it out"),

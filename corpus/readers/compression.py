@@ -61,7 +61,8 @@ def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[],
         if encoding := next((name for mark, name in _OTHER_UNICODE if first.startswith(mark)), None):
             raise UserError(f"{path} is in {encoding}: convert it to UTF-8")
         if path.suffix.lower() != ".parquet" and (found := what_it_is(first)):
-            raise UserError(f"{path} is {found[0]}: {found[1]}")
+            way_out = "unpack it first" if bare_suffix(path) == ".parquet" else found[1]
+            raise UserError(f"{path} is {found[0]}: {way_out}")
         is_old = b"\r" in first and b"\n" not in first
         yield io.BufferedReader(_Content(first, read, is_old), _BLOCK), raw.tell
 

@@ -7,14 +7,12 @@ from typing import Any, BinaryIO
 from ...utils.errors import UserError
 from .columns import find_text_column
 from .compression import bare_suffix, open_decompressed
-from .tables import TABLE_SUFFIXES, BadText, TableFile, lone_surrogate, open_table
+from .tables import LARGEST_DOCUMENT, TABLE_SUFFIXES, BadText, TableFile, lone_surrogate, open_table
 from .xml_texts import XML_SUFFIXES, texts_of_xml
 
 # (cell, line, "line" or "row") -> a text, or what is wrong with the cell.
 ReadCell = Callable[[Any, int, str], str | BadText]
 SEPARATORS = ("blank_line", "line", "file")
-# Bytes of one document of a text file; a longer document is cut into several at the end of a line, or at a space.
-LARGEST_DOCUMENT = 1 << 22
 
 
 def texts_of_file(
@@ -87,8 +85,9 @@ def id_reader(vocab_size: int) -> ReadCell:
     """A function that reads a cell of token ids below `vocab_size`: a list of numbers, or text such as `5 17 3`."""
 
     def read(cell: Any, line: int, unit: str) -> str | BadText:
-        if isinstance(cell, bytes):
-            return BadText(line, "the cell holds bytes, and no list of numbers", unit)
+        if isinstance(cell, bytes | dict):
+            what = "bytes" if isinstance(cell, bytes) else "an object"
+            return BadText(line, f"the cell holds {what}, and no list of numbers", unit)
         items = [] if cell is None else cell.split() if isinstance(cell, str) else cell
         if not hasattr(items, "__iter__"):
             items = [items]

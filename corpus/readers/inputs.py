@@ -78,7 +78,7 @@ class Reader:
 
     def __init__(
         self,
-        inputs: Sequence[str | Path],
+        inputs: str | Path | Sequence[str | Path],
         *,
         text_column: str | None = None,
         document_separator: str = "blank_line",
@@ -89,6 +89,7 @@ class Reader:
     ) -> None:
         check_choice("document_separator", document_separator, SEPARATORS)
         check_choice("on_bad_text", on_bad_text, ("error", "skip"))
+        inputs = [inputs] if isinstance(inputs, str | Path) else inputs
         if not inputs:
             raise UserError("input is empty; name at least one file, folder or glob pattern")
         self.text_column, self.read_cell = text_column, read_cell

@@ -24,9 +24,13 @@ from .columns import USUAL_COLUMNS, is_number, other_separator
 from .compression import bare_suffix, open_decompressed
 from .delimited import Dialect, find_dialect, read_records
 
+# Bytes of a document of a text file, and characters of one in XML; a longer one is cut into several, at the end of a
+# line or at a space.
+LARGEST_DOCUMENT = 1 << 22
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 _CLASS_SHARE = 0.05  # of the rows, at least, have the class of the first row
 _HEAD_ROWS, _HEAD_CELLS = 10_000, 1 << 22  # rows and characters that are read to find out what the columns hold
+_ROWS_AT_ONCE = 64  # of a Parquet file; a row may be a whole book
 
 
 class Row(NamedTuple):
@@ -351,7 +355,7 @@ class _Parquet(TableFile):
         number, size = 0, os.path.getsize(self.source)
         with self._opened() as file:
             classes = _classes_of_features(_features_in(file.schema_arrow.metadata))
-            batches = iter(file.iter_batches(columns=wanted, batch_size=1024))
+            batches = iter(file.iter_batches(columns=wanted, batch_size=_ROWS_AT_ONCE))
             while True:
                 try:
                     batch = next(batches, None)

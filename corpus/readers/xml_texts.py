@@ -1,11 +1,13 @@
 """Reads texts from XML: PubMed citations, JATS articles (PubMed Central, bioRxiv), and plain XML.
 
-A document is a `PubmedArticle`, a JATS `article` or, in other XML, a child of the root; a root whose children are
-paragraphs is one document. The text is, for PubMed, the title and the abstract; for JATS, the title, the abstract and
-the body without tables, formulas and references; for other XML, the text of all elements. Each block element is a line.
+A document is a `PubmedArticle`, an `article` or, in other XML, a child of the root; a root whose children are
+paragraphs is one document. The text is, for PubMed, the title and the abstract; for JATS, whose articles begin with a
+`front`, the title, the abstract and the body without tables, formulas and references; for other XML, the text of all
+elements. Each block element is a line.
 
-The file is read piece by piece with expat, Python's own parser. A file that declares entities raises an error: a few
-lines of them can expand to gigabytes.
+The file is read piece by piece with expat, Python's own parser. Memory is bounded: a long document is cut, as in text
+files. A file that declares entities raises an error, since a few lines of them can expand to gigabytes; so do a tag of
+megabytes and a very deep nesting.
 """
 
 from collections.abc import Iterator
@@ -14,11 +16,12 @@ from typing import BinaryIO
 from xml.parsers import expat
 
 from ...utils.errors import UserError
-from .tables import BadText
+from .tables import LARGEST_DOCUMENT, BadText
 
 XML_SUFFIXES = (".xml", ".nxml")
 
 _DOCUMENTS = ("PubmedArticle", "PubmedBookArticle", "article")
+_FIRST_IN_JATS = ("front", "front-stub", "processing-meta")  # the first child of an article, before its body
 # The elements of a PubMed or JATS document that are read, and those that are left out, also within the former.
 _READ = ("ArticleTitle", "BookTitle", "AbstractText", "article-title", "subtitle", "abstract", "body")
 _LEFT_OUT = ("ref-list", "back", "table", "tex-math", "math", "object-id", "inline-formula", "disp-formula", "fn-group",
@@ -32,6 +35,8 @@ _INLINE = ("a", "abbr", "abbrev", "b", "bold", "c", "chemical", "code", "em", "e
            "span", "strike", "strong", "styled-content", "sub", "sup", "term", "tex-math", "u", "underline", "uri", "w",
            "xref")  # fmt: skip
 _BLOCK = 1 << 16
+_MOST_LINES = 1 << 16  # of a document, before it is cut; each takes memory beside its text
+_DEEPEST = 1_000
 
 
 def texts_of_xml(file: BinaryIO, path: Path) -> Iterator[str | BadText]:
@@ -50,10 +55,10 @@ def texts_of_xml(file: BinaryIO, path: Path) -> Iterator[str | BadText]:
     parser.SkippedEntityHandler = lambda name, is_parameter: documents.skipped(
         name, is_parameter, parser.CurrentLineNumber
     )
-    ended = False
+    ended, size = False, 0
     while not ended:
         block = file.read(_BLOCK)
-        ended = not block
+        ended, size = not block, size + len(block)
         try:
             parser.Parse(block, ended)
         except expat.ExpatError as error:
@@ -62,6 +67,10 @@ def texts_of_xml(file: BinaryIO, path: Path) -> Iterator[str | BadText]:
             yield BadText(error.lineno, f"it is not well-formed XML ({reason}); the rest of the file cannot be read")
             return
         yield from documents.finished()
+        if size - parser.CurrentByteIndex > LARGEST_DOCUMENT:  # expat keeps it whole
+            raise UserError(
+                f"{path}, line {parser.CurrentLineNumber}: a tag or comment of more than {LARGEST_DOCUMENT >> 20} MiB"
+            )
     if documents.skipped_entity is not None:
         line, name = documents.skipped_entity
         yield BadText(line, f"&{name}; is defined nowhere in the file")
@@ -75,11 +84,14 @@ class _Documents:
         self.skipped_entity: tuple[int, str] | None = None
         self._open: list[str] = []
         self._depth = 0  # the depth of the current document's element; 0: no document is open
+        self._is_article = False  # whether the current document is one of PubMed or JATS
+        self._begins_article = False  # whether it is an `article` without a child so far
         self._first_child: str | None = None
         self._read = self._left_out = 0  # how many elements of _READ and _LEFT_OUT are open
         self._pieces: list[str] = []  # of the current line
         self._line_is_read = False
         self._lines: list[tuple[bool, str]] = []
+        self._size = 0  # characters of the lines and pieces
         self._done: list[str] = []
 
     def finished(self) -> Iterator[str]:
@@ -91,36 +103,45 @@ class _Documents:
         name = name.rpartition(":")[2]
         self._open.append(name)
         depth = len(self._open)
+        if depth > _DEEPEST:
+            raise UserError(f"{self.path} has more than {_DEEPEST:,} elements within each other: it is no text")
         if depth == 2 and self._first_child is None:
             self._first_child = name
+        if self._begins_article and depth == self._depth + 1:
+            self._begins_article, self._is_article = False, name in _FIRST_IN_JATS
         if name in _DOCUMENTS:
-            if not self._is_article():
+            if not self._is_article:
                 self._close()
                 self._depth = depth
+                self._is_article, self._begins_article = name != "article", name == "article"
         elif depth == 2 and not self._depth:
             # The root is the document where its children are paragraphs.
             self._depth = 1 if self._first_child in _PARAGRAPHS else 2
         if name not in _INLINE and not self._left_out:
             self._end_line()
         self._read += name in _READ
-        self._left_out += name in _LEFT_OUT and self._is_article()
+        self._left_out += name in _LEFT_OUT and self._is_article
 
     def end(self, name: str) -> None:
         name = self._open[-1]
-        self._left_out -= name in _LEFT_OUT and self._is_article()
+        self._left_out -= name in _LEFT_OUT and self._is_article
         if name not in _INLINE and not self._left_out:
             self._end_line()
         self._read -= name in _READ
         depth = len(self._open)
         if depth == self._depth or depth == 1:
             self._close()
-            self._depth = 0
+            self._depth, self._is_article, self._begins_article = 0, False, False
         self._open.pop()
 
     def text(self, text: str) -> None:
-        if not self._left_out:
-            self._pieces.append(text)
-            self._line_is_read = self._read > 0
+        if self._left_out:
+            return
+        self._pieces.append(text)
+        self._line_is_read = self._read > 0
+        self._size += len(text)
+        if self._size > LARGEST_DOCUMENT or len(self._lines) > _MOST_LINES:
+            self._cut()
 
     def entity(self, name: str, *_: object) -> None:
         raise UserError(
@@ -132,9 +153,14 @@ class _Documents:
         if not is_parameter and self.skipped_entity is None:
             self.skipped_entity = (line, name)
 
-    def _is_article(self) -> bool:
-        """Whether the current document is one of PubMed or JATS."""
-        return self._depth > 0 and self._open[self._depth - 1] in _DOCUMENTS
+    def _cut(self) -> None:
+        """End the document at the last space so far; what follows in its element is another document."""
+        line = "".join(self._pieces)
+        end = max(line.rfind(" "), line.rfind("\n")) if self._lines or " " in line or "\n" in line else len(line)
+        self._pieces = [line[: end + 1]]
+        self._close()
+        self._pieces = [line[end + 1 :]]
+        self._size = len(self._pieces[0])
 
     def _end_line(self) -> None:
         line = " ".join("".join(self._pieces).split())
@@ -145,7 +171,7 @@ class _Documents:
     def _close(self) -> None:
         """End the document: keep the lines to read or, if there are none, all lines."""
         self._end_line()
-        chosen = [line for is_read, line in self._lines if is_read] if self._is_article() else []
+        chosen = [line for is_read, line in self._lines if is_read] if self._is_article else []
         if self._lines:
             self._done.append("\n".join(chosen or [line for _, line in self._lines]))
-        self._lines = []
+        self._lines, self._size = [], 0

@@ -144,6 +144,7 @@ def test_validation_sees_each_document_once_with_frozen_masks(written: Written, 
     expected = [document[first : first + 78].tolist() for document in written.documents
                 for first in range(0, len(document), 78)]  # fmt: skip
     assert found == sorted(expected)
+    assert joined([ValidationBatches(written.corpus, batch_size=7, **options)[-1]]) == joined(reference[-1:])
     other = list(ValidationBatches(written.corpus, batch_size=7, **{**options, "seed": 2}))
     assert joined(other)["masked"] != joined(reference)["masked"]
 
@@ -224,7 +225,9 @@ def test_what_is_wrong_with_a_stream_is_said(
 ) -> None:
     with pytest.raises(ValueError, match="global_batch_size=0 must be at least 1"):
         stream_of(written, rows=0)
-    stream = stream_of(written, rows=4)
+    stream = stream_of(written, rows=np.int64(4))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="step=-1 must count from 0"):
+        stream.batch(-1)
     with pytest.raises(
         ValueError, match="global_batch_size=4 rows cannot be split into world_size=3 x micro_batches=2"
     ):

@@ -53,10 +53,11 @@ def test_what_is_no_id_is_refused_with_its_line_and_nothing_is_written(wrong: ob
     assert not (tmp_path / "corpus").exists()
 
 
-def test_bytes_are_no_ids() -> None:
-    found = id_reader(10)(b"\x01\x02", 3, "row")
+@pytest.mark.parametrize(("cell", "what"), [(b"\x01\x02", "bytes"), ({"5": 1, "7": 2}, "an object")])
+def test_bytes_and_objects_are_no_ids(cell: object, what: str) -> None:
+    found = id_reader(10)(cell, 3, "row")
     assert isinstance(found, BadText)
-    assert (found.line, found.reason) == (3, "the cell holds bytes, and no list of numbers")
+    assert (found.line, found.reason) == (3, f"the cell holds {what}, and no list of numbers")
 
 
 def test_flags_that_do_not_go_together(tmp_path: Path) -> None:

@@ -116,3 +116,11 @@ def test_a_user_without_a_home_folder_needs_a_cache_only_where_it_is_used(
         with pytest.raises(UserError, match="no home folder for a cache: set XDG_CACHE_HOME"):
             RowIndex(corpus, max_seq_length=8)
     assert RowIndex(corpus, max_seq_length=8).num_rows == 1 + (3 + 5 + 4 > 8)
+
+
+@pytest.mark.parametrize("ids", [[70, 400], [-1, 3]])
+def test_ids_outside_of_the_vocabulary_are_refused(ids: list[int], tmp_path: Path) -> None:
+    """Two bytes would hold others in their place."""
+    writer = ShardWriter(str(tmp_path / "train"), vocab_size=400)
+    with pytest.raises(ValueError, match=rf"token id {400 if 400 in ids else -1} is none of 0 to 399"):
+        writer.append(np.array(ids), np.array([True, False]))

@@ -74,6 +74,11 @@ def test_of_jats_title_abstract_and_body_are_read(tmp_path: Path) -> None:
         ("<docs><doc/><doc> </doc><doc>z</doc></docs>", ["z"]),
         # An article of another kind has no part that is known: all of it is read.
         ("<article><para>One.</para><para>Two.</para></article>", ["One.\nTwo."]),
+        (
+            "<c><article><title>T</title><abstract>A</abstract><content>C</content><body>B</body><back>K</back>"
+            "<article>inner</article>on</article><article><text>D</text></article></c>",
+            ["T\nA\nC\nB\nK", "inner", "on", "D"],
+        ),
     ],
 )
 def test_plain_xml(tmp_path: Path, content: str, expected: list[str]) -> None:
@@ -122,3 +127,37 @@ def test_what_is_broken_is_named_or_left_out(tmp_path: Path, content: str, messa
     reader = Reader([tmp_path / "a.xml"], on_bad_text="skip")
     list(reader)
     assert reader.sources[0].bad_text == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("<d>" + "abc " * 10 + "</d>", ["abc abc abc abc", "abc abc abc abc", "abc abc"]),
+        ("<d>" + "x" * 40 + "</d>", None),
+        ("<d><p>one two</p><p>three four five</p><p>six</p></d>", ["one two\nthree", "four five\nsix"]),
+        ("<d>" + "<p>a</p>" * 7 + "</d>", ["a\na\na\na", "a\na\na"]),
+    ],
+)
+def test_long_documents_are_cut_and_nothing_is_lost(
+    tmp_path: Path, content: str, expected: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xml_texts, "LARGEST_DOCUMENT", 16)
+    monkeypatch.setattr(xml_texts, "_MOST_LINES", 3)
+    monkeypatch.setattr(xml_texts, "_BLOCK", 1)
+    found = read(tmp_path / "a.xml", content)
+    if expected is None:
+        assert "".join(found) == "x" * 40
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("<a>" * 2_000, "more than 1,000 elements within each other"),
+        ('<a b="' + "x" * (5 << 20) + '"/>', "line 1: a tag or comment of more than 4 MiB"),
+    ],
+)
+def test_what_would_take_all_memory_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read(tmp_path / "a.xml", content)

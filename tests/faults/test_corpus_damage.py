@@ -101,6 +101,15 @@ def test_the_check_of_a_whole_corpus_finds_nothing(corpus: Path, capsys: pytest.
     assert f"{len(files)} files are as they were written" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_the_check_misses_a_split_and_knows_one(corpus: Path, split: str) -> None:
+    with pytest.raises(UserError, match=f"{split} is one split of a corpus: give the folder that it lies in"):
+        check.main([str(corpus / split)])
+    shutil.rmtree(corpus / split)
+    with pytest.raises(UserError, match=rf"{split}\S*manifest.json is missing"):
+        check.main([str(corpus)])
+
+
 def test_the_check_names_every_damaged_file(corpus: Path) -> None:
     """Also in a corpus that is too large to be hashed when it is opened."""
     names = ("train/tokens-00001.bin", "train/documents.bin", "validation/word_starts-00000.bin")

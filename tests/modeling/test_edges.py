@@ -174,16 +174,20 @@ def test_tables_of_rope_are_the_same_under_autocast():
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_fake_tensors_show_the_shapes(name):
+@pytest.mark.parametrize("length", [9, 32])  # 32: long enough for tiles, where a layer has a window
+def test_fake_tensors_show_the_shapes(name, length):
     config = small(name)
+    if config.sliding_window is not None:
+        config.sliding_window = 4
     is_image = config.image_size is not None
     model = (ClozeBertForImageClassification if is_image else ClozeBertForMaskedLM)(config)
     with FakeTensorMode(allow_non_fake_inputs=True):
         if is_image:
             outputs = model(torch.zeros(2, 3, 12, 12), labels=torch.zeros(2).long())
         else:
-            outputs = model(torch.zeros(2, 9, dtype=torch.long), labels=torch.zeros(2, 9, dtype=torch.long))
-    assert outputs.logits.shape == ((2, 3) if is_image else (2, 9, 53))
+            ids = torch.zeros(2, length, dtype=torch.long)
+            outputs = model(ids, labels=ids)
+    assert outputs.logits.shape == ((2, 3) if is_image else (2, length, 53))
     assert outputs.loss.shape == ()
 
 

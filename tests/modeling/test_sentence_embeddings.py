@@ -2,6 +2,7 @@
 
 import copy
 
+import accelerate
 import numpy as np
 import pytest
 import torch
@@ -85,6 +86,15 @@ def test_texts_may_come_one_after_another(model, sequences, alone):
 
     found = encode(model, tokenizer, (str(index) for index in (2, 4)), pooling="cls")
     assert relative_error(found, np.stack([alone[2][0], alone[4][0]])) <= 1e-12
+
+
+def test_a_model_whose_weights_are_offloaded(sequences, alone):
+    """Accelerate keeps such weights on the meta device, and moves them where its hooks say."""
+    model = build(ClozeBertModel, tiny_config(classifier_pooling="mean"))
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    assert model.device.type == "meta"
+    for x, wanted in zip(encode_ids(model, sequences, pooling=None), alone, strict=True):
+        assert relative_error(x, wanted) <= 1e-12
 
 
 def test_nothing_to_encode(model):

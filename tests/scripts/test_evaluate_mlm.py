@@ -87,6 +87,10 @@ def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
     (workplace / "unknown.txt").write_text("w1 zebra w4 w7 w10 w2 w5 w8\n")
     main([str(workplace / "ours"), "--input", str(workplace / "unknown.txt"), "--eval_mlm_probability", "0.9"])
     assert ["unknown_share", "0.1250"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    (workplace / "bad.txt").write_bytes(b"w1 w4 w7 w10 w2 w5 w8\n\ncaf\xe9\n")
+    flags = ["--input", str(workplace / "bad.txt"), "--on_bad_text", "skip", "--eval_mlm_probability", "0.9"]
+    main([str(workplace / "ours"), *flags])
+    assert ["documents_left_out", "1"] in [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +108,8 @@ def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--input", "short.txt"], "so short that none of its tokens is predicted"),
         (["--corpus", "corpus", "--tokenizer_name", "bert/none"], "cannot be loaded"),
         (["--input", "text.txt", "./text.txt"], "text.txt twice"),
+        (["--corpus", "corpus", "--on_bad_text", "skip"], "say how to read --input: give one"),
+        (["--input", "text.txt", "--text_column", "a"], "--text_column a: no input has columns"),
         (
             ["--input", "text.txt", "--tokenizer_name", "other"],
             "='other' has 'v7' as token 12, and the model's own 'w7'",

@@ -132,6 +132,7 @@ def test_native_models_grow_too(flags, tmp_path):
         (["--new_tokens", "river"], "'river', which the tokenizer has already"),
         (["--new_tokens", "x y", "x y"], "names 'x y' twice"),
         (["--new_tokens", "@nowhere"], "there is no file nowhere"),
+        (["--num_hidden_layers", "3", "--text_column", "a"], "--text_column a: no input has columns"),
         (["--num_hidden_layers", "3", "--num_texts", "0"], "num_texts=0 must be at least 1"),
     ],
 )

@@ -1,6 +1,8 @@
 """Which parameter gets which treatment, what one step does, and a state that travels without pickle."""
 
+import copy
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,8 @@ def test_parameters_are_sorted_by_what_they_are(tied: bool) -> None:
     assert [name for name, _ in matrices] == ["layer_norm.weight", "bias.weight"]
     expected = {"projection_weight.weight", "layer_norm.bias", "dense.weight", "dense.bias", "bias.bias", "linear"}
     assert {name for name, _ in rest} == expected | {"norm.bias"} | (set() if tied else {"norm.weight"})
+    wrapped, _ = split_parameters(nn.DataParallel(Misnamed(tied=tied)))
+    assert [name for name, _ in wrapped] == ["module.layer_norm.weight", "module.bias.weight"]
 
 
 @pytest.mark.parametrize("norm_type", ["layernorm", "rmsnorm"])
@@ -172,6 +176,19 @@ def test_torch_style_state_dicts_work_too(kind: str) -> None:
     step_of(whole, one, 1)
     step_of(moved, other, 1)
     for mine, theirs in zip(whole.parameters(), moved.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_copies_make_the_same_steps(kind: str) -> None:
+    model = Misnamed()
+    optimizer = make_optimizer(model, arguments(optimizer=kind))
+    step_of(model, optimizer, 0)
+    copied, copied_optimizer = pickle.loads(pickle.dumps(copy.deepcopy((model, optimizer))))
+    for one, its_optimizer in ((model, optimizer), (copied, copied_optimizer)):
+        its_optimizer.set_learning_rate(0.5)
+        step_of(one, its_optimizer, 1)
+    for mine, theirs in zip(model.parameters(), copied.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 

@@ -75,6 +75,9 @@ class Muon(torch.optim.Optimizer):
                 if parameter.dim() != 2:
                     raise ValueError(f"Muon takes matrices; it was given a parameter of shape {tuple(parameter.shape)}")
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "dtype": self.dtype}
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient."""

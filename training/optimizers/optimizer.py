@@ -28,11 +28,13 @@ def split_parameters(model: nn.Module) -> tuple[list[NamedParameter], list[Named
 
     The weight of the vocabulary projection counts as an embedding, whether it is tied or not.
     """
-    find_output: Any = getattr(model, "get_output_embeddings", lambda: None)
-    output = find_output()
-    embeddings: set[nn.Parameter] = set() if output is None else {output.weight}
+    embeddings: set[nn.Parameter] = set()
     in_matrix_modules: set[nn.Parameter] = set()
     for module in model.modules():
+        # Not of the outermost alone, which may be a wrapper such as DDP.
+        find_output: Any = getattr(module, "get_output_embeddings", lambda: None)
+        if (output := find_output()) is not None:
+            embeddings.add(output.weight)
         parameters = [parameter for parameter in module.parameters(recurse=False) if parameter.dim() >= 2]
         if isinstance(module, _EMBEDDING_MODULES):
             embeddings.update(parameters)
@@ -84,6 +86,13 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for part in self.parts:
             part.step()
         return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "parts": self.parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's own, and update the parts."""
