@@ -35,6 +35,7 @@ from ..corpus.shards import open_split
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
 from ..hub.card import read_card, write_card
 from ..hub.convert import save_native
+from ..hub.processors import copy_beside
 from ..modeling import ClozeBertForMaskedLM
 from ..training.checkpoints.training_state import read_state
 from ..training.checks import check_tokenizer
@@ -86,6 +87,8 @@ _MORE_OF = {
     "general": "give more, with --general_input",
 }
 _LONGEST_ROW = 256
+# Of the original model's card.
+_KEPT_OF_THE_CARD = ("license", "license_name", "license_link", "language", "datasets", "tags")
 
 
 @outliving_readers()  # as for pretraining
@@ -277,6 +280,7 @@ class Adaptation:
             self.say(f"extend_vocabulary={asked}: nothing else in the text occurs twice and is not an entry yet")
         with whole_folder(self.work / "start") as folder, quiet():
             start.model.save_pretrained(folder)
+            copy_beside(self.source.folder, folder)
             save_tokenizer(start.tokenizer, folder)
             write_text(folder / "vocabulary.json", json.dumps(start.facts, indent=2) + "\n")
 
@@ -424,13 +428,15 @@ class Adaptation:
                     save_tokenizer(tokenizer, partial)
                 else:
                     save_native(model, partial, tokenizer, architecture=self.trained.model_type)
+            copy_beside(self.work / "start", partial)
             curve = self.work / "run" / "loss_curve.png"
             if curve.is_file():
                 (partial / curve.name).write_bytes(curve.read_bytes())
             write_text(partial / REPORT_NAME, render_report(results))
         old = {} if self.model_card is None else self.model_card.facts()
-        kept: dict[str, Any] = {key: old[key] for key in ("license", "language", "datasets") if key in old}
-        facts = adaptation_facts(results, name=target.resolve().name, base_model=self.base_model)
+        kept = {key: old[key] for key in _KEPT_OF_THE_CARD if key in old}
+        base_model = self.base_model or old.get("base_model")
+        facts = adaptation_facts(results, name=target.resolve().name, base_model=base_model)
         write_card(target, {**kept, **facts})
         write_text(target / ADAPTATION_RESULTS, json.dumps(results, indent=2) + "\n")
         self.say(render_report(results))

@@ -134,6 +134,12 @@ def read_card(folder: Path) -> Card | None:
         data = ModelCard(text).data
     except Exception as error:
         raise UserError(f"the metadata on top of {path} cannot be read: {first_line(error)}") from None
+    # YAML takes the code of Norwegian for a truth value.
+    language = data.get("language")
+    if isinstance(language, list):
+        data.language = ["no" if code is False else code for code in language]
+    elif language is False:
+        data.language = "no"
     return Card(text, is_ours(text), data, _parts(text) if is_ours(text) else {})
 
 
@@ -241,7 +247,7 @@ def _summary(folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any], 
     if not config.get("image_size"):
         if config.get("vocab_size"):
             parts.append(f"a vocabulary of {config['vocab_size']:,}")
-        if longest := _longest_sequence(config):
+        if longest := _longest_sequence(folder, config):
             parts.append(f"sequences of up to {longest:,} tokens")
     if parts:
         sentences.append(f"It has {', '.join(parts)}.")
@@ -260,12 +266,15 @@ def _is_regression(config: Mapping[str, Any], task: str) -> bool:
     )
 
 
-def _longest_sequence(config: Mapping[str, Any]) -> int | None:
+def _longest_sequence(folder: Path, config: Mapping[str, Any]) -> int | None:
     from .fingerprint import COUNTED_FROM_PADDING
 
     rows = config.get("max_position_embeddings")
     if rows and config.get("model_type") in COUNTED_FROM_PADDING:
         rows -= (config.get("pad_token_id") or 0) + 1
+    if rows and config.get("model_type") not in ("clozebert", *NATIVE):
+        # Others count from the padding, too. `announce_length` has given the tokenizer what the loaded model takes.
+        return min(rows, _read_json(folder / "tokenizer_config.json").get("model_max_length", rows))
     return rows
 
 

@@ -5,10 +5,10 @@ if the configuration equals one of theirs. `convert_folder` does either with a s
 The tables in `natives` map tensors and fields.
 """
 
-import contextlib
 import itertools
 import os
 import shutil
+import warnings
 from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from .card import CARD_NAME, Card, read_card, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native, warn_of_dynamic_rope
 from .loading import find_folder, load_clozebert, load_native, read_config
 from .natives import Architecture, Rename, architecture_of
-from .processors import copy_processors, copy_reading_settings, save_beside_model
+from .processors import copy_beside, copy_processors, copy_reading_settings, save_beside_model
 
 _UNUSED = "embeddings.mask_token"  # of a ViT: images are masked in pretraining only
 _CONVERTED = "Converted, weight by weight, from"
@@ -258,6 +258,7 @@ def convert_folder(
             converted.save_pretrained(new)
         copy_processors(folder, new)
         copy_reading_settings(folder, new)
+        copy_beside(folder, new)
         if (target / CARD_NAME).is_file():  # keeps a card that a person may have edited
             shutil.copyfile(target / CARD_NAME, new / CARD_NAME)
         _write_card(source, folder, new, name=target.resolve().name)
@@ -292,8 +293,10 @@ def facts_of_origin(source: str | os.PathLike, folder: Path) -> tuple[str, Card 
     """
     old, on_the_hub = None, not Path(source).is_dir()
     origin = os.fspath(source) if on_the_hub else folder.resolve().name
-    with contextlib.suppress(UserError):  # a damaged card must not prevent the conversion
+    try:
         old = read_card(folder)
+    except UserError as error:  # must not prevent the conversion
+        warnings.warn(f"{error}; the new card has none of it, not even the licence", stacklevel=2)
     facts = {} if old is None else old.facts()
     if on_the_hub:
         facts["base_model"] = origin

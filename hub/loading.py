@@ -24,11 +24,11 @@ from ..utils.progress_bar import quiet
 from ..utils.untrusted import check_model_folder, read_json_object, shards_of
 from .hub_errors import explain
 from .natives import NATIVE, architecture_of
-from .processors import IMAGE_FILES, SETTINGS_NAME, TOKENIZER_FILE_NAMES
+from .processors import IMAGE_FILES, LICENSE_FILES, SETTINGS_NAME, TOKENIZER_FILE_NAMES
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILE_NAMES,
-             "chat_template.jinja", *IMAGE_FILES, SETTINGS_NAME)  # fmt: skip
+             "chat_template.jinja", *IMAGE_FILES, SETTINGS_NAME, *LICENSE_FILES)  # fmt: skip
 # Tensors that published checkpoints hold although their head does not have them: the head of the other pretraining
 # task, its pooler, and buffers that only count positions. They are left out with a warning.
 _LEFTOVERS = re.compile(

@@ -1,21 +1,25 @@
-"""Copies the tokenizer, the image processor and the reading settings of a saved model to another folder."""
+"""Copies what lies beside a saved model to another folder: tokenizer, image processor, reading settings, licence."""
 
+import itertools
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
-from ..utils.errors import as_user_errors
+from ..utils.errors import UserError, as_user_errors
 from ..utils.files import write_text
 from ..utils.tokenizer_files import read_tokenizer_settings, save_tokenizer, write_tokenizer_settings
-from ..utils.untrusted import read_json_object
+from ..utils.untrusted import is_within, read_json_object
 
 # Any of these files means that the folder has a tokenizer.
 _HAS_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
                   "sentencepiece.bpe.model", "tokenizer.model")  # fmt: skip
 TOKENIZER_FILE_NAMES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json", "added_tokens.json")
+LICENSE_FILES = ("LICENSE", "LICENSE.*", "NOTICE")
+CODE_LICENSE_NAME = "LICENSE.clozebert"  # goes with the code of a bundle, and is not the model's
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 # The fine-tuning settings that say how texts were read. The others name files of the training machine.
 SETTINGS_NAME = "finetuning_settings.json"
@@ -44,6 +48,22 @@ def copy_processors(folder: Path, directory: Path) -> None:
     for name in IMAGE_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, directory / name)
+
+
+def copy_beside(folder: Path, directory: Path, patterns: Sequence[str] = LICENSE_FILES) -> None:
+    """Copy the files of some patterns, by default those of the model's licence.
+
+    Raises:
+        UserError: a file is a link that leaves its folder.
+    """
+    for path in sorted(itertools.chain.from_iterable(map(folder.glob, patterns))):
+        if path.name == CODE_LICENSE_NAME:
+            continue
+        if not is_within(path, folder):
+            raise UserError(f"{path} is a link that leaves its folder, and would be copied: remove it")
+        target = directory / path.relative_to(folder)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def reading_settings(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import math
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,22 +21,29 @@ from ..utils.errors import UserError, as_user_errors, check_choice
 from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
 from ..utils.input_length import announce_length
 from ..utils.tokenizer_files import read_tokenizer_settings
-from ..utils.untrusted import check_model_folder, is_within, read_json_object
+from ..utils.untrusted import check_model_folder, read_json_object
 from .card import CARD_NAME, below_headings, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
 from .loading import HUB_NAME, load_clozebert, load_native, read_config
 from .natives import NATIVE
-from .processors import copy_processors, copy_reading_settings, takes_pairs
-from .pushing import CODE_LICENSE_NAME, Push, check_repo_id, push_folder
+from .processors import (
+    CODE_LICENSE_NAME,
+    LICENSE_FILES,
+    copy_beside,
+    copy_processors,
+    copy_reading_settings,
+    takes_pairs,
+)
+from .pushing import Push, check_repo_id, push_folder
 from .verification import Verification, verify_folder
 
 FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual|code")
-_COPIED = ("*.png", "LICENSE", "LICENSE.*", "NOTICE", ".eval_results/*.yaml")
+_COPIED = ("*.png", *LICENSE_FILES, ".eval_results/*.yaml")
 
 
 @dataclass(frozen=True)
@@ -211,15 +217,7 @@ def complete_folder(
     copy_processors(source, folder)
     if getattr(model.config, "image_size", None) is None:
         _check_tokenizer(source, folder, model)
-    for pattern in _COPIED:
-        for path in source.glob(pattern):
-            if path.name == CODE_LICENSE_NAME:  # goes with the code, see above
-                continue
-            if not is_within(path, source):
-                raise UserError(f"{path} is a link that leaves its folder, and would be published: remove it")
-            target = folder / path.relative_to(source)
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, target)
+    copy_beside(source, folder, _COPIED)
     copy_reading_settings(source, folder)
     if completion.evaluation is not None:
         _write_evaluation(source, folder, completion.evaluation)
@@ -275,8 +273,9 @@ def _write_fingerprint(source: Path, folder: Path, model: Any) -> None:
             f"delete that file if the model was trained on since, or bring the weights back"
         )
     card = (folder / CARD_NAME).read_bytes()
-    # The next push compares the card's hash to see whether somebody edited it on the Hub.
-    values.update(clozebert=__version__, card_sha256=hashlib.sha256(card).hexdigest())
+    # For the next push: it sees whether somebody edited the card on the Hub, and which files there are of this one.
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    values.update(clozebert=__version__, card_sha256=hashlib.sha256(card).hexdigest(), files=files)
     write_fingerprint(folder, values)
 
 

@@ -17,23 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
-from ..modeling.bundle import CODE_FILES, write_code
+from ..modeling.bundle import write_code
 from ..utils.errors import UserError
 from ..utils.files import WEIGHTS
 from .card import CARD_NAME, is_ours
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .fingerprint import find_differences, read_fingerprint
 from .hub_errors import hub_errors
-from .processors import SETTINGS_NAME
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-CODE_LICENSE_NAME = "LICENSE.clozebert"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# Files of an earlier push that a new one may lack: weights in other shards, the ONNX forms (int8 once had another
-# name), how an earlier model read texts (pairs, windows), and the pickles that Trainer pushes. They are deleted, as is
-# code that a native model does not need.
+# Files that a push deletes if it has none of that name: weights in other shards, the ONNX forms (int8 once had another
+# name), and the pickles that Trainer pushes. So are the files that the fingerprint of the last push lists.
 _OURS = re.compile(rf"{WEIGHTS}|training_args\.bin|onnx/model(_quantized|_int8)?\.onnx(\.data)?")
 
 
@@ -97,8 +94,9 @@ def push_folder(
         head = api.repo_info(repo_id, revision=revision).sha
         assert head is not None
         before = _hashes(api, repo_id, head)
-        kept, reasons = _find_kept(api, folder, repo_id, head, set(before))
-        commit = _commit(api, folder, repo_id, head, revision, message, kept=kept, there=set(before))
+        kept, pushed, reasons = _compare(api, folder, repo_id, head, set(before))
+        outdated = {name for name in before if name in pushed or _OURS.fullmatch(name)}
+        commit = _commit(api, folder, repo_id, head, revision, message, kept=kept, outdated=outdated)
         after = before if commit == head else _hashes(api, repo_id, commit)
     uploaded = sorted(name for name in after if after[name] != before.get(name))
     return Push(commit, uploaded, sorted(set(before) - set(after)), [*notes, *reasons])
@@ -131,9 +129,11 @@ def _commit(
     message: str,
     *,
     kept: set[str],
-    there: set[str],
+    outdated: set[str],
 ) -> str:
-    """Commit the folder on top of `head`, without the files in `kept`; returns the new revision (`head` if unchanged).
+    """Commit the folder on top of `head`; returns the new revision (`head` if unchanged).
+
+    The files in `kept` stay as they are on the Hub; those in `outdated` that the folder lacks are deleted.
 
     huggingface_hub leaves out files that are already there, and makes no commit if none remain.
     """
@@ -146,7 +146,7 @@ def _commit(
             # With hf_xet installed, a path is uploaded with Xet, but an open file over HTTP.
             contents = {name: opened.enter_context(here[name].open("rb")) for name in contents}
         operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=x) for name, x in contents.items()]
-        deleted = [name for name in sorted(there) if name not in here and _is_ours(name)]
+        deleted = sorted(outdated - set(here))
         done = api.create_commit(
             repo_id,
             [*operations, *(CommitOperationDelete(path_in_repo=name) for name in deleted)],
@@ -170,12 +170,15 @@ def _has_xet(repo_id: str, revision: str) -> bool:
     return True
 
 
-def _is_ours(name: str) -> bool:
-    return _OURS.fullmatch(name) is not None or name in (*CODE_FILES, CODE_LICENSE_NAME, SETTINGS_NAME)
+def _compare(
+    api: "HfApi", folder: Path, repo_id: str, head: str, there: set[str]
+) -> tuple[set[str], set[str], list[str]]:
+    """Compare the folder with what was pushed last.
 
-
-def _find_kept(api: "HfApi", folder: Path, repo_id: str, head: str, there: set[str]) -> tuple[set[str], list[str]]:
-    """The files to keep unchanged on the Hub, and why: an edited card, and a fingerprint that differs by rounding."""
+    Returns:
+        the files to keep unchanged on the Hub (an edited card, and a fingerprint that differs by rounding), the names
+        of the files of the last push, and what the user should know.
+    """
     kept, reasons = set(), []
     with tempfile.TemporaryDirectory() as temporary:
         for name in {CARD_NAME, FINGERPRINT_NAME} & there:
@@ -194,7 +197,7 @@ def _find_kept(api: "HfApi", folder: Path, repo_id: str, head: str, there: set[s
     new = read_fingerprint(folder)
     if old and new and _differ_by_rounding(old, new):
         kept.add(FINGERPRINT_NAME)
-    return kept, reasons
+    return kept, set(map(str, old.get("files", []))), reasons
 
 
 def _differ_by_rounding(old: dict[str, Any], new: dict[str, Any]) -> bool:

@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     from clozebert.hub.card import write_card
     from clozebert.hub.convert import facts_of_origin, load_clozebert_masked_lm
     from clozebert.hub.loading import find_folder
+    from clozebert.hub.processors import copy_beside
     from clozebert.training.initialization.growth import grow, known_tokens
     from clozebert.utils.progress_bar import quiet
 
@@ -97,10 +98,12 @@ def main(argv: list[str] | None = None) -> None:
         "eval_results": None,
     }
     check_place()  # another program may have written there in the meantime
+    source = folder
     with disk_errors(target), whole_files(target) as folder:
         with quiet():
             model.to(dtype).save_pretrained(folder)
         save_tokenizer(tokenizer, folder)
+        copy_beside(source, folder)
         write_card(folder, facts)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(

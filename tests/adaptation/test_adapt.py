@@ -45,7 +45,9 @@ def test_a_model_that_is_gone_at_the_end_leaves_its_card_and_no_path(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = save_native(tmp_path / "models" / "model", "bert")
-    (model / "README.md").write_text("---\nlicense: mit\n---\n")
+    terms = "license: other\nlicense_name: acme\nlicense_link: LICENSE\ntags:\n- medical\n"
+    (model / "README.md").write_text(f"---\n{terms}---\n")
+    (model / "LICENSE").write_text("Terms of Acme")
 
     def forget_and_train(*given: Any, **options: Any) -> Any:
         shutil.rmtree(model)
@@ -55,7 +57,9 @@ def test_a_model_that_is_gone_at_the_end_leaves_its_card_and_no_path(
     results = run(model, texts / "new.txt", tmp_path / "out", max_steps=2)
     assert results["model"] == "model"
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "license: mit" in card
+    assert terms.partition("tags")[0] in card
+    assert "- medical" in card
+    assert (tmp_path / "out" / "LICENSE").read_text() == "Terms of Acme"
     assert "base_model" not in card
     assert str(tmp_path) not in card + (tmp_path / "out" / "report.md").read_text()
 

@@ -167,6 +167,22 @@ def test_the_longest_sequence_is_one_that_can_be(saved, model_type, pad_token_id
     assert f"sequences of up to {longest} tokens" in (saved / "README.md").read_text()
 
 
+def test_the_longest_sequence_of_another_architecture_is_that_of_its_tokenizer(saved):
+    config = json.loads((saved / "config.json").read_text()) | {"model_type": "longformer"}
+    (saved / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 66}))
+    (saved / "tokenizer_config.json").write_text('{"model_max_length": 65}')
+    write_card(saved, FACTS)
+    assert "sequences of up to 65 tokens" in (saved / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("no", "no"), ("[en, no]", ["en", "no"]), ("'no'", "no"), ("de", "de"), ("[de]", ["de"])]
+)
+def test_norwegian_is_no_truth_value(tmp_path, written, read):
+    (tmp_path / "README.md").write_text(f"---\nlanguage: {written}\n---\n# Mine\n")
+    assert read_card(tmp_path).facts()["language"] == read
+
+
 def test_the_layers_of_a_distilbert(saved):
     config = {"architectures": ["DistilBertForMaskedLM"], "model_type": "distilbert", "n_layers": 1, "dim": 20}
     (saved / "config.json").write_text(json.dumps(config))

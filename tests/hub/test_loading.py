@@ -350,7 +350,11 @@ def test_tokenizer_and_card_come_along(tmp_path):
     settings.pop("tokenizer_class", None)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "README.md").write_text(LICENSED + "language: de\n---\n# Theirs\n")
+    for name in ("LICENSE", "LICENSE.clozebert"):  # theirs, and that of our code, which is written with the code
+        (folder / name).write_text(f"{name} of theirs")
     convert_folder(folder, tmp_path / "ours", to="clozebert")
+    assert (tmp_path / "ours" / "LICENSE").read_text() == "LICENSE of theirs"
+    assert not (tmp_path / "ours" / "LICENSE.clozebert").exists()
     loaded = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert loaded("w3 w4 [MASK]")["input_ids"] == tokenizer("w3 w4 [MASK]")["input_ids"]
     assert loaded.mask_token_id == 4
@@ -361,6 +365,13 @@ def test_tokenizer_and_card_come_along(tmp_path):
     card = ModelCard.load(tmp_path / "ours" / "README.md")
     assert (card.data.license, card.data.language) == ("other", "de")
     assert (card.data.license_name, card.data.license_link) == ("research-only", "https://example.com/LICENSE")
+
+
+def test_a_card_that_cannot_be_read_is_said(tmp_path):
+    _, folder = save(tmp_path)
+    (folder / "README.md").write_text("---\nlicense: mit\nlanguage: [de\n---\n")
+    with pytest.warns(UserWarning, match="README.md cannot be read: .*; the new card has none of it"):
+        convert_folder(folder, tmp_path / "ours", to="clozebert")
 
 
 def test_wrong_direction(tmp_path):

@@ -292,17 +292,40 @@ def test_own_card_edited_here_may_change_again(saved, hub, unverified):
 def test_what_other_people_put_there_stays_and_what_we_left_goes(saved, hub, unverified, tmp_path):
     (saved / "finetuning_settings.json").write_text('{"text_column": "a", "text_pair_column": "b"}')
     assert "finetuning_settings.json" in publish(saved, "org/name").push.uploaded
-    hub.edit("org/name", "paper.pdf", b"theirs")
+    for name in ("paper.pdf", "losses.py.txt", "notes/losses.py"):
+        hub.edit("org/name", name, b"theirs")
     hub.edit("org/name", "training_args.bin", b"a pickle of Trainer's")
     hub.edit("org/name", "onnx/model_int8.onnx", b"int8, by the name that it once had")
     native = save(tmp_path / "native", name="bert-base")
     done = publish(native, "org/name")
     names = set(hub.files("org/name"))
-    assert "paper.pdf" in names
+    assert {"paper.pdf", "losses.py.txt", "notes/losses.py"} <= names
     gone = {"training_args.bin", "onnx/model_int8.onnx", "modeling_clozebert.py", "LICENSE.clozebert"}
     assert not {*gone, "finetuning_settings.json"} & names  # by which predict would give this model pairs
     assert "modeling_clozebert.py" in done.push.deleted
     assert done.form == "native"
+
+
+def test_a_repository_of_somebody_elses_keeps_files_that_are_called_as_ours(hub, unverified, tmp_path):
+    huggingface_hub.HfApi().create_repo("org/own")
+    for name in ("losses.py", "modules.json"):
+        hub.edit("org/own", name, b"theirs")
+    native = save(tmp_path / "native", name="bert-base")
+    licence = Completion(license="mit")
+    assert publish(native, "org/own", public=True, completion=licence).push.deleted == []
+    other = save(tmp_path / "other", name="bert-base", seed=3)
+    assert publish(other, "org/own", public=True, completion=licence).push.deleted == []
+    assert hub.files("org/own")["losses.py"] == b"theirs"
+
+
+def test_scores_and_forms_for_servers_of_another_model_go(saved, hub, unverified, tmp_path):
+    (saved / ".eval_results").mkdir()
+    (saved / ".eval_results" / "data.yaml").write_text("- value: 2.5\n")
+    publish(saved, "org/name", completion=Completion(license="mit", serving=("sentence-transformers",)))
+    forms = {".eval_results/data.yaml", "modules.json", "1_Pooling/config.json"}
+    assert forms <= set(hub.files("org/name"))
+    publish(save(tmp_path / "other", seed=3), "org/name", completion=Completion(license="mit"))
+    assert not forms & set(hub.files("org/name"))
 
 
 def test_revision_is_a_branch(saved, hub, unverified, tmp_path):
