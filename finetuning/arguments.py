@@ -122,7 +122,8 @@ class FinetuningArguments:
         for name in ("train_file", "validation_file", "test_file"):
             path = getattr(self, name)
             if path is not None and not os.path.isfile(path):
-                raise MissingFileError(f"--{name} {path}: there is no such file")
+                wrong = "is a folder: give one file" if os.path.isdir(path) else "there is no such file"
+                raise MissingFileError(f"--{name} {path}: {wrong}")
         self._check_numbers()
         self._check_choices()
 

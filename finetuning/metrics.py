@@ -13,6 +13,8 @@ import numpy as np
 
 from ..utils.errors import MissingPackageError
 
+_MEASURES = ("precision", "recall", "f1-score", "support")
+
 
 def check_metric_libraries() -> None:
     """Raise an `ImportError` that says what to install, before training rather than after."""
@@ -130,10 +132,27 @@ def class_report(gold: Sequence[str], predicted: Sequence[str]) -> dict[str, dic
 
     names = sorted({*gold, *predicted})
     columns = precision_recall_fscore_support(gold, predicted, labels=names, zero_division=0)
-    measures = ("precision", "recall", "f1-score", "support")
     rows = {
-        name: {measure: float(column[index]) for measure, column in zip(measures, columns, strict=True)}
+        name: {measure: float(column[index]) for measure, column in zip(_MEASURES, columns, strict=True)}
         for index, name in enumerate(names)
     }
-    macro = {measure: sum(row[measure] for row in rows.values()) / len(rows) for measure in measures[:3]}
-    return {**rows, "macro avg": {**macro, "support": float(len(gold))}}
+    return _with_mean(rows)
+
+
+def label_report(targets: np.ndarray, predicted: np.ndarray, *, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """The same of [examples, labels] zeros and ones, for every label that occurs or is predicted."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    rows = {}
+    for name, gold, guess in zip(names, targets.T, predicted.T, strict=True):
+        if gold.any() or guess.any():
+            scores = precision_recall_fscore_support(gold, guess, average="binary", zero_division=0)
+            rows[name] = {measure: float(score) for measure, score in zip(_MEASURES, scores[:3], strict=False)}
+            rows[name]["support"] = float(gold.sum())
+    return _with_mean(rows) if rows else {}
+
+
+def _with_mean(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The rows and `macro avg`: the means of the measures, and the sum of the cases."""
+    mean = {measure: sum(row[measure] for row in rows.values()) / len(rows) for measure in _MEASURES[:3]}
+    return {**rows, "macro avg": {**mean, "support": sum(row["support"] for row in rows.values())}}

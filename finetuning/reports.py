@@ -37,7 +37,7 @@ class ClassReport:
 
     Attributes:
         names: the classes, in the order of the matrix.
-        gold, predicted: the class of each case.
+        gold, predicted: the class of each case; empty where a case has several, so that there is no matrix.
         scores: {class or average: {"precision", "recall", "f1-score", "support"}}.
     """
 
@@ -81,9 +81,10 @@ def _draw(folder: str, split: str, classes: ClassReport) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         return
-    figure = Figure(layout="constrained")
-    draw_confusion(figure, classes)
-    figure.savefig(os.path.join(folder, f"{split}_confusion.png"))
+    if classes.gold:
+        figure = Figure(layout="constrained")
+        draw_confusion(figure, classes)
+        figure.savefig(os.path.join(folder, f"{split}_confusion.png"))
     scores = classes.scores.items()
     rows = [(name, row["f1-score"], row["support"]) for name, row in scores if not name.endswith(" avg")]
     rows = sorted(rows, key=lambda row: -row[2])[:CLASSES_SHOWN]

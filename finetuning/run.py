@@ -173,6 +173,8 @@ class FinetuningRun:
         self.best_metric = _best_metric(arguments, self.task)
         validation = self.splits["validation"]
         scores = self.task.metrics(self.task.blank_logits(validation), validation)
+        # A baseline is the same after every epoch.
+        scores = {name: score for name, score in scores.items() if not name.startswith("majority_")}
         if self.best_metric[0] not in scores:
             raise UserError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
 
@@ -360,12 +362,13 @@ class FinetuningRun:
         accumulation = training.gradient_accumulation_steps
         epochs = f"{training.num_train_epochs:g} epoch{'' if training.num_train_epochs == 1 else 's'}"
         length = epochs if training.max_steps < 0 else counted(training.max_steps, "step")
+        precision = "bf16" if training.bf16 else "fp16" if training.fp16 else None
         print(
             f"{length} of batches of {training.per_device_train_batch_size}"
             f"{'' if accumulation == 1 else f' x {accumulation}'}, "
             f"learning rate {training.learning_rate:g}, seed {training.seed}, "
             f"{'packed' if isinstance(self.collator, PackedCollator) else 'padded'} batches"
-            + (", bf16" if training.bf16 else ", fp16" if training.fp16 else "")
+            + (f", {precision} (the final scores: float32)" if precision else "")
             + ("" if checkpoint is None else f"; going on from {checkpoint}"),
             flush=True,
         )

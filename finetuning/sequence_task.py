@@ -19,7 +19,7 @@ from ..modeling.fast_paths import widen
 from ..modeling.losses import sequence_loss
 from ..utils.errors import UserError
 from .arguments import PROBLEM_TYPES
-from .metrics import class_report, multi_label_metrics, regression_metrics, single_label_metrics
+from .metrics import class_report, label_report, multi_label_metrics, regression_metrics, single_label_metrics
 from .reports import ClassReport, Report
 from .tables import SequenceColumns, Table, are_fractions
 from .tasks import Task, balanced_weights
@@ -342,7 +342,7 @@ class SequenceTask(Task):
         return {"label": self.label_names[best], "score": scores[self.label_names[best]], "scores": scores}
 
     def report(self, logits: np.ndarray, examples: Sequence[SequenceExample]) -> Report:
-        """Predictions and mistakes, the most confident or most distant first; for single labels, scores by class."""
+        """Predictions and mistakes, the most confident or most distant first; for labels, scores by class."""
         answers = self._answers(logits)
         errors = [_error(example, answer) for example, answer in zip(examples, answers, strict=True)]
         worst = sorted((index for index, error in enumerate(errors) if error > 0), key=lambda index: -errors[index])
@@ -350,6 +350,10 @@ class SequenceTask(Task):
         if self.problem_type == SINGLE_LABEL:
             gold, predicted = [str(e.label) for e in examples], [str(answer["label"]) for answer in answers]
             classes = ClassReport(self.label_names, gold, predicted, class_report(gold, predicted))
+        elif self.problem_type == MULTI_LABEL:
+            targets = np.asarray([self.target(example) for example in examples]).astype(int)
+            scores = label_report(targets, (logits > 0).astype(int), names=self.label_names)
+            classes = ClassReport(self.label_names, gold=[], predicted=[], scores=scores)
         return Report(
             predictions=[
                 {**_text(e), "gold": sorted(e.label) if isinstance(e.label, frozenset) else e.label, **answer}
@@ -405,6 +409,8 @@ def make_sequence_task(
     balanced: bool,
 ) -> SequenceTask:
     """The task that training examples define; `known_names` (the model's) keep their order if they cover the labels."""
+    if balanced and problem_type != SINGLE_LABEL:
+        raise UserError(f"--class_weights balanced works for {SINGLE_LABEL} only, this is {problem_type}")
     if problem_type == REGRESSION:
         values = np.asarray([example.label for example in examples], dtype=float)
         if (values == values[0]).all():  # the standard deviation may exceed 0 by a rounding error
@@ -423,8 +429,6 @@ def make_sequence_task(
         names = list(known_names)
     weights = None
     if balanced:
-        if problem_type != SINGLE_LABEL:
-            raise UserError(f"--class_weights balanced works for {SINGLE_LABEL} only, this is {problem_type}")
         counts = Counter(str(example.label) for example in examples)
         weights = balanced_weights([counts[name] for name in names])
     return SequenceTask(problem_type=problem_type, label_names=names, class_weights=weights)

@@ -21,7 +21,7 @@ from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
 
 _SHOWN_DOCUMENTS, _SHOWN_CHARACTERS = 3, 160
-_MANY_UNKNOWN = 0.01
+_MANY_UNKNOWN, _MUCH_HELD_OUT = 0.01, 0.2
 
 
 @dataclass
@@ -79,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         manifests = preparation.write(report, num_parts=num_parts)
     print_account(manifests)
+    if arguments.validation_input is None and arguments.validation_fraction is None:
+        _warn_of_few_documents(manifests)
     print("\n".join(sample_documents(arguments.output_dir, preparation.tokenizer_folder)))
     print(f"written to {arguments.output_dir}")
 
@@ -110,6 +112,16 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
     if max(unknown, covered) > _MANY_UNKNOWN:
         print(f"warning: {unknown:.1%} of the tokens are unknown to the tokenizer, and stand for {covered:.1%} of the "
               "bytes; train one on this text, with --algorithm bpe or unigram if WordPiece is unsuitable")  # fmt: skip
+
+
+def _warn_of_few_documents(manifests: dict[str, dict[str, Any]]) -> None:
+    """Whole documents are held out, so of a few long ones it may be most of the text."""
+    held_out, trained_on = (manifests[split] for split in ("validation", "train"))
+    share = held_out["tokens"] / max(1, held_out["tokens"] + trained_on["tokens"])
+    if trained_on["documents"] and share > _MUCH_HELD_OUT:
+        count = held_out["documents"] + trained_on["documents"]
+        print(f"warning: {share:.0%} of the text is held out, as it is {count} documents: if each line is a text, give "
+              "--document_separator line; else --validation_fraction 0")  # fmt: skip
 
 
 def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:

@@ -32,6 +32,10 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
     """
     output_dir, wanted = Path(arguments.output_dir), arguments.resume_from_checkpoint
     checkpoint = None if wanted in (None, "latest") else Path(str(wanted))
+    if checkpoint is not None and not checkpoint.is_dir():
+        inside = output_dir / checkpoint
+        way_out = f"give {inside}" if inside.is_dir() else "'latest' names the newest one"
+        raise UserError(f"resume_from_checkpoint={wanted!r}: there is no such folder; {way_out}")
     is_own = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
     check_output_dir(
         output_dir,
@@ -41,8 +45,6 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
         way_out="continue with --resume_from_checkpoint latest, or delete that run with --overwrite_output_dir",
     )
     if checkpoint is not None and (damage := find_damage(checkpoint)):
-        if not checkpoint.is_dir():
-            damage = "there is no such folder; 'latest' names the newest one"
         raise UserError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
     take()
     if wanted == "latest":

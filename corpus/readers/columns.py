@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...utils.errors import UserError, did_you_mean
+from ...utils.errors import UserError
 from ..encoding import UNSPACED_SCRIPTS
 from .compression import bare_suffix
 
@@ -89,9 +89,9 @@ def text_column_of(columns: Sequence[str], values_of: Callable[[str], Sequence[A
 
 
 def check_column(columns: Sequence[str], name: str, source: str, flag: str) -> str:
-    """`name`, if the table has that column; else an error that names the flag and the most similar column."""
+    """`name`, if the table has that column; else an error that names the flag and the columns."""
     if name not in columns:
-        hint = other_separator(columns, source) or did_you_mean(name, columns, otherwise=f"it has {', '.join(columns)}")
+        hint = other_separator(columns, source) or f"it has {', '.join(columns)}"
         raise UserError(f"{flag} {name}: {source} has no such column; {hint}")
     return name
 

@@ -90,6 +90,7 @@ def test_overwriting_waits_until_the_new_run_is_known_to_fit(
     for files, flags in (
         ((data["single"][0], str(odd)), {}),
         (data["single"], {"metric_for_best_model": "f2"}),
+        (data["single"], {"metric_for_best_model": "majority_accuracy"}),
         (data["single"], {"hyperparameter_search": 1, "max_steps": 1, "per_device_train_batch_size": 8}),
     ):
         with pytest.raises(UserError, match=r"does not occur|there is loss|nothing to search"):
@@ -259,6 +260,11 @@ def test_multi_label(models: dict[str, str], data: dict[str, tuple[str, str]], t
     config = json.loads((tmp_path / "o" / "config.json").read_text())
     assert config["problem_type"] == "multi_label_classification"
     assert config["id2label"] == {"0": "dog", "1": "end", "2": "film"}
+    report = json.loads((tmp_path / "o" / "eval_report.json").read_text())
+    assert {name: row["f1-score"] for name, row in report.items()} == dict.fromkeys(
+        ("dog", "end", "film", "macro avg"), 1.0
+    )
+    assert not (tmp_path / "o" / "eval_confusion.png").exists()
 
 
 @pytest.mark.parametrize("model", ["bert", "clozebert"])

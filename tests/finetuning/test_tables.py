@@ -143,10 +143,10 @@ def test_columns_found_by_name(names: tuple[str, ...], expected: tuple) -> None:
     assert (columns.text, columns.pair, columns.label) == expected
 
 
-def test_columns_given_by_hand_win_and_a_wrong_name_says_the_nearest() -> None:
+def test_columns_given_by_hand_win_and_a_wrong_name_says_which_there_are() -> None:
     table = table_of(text=["a"], other=["b"], label=["x"])
     assert find_columns(table, text_column="other").text == "other"
-    with pytest.raises(ValueError, match=r"--text_column txt: data\.jsonl has no such column; did you mean 'text'"):
+    with pytest.raises(ValueError, match=r"--text_column txt: data\.jsonl has no such column; it has text"):
         find_columns(table, text_column="txt")
 
 

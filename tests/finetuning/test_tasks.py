@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from clozebert.finetuning.metrics import (
     entity_report,
+    label_report,
     multi_label_metrics,
     regression_metrics,
     single_label_metrics,
@@ -123,6 +124,15 @@ def test_perfect_sequence_logits_score_exactly_one(problem_type: str) -> None:
         assert scores["mse"] == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "labels"), [(REGRESSION, [1.0, 2.0]), (MULTI_LABEL, [frozenset("a"), frozenset("b")])]
+)
+def test_balanced_weights_are_for_single_labels(kind: str, labels: list[Any]) -> None:
+    examples = [SequenceExample("t", None, label, "f") for label in labels]
+    with pytest.raises(ValueError, match="--class_weights balanced works for single_label_classification only"):
+        make_sequence_task(examples, problem_type=kind, value_name="v", known_names=None, balanced=True)
+
+
 def test_labels_near_one_half_are_those_that_were_scored() -> None:
     task = SequenceTask(problem_type=MULTI_LABEL, label_names=["a", "b"])
     example = SequenceExample("t", None, frozenset("a"), "f")
@@ -148,6 +158,17 @@ def test_multi_label_scores_by_hand() -> None:
     assert scores["f1_micro"] == pytest.approx(2 * 2 / (2 * 2 + 1 + 1))
     assert scores["f1_macro"] == 0.5
     assert scores["accuracy"] == pytest.approx(1 / 3)
+
+
+def test_the_report_of_several_labels_by_hand() -> None:
+    targets = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0]])
+    predicted = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0]])
+    report = label_report(targets, predicted, names=["a", "b", "c", "neither"])
+    assert report["a"] == {"precision": 1.0, "recall": 0.5, "f1-score": pytest.approx(2 / 3), "support": 2.0}
+    assert report["b"] == {"precision": 0.5, "recall": 1.0, "f1-score": pytest.approx(2 / 3), "support": 1.0}
+    assert list(report) == ["a", "b", "c", "macro avg"]
+    assert report["macro avg"]["f1-score"] == pytest.approx(multi_label_metrics(targets, predicted)["f1_macro"])
+    assert label_report(targets * 0, predicted * 0, names=list("abcd")) == {}
     # A single label, or the only one that is scored: the F1 of finding it, not of its absence.
     never = np.zeros((4, 1), dtype=int)
     assert multi_label_metrics(np.array([[1], [0], [0], [0]]), never)["f1_micro"] == 0

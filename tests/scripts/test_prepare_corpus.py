@@ -194,3 +194,19 @@ def test_a_mistake_by_path_has_no_traceback(python: WarmPython, tokenizer: str, 
     flags = ["--input", tmp_path / "missing.txt", "--tokenizer_name", tokenizer, "--output_dir", tmp_path / "out"]
     done = python.run([SCRIPT, *flags])
     assert (done.returncode, done.stderr) == (2, f"error: {tmp_path / 'missing.txt'} does not exist\n")
+
+
+def test_a_split_of_two_documents_is_a_warning(
+    tokenizer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two files of one text on each line: half of the text would be held out without a word."""
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} line {number} of the text\n" for number in range(50)))
+    flags = ["--input", str(tmp_path / "a.txt"), str(tmp_path / "b.txt"), "--tokenizer_name", tokenizer]
+    prepare_corpus.main([*flags, "--output_dir", str(tmp_path / "out"), "--disable_tqdm"])
+    printed = capsys.readouterr().out
+    assert "warning: 50% of the text is held out, as it is 2 documents: if each line is a text" in printed
+    prepare_corpus.main(
+        [*flags, "--output_dir", str(tmp_path / "lines"), "--document_separator", "line", "--disable_tqdm"]
+    )
+    assert "is held out, as" not in capsys.readouterr().out

@@ -208,6 +208,8 @@ def test_resuming_replaces_no_other_model(prepared: Path, tmp_path: Path) -> Non
     begin = {"max_steps": 6, "save_steps": 2, "resume_from_checkpoint": str(first / "checkpoint-4")}
     with pytest.raises(UserError, match="second is not empty; continue with --resume_from_checkpoint latest"):
         run_here(prepared, second, **begin)
+    with pytest.raises(UserError, match=f"'checkpoint-4': there is no such folder; give {second / 'checkpoint-4'}"):
+        run_here(prepared, second, **{**begin, "resume_from_checkpoint": "checkpoint-4"})
     for path in second.glob("checkpoint-*"):
         shutil.rmtree(path)
     held = {path: path.read_bytes() for path in second.rglob("*") if path.is_file()}
