@@ -299,10 +299,14 @@ def default_batch_size(num_examples: int) -> int:
     return 8 if num_examples < 500 else 16 if num_examples < 2_000 else 32
 
 
-def default_learning_rate(hidden_size: int, *, compares_pairs: bool = False) -> float:
+def default_learning_rate(hidden_size: int, *, compares_pairs: bool = False, post_norm: bool = False) -> float:
     """5e-5 × (768 / hidden size)², between 1e-5 and 2e-3: 5e-5 for a base model, 4.5e-4 for one of width 256.
 
-    For a model that compares pairs it is 2e-5 × (768 / hidden size)^1.5, at most 2e-3: 2e-5 and 1e-4.
+    With norms behind the blocks, as BERT has them, the exponent is 1.5: 5e-5 and 2.6e-4. For a model that compares
+    pairs it is 2e-5 × (768 / hidden size)^1.5, at most 2e-3: 2e-5 and 1e-4.
     """
-    rate = 2e-5 * (768 / hidden_size) ** 1.5 if compares_pairs else max(1e-5, 5e-5 * (768 / hidden_size) ** 2)
+    if compares_pairs:
+        rate = 2e-5 * (768 / hidden_size) ** 1.5
+    else:
+        rate = max(1e-5, 5e-5 * (768 / hidden_size) ** (1.5 if post_norm else 2))
     return round(min(2e-3, rate), 7)

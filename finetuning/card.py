@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
+from ..corpus.readers.compression import bare_suffix
 from ..utils.files import hub_name
 from .arguments import FinetuningArguments
 
@@ -103,7 +104,7 @@ def _eval_results(arguments: FinetuningArguments, on_hub: HubNames, results: dic
 def _dataset_fields(arguments: FinetuningArguments, on_hub: HubNames, path: str | None) -> dict[str, Any]:
     """The fields of `EvalResult` about the data: a dataset's name, or a local file's name and kind."""
     if arguments.dataset_name is None:
-        suffix = os.path.splitext(path or "")[1].lstrip(".").lower()
+        suffix = bare_suffix(path or "").lstrip(".")
         return {"dataset_type": suffix or "text", "dataset_name": os.path.basename(path or "")}
     name = on_hub.dataset or _file_name(arguments.dataset_name)
     fields = {"dataset_type": name, "dataset_name": name}

@@ -24,6 +24,7 @@ DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "classifier_dropout_prob", "dropout",
     "attention_dropout", "seq_classif_dropout", "mlp_dropout", "hidden_dropout",
 )  # fmt: skip
+_PRE_NORM = ("modernbert", "roberta-prelayernorm", "esm", "xlm-roberta-xl", "eurobert")  # encoders of transformers
 LONGEST_BY_DEFAULT = 512  # longer input rarely helps; --max_seq_length overrides
 
 
@@ -183,6 +184,12 @@ def set_dropout(config: Any, dropout: float | None, *, in_attention: bool = True
     if dropout is None and not in_attention and "attention_probs_dropout_prob" in before:
         config.update({"attention_probs_dropout_prob": 0.0})
     return before
+
+
+def has_post_norm(config: Any) -> bool:
+    """Whether the encoder's norms are behind its blocks, as BERT's are. An unknown architecture counts as one."""
+    position = getattr(config, "norm_position", None)
+    return position == "post" if position is not None else config.model_type not in _PRE_NORM
 
 
 def _has_kernel_without_dropout(config: Any) -> bool:

@@ -35,6 +35,7 @@ from .models import (
     check_tokenizer_fits,
     compares_pairs,
     freeze_layers,
+    has_post_norm,
     known_label_names,
     load_auto_tokenizer,
     load_classifier,
@@ -108,13 +109,17 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> d
         run = run or FinetuningRun(arguments, arguments.output_dir, arguments.seed, data, tokenizer)
         results = run.train(write_card)
     else:
-        each, run = [], None  # frees its model
+        each = []
         for seed in arguments.seeds:
+            run = None  # frees its model
             folder = _seed_folder(arguments, seed)
+            print(f"seed {seed}:", flush=True)
+            run = FinetuningRun(arguments, folder, seed, data, tokenizer)
+            # Only now, when all processes have met in setting the run up: each of them refuses a folder that has files.
             with full_disk(folder):
                 os.makedirs(folder, exist_ok=True)
-            print(f"seed {seed}:", flush=True)
-            each.append(FinetuningRun(arguments, folder, seed, data, tokenizer).train(write_card))
+            each.append(run.train(write_card))
+        run = None
         results = {**mean_and_deviation(each), "seeds": list(arguments.seeds)}
         if is_main:
             with full_disk(arguments.output_dir):
@@ -191,7 +196,11 @@ class FinetuningRun:
             max_steps=arguments.max_steps,
             warmup_steps=arguments.warmup_steps,
             learning_rate=arguments.learning_rate
-            or default_learning_rate(self.model.config.hidden_size, compares_pairs=compares_pairs(self.model)),
+            or default_learning_rate(
+                self.model.config.hidden_size,
+                compares_pairs=compares_pairs(self.model),
+                post_norm=has_post_norm(self.model.config),
+            ),
             lr_scheduler_type=arguments.lr_scheduler_type,
             weight_decay=arguments.weight_decay,
             eval_strategy=strategy,

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -168,7 +169,10 @@ def problem_type_of_values(values: Sequence[Any]) -> str:
 
     A few values that are not numbers among fractions count as mistakes; `read_examples` then names their lines.
     """
-    if any(isinstance(value, (list, tuple)) or (isinstance(value, str) and value.startswith("[")) for value in values):
+    if any(
+        isinstance(value, (list, tuple)) or (isinstance(value, str) and value.lstrip().startswith("["))
+        for value in values
+    ):
         return MULTI_LABEL
     numbers = [value for value in values if is_number(value)]
     mostly_numbers = len(numbers) > 0 and len(numbers) >= 0.9 * len(values)
@@ -197,6 +201,13 @@ def label_names_of(examples: Sequence[SequenceExample], problem_type: str) -> li
         raise UserError(f"only one class in the training data: {next(iter(names), None)!r}; nothing to learn")
     if not names:
         raise UserError("no example of the training data carries a label; nothing to learn")
+    of_form: dict[str, str] = {}
+    for name in names:
+        other = of_form.setdefault(unicodedata.normalize("NFC", name), name)
+        if other != name:
+            raise UserError(
+                f"the labels {other!a} and {name!a} are the same text in two Unicode forms: write them alike"
+            )
     return sorted(names, key=lambda name: (not is_number(name), float(name) if is_number(name) else 0.0, name))
 
 

@@ -147,7 +147,7 @@ def _check_row(cells: list[str], width: int, *, word: int, tag: int, where: str)
         raise UserError(f"{where}: {len(cells)} columns, where other lines have {width}")
     for name, cell in (("word", cells[word]), ("tag", cells[tag])):
         if not cell.strip():
-            raise UserError(f"{where}: the {name} is empty")
+            raise UserError(f"{where}: the {name} is empty, or spaces alone")
 
 
 def _cells(line: str, separator: str | None) -> list[str]:
@@ -248,7 +248,10 @@ def _sentence_of_row(row: Row, tag_column: str | None, with_tags: bool, *, table
     elif isinstance(record.get("text"), str):
         text, spans = record["text"], _spans_of(record, tag_column, where) if with_tags else []
     else:
-        raise UserError(f"{where}: expected 'words' and 'tags', or 'text' and 'spans'; found {', '.join(record)}")
+        wanted = (
+            "'words' and 'tags', or 'text' and 'spans'" if with_tags else "'words' or 'text', or give --text_column"
+        )
+        raise UserError(f"{where}: expected {wanted}; found {', '.join(record)}")
     return sentence_of_text(text, spans if with_tags else None, source=table.source, line=row.line, unit=table.unit)
 
 

@@ -27,7 +27,7 @@ from .prefetch import count_predicted, inputs_maker
 from .runtime.machine import choose_compilation, choose_muon_dtype, compile_model
 from .step import accumulate_gradient
 
-_DRY_STEPS = 2
+_DRY_STEPS, _FEW_TOKENS = 2, 4096
 
 
 @dataclass
@@ -159,10 +159,17 @@ def flops_per_token(
     return 3 * forward / tokens
 
 
+def few_rows(rows: int, max_seq_length: int) -> int:
+    """As many of the rows of a micro-batch as a CPU can time soon: a single row would take longer for each token."""
+    return max(1, min(rows, _FEW_TOKENS // max_seq_length))
+
+
 def dry_phase(phase: Phase, accelerator: Any) -> Phase:
-    """A phase in a dry run: two steps of a single micro-batch in each process, on a CPU of one row."""
+    """A phase in a dry run: two steps of a single micro-batch in each process, on a CPU of few rows."""
     arguments = phase.arguments
-    rows = 1 if accelerator.device.type == "cpu" else arguments.rows_at_once(accelerator.num_processes)
+    rows = arguments.rows_at_once(accelerator.num_processes)
+    if accelerator.device.type == "cpu":
+        rows = few_rows(rows, arguments.max_seq_length)
     return dataclasses.replace(
         phase,
         first_step=_DRY_STEPS * phase.index,

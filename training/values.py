@@ -30,7 +30,9 @@ def read_value(name: str, value: Any, annotation: Any) -> Any:
         return _read_choice(name, value, arguments)
     if origin is list:
         items = list(value) if isinstance(value, (list, tuple)) else [value]
-        return [] if items in ([None], [""], ["none"]) else [read_value(name, item, arguments[0]) for item in items]
+        if items in ([None], [""], ["none"]) and not (isinstance(value, list) and arguments[0] is dict):
+            return []
+        return [read_value(name, item, arguments[0]) for item in items]
     if annotation in (int, float):
         return read_number(name, value, annotation)
     kinds, wanted = _KINDS[annotation]

@@ -33,6 +33,12 @@ def files(tmp_path: Path) -> dict[str, str]:
     }
 
 
+def test_the_kind_of_compressed_data_is_that_of_their_content(files: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "dev.conll.gz").write_bytes(b"")
+    facts = facts_of({**files, "validation_file": str(tmp_path / "dev.conll.gz")}, {"train_samples": 3, "eval_f1": 0.5})
+    assert facts["eval_results"][0]["dataset_type"] == "conll"
+
+
 def test_base_model_and_data_are_named_without_their_folders(files: dict[str, str], tmp_path: Path) -> None:
     results = {"train_samples": 1300, "eval_samples": 55, "eval_f1": 0.5}
     facts = facts_of(files, results)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from clozebert import ClozeBertConfig
 from clozebert.finetuning import models
 from clozebert.finetuning.data import TASKS
 from clozebert.finetuning.models import (
@@ -19,6 +20,7 @@ from clozebert.finetuning.models import (
     depth_of_parameters,
     encoder_layers,
     freeze_layers,
+    has_post_norm,
     known_label_names,
     load_classifier,
     load_config,
@@ -404,3 +406,16 @@ def test_one_process_uses_one_of_several_gpus(
     run = seen.value.args[0]
     assert (run.training.n_gpu, run.training.train_batch_size) == (1, 4)
     assert isinstance(run.collator, PackedCollator)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (transformers.BertConfig(), True),
+        (transformers.ModernBertConfig(), False),
+        (ClozeBertConfig.from_name("bert-base"), True),
+        (ClozeBertConfig.from_name("modernbert-base"), False),
+    ],
+)
+def test_where_the_norms_are(config: Any, expected: bool) -> None:
+    assert has_post_norm(config) is expected

@@ -165,10 +165,17 @@ def test_undecidable_columns_are_an_error_that_lists_them() -> None:
         ([0.25, 1], REGRESSION),
         ([["a"], []], MULTI_LABEL),
         (['["a"]', "[]"], MULTI_LABEL),
+        ([' ["a"]', " []"], MULTI_LABEL),
     ],
 )
 def test_problem_type_by_the_labels(values: list, kind: str) -> None:
     assert problem_type_of_values(values) == kind
+
+
+def test_one_label_in_two_unicode_forms_is_refused() -> None:
+    examples = [SequenceExample("t", None, label, "f") for label in ("caf\u00e9", "bar", "cafe\u0301")]
+    with pytest.raises(ValueError, match="are the same text in two Unicode forms: write them alike"):
+        label_names_of(examples, SINGLE_LABEL)
 
 
 def test_label_names_do_not_depend_on_the_order_of_rows() -> None:

@@ -110,6 +110,11 @@ def test_two_processes_find_the_scores_of_one(repository: Path, model: str, tmp_
         assert done.returncode == 0, done.stderr
     one, two = (json.loads((tmp_path / name / "all_results.json").read_text()) for name in ("one", "two"))
     assert two["eval_loss"] == pytest.approx(one["eval_loss"], abs=1e-4)
+    # Each process must have seen that the folder is empty before one of them writes there.
+    flags = [*common, "--output_dir", str(tmp_path / "seeds"), "--seeds", "1", "2"]
+    done = run_program(repository, "finetune_sequence_classification", *flags, by=launch, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "seeds" / "all_results.json").read_text())["seeds"] == [1, 2]
 
 
 @pytest.mark.slow

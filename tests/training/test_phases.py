@@ -1,5 +1,6 @@
 """Phases of a run, mixtures and batches that grow: each bitwise the same after a kill on either side of a boundary."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -26,6 +27,7 @@ from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.corpus import BatchStream, Corpus, Masking, ShardWriter
 from clozebert.corpus.randomness import derive
 from clozebert.training import PretrainingArguments, loop, pretrain
+from clozebert.training.checks import check_run
 from clozebert.training.evaluation import mix_figures
 from clozebert.training.optimizers.optimizer import make_optimizer
 from clozebert.training.phase_setup import dry_phase
@@ -34,6 +36,7 @@ from clozebert.training.run_settings import phase_configuration
 from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.runtime.watchdog import SECONDS_TO_SAVE, Watchdog
 from clozebert.training.step import accumulate_gradient
+from clozebert.utils.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -394,6 +397,10 @@ def test_a_dry_run_on_several_devices_takes_no_more_rows_at_once_than_the_run() 
     dry = dry_phase(arguments.split_phases()[0], devices).arguments
     assert dry.per_device_train_batch_size == arguments.rows_at_once(8) == 32
     assert dry.global_batch_size == 256
+    processor = SimpleNamespace(device=torch.device("cpu"), num_processes=1)
+    for length, rows in ((128, 32), (512, 8), (8192, 1)):
+        phase = dataclasses.replace(arguments, max_seq_length=length).split_phases()[0]
+        assert dry_phase(phase, processor).arguments.per_device_train_batch_size == rows
 
 
 def test_another_rope_type_takes_theta_and_nothing_else_from_the_one_before(prepared: Path) -> None:
@@ -415,3 +422,17 @@ def test_another_rope_type_takes_theta_and_nothing_else_from_the_one_before(prep
         {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e3},
         {"rope_type": "default", "rope_theta": 5e3},
     ]
+
+
+def test_an_empty_phase_is_refused() -> None:
+    for phases in ([None], [{"max_steps": 3}, None]):
+        with pytest.raises(UserError, match="phases=None must be a list of phases"):
+            PretrainingArguments(corpus="c", tokenizer_name="t", output_dir="o", max_steps=9, phases=phases)
+    assert PretrainingArguments(corpus="c", tokenizer_name="t", output_dir="o", phases=None).phases == []
+
+
+def test_a_phase_keeps_the_tokens_of_the_tokenizer(prepared: Path) -> None:
+    phases = [{"max_steps": 3, "model": {"mask_token_id": 7}}]
+    arguments = PretrainingArguments(**settings(prepared, output_dir="o", max_steps=3, phases=phases))
+    checked = check_run(arguments, model_config())
+    assert {config.mask_token_id for config in checked.configs} == {checked.tokenizer.mask_token_id}

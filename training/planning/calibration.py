@@ -25,7 +25,7 @@ from ..batches import make_stream
 from ..checkpoints.training_state import TrainingState
 from ..checks import CheckedRun
 from ..evaluation import evaluate_mixture
-from ..phase_setup import PhaseSetup, set_up_model, set_up_phase
+from ..phase_setup import PhaseSetup, few_rows, set_up_model, set_up_phase
 from ..prefetch import ModelInputs, count_predicted, inputs_maker, model_inputs
 from ..runtime.machine import begins_slowly, make_accelerator
 from ..runtime.processes import mean_over_processes
@@ -33,8 +33,7 @@ from ..step import accumulate_gradient, timed_step
 from .memory_and_time import Calibration
 from .time_budget import MOST_TIMED, StepTime, steps_in, time_run, time_steps
 
-# For `seconds_per_token`: the tokens of a timed step on a CPU, and the seconds of a step after which no other is timed.
-_TIMED_TOKENS, _LONG_SECONDS = 4096, 3.0
+_LONG_SECONDS = 3.0  # of a step in `seconds_per_token`, after which no other is timed
 
 
 def calibrate(
@@ -175,7 +174,7 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
     arguments, device = setup.arguments, accelerator.device
     rows = arguments.rows_at_once(accelerator.num_processes)
     if device.type == "cpu":
-        rows = max(1, min(rows, _TIMED_TOKENS // arguments.max_seq_length))
+        rows = few_rows(rows, arguments.max_seq_length)
     batch = inputs_maker(setup.core.config, accelerator)(setup.stream.rows(0, rows, step=0))
     # The first step compiles kernels and allocates memory. On a CPU without compilation this takes little time.
     needed = 2 if begins_slowly(arguments.torch_compile, device) else 1
@@ -208,6 +207,8 @@ def _time_and_forget(run: CheckedRun, *, accelerator: Any, seconds: float) -> tu
 def _time_steps_of(run: CheckedRun, *, accelerator: Any, seconds: float) -> tuple[StepTime, float]:
     arguments, processes = run.phases[0].arguments, accelerator.num_processes
     timed = arguments.of_one_micro_batch(arguments.rows_at_once(processes), processes).of_length(MOST_TIMED)
+    # A masking rate that changes is timed at its mean: the first steps have the initial one.
+    timed = dataclasses.replace(timed, mlm_probability=arguments.mean_mlm_probability, final_mlm_probability=None)
     begun = time.monotonic()
     setup = set_up_phase(
         dataclasses.replace(run.phases[0], num_steps=MOST_TIMED, arguments=timed),
