@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
-from pretraining_helpers import assert_same_bits, run_forked, run_here
+from pretraining_helpers import assert_same_bits, model_config, run_forked, run_here, settings
 
 from clozebert.corpus import Corpus
-from clozebert.training import loop
+from clozebert.training import loop, pretrain
 from clozebert.training.arguments import LENGTHS, PretrainingArguments
 from clozebert.training.checkpoints.folders import list_checkpoints
 from clozebert.training.checkpoints.training_state import read_training_state
@@ -253,3 +253,21 @@ def test_the_deadline_knows_the_time_of_an_evaluation(
     held_out = Corpus(prepared / "corpus", "validation")
     tokens = min(32 * 40, held_out.num_tokens + 2 * held_out.num_documents)  # with [CLS] and [SEP]
     assert found == [pytest.approx(0.1 * tokens / (4 * 40))]
+
+
+def test_steps_are_timed_at_the_mean_of_a_masking_rate_that_rises(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first steps predict few tokens, and so are quicker than the rest."""
+    rates: list[tuple[float, float | None]] = []
+    set_up = calibration.set_up_phase
+
+    def noted(phase: Any, *places: Any, **others: Any) -> Any:
+        rates.append((phase.arguments.mlm_probability, phase.arguments.final_mlm_probability))
+        return set_up(phase, *places, **others)
+
+    monkeypatch.setattr(calibration, "set_up_phase", noted)
+    run = {"max_steps": None, "num_train_epochs": 2, "max_minutes": 0.05, "eval_steps": 0, "save_steps": 0}
+    run |= {"mlm_probability": 0.1, "final_mlm_probability": 0.5, "output_dir": str(tmp_path / "run")}
+    pretrain(PretrainingArguments(**settings(prepared, **run)), model_config())
+    assert rates == [(pytest.approx(0.3), None)]
