@@ -85,8 +85,9 @@ class BatchStream:
         if masking.final_rate is not None and not total_steps:
             raise UserError(f"masking.final_rate={masking.final_rate} needs total_steps, the length of the run")
         self.quotas = _quotas(len(self.corpora), weights)
-        is_size = isinstance(global_batch_size, BatchSize)
-        self.batch_size = global_batch_size if is_size else BatchSize(int(global_batch_size))
+        if not isinstance(global_batch_size, BatchSize):
+            global_batch_size = BatchSize(int(global_batch_size))
+        self.batch_size = global_batch_size
         self.masking = masking
         self.seed = seed
         self.total_steps = total_steps

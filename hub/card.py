@@ -131,7 +131,7 @@ def read_card(folder: Path) -> Card | None:
     with as_user_errors(ValueError, OSError, about=str(path)):
         text = path.read_text(encoding="utf-8")
     try:
-        data = ModelCard(text).data
+        data: Any = ModelCard(text).data
     except Exception as error:
         raise UserError(f"the metadata on top of {path} cannot be read: {first_line(error)}") from None
     # YAML takes the code of Norwegian for a truth value.
