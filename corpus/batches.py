@@ -5,9 +5,10 @@ O(1), so resuming needs only the step number. The global batch of a step is a ra
 cut into chunks for micro-batches and ranks. How it is cut does not change the content of any row.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class BatchStream:
         corpora: Corpus | Sequence[Corpus],
         *,
         max_seq_length: int,
-        global_batch_size: int | BatchSize,
+        global_batch_size: SupportsIndex | BatchSize,
         masking: Masking,
         seed: int,
         weights: Sequence[float] | None = None,
@@ -86,8 +87,8 @@ class BatchStream:
             raise UserError(f"masking.final_rate={masking.final_rate} needs total_steps, the length of the run")
         self.quotas = _quotas(len(self.corpora), weights)
         if not isinstance(global_batch_size, BatchSize):
-            global_batch_size = BatchSize(int(global_batch_size))
-        self.batch_size = global_batch_size
+            global_batch_size = BatchSize(operator.index(global_batch_size))
+        self.batch_size: BatchSize = global_batch_size
         self.masking = masking
         self.seed = seed
         self.total_steps = total_steps

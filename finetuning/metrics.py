@@ -147,7 +147,7 @@ def label_report(targets: np.ndarray, predicted: np.ndarray, *, names: Sequence[
     for name, gold, guess in zip(names, targets.T, predicted.T, strict=True):
         if gold.any() or guess.any():
             scores = precision_recall_fscore_support(gold, guess, average="binary", zero_division=0)
-            rows[name] = {measure: float(score) for measure, score in zip(_MEASURES, scores[:3], strict=False)}
+            rows[name] = {measure: float(score) for measure, score in zip(_MEASURES[:3], scores[:3], strict=True)}
             rows[name]["support"] = float(gold.sum())
     return _with_mean(rows) if rows else {}
 

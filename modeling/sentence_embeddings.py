@@ -78,7 +78,7 @@ def encode_ids(
     padded = device.type != "cpu" or not _is_packed(model)
     with evaluation_mode(model):
         for batch in batches_by_length(lengths, budget, padded=padded):
-            for index, x_TD in zip(batch, _run(model, [sequences[index] for index in batch]), strict=True):
+            for index, x_TD in zip(batch, _run(model, [sequences[index] for index in batch], device), strict=True):
                 results[index] = _pool(x_TD, pooling)
     if pooling is None:
         return results
@@ -99,10 +99,10 @@ def _is_packed(model: PreTrainedModel) -> bool:
     return model.config.model_type == "clozebert"
 
 
-def _run(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
+def _run(model: PreTrainedModel, sequences: Sequence[Sequence[int]], device: torch.device) -> Sequence[torch.Tensor]:
     """The last hidden states of some sequences, packed into one row or, for native models, padded; [T, D] each."""
     sizes = [len(sequence) for sequence in sequences]
-    is_packed, device = _is_packed(model), _device_of(model)
+    is_packed = _is_packed(model)
     if is_packed:
         ids_1N = torch.tensor([list(chain.from_iterable(sequences))], device=device)
         outputs = model(input_ids=ids_1N, packed=Packed.from_lengths(sizes, device), return_dict=True)

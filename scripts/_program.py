@@ -11,13 +11,17 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from clozebert.utils.command_line import Flag, Parser, flags_of
 from clozebert.utils.errors import UserError, as_user_errors, exit_with_error
 from clozebert.utils.files import closed_place, write_text
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 from clozebert.utils.limits import available_cpus, processor_limit
+from clozebert.utils.plurals import counted
+
+if TYPE_CHECKING:
+    from clozebert.corpus.readers.inputs import Reader
 
 _Arguments = TypeVar("_Arguments")
 _format_with_place = warnings.formatwarning
@@ -54,6 +58,31 @@ def parse(
     if first is not None and given and not given[0].startswith("-"):
         given.insert(0, f"--{first}")
     return arguments_class(**parse_flags(flags_of(arguments_class), given, doc=doc, verb=verb))
+
+
+def open_input(arguments: Any, *, dataset_config_name: str | None = None) -> "Reader":
+    """The reader of `--input`, by the flags that say how to read it; a flag without effect is refused.
+
+    Args:
+        arguments: with `input`, `text_column`, `document_separator` and `on_bad_text`.
+    """
+    from clozebert.corpus.readers.inputs import Reader, refuse_unused
+
+    reader = Reader(
+        arguments.input,
+        text_column=arguments.text_column,
+        document_separator=arguments.document_separator,
+        on_bad_text=arguments.on_bad_text,
+        dataset_config_name=dataset_config_name,
+    )
+    refuse_unused([reader], text_column=arguments.text_column, dataset_config_name=dataset_config_name)
+    return reader
+
+
+def say_left_out(reader: "Reader") -> None:
+    """Print how many documents were left out as bad text, if any were."""
+    if reader.bad_texts:
+        print(f"{counted(reader.bad_texts, 'document')} left out by --on_bad_text skip")
 
 
 def parse_flags(

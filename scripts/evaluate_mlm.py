@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clozebert.scripts._program import check_output_file, parse, run, write_results
+from clozebert.scripts._program import check_output_file, open_input, parse, run, write_results
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
 
@@ -93,7 +93,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     """Measure everything that was asked for: name -> value."""
     from clozebert.corpus import Masking
-    from clozebert.corpus.readers.inputs import Reader, refuse_unused
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.training.checks import differing_entries
     from clozebert.training.reporting.doctor import survey
@@ -124,15 +123,7 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
                 f"{theirs!r}: the scores would mean nothing; leave it out"
             )
     corpus = None if arguments.corpus is None else _open(arguments.corpus, arguments.split, tokenizer)
-    reader = None
-    if arguments.input:
-        reader = Reader(
-            arguments.input,
-            text_column=arguments.text_column,
-            document_separator=arguments.document_separator,
-            on_bad_text=arguments.on_bad_text,
-        )
-        refuse_unused([reader], text_column=arguments.text_column)
+    reader = open_input(arguments) if arguments.input else None
     device = find_device(use_cpu=arguments.use_cpu)
     precision = choose_precision(arguments.mixed_precision, device)
     model = load_masked_lm(arguments.model_name_or_path, device=device, trust_remote_code=arguments.trust_remote_code)
@@ -149,8 +140,8 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, precision_of(device, precision):
         if reader is not None:
             corpus = _prepare(reader, tokenizer, folder)
-            if skipped := sum(source.bad_text for source in reader.sources):
-                results["documents_left_out"] = skipped
+            if reader.bad_texts:
+                results["documents_left_out"] = reader.bad_texts
         if corpus is not None:
             results["precision"] = precision
             # Unknown tokens are never masked, so a tokenizer that does not know the hard words gets a lower loss.

@@ -12,11 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from clozebert.scripts._program import parse, read_file, run
+from clozebert.scripts._program import open_input, parse, read_file, run, say_left_out
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
 from clozebert.utils.files import check_output_dir, disk_errors, whole_files
-from clozebert.utils.plurals import counted
 from clozebert.utils.tokenizer_files import save_tokenizer
 
 
@@ -46,7 +45,6 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parse(GrowArguments, argv, doc=__doc__, verb="grow")
     check_at_least(arguments, num_texts=1)
 
-    from clozebert.corpus.readers.inputs import Reader, refuse_unused
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.hub.card import write_card
     from clozebert.hub.convert import facts_of_origin, load_clozebert_masked_lm
@@ -58,16 +56,9 @@ def main(argv: list[str] | None = None) -> None:
     check_place = partial(check_output_dir, arguments.output_dir, way_out="give another folder")
     check_place()
     new_tokens = _new_tokens(arguments.new_tokens or [])
-    reader = Reader(
-        arguments.input,
-        text_column=arguments.text_column,
-        document_separator=arguments.document_separator,
-        on_bad_text=arguments.on_bad_text,
-    )
-    refuse_unused([reader], text_column=arguments.text_column)
+    reader = open_input(arguments)
     texts = list(islice(reader.texts(), arguments.num_texts))
-    if skipped := sum(source.bad_text for source in reader.sources):
-        print(f"{counted(skipped, 'document')} left out by --on_bad_text skip")
+    say_left_out(reader)
     folder = find_folder(arguments.model_name_or_path)
     tokenizer: Any = load_tokenizer(str(folder))
     known = known_tokens(tokenizer, new_tokens)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from clozebert.scripts._program import parse, run
+from clozebert.scripts._program import open_input, parse, run, say_left_out
 from clozebert.utils.command_line import flag
 
 if TYPE_CHECKING:
@@ -43,10 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from pathlib import Path
 
-    from clozebert.corpus.readers.inputs import Reader, refuse_unused
     from clozebert.corpus.tokenizer import TOKENIZER_FILES, check_choices, train_tokenizer
     from clozebert.utils.files import check_output_dir, whole_files
-    from clozebert.utils.plurals import counted
     from clozebert.utils.progress_bar import heartbeat
     from clozebert.utils.tokenizer_files import save_tokenizer
 
@@ -59,14 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         inputs=[("input", place) for place in arguments.input],
     )
     check_place()
-    reader = Reader(
-        arguments.input,
-        text_column=arguments.text_column,
-        document_separator=arguments.document_separator,
-        on_bad_text=arguments.on_bad_text,
-        dataset_config_name=arguments.dataset_config_name,
-    )
-    refuse_unused([reader], text_column=arguments.text_column, dataset_config_name=arguments.dataset_config_name)
+    reader = open_input(arguments, dataset_config_name=arguments.dataset_config_name)
     with heartbeat("training the tokenizer"):
         tokenizer = train_tokenizer(
             _texts(reader, disable=arguments.disable_tqdm),
@@ -79,9 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_place()  # another program may have written there in the meantime
     with whole_files(Path(arguments.output_dir), replacing=TOKENIZER_FILES) as folder:
         save_tokenizer(tokenizer, folder)
-    skipped = sum(source.bad_text for source in reader.sources)
-    if skipped:
-        print(f"{counted(skipped, 'document')} left out by --on_bad_text skip")
+    say_left_out(reader)
     if len(tokenizer) < arguments.vocab_size:
         print(f"the text holds enough for {len(tokenizer)} entries only, not for --vocab_size {arguments.vocab_size}")
     print(f"{arguments.algorithm} tokenizer of {len(tokenizer)} entries written to {arguments.output_dir}")

@@ -84,9 +84,8 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
         fingerprint = fingerprint_of_model(teacher, flag="teacher_name_or_path")
         teacher = hub_name(teacher) or Path(teacher).resolve().name
     configs = [phase_configuration(config, phase) for phase in phases]
-    for of_phase in configs:
-        set_token_ids(of_phase, tokenizer)  # a phase may not change what the tokenizer says
     for phase, of_phase, mixture in zip(phases, configs, mixtures, strict=True):
+        set_token_ids(of_phase, tokenizer)  # a phase may not change what the tokenizer says
         check_sample(phase.arguments)
         check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)
     check_same_weights(configs)

@@ -128,6 +128,11 @@ class Reader:
                 yield from self._installed_python()
 
     @property
+    def bad_texts(self) -> int:
+        """How many documents `on_bad_text="skip"` has left out so far."""
+        return sum(source.bad_text for source in self.sources)
+
+    @property
     def reads_dataset(self) -> bool:
         """Whether an input is a dataset of the Hub."""
         return any(isinstance(entry, TableFile) for entry in self._inputs)

@@ -4,7 +4,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from clozebert.corpus import Batch, BatchStream, Masking, ValidationBatches
 from .conftest import Written
 
 
-def stream_of(written: Written, *, rows: int = 6, max_seq_length: int = 80, **options: Any) -> BatchStream:
+def stream_of(written: Written, *, rows: SupportsIndex = 6, max_seq_length: int = 80, **options: Any) -> BatchStream:
     options = {"masking": Masking(), "seed": 3, **options}
     return BatchStream(written.corpus, max_seq_length=max_seq_length, global_batch_size=rows, **options)
 
@@ -225,7 +225,7 @@ def test_what_is_wrong_with_a_stream_is_said(
 ) -> None:
     with pytest.raises(ValueError, match="global_batch_size=0 must be at least 1"):
         stream_of(written, rows=0)
-    stream = stream_of(written, rows=np.int64(4))  # type: ignore[arg-type]
+    stream = stream_of(written, rows=np.int64(4))
     with pytest.raises(ValueError, match="step=-1 must count from 0"):
         stream.batch(-1)
     with pytest.raises(
