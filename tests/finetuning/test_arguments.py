@@ -62,6 +62,6 @@ def test_defaults_shrink_with_the_data_and_grow_with_the_model() -> None:
     assert default_learning_rate(256) > default_learning_rate(1024)
     assert default_learning_rate(96) == 2e-3  # `nano`: 5e-4 was far too low (docs/LOG.md)
     rates = [default_learning_rate(size, post_norm=True) for size in (768, 256, 96)]
-    assert rates == pytest.approx([5e-5, 2.6e-4, 1.1e-3], rel=0.05)  # 2e-3 never leaves chance (docs/LOG.md)
+    assert rates == pytest.approx([5e-5, 2.6e-4, 1.1e-3], rel=0.05)  # 2e-3 was far too high (docs/LOG.md)
     rates = [default_learning_rate(size, compares_pairs=True) for size in (768, 256, 96)]
     assert rates == pytest.approx([2e-5, 1e-4, 4.5e-4], rel=0.05)
