@@ -29,7 +29,7 @@ from ..configuration import ClozeBertConfig
 from ..corpus import Corpus, Masking
 from ..corpus.encoding import Encoder
 from ..corpus.packing import RowIndex
-from ..corpus.preparation.prepare import prepare
+from ..corpus.preparation.prepare import prepare, readers_in_order
 from ..corpus.readers.inputs import Reader, refuse_unused
 from ..corpus.shards import open_split
 from ..corpus.tokenizer import load_tokenizer, tokenizer_facts
@@ -124,6 +124,8 @@ class Adaptation:
         first_tokenizer = check_vocabulary_flags(arguments, self.source)
         self.readers = {name: self._reader(name) for name in TEXT_FLAGS if getattr(arguments, name)}
         refuse_unused(list(self.readers.values()), text_column=arguments.text_column)
+        if "input" in self.readers:
+            readers_in_order(self.readers["input"], self.readers.get("validation_input"), arguments.deduplicate)
         for name in ("input", "replay_input"):
             if name in self.readers:
                 check_known_tokens(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..corpus.batches import MIX_BLOCK
 from ..training.arguments import PretrainingArguments
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least
@@ -127,8 +128,10 @@ class AdaptationArguments:
         self._check_texts()
         if self.replay_share is None:
             self.replay_share = _REPLAY_SHARE
-        elif not 0 < self.replay_share < 1:
-            raise UserError(f"replay_share={self.replay_share} must lie between 0 and 1, both excluded")
+        elif not 1 / MIX_BLOCK <= self.replay_share <= 1 - 1 / MIX_BLOCK:
+            raise UserError(
+                f"replay_share={self.replay_share} must lie between 1/{MIX_BLOCK} and {MIX_BLOCK - 1}/{MIX_BLOCK}"
+            )
         elif not self.replay_input:
             raise UserError(f"replay_share={self.replay_share} needs --replay_input, the text that it is a share of")
         holds_out = bool(self.replay_input) or (bool(self.input) and not self.validation_input)

@@ -313,6 +313,5 @@ def _write_card(source: str | os.PathLike, folder: Path, directory: Path, *, nam
         write_card(directory, facts)
         return
     facts["example"] = "example" in old.parts
-    for path in folder.glob("*.png"):
-        shutil.copyfile(path, directory / path.name)
+    copy_beside(folder, directory, ("*.png",))
     write_card(directory, facts, history=old.history())

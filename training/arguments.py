@@ -26,7 +26,7 @@ _OF_THE_RUN = (
 # Fields that depend on the number of steps.
 LENGTHS = ("max_steps", "warmup_steps", "decay_steps", "batch_warmup_steps")
 # Below 1 these are shares of max_steps.
-_SHARES = ("warmup_steps", "decay_steps", "batch_warmup_steps")
+SHARES = ("warmup_steps", "decay_steps", "batch_warmup_steps")
 LEAST_STEPS = {"batch_warmup_steps": 1}  # however short the run, since the first batch size is given beside it
 # Fields that belong to one phase: the next one does not inherit them.
 _OF_A_PHASE = ("warmup_steps", "decay_steps", "initial_global_batch_size", "batch_warmup_steps")
@@ -185,7 +185,7 @@ class PretrainingArguments:
             self.weight_decay = _WEIGHT_DECAY[self.optimizer]
         self._check_ranges()
         if self.max_steps is not None:
-            for name in _SHARES:
+            for name in SHARES:
                 setattr(self, name, _steps_of(getattr(self, name), self.max_steps, least=LEAST_STEPS.get(name, 0)))
         self._check_together()
         if self.phases:
@@ -251,7 +251,7 @@ class PretrainingArguments:
         From three steps on it is evaluated at least twice and saved at least three times, unless that is switched off.
         """
         before = self.max_steps
-        kept = {name: getattr(self, name) for name in _SHARES}
+        kept = {name: getattr(self, name) for name in SHARES}
         if before is not None:
             kept |= {name: max(int(n) * max_steps // before, LEAST_STEPS.get(name, 0)) for name, n in kept.items() if n}
         return dataclasses.replace(

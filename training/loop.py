@@ -159,7 +159,7 @@ class Pretraining:
             max_steps=self.run.last_step,
             visible=is_main,
             bar=not arguments.disable_tqdm,
-            evaluated=self._evaluated_at,
+            evaluates_again=self._was_killed_before_evaluating(),
         )
 
     def _set_up(self, index: int, weights: Any, tensors: dict[str, torch.Tensor] | None) -> None:
@@ -295,8 +295,9 @@ class Pretraining:
 
     def _was_killed_before_evaluating(self) -> bool:
         """Whether the run resumes from a checkpoint whose step was due for an evaluation but did not get it."""
-        is_due = self._is_due(self.setup.arguments.eval_steps) and self.state.step > self.setup.phase.first_step
-        return is_due and self._evaluated_at != self.state.step
+        step, phase = self.state.step, self.setup.phase
+        is_due = step > phase.first_step and self._is_due(phase.arguments.eval_steps)
+        return (is_due or step == phase.last_step) and self._evaluated_at != step
 
     def _count_skips(self, num_broken: int) -> None:
         """Count steps that are skipped because the gradient is not finite. Too many in a row end the run."""

@@ -12,7 +12,7 @@ from ..configuration import ARCHITECTURES, ClozeBertConfig, describe_recipe, lis
 from ..utils.command_line import Flag, flags_of
 from ..utils.errors import UserError, as_user_errors, reject_unknown_keys
 from ..utils.nested import merge_nested
-from .arguments import LEAST_STEPS, Phase, PretrainingArguments
+from .arguments import LEAST_STEPS, SHARES, Phase, PretrainingArguments
 from .values import read_number
 
 _OWN_KEYS = ("architecture", "model")
@@ -106,7 +106,7 @@ def keep_schedule_shape(recipe: dict[str, Any], flags: dict[str, Any]) -> None:
     before = read_number("max_steps", before, int)
     if before < 1:
         raise UserError(f"max_steps={before} must be at least 1")
-    for name in ("warmup_steps", "decay_steps", "batch_warmup_steps"):
+    for name in SHARES:
         if name in flags or recipe.get(name) is None:
             continue
         steps = read_number(name, recipe[name], float)

@@ -81,8 +81,8 @@ def score_pseudo_perplexity(
         for index in range(wanted)
         for piece in _pieces(corpus, index * corpus.num_documents // wanted, max_seq_length)
     ]
-    if max_documents is not None and len(pieces) > wanted:
-        pieces = [pieces[index * len(pieces) // wanted] for index in range(wanted)]
+    if max_documents is not None and len(pieces) > max_documents:
+        pieces = [pieces[index * len(pieces) // max_documents] for index in range(max_documents)]
     scores = masked_log_likelihoods(
         model,
         pieces,

@@ -145,12 +145,13 @@ def _is_blank(line: bytes) -> bool:
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """(number, line) of each line; one longer than `LARGEST_DOCUMENT` comes in pieces, cut at spaces."""
-    number, rest = 1, b""
+    number, rest, is_first = 1, b"", True
     while line := rest + file.readline(LARGEST_DOCUMENT - len(rest)):
         rest = b""
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if len(line) == LARGEST_DOCUMENT and not line.endswith(b"\n"):
+        is_too_long = len(line) == LARGEST_DOCUMENT and not line.endswith(b"\n")
+        if is_first:
+            line, is_first = line.removeprefix(b"\xef\xbb\xbf"), False
+        if is_too_long:
             cut = line.rfind(b" ") + 1 or _whole_characters(line)
             line, rest = line[:cut], line[cut:]
         yield number, line

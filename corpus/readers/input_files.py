@@ -4,7 +4,7 @@ import fnmatch
 import glob
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...utils.errors import UserFileError
@@ -18,80 +18,85 @@ def files_below(folder: Path) -> list[Path]:
         UserError: a sub-folder cannot be read, or a link is broken or leads out of the folder.
     """
     found: list[Path] = []
-    for here, folders, names in os.walk(folder, onerror=_refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = [Path(here) / name for name in (*folders, *names) if not name.startswith(".")]
-        for path in paths:
-            if path.is_symlink() and not (path.exists() and is_within(path, folder)):
-                raise UserFileError(
-                    f"{path} is a link that leads nowhere or out of {folder}: name what it leads to as an input of its "
-                    "own, or give a glob pattern, which follows links"
-                )
-        found += [path for path in paths if path.is_file()]
+    for path in _matching(folder, ("**",)):
+        if path.is_symlink() and not (path.exists() and is_within(path, folder)):
+            raise UserFileError(
+                f"{path} is a link that leads nowhere or out of {folder}: name what it leads to as an input of its "
+                "own, or give a glob pattern, which follows links"
+            )
+        found.append(path)
     return _once(found)
 
 
 def files_matching(pattern: str) -> list[Path]:
-    """The files that match a glob pattern; `**` matches folders at any depth and follows each link to a folder once.
+    """The files that match a glob pattern; `**` matches folders at any depth, and links to folders.
 
     Raises:
         UserError: a folder below `**` cannot be read.
     """
     parts = Path(pattern).parts
     if "**" not in parts:
-        return _once(path for path in map(Path, glob.glob(pattern)) if path.is_file())
+        return _once(map(Path, glob.glob(pattern)))
     place = parts.index("**")
     start = str(Path(*parts[:place])) if place else "."
     bases = [Path(base) for base in (glob.glob(start) if glob.has_magic(start) else [start])]
-    return _once(
-        base / name
-        for base in bases
-        if base.is_dir()
-        for name in _walk(base)
-        if _matches(name.split("/"), parts[place:]) and (base / name).is_file()
-    )
+    return _once(path for base in bases if base.is_dir() for path in _matching(base, parts[place:]))
 
 
-def _walk(base: Path) -> Iterator[str]:
-    """The relative paths of all files below a folder, with `/`; each folder is entered once, links last."""
-    entered: set[str] = set()
-    real, links = deque([""]), deque[str]()
+def _matching(base: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
+    """The files and folders below a folder that match; links to folders come last.
+
+    A folder is entered under several names only if the names leave other parts of the pattern to match. So no circle of
+    links is followed for ever, and no file is missed.
+    """
+    entered: set[tuple[str, frozenset[tuple[str, ...]]]] = set()
+    start = (base, frozenset(_and_without_folders(pattern)))
+    real, links = deque([start]), deque[tuple[Path, frozenset[tuple[str, ...]]]]()
     while real or links:
-        prefix = (real or links).popleft()
-        here = base / prefix
-        if os.path.realpath(here) in entered:
+        here, patterns = (real or links).popleft()
+        if (os.path.realpath(here), patterns) in entered:
             continue
-        entered.add(os.path.realpath(here))
+        entered.add((os.path.realpath(here), patterns))
         try:
             entries = sorted(os.scandir(here), key=lambda entry: entry.name)
         except OSError as error:
             _refuse(error)
         for entry in entries:
-            name = prefix + entry.name
-            if not entry.is_dir():
-                yield name
-            elif entry.is_symlink():
-                links.append(name + "/")
-            else:
-                real.append(name + "/")
+            path, left = here / entry.name, _left(patterns, entry.name)
+            if () in left:
+                yield path
+            if left and path.is_dir():
+                (links if entry.is_symlink() else real).append((path, left))
 
 
-def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether a relative path, by its names, matches the parts of a pattern; hidden names need a dot in the pattern."""
-    if not parts or not names:
-        return not parts and not names
-    is_hidden = names[0].startswith(".") and not parts[0].startswith(".")
-    if parts[0] != "**":
-        return not is_hidden and fnmatch.fnmatchcase(names[0], parts[0]) and _matches(names[1:], parts[1:])
-    if len(parts) == 1 and len(names) == 1:
-        return not is_hidden
-    return _matches(names, parts[1:]) or (len(names) > 1 and not is_hidden and _matches(names[1:], parts))
+def _left(patterns: Iterable[tuple[str, ...]], name: str) -> frozenset[tuple[str, ...]]:
+    """What is left of each pattern behind a name that it begins with; () where nothing is, so that the name matches.
+
+    A hidden name needs a dot in the pattern.
+    """
+    found: set[tuple[str, ...]] = set()
+    for first, *rest in filter(None, patterns):
+        if name.startswith(".") and not first.startswith("."):
+            continue
+        if first == "**":
+            found.update(_and_without_folders((first, *rest)))
+        elif fnmatch.fnmatchcase(name, first):
+            found.update(_and_without_folders(tuple(rest)))
+    return frozenset(found)
+
+
+def _and_without_folders(pattern: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """A pattern, and what is left of it if `**` at its beginning matches no folder."""
+    yield pattern
+    while pattern and pattern[0] == "**":
+        pattern = pattern[1:]
+        yield pattern
 
 
 def _once(paths: Iterable[Path]) -> list[Path]:
-    """Sorted paths with each file once: under a name that is not a symbolic link if there is one, else its first."""
+    """Sorted files with each file once: under a name that is not a symbolic link if there is one, else its first."""
     names: dict[str, Path] = {}
-    for path in sorted(paths, key=lambda path: (path.is_symlink(), path)):
+    for path in sorted(filter(Path.is_file, paths), key=lambda path: (path.is_symlink(), path)):
         names.setdefault(os.path.realpath(path), path)
     return sorted(names.values())
 

@@ -334,7 +334,11 @@ def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path
     refused("max_minutes=0.0 must be above 0", max_steps=None, max_minutes=0.0)
     refused("num_processes=0 must be at least 1", num_processes=0)
     refused("mixed_precision='fp16' needs a CUDA device", mixed_precision="fp16")
-    refused("replay_share=1.5 must lie between 0 and 1", replay_share=1.5)
+    refused("replay_share=1.5 must lie between 1/1024 and 1023/1024", replay_share=1.5)
+    refused("replay_share=0.0005 must lie between 1/1024", replay_share=0.0005, replay_input=given)
+    refused(
+        "new.txt is in input and in validation_input", validation_input=[str(texts / "new.txt")], deduplicate="none"
+    )
     refused("replay_share=0.3 needs --replay_input", replay_share=0.3)
     refused("max_seq_length=65 exceeds the 64 tokens", max_seq_length=65)
     bad, blank = tmp_path / "bad.txt", tmp_path / "blank.txt"

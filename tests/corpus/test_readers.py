@@ -2,10 +2,12 @@
 
 import bz2
 import csv
+import glob
 import gzip
 import io
 import json
 import lzma
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clozebert.corpus.readers import delimited, formats, json_records
-from clozebert.corpus.readers.input_files import files_matching
+from clozebert.corpus.readers.input_files import files_below, files_matching
 from clozebert.corpus.readers.inputs import Reader, refuse_unused
 from clozebert.utils.errors import UserError
 
@@ -79,6 +81,42 @@ def test_every_format_gives_the_same_documents(tmp_path: Path, name: str) -> Non
     assert [(source.path, source.documents, source.bad_text) for source in reader.sources] == [(name, 4, 0)]
 
 
+def test_a_byte_order_mark_does_not_hide_that_a_line_is_too_long(tmp_path: Path) -> None:
+    words = "word " * 1_000_000  # 5 MB
+    for mark in ("", "\ufeff"):
+        (tmp_path / "a.txt").write_text(mark + words + "\nnext\n", encoding="utf-8")
+        assert "".join(read(tmp_path / "a.txt")).split() == [*words.split(), "next"]
+
+
+def test_patterns_find_what_glob_finds_through_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("de/v2/a.txt", "fr/latest/a.txt", ".old/b.txt", "de/.v1/c.txt", "de/x/latest.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    links = {"de/latest": "v2", "de/first": ".v1", "de/x/up": "..", "kept": ".old", "de/x/self": "self"}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    monkeypatch.chdir(tmp_path)
+    patterns = [
+        "**",
+        "**/*",
+        "**/*.txt",
+        "**/latest/*.txt",
+        "de/**/a.txt",
+        "*/**",
+        "**/.v1/*",
+        "**/**/c.txt",
+        "**/up/**/a*",
+    ]
+    for pattern in patterns:
+        expected = {os.path.realpath(name) for name in glob.glob(pattern, recursive=True) if os.path.isfile(name)}
+        assert {os.path.realpath(path) for path in files_matching(pattern)} == expected
+        assert expected
+    os.remove("de/x/self")  # leads nowhere, which is refused in a folder
+    assert {path.read_text() for path in files_below(tmp_path)} == {
+        "de/v2/a.txt", "fr/latest/a.txt", ".old/b.txt", "de/.v1/c.txt", "de/x/latest.txt",
+    }  # fmt: skip
+
+
 def test_folders_and_patterns_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("b/2.txt", "b/10.txt", "a.txt", ".hidden/x.txt", "b/.y.txt", "c.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -128,13 +166,13 @@ def test_no_document_is_blank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert read(tmp_path / "a.txt", document_separator="file") == ["一", "二"]
 
 
-@given(st.text(alphabet="aé漢🤗 \n", max_size=400), st.sampled_from(["blank_line", "line", "file"]))
+@given(st.text(alphabet="\ufeffaé漢🤗 \n", max_size=400), st.sampled_from(["blank_line", "line", "file"]))
 def test_what_is_too_long_is_cut_and_not_lost(text: str, separator: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "LARGEST_DOCUMENT", 16)
         found = list(formats._plain_texts(io.BytesIO(text.encode()), separator))
     assert all(isinstance(document, str) and document.strip() for document in found)
-    assert "".join("".join(map(str, found)).split()) == "".join(text.split())
+    assert "".join("".join(map(str, found)).split()) == "".join(text.removeprefix("\ufeff").split())
     assert all(len(str(document).encode()) < 32 for document in found)
 
 

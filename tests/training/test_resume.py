@@ -98,6 +98,13 @@ def test_a_run_that_branches_off_saves_before_its_first_step(prepared: Path, tmp
     assert_same_bits(tmp_path / "a", tmp_path / "b", step=6)
 
 
+def test_a_finished_run_that_goes_on_keeps_its_last_evaluation(prepared: Path, tmp_path: Path) -> None:
+    for steps in (7, 10):
+        run = {"max_steps": steps, "save_steps": 5, "eval_steps": 5, "resume_from_checkpoint": "latest"}
+        run_here(prepared, tmp_path / "run", **run)
+    assert [entry["step"] for entry in log_of(tmp_path / "run") if "eval_loss" in entry] == [5, 7, 10]
+
+
 def test_sigterm_leaves_the_step_that_it_came_in(prepared: Path, undisturbed: dict[int, Path], tmp_path: Path) -> None:
     """In the second micro-batch of step 11: the ten before it are saved."""
     run = {**RUN, "resume_from_checkpoint": "latest"}

@@ -117,6 +117,10 @@ def test_a_uniform_model_needs_log_v_for_each_token(text: Path) -> None:
     # However many pieces the documents are cut into, as many of them are scored as there are documents.
     some = score_pseudo_perplexity(uniform, corpus, max_seq_length=8, max_documents=3)
     assert 3 <= some["pseudo_tokens"] <= 3 * 6
+    # As many as documents were asked for, not as there are: a book can be one document.
+    asked = 2 * corpus.num_documents
+    some = score_pseudo_perplexity(uniform, corpus, max_seq_length=3, max_documents=asked)
+    assert some["pseudo_tokens"] == asked
 
 
 def test_frozen_masks_score_as_the_table_says(text: Path) -> None:

@@ -21,8 +21,8 @@ class RunLog:
 
     Args:
         path: the log file, None for no file. Entries after `step`, from a run that was killed, are removed.
-        evaluated: the step of the last evaluation. If it is not `step`, one logged at `step` is removed too.
         step, max_steps: where the run begins and ends.
+        evaluates_again: the run evaluates at `step` before it goes on, so an evaluation logged there is removed, too.
         visible: show the progress bar or, with `bar=False`, a line for each entry.
     """
 
@@ -35,16 +35,15 @@ class RunLog:
         max_steps: int,
         visible: bool,
         bar: bool = True,
-        evaluated: int | None = None,
+        evaluates_again: bool = False,
     ):
         self.path, self.accelerator, self.visible = path, accelerator, visible
         self._warned = False
         if path is not None:
-            again = evaluated != step
             kept = [
                 entry
                 for entry in read_log(path)
-                if entry["step"] < step or (entry["step"] == step and not (again and _is_evaluation(entry)))
+                if entry["step"] < step or (entry["step"] == step and not (evaluates_again and _is_evaluation(entry)))
             ]
             write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
         self.bar = progress_bar(
