@@ -6,6 +6,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from natives import make_native
 from saved_models import make_model, save
 from transformers import AutoModel
 
@@ -272,6 +273,17 @@ def test_repository_that_is_not_there_to_read(token, hub, tmp_path, monkeypatch)
     assert expected in shown
     assert token is None or token not in shown
     assert not (tmp_path / "out").exists()
+
+
+def test_licence_files_are_fetched_when_converting(hub, tmp_path, monkeypatch):
+    native = tmp_path / "bert"
+    make_native("bert", "BertForMaskedLM").save_pretrained(native)
+    (native / "LICENSE.txt").write_text("Do as you like.")
+    push_folder(native, "org/licensed")
+    # In the cache, files are links that lead out of their folder.
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    convert_folder("org/licensed", tmp_path / "ours", to="clozebert")
+    assert (tmp_path / "ours/LICENSE.txt").read_text() == "Do as you like."
 
 
 def test_no_network(saved, hub, monkeypatch):
