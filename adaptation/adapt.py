@@ -87,8 +87,6 @@ _MORE_OF = {
     "general": "give more, with --general_input",
 }
 _LONGEST_ROW = 256
-# Of the original model's card.
-_KEPT_OF_THE_CARD = ("license", "license_name", "license_link", "language", "datasets", "tags")
 
 
 @outliving_readers()  # as for pretraining
@@ -435,9 +433,8 @@ class Adaptation:
             if curve.is_file():
                 (partial / curve.name).write_bytes(curve.read_bytes())
             write_text(partial / REPORT_NAME, render_report(results))
-        old = {} if self.model_card is None else self.model_card.facts()
-        kept = {key: old[key] for key in _KEPT_OF_THE_CARD if key in old}
-        base_model = self.base_model or old.get("base_model")
+        kept = {} if self.model_card is None else self.model_card.lasting_facts()
+        base_model = self.base_model or kept.get("base_model")
         facts = adaptation_facts(results, name=target.resolve().name, base_model=base_model)
         write_card(target, {**kept, **facts})
         write_text(target / ADAPTATION_RESULTS, json.dumps(results, indent=2) + "\n")

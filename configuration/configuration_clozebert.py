@@ -222,7 +222,7 @@ class ClozeBertConfig(PreTrainedConfig):
                 raise ValueError(unknown_key_message(key, self.field_names()))
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        self.check_together()
+        self._check_contradictions()
         super().__post_init__(**kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -284,7 +284,8 @@ class ClozeBertConfig(PreTrainedConfig):
         _follow_layers(values, kwargs)
         _refuse_parts_of_rope(kwargs)
         # Overrides go to the constructor, which checks them. The base class would set them afterwards, unchecked.
-        values |= {key: kwargs.pop(key) for key in cls.__annotations__ if key in kwargs}
+        own = {**ClozeBertConfig.__annotations__, **cls.__annotations__}  # cls may be a subclass
+        values |= {key: kwargs.pop(key) for key in own if key in kwargs}
         found = super().from_dict(values, **kwargs)
         config = found[0] if isinstance(found, tuple) else found
         for key, value in foreign.items():
@@ -320,13 +321,17 @@ class ClozeBertConfig(PreTrainedConfig):
         return kwargs
 
     def check_together(self) -> None:
-        """Refuse values that contradict one another. The constructor, `from_dict` and every model call this.
+        """Refuse values that contradict one another. `from_dict` and every model call this.
 
         The model, not this, checks that sizes are divisible: transformers builds configurations in steps.
 
         Raises:
             ValueError: names the fields.
         """
+        self._check_contradictions()
+        self._check_rope_parameters()
+
+    def _check_contradictions(self) -> None:
         if self.layer_types is not None:
             self._check_layer_types(self.layer_types)
         if self.norm_position == "post" and not self.first_attention_norm:
@@ -341,6 +346,22 @@ class ClozeBertConfig(PreTrainedConfig):
             raise ValueError("compare_pairs=True needs the id of the token between the two texts: set sep_token_id")
         if self.position_rule == "non_pad":
             self._check_non_pad_positions()
+
+    def _check_rope_parameters(self) -> None:
+        """Refuse what only the constructor completes, if it was set later."""
+        way_out = "give it to the constructor, or to from_pretrained"
+        if self.position_embedding_type != "rope":
+            if self.rope_parameters is not None:
+                raise ValueError(
+                    f"rope_parameters={self.rope_parameters} needs position_embedding_type='rope', not "
+                    f"{self.position_embedding_type!r}: {way_out}"
+                )
+            return
+        given = self.rope_parameters or {}
+        parts = {f" for {layer_type}": given.get(layer_type) or {} for layer_type in self.layer_types or ()}
+        for where, part in (parts or {"": given}).items():
+            if "rope_theta" not in part:
+                raise ValueError(f"rope_parameters={self.rope_parameters} has no rope_theta{where}: {way_out}")
 
     def _check_layer_types(self, layer_types: list[str]) -> None:
         if len(layer_types) != self.num_hidden_layers:

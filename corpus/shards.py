@@ -87,7 +87,17 @@ class ShardWriter:
             self._flush()
 
     def close(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Finish the files; write and return the manifest, made of the writer's counts and `facts`."""
+        """Finish the files; write and return the manifest, made of the writer's counts and `facts`.
+
+        Args:
+            facts: what is known of the split. `tokenizer` is needed: what `clozebert.corpus.tokenizer.tokenizer_facts`
+                returns.
+
+        Raises:
+            ValueError: `facts` has no `tokenizer`.
+        """
+        if "tokenizer" not in facts:
+            raise ValueError("facts has no 'tokenizer', without which no corpus can be opened: see tokenizer_facts")
         self._flush()
         self._close_shard()
         self._offsets.close()

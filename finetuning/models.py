@@ -164,6 +164,7 @@ def _load_with_head(name_or_path: str, task: type[Task], **kwargs: Any) -> tuple
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise UserError(f"--model_name_or_path {name_or_path}: {first_line(error)}") from error
+    model.config.return_dict = True  # a folder may say that it answers with tuples
     return model, loading["missing_keys"]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..utils.errors import MissingFileError, UserError, as_user_errors, first_line
+from ..utils.errors import MissingFileError, UserError, as_user_errors, first_line, reject_unknown_keys
 from ..utils.files import write_text
 from ..utils.markdown import in_cell
 from ..utils.plurals import counted
@@ -34,6 +34,12 @@ _CURVE_NAMES = ("loss_curve.png", "training_curve.png", "curve.png", "loss.png")
 # The oldest release that opens a bundle: 5.0 to 5.3 reject our configuration class, and 4 has no such classes.
 OLDEST_TRANSFORMERS = "5.4"
 _OWN_TAGS = ("clozebert", "encoder")
+_FACTS = (
+    "name", "repo_id", "description", "license", "license_name", "license_link", "language", "datasets", "base_model",
+    "tags", "pipeline_tag", "data_statement", "corpus", "started_from", "hyperparameters", "recipe", "steps", "tokens",
+    "seconds", "validation_loss", "metrics", "eval_results", "curve", "example", "serving", "versions",
+    "limitations",
+)  # fmt: skip
 _MOST_LABELS = 20
 # The fields that give a model its shape.
 _SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings")
@@ -66,13 +72,19 @@ class Card:
 
     def facts(self) -> dict[str, Any]:
         """The facts for `write_card` that also hold for the same model in another form or place."""
+        facts = self.lasting_facts()
+        if self.is_ours:
+            facts["description"] = _description(self.parts.get("summary", ""))
+            facts["eval_results"] = self.data.eval_results
+        return facts
+
+    def lasting_facts(self) -> dict[str, Any]:
+        """The facts that also hold for a model that is trained further from this one."""
         names = ("license", "license_name", "license_link", "language", "datasets", "base_model", "tags")
         facts = {name: self.data.get(name) for name in names if self.data.get(name)}
         if self.is_ours:
             # Tags about the form of the model are written anew.
             facts["tags"] = [tag for tag in facts.get("tags", []) if tag not in (*NATIVE, *_OWN_TAGS)]
-            facts["description"] = _description(self.parts.get("summary", ""))
-            facts["eval_results"] = self.data.eval_results
         return facts
 
     def history(self) -> dict[str, str]:
@@ -106,7 +118,9 @@ def write_card(
 
     Raises:
         MissingFileError: the folder does not exist.
+        UserError: a key is none of these.
     """
+    reject_unknown_keys(facts, _FACTS, where="facts")
     folder = Path(directory)
     if not folder.is_dir():
         raise MissingFileError(f"cannot write a model card into {folder}: the folder does not exist")
@@ -216,7 +230,9 @@ def _metadata(facts: Mapping[str, Any], config: Mapping[str, Any], task: str, na
     results = [x if isinstance(x, EvalResult) else EvalResult(task_type=task, **x) for x in given]
     # The Hub does not accept YAML's .nan; undefined scores appear in the table of measurements only.
     results = [x for x in results if not isinstance(x.metric_value, float) or math.isfinite(x.metric_value)]
-    tags = [config.get("model_type", "clozebert"), *_OWN_TAGS, *(facts.get("tags") or [])]
+    given_tags = facts.get("tags") or []
+    tags = [config.get("model_type", "clozebert"), *_OWN_TAGS]
+    tags += [given_tags] if isinstance(given_tags, str) else given_tags
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag=facts.get("pipeline_tag") or task,

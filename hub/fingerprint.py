@@ -81,7 +81,7 @@ def model_outputs(model: Any) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def _run(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     device = next(model.parameters()).device
-    found = model(**{key: value.to(device) for key, value in inputs.items()})
+    found = model(**{key: value.to(device) for key, value in inputs.items()}, return_dict=True)
     outputs = {key: value.cpu() for key, value in found.items() if isinstance(value, torch.Tensor)}
     if "attention_mask" not in inputs:
         return outputs
@@ -121,8 +121,12 @@ def _round(value: Any) -> float:
     return float(f"{float(value):.7g}")
 
 
-def find_differences(stored: dict[str, Any], found: dict[str, Any], *, outputs: list[str] | None = None) -> list[str]:
+def find_differences(
+    stored: dict[str, Any] | None, found: dict[str, Any], *, outputs: list[str] | None = None
+) -> list[str]:
     """The differences between a stored fingerprint and a model's, in some outputs (None: all stored); empty if none."""
+    if stored is None:
+        return [f"there is no {FILE_NAME} to compare with"]
     if stored.get("format") != _FORMAT:
         return [f"the fingerprint has format {stored.get('format')}, and this version reads format {_FORMAT}"]
     differences = []

@@ -40,7 +40,9 @@ class Int8Report:
     Attributes:
         float_bytes, int8_bytes: sizes of the two files.
         agreement: share of predictions that are the same, or with several labels, of the yes or no for each; None for
-            a regression. mean_shift: mean |difference| of the probabilities, or of a regression's values.
+            a regression. mean_shift: how much probability moves from one class to others: half the sum of the
+            |differences|. With several labels, the mean |difference| of the probabilities; in a regression, of the
+            values.
         float_accuracy, int8_accuracy: accuracy on the labels, if they were given.
     """
 
@@ -246,11 +248,14 @@ def compare_int8(
         pairs: each text is two, with a tab between them.
 
     Raises:
-        UserError: the model gives no logits, there are no texts, or there is not one label per text.
+        UserError: a form is missing, the model gives no logits, there are no texts, or not one class for each text.
     """
-    if not texts:
-        raise UserError("texts is empty: give some that are like those the model will see")
+    if isinstance(texts, str) or not texts:
+        raise UserError(f"texts={texts!r} must be a list of texts that are like those the model will see")
     paths = [Path(directory) / name for name in (ONNX_NAME, INT8_NAME)]
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path} is not there: export_onnx and quantize_int8 write the two forms")
     sessions = [open_onnx(path) for path in paths]
     decided: list[list[np.ndarray]] = [[], []]
     shifts = []
@@ -258,7 +263,9 @@ def compare_int8(
         columns = [text.split("\t", 1) if pairs else [text] for text in texts[start : start + 16]]
         batch = tokenizer(*map(list, zip(*columns, strict=True)), padding=True, truncation=True, return_tensors="np")
         answers = [_answers(_logits(session, batch), problem_type) for session in sessions]
-        shifts.append(np.abs(answers[0][1] - answers[1][1]).mean(-1))
+        differences = np.abs(answers[0][1] - answers[1][1])
+        is_one_of_many = answers[0][0] is not None and problem_type != "multi_label_classification"
+        shifts.append(differences.sum(-1) / 2 if is_one_of_many else differences.mean(-1))
         for rows, (decisions, _) in zip(decided, answers, strict=True):
             rows += [] if decisions is None else [decisions]
     before, after = (np.concatenate(rows) if rows else None for rows in decided)
@@ -286,6 +293,9 @@ def _answers(logits_NC: np.ndarray, problem_type: str | None) -> tuple[np.ndarra
 def _check_labels(labels: Sequence[int], *, texts: int, predictions: np.ndarray | None) -> None:
     if len(labels) != texts:
         raise UserError(f"labels has {len(labels)} entries for {texts} texts")
+    for label in labels:
+        if not isinstance(label, (int, np.integer)):
+            raise UserError(f"labels holds {label!r}: give the numbers of the classes in the model's id2label")
     if predictions is None or predictions.ndim > 1:
         raise UserError("labels are classes, and this head does not give one class for a text")
     if len(labels) != len(predictions):

@@ -11,10 +11,15 @@ is also a flag, and so are many fields of the model's configuration. Flags overr
 """
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from clozebert.scripts._program import exit_if_stopped, parse_run_flags, run
+
+if TYPE_CHECKING:
+    from clozebert.utils.files import WriteCard
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -39,10 +44,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = PretrainingArguments(**settings)
     config = make_config(model, recipe=name)
 
-    from clozebert.hub.card import write_card
     from clozebert.training.pretraining import pretrain
 
+    write_card = _card_writer(arguments.model_name_or_path)
     exit_if_stopped(pretrain(arguments, config, write_card=write_card, recipe=name and Path(name).name))
+
+
+def _card_writer(origin: str | None) -> "WriteCard":
+    """Writes cards that name the local model which training goes on from, and keep its licence, languages and data."""
+    from clozebert.hub.card import read_card, write_card
+    from clozebert.utils.errors import UserError
+
+    if origin is None or not Path(origin).is_dir():
+        return write_card
+    kept: dict[str, Any] = {"started_from": Path(origin).resolve().name}
+    try:
+        card = read_card(Path(origin))
+        kept |= {} if card is None else card.lasting_facts()
+    except UserError as error:  # must not prevent training
+        warnings.warn(f"{error}; the new card has none of it, not even the licence", stacklevel=2)
+
+    def write(folder: str | os.PathLike, facts: dict[str, Any]) -> None:
+        write_card(folder, {**kept, **{name: value for name, value in facts.items() if value is not None}})
+
+    return write
 
 
 if __name__ == "__main__":

@@ -128,6 +128,32 @@ def test_rope_parameters_survive_a_round_trip(rope_parameters):
     assert set(config.rope_parameters) == {"full_attention", "sliding_attention"}
 
 
+def test_positions_that_were_changed_later_are_refused_before_they_are_saved():
+    rotary, learned = ClozeBertConfig(), ClozeBertConfig(position_embedding_type="absolute")
+    rotary.position_embedding_type = "sinusoidal"
+    with pytest.raises(
+        ValueError, match="needs position_embedding_type='rope', not 'sinusoidal': give it to the const"
+    ):
+        rotary.check_together()
+    learned.position_embedding_type = "rope"
+    with pytest.raises(ValueError, match="rope_parameters=None has no rope_theta: give it to the constructor"):
+        learned.check_together()
+    by_layer = ClozeBertConfig(num_hidden_layers=1, layer_types=["full_attention"])
+    by_layer.rope_parameters = {"rope_type": "linear", "factor": 2.0}
+    with pytest.raises(ValueError, match="has no rope_theta for full_attention"):
+        by_layer.check_together()
+
+
+def test_a_subclass_completes_overrides_as_its_parent_does():
+    class Own(ClozeBertConfig):
+        model_type = "own"
+
+    values, override = Own().to_dict(), {"rope_type": "linear", "factor": 2.0}
+    assert Own.from_dict(values, rope_parameters=override).rope_parameters["rope_theta"] == 10_000.0
+    with pytest.raises(ValueError, match="liner"):
+        Own.from_dict(values, rope_parameters={**override, "rope_type": "liner"})
+
+
 def test_the_old_forms_of_rope_are_understood():
     config = ClozeBertConfig(rope_theta=123.0)
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 123.0}

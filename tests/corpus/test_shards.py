@@ -124,3 +124,8 @@ def test_ids_outside_of_the_vocabulary_are_refused(ids: list[int], tmp_path: Pat
     writer = ShardWriter(str(tmp_path / "train"), vocab_size=400)
     with pytest.raises(ValueError, match=rf"token id {400 if 400 in ids else -1} is none of 0 to 399"):
         writer.append(np.array(ids), np.array([True, False]))
+
+
+def test_a_split_needs_the_facts_of_its_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="facts has no 'tokenizer'"):
+        ShardWriter(tmp_path / "train", vocab_size=400).close({})

@@ -84,6 +84,13 @@ def test_files_of_other_programs_beside_a_model_do_not_matter(tmp_path: Path) ->
         load(folder)
 
 
+def test_a_model_that_answers_with_tuples_is_asked_for_names(tmp_path: Path) -> None:
+    folder = Path(make_checkpoint(tmp_path / "m"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "return_dict": False}))
+    assert load(str(folder)).config.return_dict is True
+
+
 MODEL_TYPES = ("bert", "roberta", "distilbert", "clozebert")
 
 

@@ -50,6 +50,13 @@ def test_metadata_is_what_the_hub_reads(saved):
     assert "clozebert" in data.tags
 
 
+def test_an_unknown_fact_is_refused_and_a_tag_may_stand_alone(saved):
+    with pytest.raises(ValueError, match="unknown key 'lisence' in facts; known: base_model, "):
+        write_card(saved, {"lisence": "mit"})
+    write_card(saved, {"tags": "law"})
+    assert ModelCard.load(saved / "README.md").data.tags[-1] == "law"
+
+
 def test_sections_hold_the_facts(saved):
     (saved / "loss_curve.png").write_bytes(b"png")
     write_card(saved, FACTS)

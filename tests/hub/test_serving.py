@@ -170,6 +170,23 @@ def test_int8_is_compared_by_what_the_head_answers(problem_type, tmp_path, monke
         assert "89" in str(report) or several
 
 
+def test_int8_compares_lists_of_texts_with_numbers_of_classes(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"model\.onnx is not there: export_onnx and quantize_int8 write"):
+        compare_int8(tmp_path, ["w1"], make_tokenizer())
+    with pytest.raises(ValueError, match="texts='w1' must be a list"):
+        compare_int8(tmp_path, "w1", make_tokenizer())
+    (tmp_path / "onnx").mkdir()
+    for name in (ONNX_NAME, INT8_NAME):
+        (tmp_path / name).write_bytes(b"x")
+    monkeypatch.setattr(serving, "open_onnx", lambda path: path.name)
+    # Of many classes, each form is sure of another one: all of the probability moves.
+    sure = 99 * np.eye(1000, dtype=np.float32)
+    monkeypatch.setattr(serving, "run_onnx", lambda session, inputs: {"logits": sure[[len(session)]]})
+    assert compare_int8(tmp_path, ["w1"], make_tokenizer()).mean_shift == pytest.approx(1)
+    with pytest.raises(ValueError, match="labels holds 'spam': give the numbers of the classes"):
+        compare_int8(tmp_path, ["w1"], make_tokenizer(), ["spam"])
+
+
 def test_int8_needs_the_float_form(tmp_path):
     with pytest.raises(ValueError, match="export_onnx writes it first"):
         quantize_int8(tmp_path)

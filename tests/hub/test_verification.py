@@ -54,6 +54,14 @@ def test_fingerprint_tells_other_weights(head, tmp_path):
     assert len(differences) == len(stored["outputs"])
 
 
+def test_fingerprint_of_a_model_that_answers_with_tuples():
+    model = make_model()
+    stored = make_fingerprint(model)
+    model.config.return_dict = False
+    assert find_differences(stored, make_fingerprint(model)) == []
+    assert find_differences(None, stored) == ["there is no fingerprint.json to compare with"]
+
+
 def test_fingerprint_notices_one_random_matrix_and_not_rounding():
     model = make_model()
     stored = make_fingerprint(model)

@@ -138,8 +138,13 @@ def _by_phase(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _card_values(arguments: PretrainingArguments, teacher: str | None) -> dict[str, Any]:
-    """The arguments that decided the run, without Muon's if AdamW trained the weights."""
+    """The arguments that decided the run, without those that had no effect."""
     values: dict[str, Any] = {} if teacher is None else {"teacher_name_or_path": teacher}
     values |= {name: value for name, value in arguments.decisive().items() if value != []}
-    is_used = arguments.optimizer == "muon"
-    return {name: value for name, value in values.items() if is_used or not name.startswith("muon_")}
+    unused = {
+        "muon_": arguments.optimizer != "muon",
+        "embedding_init": arguments.model_name_or_path is not None,
+        "position_init": arguments.model_name_or_path is not None,
+    }
+    beginnings = tuple(beginning for beginning, is_unused in unused.items() if is_unused)
+    return {name: value for name, value in values.items() if not name.startswith(beginnings)}
