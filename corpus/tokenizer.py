@@ -202,7 +202,7 @@ def _warn_of_long_words(in_long_words: int, total: int) -> None:
     if in_long_words > _LONG_WORDS * total:
         warnings.warn(
             f"{in_long_words / total:.1%} of the text is in words of more than {_LONGEST_WORD} letters, and WordPiece "
-            "makes each of them one [UNK]: put spaces between the words, or take algorithm='bpe', which needs none",
+            "makes each of them one [UNK]: put spaces between the words, or take --algorithm bpe, which needs none",
             stacklevel=2,
         )
 
@@ -315,7 +315,9 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
 
     path = Path(name_or_path)
     if path.exists() and not (path / "tokenizer.json").is_file():
-        raise UserError(f"tokenizer_name={name_or_path!r} holds no tokenizer.json; train one with train_tokenizer")
+        if path.is_file():
+            raise UserError(f"tokenizer_name={name_or_path!r} is a file: give its folder, {str(path.parent)!r}")
+        raise UserError(f"tokenizer_name={name_or_path!r} holds no tokenizer.json; train one with train-tokenizer")
     check_model_folder(name_or_path, allow_pickle=True)  # no weights are read
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)

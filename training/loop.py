@@ -100,13 +100,11 @@ class Pretraining:
         is_own = checkpoint is not None and checkpoint.resolve().parent == self.output.path.resolve()
         self._saved_at, self._save_waits = self.state.step if is_own else None, False
         said = self._settle_length(begun=begun)
-        index = 0
-        if checkpoint is not None:
-            index = check_resume(checkpoint, self.state, self.run, accelerator=self.accelerator)
+        index = checkpoint and check_resume(checkpoint, self.state, self.run, accelerator=self.accelerator)
         self.planned = self.run.phases
         if self.dry_run:
             self.run.phases = [dry_phase(phase, self.accelerator) for phase in self.run.phases]
-        self._set_up(index, checkpoint or arguments.model_name_or_path, tensors)
+        self._set_up(index or 0, checkpoint or arguments.model_name_or_path, tensors)
         if not self.dry_run:
             on_main_process(self.accelerator, lambda: remove_earlier_run(arguments))
         self.log = self._open_log(arguments)
@@ -296,8 +294,8 @@ class Pretraining:
     def _was_killed_before_evaluating(self) -> bool:
         """Whether the run resumes from a checkpoint whose step was due for an evaluation but did not get it."""
         step, phase = self.state.step, self.setup.phase
-        is_due = step > phase.first_step and self._is_due(phase.arguments.eval_steps)
-        return (is_due or step == phase.last_step) and self._evaluated_at != step
+        is_due = step == phase.last_step or (step > phase.first_step and self._is_due(phase.arguments.eval_steps))
+        return is_due and self._evaluated_at != step
 
     def _count_skips(self, num_broken: int) -> None:
         """Count steps that are skipped because the gradient is not finite. Too many in a row end the run."""

@@ -81,7 +81,8 @@ def _read_recipe(name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     where = f"recipe {name}"
     of_run = PretrainingArguments.field_names()
     if misplaced := [key for key in recipe if key in ClozeBertConfig.__annotations__]:
-        raise UserError(f"{where}: {misplaced[0]} is a field of the model: put it under `model:`")
+        way_out = "leave it out, the tokenizer says it" if misplaced[0] == "vocab_size" else "put it under `model:`"
+        raise UserError(f"{where}: {misplaced[0]} is a field of the model: {way_out}")
     reject_unknown_keys(recipe, [*of_run, *_OWN_KEYS], where=where)
     model = recipe.pop("model", None) or {}
     if not isinstance(model, dict):

@@ -83,7 +83,7 @@ def test_fingerprint_is_taken_on_the_device_of_the_model():
         def base_model(self):
             return self
 
-        def forward(self, input_ids, attention_mask):
+        def forward(self, input_ids, attention_mask, return_dict):
             assert {input_ids.device.type, attention_mask.device.type} == {"meta"}
             return {"last_hidden_state": torch.zeros(*input_ids.shape, 8)}
 

@@ -168,6 +168,7 @@ def test_mistakes_are_one_line(text: Path, tokenizer: str, tmp_path: Path, capsy
         ([*named, "--input", str(tmp_path / "bad.txt")], "bad.txt, line 3: byte 0xe4 is not UTF-8"),
         ([*named, "--input", str(tmp_path / "table.csv")], "give --text_column (columns: heading, words)"),
         ([*out, "--input", str(text), "--tokenizer_name", str(text)], "holds no tokenizer.json"),
+        ([*out, "--input", str(text), "--tokenizer_name", str(text / "a.txt")], "is a file: give its folder"),
         ([*good, "--output_dir", str(tmp_path / "full")], "is not empty; give --overwrite_output_dir"),
         ([*named, "--input", str(text / "a.txt"), "--text_column", "foo"], "--text_column foo: no input has columns"),
         ([*good, *out, "--dataset_config_name", "foo"], "--dataset_config_name foo: no input is a dataset of the Hub"),
