@@ -191,6 +191,8 @@ def _documents_of(position_ids: torch.Tensor, shape_BT: torch.Size) -> Packed | 
     found = values_of(restarts_BT.any())
     if not found:  # None if values cannot be read, under `torch.func`: then rows count as ordinary sequences
         return None
+    if restarts_BT[:, 1:].all():  # constant or falling: no document has a second token, so nothing is packed
+        return None
     restarts_BT[:, 0] = True
     starts = restarts_BT.expand(shape_BT).flatten().nonzero().squeeze(1)
     cu_seq_lens = torch.cat([starts, starts.new_tensor([shape_BT.numel()])])

@@ -11,7 +11,9 @@ from clozebert.training.reporting.run_facts import _by_phase, _card_values
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_card_lists_settings_of_the_optimizer_that_was_used(optimizer):
     decisive = {"optimizer": optimizer, "learning_rate": 1e-3, "muon_learning_rate": 0.02, "corpus_weights": []}
-    values = _card_values(types.SimpleNamespace(optimizer=optimizer, decisive=lambda: decisive), None)
+    decisive |= {"embedding_init": "text"}
+    run = types.SimpleNamespace(optimizer=optimizer, decisive=lambda: decisive, model_name_or_path="begun")
+    values = _card_values(run, None)
     wanted = {"optimizer", "learning_rate"} | ({"muon_learning_rate"} if optimizer == "muon" else set())
     assert set(values) == wanted
 
