@@ -122,7 +122,7 @@ class Adaptation:
         first_tokenizer = check_vocabulary_flags(arguments, self.source)
         self.readers = {name: self._reader(name) for name in TEXT_FLAGS if getattr(arguments, name)}
         refuse_unused(list(self.readers.values()), text_column=arguments.text_column)
-        if "input" in self.readers:
+        if "input" in self.readers:  # refuses a file that is held out, too
             readers_in_order(self.readers["input"], self.readers.get("validation_input"), arguments.deduplicate)
         for name in ("input", "replay_input"):
             if name in self.readers:

@@ -11,7 +11,6 @@ is also a flag, and so are many fields of the model's configuration. Flags overr
 """
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,17 +51,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _card_writer(origin: str | None) -> "WriteCard":
     """Writes cards that name the local model which training goes on from, and keep its licence, languages and data."""
-    from clozebert.hub.card import read_card, write_card
-    from clozebert.utils.errors import UserError
+    from clozebert.hub.card import write_card
+    from clozebert.hub.convert import facts_of_origin
 
     if origin is None or not Path(origin).is_dir():
         return write_card
-    kept: dict[str, Any] = {"started_from": Path(origin).resolve().name}
-    try:
-        card = read_card(Path(origin))
-        kept |= {} if card is None else card.lasting_facts()
-    except UserError as error:  # must not prevent training
-        warnings.warn(f"{error}; the new card has none of it, not even the licence", stacklevel=2)
+    name, card, _ = facts_of_origin(origin, Path(origin))
+    kept = {"started_from": name, **({} if card is None else card.lasting_facts())}
 
     def write(folder: str | os.PathLike, facts: dict[str, Any]) -> None:
         write_card(folder, {**kept, **{name: value for name, value in facts.items() if value is not None}})

@@ -75,13 +75,13 @@ def _left(patterns: Iterable[tuple[str, ...]], name: str) -> frozenset[tuple[str
     A hidden name needs a dot in the pattern.
     """
     found: set[tuple[str, ...]] = set()
-    for first, *rest in filter(None, patterns):
-        if name.startswith(".") and not first.startswith("."):
+    for pattern in filter(None, patterns):
+        if name.startswith(".") and not pattern[0].startswith("."):
             continue
-        if first == "**":
-            found.update(_and_without_folders((first, *rest)))
-        elif fnmatch.fnmatchcase(name, first):
-            found.update(_and_without_folders(tuple(rest)))
+        if pattern[0] == "**":
+            found.update(_and_without_folders(pattern))
+        elif fnmatch.fnmatchcase(name, pattern[0]):
+            found.update(_and_without_folders(pattern[1:]))
     return frozenset(found)
 
 
