@@ -15,6 +15,7 @@ from ..utils.files import check_output_dir
 from ..utils.locks import owned_folder
 from .tags import SCHEMES
 
+DEFAULT_SEED = 42
 # What --overwrite_output_dir deletes, also in the folder of each seed; see `files.written_in`.
 FINETUNING_FILES = tuple(
     rf"(seed-\d+/)?{name}"
@@ -103,7 +104,7 @@ class FinetuningArguments:
         "auto",
         section=_DATA,
     )
-    seed: int = flag("Seed of the new head, the order of the data and dropout.", 42)
+    seed: int = flag("Seed of the new head, the order of the data and dropout.", DEFAULT_SEED)
     seeds: list[int] | None = flag(
         "Run once for each seed, in sub-folders, and report mean and deviation.", section=_RUNS
     )
@@ -126,6 +127,7 @@ class FinetuningArguments:
                 raise MissingFileError(f"--{name} {path}: {wrong}")
         self._check_numbers()
         self._check_choices()
+        self._check_seeds()
 
     def _check_splits_of_dataset(self) -> None:
         """Refuse flags that the origin of the data leaves without effect."""
@@ -161,11 +163,6 @@ class FinetuningArguments:
                 f"--max_steps {self.max_steps} and --num_train_epochs {self.num_train_epochs:g} both say how long the "
                 f"run is: give one of them"
             )
-        for seed in [self.seed, *(self.seeds or [])]:
-            if not 0 <= seed < 2**32:
-                raise UserError(f"{'--seed' if self.seeds is None else '--seeds'} {seed}: must be from 0 to 2**32 - 1")
-        if self.seeds is not None and len(set(self.seeds)) != len(self.seeds):
-            raise UserError(f"--seeds {self.seeds}: a seed comes twice")
 
     def _check_choices(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -177,7 +174,18 @@ class FinetuningArguments:
             raise UserError(
                 "--overwrite_output_dir begins a new run, and --resume_from_checkpoint continues one; give one of them"
             )
-        if self.seeds is not None and self.resume_from_checkpoint not in (None, "latest"):
+
+    def _check_seeds(self) -> None:
+        for seed in [self.seed, *(self.seeds or [])]:
+            if not 0 <= seed < 2**32:
+                raise UserError(f"{'--seed' if self.seeds is None else '--seeds'} {seed}: must be from 0 to 2**32 - 1")
+        if self.seeds is None:
+            return
+        if len(set(self.seeds)) != len(self.seeds):
+            raise UserError(f"--seeds {self.seeds}: a seed comes twice")
+        if self.seed != DEFAULT_SEED:
+            raise UserError(f"--seed {self.seed} and --seeds both choose seeds: give one of them")
+        if self.resume_from_checkpoint not in (None, "latest"):
             raise UserError(
                 f"--resume_from_checkpoint {self.resume_from_checkpoint}: it is of one seed, and --seeds trains "
                 "several; give --resume_from_checkpoint latest"

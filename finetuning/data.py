@@ -1,5 +1,6 @@
 """Loads fine-tuning data: the examples of every split, and the task that they define."""
 
+import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -48,6 +49,7 @@ MakeTask = Callable[..., Task]
 def read_data(arguments: FinetuningArguments, known: list[str] | None) -> LabelledData:
     """Read the data that the flags name; `known`: the model's own label names, if any."""
     on_hub = hub_names(arguments)
+    _warn_of_training_data(arguments)
     if isinstance(arguments, SequenceArguments):
         splits, facts, make_task = _read_sequences(arguments)
     else:
@@ -58,6 +60,14 @@ def read_data(arguments: FinetuningArguments, known: list[str] | None) -> Labell
     for examples in splits.values():
         task.check(examples)
     return LabelledData(splits, task, facts, on_hub)
+
+
+def _warn_of_training_data(arguments: FinetuningArguments) -> None:
+    """Print a warning if a file to evaluate on is the training file."""
+    for name in ("validation_file", "test_file"):
+        path = getattr(arguments, name)
+        if path is not None and arguments.train_file is not None and os.path.samefile(path, arguments.train_file):
+            print(f"--{name} is --train_file: its scores show what the model remembers, not how it does on new data")
 
 
 def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any], MakeTask]:
@@ -90,6 +100,8 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
         )
         for split, table in tables.items()
     }
+    if multi_hot is not None:
+        _say_absent_classes(splits["train"], multi_hot)
     facts = {
         "text_column": columns.text,
         "text_pair_column": columns.pair,
@@ -99,6 +111,14 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
     # A column without a name has a number for one, and as the label of a regression that reads as an answer.
     value_name = "value" if columns.label.isdecimal() else columns.label
     return splits, facts, partial(make_sequence_task, problem_type=problem_type, value_name=value_name)
+
+
+def _say_absent_classes(examples: list[SequenceExample], size: int) -> None:
+    """Print the classes of vectors of zeros and ones that no training example has: the model gets none of them."""
+    present = frozenset().union(*(example.labels for example in examples))
+    absent = [name for name in map(str, range(size)) if name not in present]
+    if absent:
+        print(f"classes that no training example has, and that the model will not know: {', '.join(absent)}")
 
 
 def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], MakeTask]:

@@ -143,6 +143,8 @@ def _conll_rows(
 
 def _check_row(cells: list[str], width: int, *, word: int, tag: int, where: str) -> None:
     """Raise if a row has another width, or its cell in the column `word` or `tag` is empty."""
+    if len(cells) == 1 < width and " " in cells[0]:
+        raise UserError(f"{where}: blanks between the columns, where other lines have tabs")
     if len(cells) != width:
         raise UserError(f"{where}: {len(cells)} columns, where other lines have {width}")
     for name, cell in (("word", cells[word]), ("tag", cells[tag])):

@@ -8,7 +8,6 @@ The tables in `natives` map tensors and fields.
 import itertools
 import os
 import shutil
-import warnings
 from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,11 @@ from ..utils.errors import UserError
 from ..utils.files import WEIGHTS, check_output_dir, disk_errors, whole_files
 from ..utils.progress_bar import quiet
 from ..utils.weights import fill, is_untied, make_empty
-from .card import CARD_NAME, Card, read_card, write_card
+from .card import CARD_NAME, write_card
 from .convert_config import choose_architecture, config_from_native, config_to_native, warn_of_dynamic_rope
 from .loading import find_folder, load_clozebert, load_native, read_config
 from .natives import Architecture, Rename, architecture_of
+from .origin import facts_of_origin
 from .processors import copy_beside, copy_processors, copy_reading_settings, save_beside_model
 
 _UNUSED = "embeddings.mask_token"  # of a ViT: images are masked in pretraining only
@@ -283,24 +283,6 @@ def load_clozebert_masked_lm(folder: Path) -> Any:
         model.config.tie_word_embeddings = False
     model.set_attn_implementation("sdpa")
     return model
-
-
-def facts_of_origin(source: str | os.PathLike, folder: Path) -> tuple[str, Card | None, dict[str, Any]]:
-    """The facts about the original model for the card of a model made from it: its name, its card, facts of its card.
-
-    Args:
-        source: the original model as the user named it. folder: its local folder.
-    """
-    old, on_the_hub = None, not Path(source).is_dir()
-    origin = os.fspath(source) if on_the_hub else folder.resolve().name
-    try:
-        old = read_card(folder)
-    except UserError as error:  # must not prevent the conversion
-        warnings.warn(f"{error}; the new card has none of it, not even the licence", stacklevel=2)
-    facts = {} if old is None else old.facts()
-    if on_the_hub:
-        facts["base_model"] = origin
-    return origin, old, facts
 
 
 def _write_card(source: str | os.PathLike, folder: Path, directory: Path, *, name: str) -> None:

@@ -15,9 +15,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(TokenArguments, argv, doc=__doc__, verb="finetune-token")
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.run import finetune
-    from clozebert.hub.card import write_card
+    from clozebert.hub.origin import OF_AN_ENCODER, card_writer
 
-    finetune(arguments, write_card=write_card)
+    finetune(arguments, write_card=card_writer(arguments.model_name_or_path, OF_AN_ENCODER))
 
 
 if __name__ == "__main__":

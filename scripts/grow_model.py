@@ -47,8 +47,9 @@ def main(argv: list[str] | None = None) -> None:
 
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.hub.card import write_card
-    from clozebert.hub.convert import facts_of_origin, load_clozebert_masked_lm
+    from clozebert.hub.convert import load_clozebert_masked_lm
     from clozebert.hub.loading import find_folder
+    from clozebert.hub.origin import facts_of_origin
     from clozebert.hub.processors import copy_beside
     from clozebert.training.initialization.growth import grow, known_tokens
     from clozebert.utils.progress_bar import quiet

@@ -13,12 +13,8 @@ is also a flag, and so are many fields of the model's configuration. Flags overr
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from clozebert.scripts._program import exit_if_stopped, parse_run_flags, run
-
-if TYPE_CHECKING:
-    from clozebert.utils.files import WriteCard
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -43,26 +39,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = PretrainingArguments(**settings)
     config = make_config(model, recipe=name)
 
+    from clozebert.hub.origin import card_writer
     from clozebert.training.pretraining import pretrain
 
-    write_card = _card_writer(arguments.model_name_or_path)
+    write_card = card_writer(arguments.model_name_or_path)
     exit_if_stopped(pretrain(arguments, config, write_card=write_card, recipe=name and Path(name).name))
-
-
-def _card_writer(origin: str | None) -> "WriteCard":
-    """Writes cards that name the local model which training goes on from, and keep its licence, languages and data."""
-    from clozebert.hub.card import write_card
-    from clozebert.hub.convert import facts_of_origin
-
-    if origin is None or not Path(origin).is_dir():
-        return write_card
-    name, card, _ = facts_of_origin(origin, Path(origin))
-    kept = {"started_from": name, **({} if card is None else card.lasting_facts())}
-
-    def write(folder: str | os.PathLike, facts: dict[str, Any]) -> None:
-        write_card(folder, {**kept, **{name: value for name, value in facts.items() if value is not None}})
-
-    return write
 
 
 if __name__ == "__main__":

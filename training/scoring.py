@@ -230,6 +230,7 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
             f"model_name_or_path={name_or_path!r} has no masked-LM head: {len(missing)} weights, {missing[0]} among "
             f"them, would be random"
         )
+    model.config.return_dict = True  # a folder may say that it answers with tuples
     return model.to(device).eval()
 
 

@@ -1,5 +1,6 @@
 """Recognises files that are not plain text (PDF, ZIP, images …) by their first bytes, and says what to do."""
 
+import codecs
 import re
 
 _KINDS: tuple[tuple[bytes, str, str], ...] = (
@@ -44,8 +45,21 @@ def what_it_is(first: bytes) -> tuple[str, str] | None:
         return "an HTML page", "take the text out first, for example with trafilatura or pandoc"
     # A few NULs in a long text are a fault of the text: the file is not binary.
     if first.count(0) > len(first) / 1000:
+        # The zeros of UTF-16 are the upper halves of Latin letters, blanks and line ends.
+        encoding = "UTF-16LE" if first[1::2].count(0) > first[::2].count(0) else "UTF-16BE"
+        if _is_text(first, encoding):
+            return f"text in {encoding}", f"convert it: iconv -f {encoding} -t UTF-8"
         return "a binary file", "leave it out, or export its text; tr -d '\\0' takes zero bytes out of text"
     return None
+
+
+def _is_text(first: bytes, encoding: str) -> bool:
+    """Whether bytes in this encoding are printable characters and whitespace."""
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(first)  # the last character may be cut
+    except UnicodeDecodeError:
+        return False
+    return "".join(text.split()).isprintable()
 
 
 def _after_comments(text: bytes) -> bytes:

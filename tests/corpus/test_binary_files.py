@@ -72,6 +72,15 @@ def test_a_stray_zero_in_a_long_text_is_no_binary_file() -> None:
     assert what_it_is(b"word " * 1000 + b"\0") is None
 
 
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE"])
+@pytest.mark.parametrize("text", ["abc", "Some text, in lines.\r\n" * 9, "文字と\n文章。\n" * 9 + "😀 a"])
+def test_utf_16_without_a_mark_is_no_binary_file(tmp_path: Path, encoding: str, text: str) -> None:
+    """Taking the zeros out would destroy the text."""
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    with pytest.raises(UserError, match=rf"text in {encoding}: convert it: iconv -f {encoding} -t UTF-8"):
+        Reader([tmp_path / "a.txt"])
+
+
 def test_comments_before_the_page_and_before_text() -> None:
     comments = b"<!-- a > b -->\n" * 200  # an expression that tries all ways to cut them would never end
     assert what_it_is(comments + b"# text") is None

@@ -29,6 +29,7 @@ from finetuning_helpers import write_sentiment
         ({"window_overlap": -1}, "--window_overlap -1: must not be negative"),
         ({"class_weights": "some"}, "expected none or balanced"),
         ({"seeds": [1, 1]}, "a seed comes twice"),
+        ({"seeds": [1, 2], "seed": 7}, "--seed 7 and --seeds both choose seeds"),
         (
             {"seeds": [1, 2], "resume_from_checkpoint": "o"},
             "o: it is of one seed, and --seeds .* latest",

@@ -249,6 +249,17 @@ def sequence_arguments(path: str, **flags: Any) -> SequenceArguments:
     return SequenceArguments(model_name_or_path="m", output_dir="o", train_file=path, **flags)
 
 
+def test_what_the_data_cannot_teach_or_show_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(f'text {number},"[{number % 2}, {1 - number % 2}, 0, 0]"\n' for number in range(20))
+    path = write(tmp_path, "a.csv", f"text,label\n{rows}")
+    assert read_data(sequence_arguments(path, validation_file=path), None).task.label_names == ["0", "1"]
+    said = capsys.readouterr().out
+    assert "classes that no training example has, and that the model will not know: 2, 3\n" in said
+    assert "--validation_file is --train_file: its scores show what the model remembers" in said
+    read_data(sequence_arguments(path), None)
+    assert "--validation_file" not in capsys.readouterr().out
+
+
 def test_numbers_with_commas_are_not_taken_for_names(tmp_path: Path) -> None:
     """A spreadsheet of a country that writes 2,5."""
     rows = "".join(f"film {number};{number % 5},{number % 3}\n" for number in range(60))

@@ -342,6 +342,7 @@ def test_words_of_running_text_are_not_cut_again(text: str) -> None:
     ("name", "text", "message"),
     [
         ("a.conll", "a\tO\nb\tO\nc\n", r"a\.conll, line 3: 1 columns, where other lines have 2"),
+        ("a.conll", "a\tO\nb\tO\nc O\n", r"a\.conll, line 3: blanks between the columns, where other lines have tabs"),
         ("a.conll", "a\tO\nb\t \n", r"a\.conll, line 2: the tag is empty"),
         ("a.conll", "a\nb\n", r"expected columns \(word and tag\)"),
         ("a.conllu", "1\ta\tb\n", r"a\.conllu, line 1: 3 columns; CoNLL-U has 10"),

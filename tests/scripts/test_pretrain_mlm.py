@@ -13,8 +13,6 @@ sys.path.append(str(Path(__file__).parent.parent))
 from pretraining_helpers import MODEL_FLAGS, REPOSITORY, flags, make_corpus
 
 from clozebert.configuration import list_recipes
-from clozebert.hub.card import write_card
-from clozebert.scripts import pretrain_mlm
 from clozebert.scripts._program import parse_run_flags
 from clozebert.scripts.pretrain_mlm import main
 from clozebert.training.run_settings import split_settings
@@ -63,25 +61,6 @@ def test_a_recipe_by_path_with_flags_over_it(python: WarmPython, prepared: Path,
     assert "Recipe `nano.yaml`." in card
     assert str(tmp_path) not in card
     assert json.loads((output_dir / "all_results.json").read_text())["step"] == 20
-
-
-def test_a_card_keeps_the_licence_of_the_model_that_training_goes_on_from(tmp_path: Path) -> None:
-    begun, run = tmp_path / "books", tmp_path / "run"
-    begun.mkdir()
-    run.mkdir()
-    write_card(
-        begun, {"license": "cc-by-4.0", "language": "en", "tags": ["law"], "description": "Reads books.", "steps": 9}
-    )
-    pretrain_mlm._card_writer(str(begun))(run, {"name": "run", "base_model": None, "steps": 7})
-    card = (run / "README.md").read_text(encoding="utf-8")
-    assert all(kept in card for kept in ("license: cc-by-4.0", "language: en", "- law"))
-    assert "It began from `books`. Training took 7 optimizer steps." in card
-    assert "Reads books." not in card  # that was another model
-    (begun / "README.md").write_text("---\nlicense: [\n---\n", encoding="utf-8")
-    with pytest.warns(UserWarning, match="the new card has none of it, not even the licence"):
-        pretrain_mlm._card_writer(str(begun))
-    pretrain_mlm._card_writer(str(tmp_path / "gone"))(run, {"name": "run"})
-    assert "began" not in (run / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from clozebert.corpus import Corpus, Masking, ValidationBatches
 from clozebert.modeling import pseudo_likelihood
 from clozebert.modeling.packed_view import PackedView, packed_view
 from clozebert.modeling.pseudo_likelihood import masked_log_likelihoods
+from clozebert.training.initialization.initial_model import load_configuration
 from clozebert.training.scoring import (
     check_lengths,
     load_masked_lm,
@@ -252,3 +253,11 @@ def test_a_model_without_the_head_is_refused(tmp_path: Path) -> None:
     foreign_models()["bert"].bert.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has no masked-LM head"):
         load_masked_lm(str(tmp_path), device=torch.device("cpu"))
+
+
+def test_a_model_that_answers_with_tuples_is_asked_for_names(tmp_path: Path) -> None:
+    foreign_models()["ours"].save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "return_dict": False}))
+    assert load_masked_lm(str(tmp_path), device=torch.device("cpu")).config.return_dict is True
+    assert load_configuration(str(tmp_path)).return_dict is True

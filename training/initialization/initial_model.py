@@ -42,6 +42,7 @@ def load_configuration(name_or_path: str, *, flag: str = "model_name_or_path") -
             f"{flag}={name_or_path!r} is a {config.model_type} model: convert it first with "
             f"clozebert convert --input {name_or_path} --output_dir FOLDER --to clozebert"
         )
+    config.return_dict = True  # a folder may say that it answers with tuples
     return config
 
 
