@@ -12,7 +12,7 @@ from ..corpus.batches import MIX_BLOCK
 from ..training.arguments import PretrainingArguments
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least
-from ..utils.files import check_output_dir, write_text
+from ..utils.files import MODEL_FILES, check_output_dir, write_text
 from ..utils.untrusted import read_json_object
 
 WORK_FOLDER, TEACHER_FOLDER = "adaptation", "teacher"
@@ -23,8 +23,8 @@ _SETTINGS = "settings.json"
 _CONTENTS = "contents"
 # What --overwrite_output_dir deletes; see `files.written_in`.
 ADAPTATION_FILES = (
-    WORK_FOLDER, ADAPTATION_RESULTS.replace(".", r"\."), REPORT_NAME.replace(".", r"\."), r"config\.json",
-    r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json", r"loss_curve\.png",
+    WORK_FOLDER, ADAPTATION_RESULTS.replace(".", r"\."), REPORT_NAME.replace(".", r"\."), r"loss_curve\.png",
+    *MODEL_FILES,
 )  # fmt: skip
 # The flags that name text.
 TEXT_FLAGS = ("input", "validation_input", "replay_input", "general_input", "keep_input", "protect")

@@ -11,7 +11,7 @@ from ..corpus.readers.compression import bare_suffix
 from ..corpus.readers.tables import TABLE_SUFFIXES
 from ..utils.command_line import flag
 from ..utils.errors import MissingFileError, UserError
-from ..utils.files import check_output_dir
+from ..utils.files import MODEL_FILES, check_output_dir
 from ..utils.locks import owned_folder
 from .tags import SCHEMES
 
@@ -20,7 +20,7 @@ DEFAULT_SEED = 42
 FINETUNING_FILES = tuple(
     rf"(seed-\d+/)?{name}"
     for name in (
-        r"checkpoint-\d+", r"config\.json", r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json",
+        r"checkpoint-\d+", *MODEL_FILES,
         r"(all|train|eval|test)_results\.json", r"(eval|test)_(predictions\.jsonl|mistakes\.txt|report\.json)",
         r"(eval|test)_(confusion|f1_by_class)\.png", r"finetuning_settings\.json", r"hyperparameter_search\.json",
     )

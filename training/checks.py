@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,15 +68,16 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
     """
     check_trackers(arguments.report_to)
     tokenizer = load_tokenizer(arguments.tokenizer_name)
-    first = Mixture(arguments.corpus, arguments.corpus_weights)
-    phases = length_by_text(arguments, first).split_phases()
-    mixtures = [first, *(Mixture(phase.arguments.corpus, phase.arguments.corpus_weights) for phase in phases[1:])]
+    first = _open_mixture(arguments, tokenizer)
     base_model = None
     if arguments.model_name_or_path is not None:
         config, base_model = _open_base_model(arguments, tokenizer)
     else:
         config.vocab_size = padded_vocabulary(len(tokenizer))
     set_token_ids(config, tokenizer)
+    # After the checks that need no rows: packing those of a large text takes minutes.
+    phases = length_by_text(arguments, first).split_phases()
+    mixtures = [first, *(_open_mixture(phase.arguments, tokenizer) for phase in phases[1:])]
     fingerprint, teacher = "", arguments.teacher_name_or_path
     if teacher is not None:
         longest = max(phase.arguments.max_seq_length for phase in phases)
@@ -84,12 +85,20 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
         fingerprint = fingerprint_of_model(teacher, flag="teacher_name_or_path")
         teacher = hub_name(teacher) or Path(teacher).resolve().name
     configs = [phase_configuration(config, phase) for phase in phases]
-    for phase, of_phase, mixture in zip(phases, configs, mixtures, strict=True):
+    for phase, of_phase in zip(phases, configs, strict=True):
         set_token_ids(of_phase, tokenizer)  # a phase may not change what the tokenizer says
         check_sample(phase.arguments)
-        check_fit(phase.arguments, of_phase, mixture.corpora, tokenizer)
+        check_fit(phase.arguments, of_phase, tokenizer)
     check_same_weights(configs)
     return CheckedRun(arguments, tokenizer, phases, mixtures, configs, fingerprint, base_model, teacher)
+
+
+def _open_mixture(arguments: PretrainingArguments, tokenizer: PreTrainedTokenizerFast) -> Mixture:
+    """The corpora of a phase, all prepared with this tokenizer."""
+    mixture = Mixture(arguments.corpus, arguments.corpus_weights)
+    for corpus in mixture.corpora:
+        check_tokenizer(corpus, tokenizer)
+    return mixture
 
 
 def _open_base_model(
@@ -128,13 +137,8 @@ def check_trackers(names: list[str]) -> None:
             raise UserError(f"report_to={name!r} needs a package that is not installed: pip install {name}")
 
 
-def check_fit(
-    arguments: PretrainingArguments,
-    config: ClozeBertConfig,
-    corpora: Sequence[Corpus],
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    """Refuse corpora, a tokenizer and a model that do not belong together.
+def check_fit(arguments: PretrainingArguments, config: ClozeBertConfig, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Refuse a tokenizer and a model that do not belong together.
 
     Raises:
         ValueError: names what does not fit, and what to do.
@@ -145,8 +149,6 @@ def check_fit(
             f"{arguments.model_name_or_path}: name the model's own tokenizer, or add tokens to the model first "
             f"(clozebert grow --new_tokens)"
         )
-    for corpus in corpora:
-        check_tokenizer(corpus, tokenizer)
     check_model(arguments, config)
 
 

@@ -29,8 +29,9 @@ except ImportError:  # Windows
 INCOMPLETE = ".incomplete-"
 _OLD = ".old"
 LOCK_NAME = ".lock"
-# The files that hold a model's weights, as a regular expression of their names.
-WEIGHTS = r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.bin"
+# The files of a saved model, and those that hold the weights of any: regular expressions of their names.
+MODEL_FILES = (r"config\.json", r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json")
+WEIGHTS = "|".join((*MODEL_FILES[1:], r"pytorch_model.*\.bin"))
 # Writes a folder's README.md from what is known about the run.
 WriteCard = Callable[[str | os.PathLike, dict[str, Any]], None]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

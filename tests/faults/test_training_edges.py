@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from clozebert import ClozeBertForMaskedLM
 from clozebert.corpus import ShardWriter
 from clozebert.corpus.tokenizer import tokenizer_facts
-from clozebert.training import PretrainingArguments, pretrain
+from clozebert.training import PretrainingArguments, checks, pretrain
 from clozebert.utils.errors import UserError
 
 SAME = {"save_steps": 2, "eval_steps": 0, "warmup_steps": 0}
@@ -69,6 +69,16 @@ def test_resuming_with_another_corpus_or_tokenizer_is_refused(prepared: Path, be
     make_tokenizer(70).save_pretrained(tmp_path / "larger")
     with pytest.raises(UserError, match="was tokenized with another tokenizer"):
         run_here(prepared, begun, tokenizer_name=tmp_path / "larger", **again)
+
+
+def test_another_tokenizer_is_found_before_rows_are_packed(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packing a large text takes minutes."""
+    make_tokenizer(70).save_pretrained(tmp_path / "larger")
+    monkeypatch.setattr(checks, "length_by_text", None)
+    with pytest.raises(UserError, match="was tokenized with another tokenizer"):
+        run_here(prepared, tmp_path / "out", tokenizer_name=tmp_path / "larger", num_train_epochs=1)
 
 
 @pytest.mark.parametrize("flag", ["model_name_or_path", "teacher_name_or_path"])

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from ...utils.errors import UserError
-from ...utils.files import INCOMPLETE, whole_folder, write_text
+from ...utils.files import INCOMPLETE, MODEL_FILES, whole_folder, write_text
 from .damage import MANIFEST, NAME, describe_tensors, find_damage, hash_file, hash_files, step_of, tensor_files
 from .training_state import (
     FORMAT,
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 # What --overwrite_output_dir deletes; see `files.written_in`. A card may have been edited, so it stays.
 RUN_FILES = (
     r"(damaged-)?checkpoint-\d+", r"\.incomplete-.+", "latest", r"training_log\.jsonl", r"all_results\.json",
-    r"loss_curve\.png", r"config\.json", r"model(-\d+-of-\d+)?\.safetensors", r"model\.safetensors\.index\.json",
+    r"loss_curve\.png", *MODEL_FILES,
 )  # fmt: skip
 
 
