@@ -39,6 +39,7 @@ from ..hub.processors import copy_beside
 from ..modeling import ClozeBertForMaskedLM
 from ..training.checkpoints.training_state import read_state
 from ..training.checks import check_tokenizer
+from ..training.evaluation import NothingPredictedError
 from ..training.planning.time_budget import FORWARD_SHARE
 from ..training.pretraining import pretrain
 from ..training.reporting.doctor import survey
@@ -73,7 +74,7 @@ from .arguments import (
     check_place,
     write_settings,
 )
-from .overlap import documents_of, encoded_documents, measure_overlap
+from .overlap import documents_of, encoded_documents, measure_overlap, refuse_scored_text
 from .report import TEXT_NAMES, adaptation_facts, render_report
 from .start import check_known_tokens, check_vocabulary_flags, make_start, open_source_model, open_student
 
@@ -124,6 +125,7 @@ class Adaptation:
         refuse_unused(list(self.readers.values()), text_column=arguments.text_column)
         if "input" in self.readers:  # refuses a file that is held out, too
             readers_in_order(self.readers["input"], self.readers.get("validation_input"), arguments.deduplicate)
+        refuse_scored_text(self.readers)
         for name in ("input", "replay_input"):
             if name in self.readers:
                 check_known_tokens(self.readers[name], first_tokenizer, flag=f"{name}={getattr(arguments, name)}")
@@ -334,16 +336,19 @@ class Adaptation:
         as_before = self._splits("-before" if self.changes_vocabulary else "")
         figures = {}
         for name, split in self._splits(suffix).items():
-            with precision_of(self.device, self.precision):
-                found: dict[str, float] = score_frozen_masks(
-                    model,
-                    split,
-                    max_seq_length=self.row_length,
-                    batch_size=_EVAL_ROWS,
-                    masking=Masking(rate=_EVAL_RATE),
-                    seed=arguments.seed,
-                    max_batches=arguments.max_eval_batches,
-                )
+            try:
+                with precision_of(self.device, self.precision):
+                    found: dict[str, float] = score_frozen_masks(
+                        model,
+                        split,
+                        max_seq_length=self.row_length,
+                        batch_size=_EVAL_ROWS,
+                        masking=Masking(rate=_EVAL_RATE),
+                        seed=arguments.seed,
+                        max_batches=arguments.max_eval_batches,
+                    )
+            except NothingPredictedError:
+                raise UserError(f"no token of the {name} text to score is predicted: {_MORE_OF[name]}") from None
             known = survey([split], shares=[1.0], unk_token_id=tokenizer.unk_token_id)
             found["unknown_share"] = known.unknown_share
             found["tokens_per_word"] = split.num_tokens / max(1, as_before[name].manifest["words"])

@@ -4,7 +4,8 @@ Words are compared as sequences of tokens. A shared 13-gram is a sign that one t
 al. 2020).
 """
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ import numpy as np
 from ..corpus import Corpus
 from ..corpus.encoding import split_encoded
 from ..corpus.randomness import fold
+from ..corpus.readers.inputs import Reader
+from ..utils.errors import UserError
 
 RUN_WORDS = 13
 _TOKENS_AT_ONCE = 1 << 22
@@ -121,3 +124,19 @@ def _runs_in(corpus: Corpus) -> Iterator[np.ndarray]:
         last = max(first + 1, int(np.searchsorted(ends, ends[first] + _TOKENS_AT_ONCE, side="right")) - 1)
         yield run_hashes(*documents_of(corpus, first, last))[0]
         first = last
+
+
+def refuse_scored_text(readers: Mapping[str, Reader]) -> None:
+    """Refuse a file that is trained on and scored; `prepare` compares `input` and `validation_input`.
+
+    Args:
+        readers: by the name of the flag.
+    """
+    for trained, scored in (
+        ("input", "general_input"), ("replay_input", "general_input"), ("replay_input", "validation_input"),
+    ):  # fmt: skip
+        if trained in readers and scored in readers:
+            kept_back = {os.path.realpath(path) for path in readers[scored].files}
+            for path in readers[trained].files:
+                if os.path.realpath(path) in kept_back:
+                    raise UserError(f"{path} is in {trained} and in {scored}: leave it out of one of them")

@@ -87,6 +87,12 @@ def open_source_model(name_or_path: str) -> SourceModel:
             f"not belong together"
         )
     config = _configuration(folder, model_type)
+    if config.position_rule == "non_pad" and config.pad_token_id != tokenizer.pad_token_id:
+        raise UserError(
+            f"model_name_or_path={name_or_path!r} has padding id {config.pad_token_id}, and its tokenizer "
+            f"{tokenizer.pad_token_id}: its positions begin after that id, so set pad_token_id in config.json, or "
+            f"take the model's own tokenizer"
+        )
     return SourceModel(folder, model_type, tokenizer, config.max_position_embeddings, config.num_hidden_layers)
 
 

@@ -418,7 +418,7 @@ def table(results: dict[str, Any]) -> str:
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for row in results["rows"].values():
         majority = "" if row["majority"] is None else f"{100 * row['majority']:.1f}"
-        seconds = [str(row[model]["processor_seconds"]) if row[model] else "" for model in sides]
+        seconds = [str((row[model] or {}).get("processor_seconds") or "") for model in sides]
         facts = [row["title"], f"{row['examples']['train']:,}", names[row["metric"]], majority]
         facts += [*(shown(row[model]) for model in sides), gain(row), ", ".join(seconds)]
         lines.append(f"| {' | '.join(facts)} |")

@@ -5,6 +5,7 @@ O(1), so resuming needs only the step number. The global batch of a step is a ra
 cut into chunks for micro-batches and ranks. How it is cut does not change the content of any row.
 """
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -331,7 +332,7 @@ def _quotas(corpora: int, weights: Sequence[float] | None) -> list[int]:
         if corpora > 1:
             raise UserError(f"weights is None, but there are {corpora} corpora: give the share of each")
         return [MIX_BLOCK]
-    if len(weights) != corpora or min(weights) <= 0:
+    if len(weights) != corpora or not all(0 < weight < math.inf for weight in weights):
         raise UserError(f"weights={list(weights)} must be {corpora} positive numbers, one for each corpus")
     if corpora > MIX_BLOCK:
         raise UserError(f"{corpora} corpora are more than the {MIX_BLOCK} that can be mixed: join some of them")

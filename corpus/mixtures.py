@@ -1,5 +1,6 @@
 """A mixture of one or more corpora, with the share of the rows that each contributes."""
 
+import math
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -30,7 +31,7 @@ class Mixture:
 
     def __init__(self, places: str | Sequence[str], weights: Sequence[float] = ()) -> None:
         places = [places] if isinstance(places, str) else places
-        if weights and (len(weights) != len(places) or min(weights) <= 0):
+        if weights and (len(weights) != len(places) or not all(0 < weight < math.inf for weight in weights)):
             raise UserError(
                 f"corpus_weights={list(weights)} must be {len(places)} positive numbers, one for each corpus"
             )

@@ -94,18 +94,28 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
     sampler, storage = optuna.samplers.TPESampler(seed=run.seed), optuna.storages.InMemoryStorage()
     study = optuna.create_study(study_name=STUDY, storage=storage, sampler=sampler, direction="maximize")
     study.enqueue_trial({name: usual[name] for name in free})
-    best: Any = trainer.hyperparameter_search(
-        hp_space=space,
-        compute_objective=lambda metrics: metrics[f"eval_{SELECTION}"],
-        n_trials=arguments.hyperparameter_search,
-        direction="maximize",
-        backend="optuna",
-        study_name=STUDY,
-        storage=storage,
-        sampler=sampler,
-        load_if_exists=True,
-    )
+    best: Any = None
+    try:
+        best = trainer.hyperparameter_search(
+            hp_space=space,
+            compute_objective=lambda metrics: metrics[f"eval_{SELECTION}"],
+            n_trials=arguments.hyperparameter_search,
+            direction="maximize",
+            backend="optuna",
+            study_name=STUDY,
+            storage=storage,
+            sampler=sampler,
+            load_if_exists=True,
+        )
+    except ValueError:  # no trial is complete
+        if any(trial.state.name == "COMPLETE" for trial in study.trials):
+            raise
     best = broadcast_object_list([best and best.hyperparameters])[0]  # only the first process has the study
+    if best is None:
+        raise UserError(
+            f"--hyperparameter_search {arguments.hyperparameter_search}: training diverged in every trial; give "
+            f"a lower --learning_rate"
+        )
     name, greater_is_better = run.best_metric
     if run.training.process_index == 0:
         trials = [{"state": trial.state.name.lower(), "value": trial.value, **trial.params} for trial in study.trials]

@@ -137,10 +137,13 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
     if not source.is_dir():
         raise UserError(f"there is no folder {source}")
     check_model_folder(source)
-    read_card(source)
+    card = read_card(source)
     _check_names(completion)
-    if public and not (completion.license or _licence_of(source)):
-        raise UserError("a public model needs a licence: give --license, such as apache-2.0, or name it in README.md")
+    if public and not _licence_of(source):
+        if card is not None and not card.is_ours:  # pushed as it is
+            raise UserError("a public model needs a licence: name it on top of README.md, which stays as you edited it")
+        if not completion.license:
+            raise UserError("a public model needs a licence: give --license, such as apache-2.0")
     if completion.evaluation is not None:
         _evaluation_value(source, completion.evaluation)
     for name in completion.serving:

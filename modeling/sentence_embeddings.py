@@ -123,8 +123,10 @@ def _pool(x_TD: torch.Tensor, pooling: str | None) -> torch.Tensor:
         return x_TD.clone()
     if pooling == "cls":
         return x_TD[0].clone()
-    # Summed in float32: bf16 loses the small parts of a long sum.
-    return x_TD.amax(dim=0) if pooling == "max" else x_TD.mean(dim=0, dtype=torch.float32).to(x_TD.dtype)
+    if pooling == "max":
+        return x_TD.amax(dim=0)
+    # Summed in float32 or better: bf16 loses the small parts of a long sum.
+    return x_TD.mean(dim=0, dtype=torch.promote_types(x_TD.dtype, torch.float32)).to(x_TD.dtype)
 
 
 __all__ = ["encode", "encode_ids"]

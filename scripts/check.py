@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Read and hash every file of a corpus, a checkpoint or a run, and name those that are damaged.
+"""Read and hash every file of a corpus, a checkpoint or a run's checkpoints, and name those that are damaged.
 
     clozebert check CORPUS
     clozebert check RUN

@@ -52,7 +52,7 @@ class DemoArguments:
     overwrite_output_dir: bool = flag(
         "write into a folder that is not empty; replace what an earlier demo wrote", False
     )
-    input: str = flag("text to learn from", "installed-python")
+    input: str = flag("text to pretrain on", "installed-python")
     config: str = flag("recipe of the pretraining run", "nano")
     # With these defaults the whole demo, including the set-up of `make demo`, takes under eight minutes on two cores,
     # even if later steps are a quarter slower than the first ones.
@@ -166,7 +166,7 @@ def report(folder: Path, encoder: Path, sequence: Path, token: Path, *, seconds:
     pretrained = json.loads((encoder / "all_results.json").read_text())
     print(f"\n== Done in {seconds / 60:.1f} minutes")
     if "eval_loss" in pretrained:  # if all text is in one package, nothing is held out
-        print(f"  masked-LM loss on held-out packages   {pretrained['eval_loss']:.2f}")
+        print(f"  masked-LM loss on held-out text       {pretrained['eval_loss']:.2f}")
     for title, results in (("package of a docstring", sequence), ("kinds of Python tokens", token)):
         values = json.loads((results / "all_results.json").read_text())
         print(

@@ -180,9 +180,9 @@ def draw_attention_map(folder: str, text: str, output_file: str) -> None:
             axis.set_xticks([])
             axis.set_yticks([])
             if head == 0:
-                axis.set_yticks(range(len(tokens)), tokens, fontsize=5)
+                axis.set_yticks(range(len(tokens)), tokens, fontsize=5, parse_math=False)
             if layer == layers - 1:
-                axis.set_xticks(range(len(tokens)), tokens, fontsize=5, rotation=90)
+                axis.set_xticks(range(len(tokens)), tokens, fontsize=5, rotation=90, parse_math=False)
     figure.supylabel("a token (row) looks at …", fontsize=7)
     path = Path(output_file)
     with as_user_errors(ValueError, OSError, about=f"--output_file {output_file}"), whole_file(path) as file:
@@ -214,6 +214,8 @@ def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
             model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager", use_safetensors=True).eval()
     inputs = tokenizer(text, return_tensors="pt")
     length, most = inputs["input_ids"].shape[1], _most_tokens(model.config)
+    if length == 0:
+        raise UserError("--text holds no token")
     if length > most:
         raise UserError(f"--text has {length} tokens, and at most {most} of this model can be drawn: give a part of it")
     with torch.no_grad():

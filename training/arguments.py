@@ -357,6 +357,8 @@ class PretrainingArguments:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
                 raise UserError(f"{name}={getattr(self, name)} must lie between 0 and 1, both excluded")
+        if self.adam_epsilon == 0:  # a weight without a gradient would become 0 / 0
+            raise UserError(f"adam_epsilon={self.adam_epsilon} must be above 0")
         for name in ("adam_beta1", "adam_beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} must lie in [0, 1)")

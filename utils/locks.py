@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import FileLock, Timeout
 
 from .errors import UserError, UserFileError, as_user_errors
 from .files import LOCK_NAME, disk_errors
@@ -43,7 +43,7 @@ def lock_folder(folder: Path, *, seconds: float = _SECONDS) -> FileLock:
                 f"with locks"
             ) from error
         # On Windows a locked file cannot be written, nor read. Without flock, filelock has written who holds the lock.
-        if os.name != "nt" and not isinstance(lock, SoftFileLock):
+        if os.name != "nt" and not (folder / LOCK_NAME).read_bytes().startswith(b"%d\n" % os.getpid()):
             (folder / LOCK_NAME).write_text(f"{os.getpid()}\n", encoding="utf-8")
     return lock
 

@@ -1,6 +1,7 @@
 """Reads the documents of one file, plain or compressed: text, XML, or a column of a table."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -83,27 +84,27 @@ def checked_text(text: Any, line: int, unit: str) -> str | BadText:
 
 def id_reader(vocab_size: int) -> ReadCell:
     """A function that reads a cell of token ids below `vocab_size`: a list of numbers, or text such as `5 17 3`."""
+    return partial(_read_ids, vocab_size=vocab_size)  # no closure, which could not be sent to another process
 
-    def read(cell: Any, line: int, unit: str) -> str | BadText:
-        if isinstance(cell, bytes | dict):
-            what = "bytes" if isinstance(cell, bytes) else "an object"
-            return BadText(line, f"the cell holds {what}, and no list of numbers", unit)
-        items = [] if cell is None else cell.split() if isinstance(cell, str) else cell
-        if not hasattr(items, "__iter__"):
-            items = [items]
-        numbers = []
-        for place, item in enumerate(items, start=1):
-            number = int(item) if isinstance(item, str) and item.isdecimal() else item
-            if isinstance(number, bool) or not isinstance(number, int):
-                return BadText(line, f"{item!r}, the id at place {place}, is no whole number", unit)
-            if not 0 <= number < vocab_size:
-                return BadText(
-                    line, f"{item!r}, the id at place {place}, is none of 0 to {vocab_size - 1} (--vocab_size)", unit
-                )
-            numbers.append(str(number))
-        return " ".join(numbers)
 
-    return read
+def _read_ids(cell: Any, line: int, unit: str, *, vocab_size: int) -> str | BadText:
+    if isinstance(cell, bytes | dict):
+        what = "bytes" if isinstance(cell, bytes) else "an object"
+        return BadText(line, f"the cell holds {what}, and no list of numbers", unit)
+    items = [] if cell is None else cell.split() if isinstance(cell, str) else cell
+    if not hasattr(items, "__iter__"):
+        items = [items]
+    numbers = []
+    for place, item in enumerate(items, start=1):
+        number = int(item) if isinstance(item, str) and item.isdecimal() else item
+        if isinstance(number, bool) or not isinstance(number, int):
+            return BadText(line, f"{item!r}, the id at place {place}, is no whole number", unit)
+        if not 0 <= number < vocab_size:
+            return BadText(
+                line, f"{item!r}, the id at place {place}, is none of 0 to {vocab_size - 1} (--vocab_size)", unit
+            )
+        numbers.append(str(number))
+    return " ".join(numbers)
 
 
 def _plain_texts(file: BinaryIO, separator: str) -> Iterator[str | BadText]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_models import adapt_flags, make_tokenizer, run, save_native
+from small_models import adapt_flags, make_tokenizer, old_documents, run, save_native
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -67,9 +67,12 @@ def test_a_model_that_is_gone_at_the_end_leaves_its_card_and_no_path(
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "modernbert"])
 def test_the_architecture_that_came_in_comes_out(model_type: str, texts: Path, tmp_path: Path) -> None:
     model = save_native(tmp_path / model_type, model_type)
+    old, general = old_documents(), tmp_path / "general.txt"
+    general.write_text("\n\n".join(old[60:]) + "\n")
+    (tmp_path / "replay.txt").write_text("\n\n".join(old[:60]) + "\n")
     results = run(
         model, texts / "new.txt", tmp_path / "out", max_steps=30, extend_vocabulary=15,
-        replay_input=[str(texts / "old.txt")], general_input=[str(texts / "old.txt")],
+        replay_input=[str(tmp_path / "replay.txt")], general_input=[str(general)],
         protect=[str(texts / "new.txt")],
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -79,10 +82,10 @@ def test_the_architecture_that_came_in_comes_out(model_type: str, texts: Path, t
     assert type(AutoModel.from_pretrained(tmp_path / "out")).__module__.startswith("transformers.models.")
     assert len(tokenizer) == adapted.config.vocab_size == results["vocabulary"]["after"]
     assert len(tokenizer) == results["vocabulary"]["before"] + 15
-    old = AutoTokenizer.from_pretrained(model)
+    before = AutoTokenizer.from_pretrained(model)
     cut = {stage: texts["new"]["tokens_per_word"] for stage, texts in results["evaluation"].items()}
     assert cut["after"] == cut["start"] < 0.9 * cut["before"]
-    assert tokenizer("window")["input_ids"] == old("window")["input_ids"]
+    assert tokenizer("window")["input_ids"] == before("window")["input_ids"]
     losses = {stage: texts["new"]["eval_loss"] for stage, texts in results["evaluation"].items()}
     assert losses["after"] < losses["start"] - 0.5
     report, card = ((tmp_path / "out" / name).read_text() for name in ("report.md", "README.md"))

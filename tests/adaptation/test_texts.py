@@ -1,9 +1,10 @@
 """What `adapt` takes for text, what it refuses, and how it says where a test overlaps with it."""
 
+import json
 from pathlib import Path
 
 import pytest
-from small_models import run
+from small_models import run, save_native
 from transformers import AutoTokenizer
 
 from clozebert.adaptation.start import check_known_tokens
@@ -22,9 +23,30 @@ def test_text_of_one_document_is_refused_and_can_be_read_by_lines(bert: Path, tm
 def test_too_little_held_out_text_is_mended_by_giving_more(bert: Path, texts: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.txt"
     few.write_text("the old cat walked\n\nunder it\n")
-    with pytest.raises(UserError, match="none of its tokens is predicted: give more of it"):
+    with pytest.raises(UserError, match="no token of the new text to score is predicted: hold out more, with"):
         run(bert, few, tmp_path / "out")
     assert run(bert, few, tmp_path / "out", validation_input=[str(texts / "old.txt")])["steps"] == 4
+
+
+def test_text_that_is_scored_is_never_trained_on(bert: Path, texts: Path, tmp_path: Path) -> None:
+    old, new = [str(texts / "old.txt")], [str(texts / "new.txt")]
+    for trained, scored, changes in (
+        ("input", "general_input", {"general_input": new}),
+        ("replay_input", "general_input", {"replay_input": old, "general_input": old}),
+        ("replay_input", "validation_input", {"replay_input": old, "validation_input": old}),
+    ):
+        with pytest.raises(UserError, match=rf"\.txt is in {trained} and in {scored}: leave it out of one"):
+            run(bert, texts / "new.txt", tmp_path / "out", **changes)
+    assert not (tmp_path / "out").exists()
+
+
+def test_positions_that_begin_after_another_padding_id_are_refused(tmp_path: Path, texts: Path) -> None:
+    model = save_native(tmp_path / "roberta", "roberta")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "pad_token_id": config["pad_token_id"] + 1}))
+    with pytest.raises(UserError, match=r"its positions begin after that id, so set pad_token_id in config\.json"):
+        run(model, texts / "new.txt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_inputs_that_are_no_files_are_told_apart() -> None:

@@ -1,5 +1,6 @@
 """Several corpora as one: their shares, names, validation splits, and what is wrong with them."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +23,9 @@ def test_shares_are_those_of_the_tokens_or_the_weights(make_corpus: Callable[...
     facts = weighted.facts()
     assert [of_one["tokens"] for of_one in facts.values()] == [300, 900]
     assert Mixture(places[:1]).facts()["documents"] == 10
-    with pytest.raises(ValueError, match=r"corpus_weights=\[1, 0\] must be 2 positive numbers"):
-        Mixture(places, [1, 0])
+    for wrong in (0, -1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=rf"corpus_weights=\[1, {wrong}\] must be 2 positive numbers"):
+            Mixture(places, [1, wrong])
 
 
 def test_a_small_corpus_has_one_row_in_1024_unless_its_weight_is_smaller(make_corpus: Callable[..., Written]) -> None:

@@ -11,6 +11,7 @@ from saved_models import make_model, make_tokenizer, save
 from clozebert.hub.card import is_ours, write_card
 from clozebert.hub.convert import to_native
 from clozebert.hub.publishing import Completion, check_request, complete_folder, publish
+from clozebert.utils.errors import UserError
 
 
 @pytest.fixture
@@ -139,6 +140,17 @@ def test_card_of_a_person_goes_up_to_the_letter(saved, tmp_path):
     assert (tmp_path / "copy" / "README.md").read_text() == "---\nlicense: mit\n---\n# Mine\n"
     assert "edited by a person" in notes[0]
     assert "language" in notes[0]
+
+
+def test_the_licence_of_a_public_model_stands_on_the_card_that_is_pushed(tmp_path):
+    folder = tmp_path / "saved"
+    make_model().save_pretrained(folder)
+    (folder / "README.md").write_text("# Mine\n")
+    given = {"form": "auto", "completion": Completion(license="mit"), "public": True}
+    with pytest.raises(UserError, match=r"name it on top of README\.md, which stays as you edited it"):
+        check_request(folder, **given)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    check_request(folder, **given)
 
 
 def test_missing_licence_and_data_are_said(tmp_path):

@@ -70,6 +70,13 @@ def test_pooling(model, sequences, alone, pooling, pool):
     assert relative_error(found, np.stack([pool(x) for x in alone])) <= 1e-6
 
 
+def test_the_mean_of_a_float64_model_is_in_float64(model, sequences):
+    double = copy.deepcopy(model).double()
+    tokens = encode_ids(double, sequences, pooling=None)
+    found = encode_ids(double, sequences, pooling="mean")
+    assert relative_error(found, np.stack([np.asarray(x).mean(0) for x in tokens])) <= 1e-14
+
+
 def test_texts_go_through_the_tokenizer_with_its_special_tokens(model, sequences, alone):
     class Tokenizer:
         def __call__(self, texts, **options):

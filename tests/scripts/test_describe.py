@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import clozebert
 from clozebert import ClozeBertConfig, ClozeBertForImageClassification, ClozeBertForMaskedLM
 from clozebert.configuration import ARCHITECTURES
+from clozebert.scripts import describe
 from clozebert.scripts.describe import default_length, find_config, main, parts_of, symbols_of, table
 from clozebert.utils.errors import UserError
 
@@ -168,7 +169,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_attention_maps_of_a_sentence(folder, capfd, caplog):
+def test_attention_maps_of_a_sentence(folder, capfd, caplog, monkeypatch):
     pytest.importorskip("matplotlib")
     from clozebert.scripts.describe import attention_of
 
@@ -185,6 +186,8 @@ def test_attention_maps_of_a_sentence(folder, capfd, caplog):
     printed = capfd.readouterr()
     assert str(picture) in printed.out
     assert "LOAD REPORT" not in caplog.text
+    monkeypatch.setattr(describe, "attention_of", lambda *given: (["a", "$$", "$x^$"], weights))
+    main([str(folder), "--text", "a $$ $x^$", "--output_file", str(picture)])  # no formulas
 
 
 def test_a_picture_that_cannot_be_written_leaves_the_earlier_one(folder, monkeypatch):
@@ -213,6 +216,8 @@ def test_a_text_that_is_too_long_to_draw(folder):
     # Four heads beside each other, 0.16 inches a token and one more inch, are 30,000 dots of 1/150 inch at 310 tokens.
     with pytest.raises(ValueError, match="--text has 311 tokens, and at most 310 of this model"):
         main([str(folder), "--text", "cat " * 311, "--output_file", str(folder / "maps.png")])
+    with pytest.raises(ValueError, match="--text holds no token"):
+        main([str(folder), "--text", "", "--output_file", str(folder / "maps.png")])
     ClozeBertForMaskedLM(ClozeBertConfig(**TINY, max_position_embeddings=8)).save_pretrained(folder)
     with pytest.raises(ValueError, match="--text has 9 tokens, and at most 8"):
         main([str(folder), "--text", "cat " * 9, "--output_file", str(folder / "maps.png")])

@@ -9,6 +9,7 @@ from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.corpus.tokenizer import train_tokenizer
 from clozebert.hub import to_native
 from clozebert.training import extend_positions, extend_vocabulary, grow_depth, grow_width, pseudo_perplexity
+from clozebert.utils.errors import UserError
 
 SMALL = {
     "vocab_size": 47,
@@ -232,6 +233,12 @@ def test_feed_forward_alone_computes_the_same():
     model = make("modernbert")
     result = grow_width(model, intermediate_size=53, documents=DOCUMENTS, noise=0.0)
     assert torch.allclose(logits(model), logits(result.model), atol=1e-5)
+
+
+@pytest.mark.parametrize("noise", [-1.0, float("nan"), float("inf")])
+def test_noise_that_is_none_is_refused(noise):
+    with pytest.raises(UserError, match=rf"noise={noise} must be at least 0 and finite"):
+        grow_width(make("bert"), hidden_size=48, num_attention_heads=8, documents=DOCUMENTS, noise=noise)
 
 
 def test_broken_multiples_are_close_and_noise_tells_copies_apart():

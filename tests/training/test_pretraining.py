@@ -352,6 +352,7 @@ def test_an_abandoned_prefetch_ends_its_thread() -> None:
         ({"max_steps": 1.5}, "max_steps=1.5 must be a whole number"),
         ({"optimizer": "muo"}, r"optimizer='muo' must be one of adamw, muon; did you mean 'muon'\?"),
         ({"mlm_probability": 1.0}, "mlm_probability=1.0 must lie between"),
+        ({"adam_epsilon": 0.0}, "adam_epsilon=0.0 must be above 0"),
         ({"mask_share": 0.95}, "mask_share=0.95 and random_share=0.1"),
         (
             {"global_batch_size": 9, "initial_global_batch_size": 2, "batch_warmup_steps": 3},

@@ -28,6 +28,7 @@ from .rebuilding import POSITION_TABLE, changed, model_with, take_layers, take_r
 
 # Tokens of a text on which all tokens are masked one at a time: that work grows with the square of the length.
 _EXCERPT = 64
+_Size = int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,9 +249,9 @@ def grow_width(
         seed: of the noise.
 
     Raises:
-        UserError: a size shrinks, a head's size changes, or the model's positions or embeddings cannot be tiled.
+        UserError: a size shrinks, a head's size changes, noise is negative, or positions or embeddings cannot be tiled.
     """
-    config = _check_width(model, hidden_size, num_attention_heads, intermediate_size)
+    config = _check_width(model, hidden_size, num_attention_heads, intermediate_size, noise)
     index_of = _copies(model.config, config)
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
@@ -275,9 +276,11 @@ def grow_width(
 
 
 def _check_width(
-    model: ClozeBertForMaskedLM, hidden_size: int | None, num_attention_heads: int | None, intermediate_size: int | None
+    model: ClozeBertForMaskedLM, hidden_size: _Size, num_attention_heads: _Size, intermediate_size: _Size, noise: float
 ) -> ClozeBertConfig:
     _check_masked_lm(model)
+    if not 0 <= noise < float("inf"):
+        raise UserError(f"noise={noise} must be at least 0 and finite")
     old = model.config
     sizes: dict[str, int] = {
         "hidden_size": old.hidden_size if hidden_size is None else hidden_size,
@@ -451,13 +454,11 @@ def grow(
         raise UserError(f"rope_theta={rope_theta} goes with max_position_embeddings: give that too")
     _cut(tokenizer, new_tokens)
     sizes: dict[str, Any] = {
-        "hidden_size": hidden_size,
-        "num_attention_heads": num_attention_heads,
-        "intermediate_size": intermediate_size,
-    }
+        "hidden_size": hidden_size, "num_attention_heads": num_attention_heads, "intermediate_size": intermediate_size
+    }  # fmt: skip
     steps: dict[str, Callable[..., WarmStart]] = {}
     if any(size is not None for size in sizes.values()):
-        _check_width(model, **sizes)
+        _check_width(model, **sizes, noise=noise)
         steps["width"] = functools.partial(grow_width, **sizes, noise=noise, seed=seed)
     if num_hidden_layers is not None:
         _check_depth(model, num_hidden_layers)
