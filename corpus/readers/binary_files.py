@@ -47,7 +47,10 @@ def what_it_is(first: bytes) -> tuple[str, str] | None:
     if first.count(0) > len(first) / 1000:
         # The zeros of UTF-16 are the upper halves of Latin letters, blanks and line ends.
         encoding = "UTF-16LE" if first[1::2].count(0) > first[::2].count(0) else "UTF-16BE"
-        if _is_text(first, encoding):
+        # Half of Latin text is zeros then, and text of other scripts is no UTF-8. All else is text with stray zeros.
+        if _is_text(first, encoding) and (
+            3 * first.count(0) > len(first) or not _is_text(first.replace(b"\0", b""), "UTF-8")
+        ):
             return f"text in {encoding}", f"convert it: iconv -f {encoding} -t UTF-8"
         return "a binary file", "leave it out, or export its text; tr -d '\\0' takes zero bytes out of text"
     return None

@@ -267,7 +267,7 @@ def test_steps_are_timed_at_the_mean_of_a_masking_rate_that_rises(
         return set_up(phase, *places, **others)
 
     monkeypatch.setattr(calibration, "set_up_phase", noted)
-    run = {"max_steps": None, "num_train_epochs": 2, "max_minutes": 0.05, "eval_steps": 0, "save_steps": 0}
+    run = {"max_steps": None, "num_train_epochs": 2, "max_minutes": 1.0, "eval_steps": 0, "save_steps": 0}
     run |= {"mlm_probability": 0.1, "final_mlm_probability": 0.5, "output_dir": str(tmp_path / "run")}
     pretrain(PretrainingArguments(**settings(prepared, **run)), model_config())
     assert rates == [(pytest.approx(0.3), None)]
