@@ -107,8 +107,8 @@ def search_hyperparameters(run: "FinetuningRun") -> dict[str, Any]:
             sampler=sampler,
             load_if_exists=True,
         )
-    except ValueError:  # no trial is complete
-        if any(trial.state.name == "COMPLETE" for trial in study.trials):
+    except ValueError as error:
+        if "No trials are completed" not in str(error):  # how optuna says that none has a score
             raise
     best = broadcast_object_list([best and best.hyperparameters])[0]  # only the first process has the study
     if best is None:
