@@ -4,7 +4,6 @@ Words are compared as sequences of tokens. A shared 13-gram is a sign that one t
 al. 2020).
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +13,7 @@ import numpy as np
 from ..corpus import Corpus
 from ..corpus.encoding import split_encoded
 from ..corpus.randomness import fold
-from ..corpus.readers.inputs import Reader
+from ..corpus.readers.inputs import Reader, files_in_both
 from ..utils.errors import UserError
 
 RUN_WORDS = 13
@@ -136,7 +135,5 @@ def refuse_scored_text(readers: Mapping[str, Reader]) -> None:
         ("input", "general_input"), ("replay_input", "general_input"), ("replay_input", "validation_input"),
     ):  # fmt: skip
         if trained in readers and scored in readers:
-            kept_back = {os.path.realpath(path) for path in readers[scored].files}
-            for path in readers[trained].files:
-                if os.path.realpath(path) in kept_back:
-                    raise UserError(f"{path} is in {trained} and in {scored}: leave it out of one of them")
+            for path in files_in_both(readers[trained], readers[scored]):
+                raise UserError(f"{path} is in {trained} and in {scored}: leave it out of one of them")

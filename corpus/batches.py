@@ -326,14 +326,19 @@ def _check_corpora(corpora: Sequence[Corpus]) -> None:
             )
 
 
+def check_weights(weights: Sequence[float], corpora: int, *, name: str) -> None:
+    """Refuse weights that are not one positive, finite number for each corpus; `name` is for the message."""
+    if len(weights) != corpora or not all(0 < weight < math.inf for weight in weights):
+        raise UserError(f"{name}={list(weights)} must be {corpora} positive numbers, one for each corpus")
+
+
 def _quotas(corpora: int, weights: Sequence[float] | None) -> list[int]:
     """How many of each 1,024 rows come from each corpus: the weights by largest remainders."""
     if weights is None:
         if corpora > 1:
             raise UserError(f"weights is None, but there are {corpora} corpora: give the share of each")
         return [MIX_BLOCK]
-    if len(weights) != corpora or not all(0 < weight < math.inf for weight in weights):
-        raise UserError(f"weights={list(weights)} must be {corpora} positive numbers, one for each corpus")
+    check_weights(weights, corpora, name="weights")
     if corpora > MIX_BLOCK:
         raise UserError(f"{corpora} corpora are more than the {MIX_BLOCK} that can be mixed: join some of them")
     return _round_shares(np.asarray(weights, dtype=np.float64), MIX_BLOCK).tolist()

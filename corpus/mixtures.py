@@ -1,12 +1,11 @@
 """A mixture of one or more corpora, with the share of the rows that each contributes."""
 
-import math
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
 from ..utils.errors import UserError
-from .batches import MIX_BLOCK
+from .batches import MIX_BLOCK, check_weights
 from .shards import Corpus, open_split
 
 
@@ -31,10 +30,8 @@ class Mixture:
 
     def __init__(self, places: str | Sequence[str], weights: Sequence[float] = ()) -> None:
         places = [places] if isinstance(places, str) else places
-        if weights and (len(weights) != len(places) or not all(0 < weight < math.inf for weight in weights)):
-            raise UserError(
-                f"corpus_weights={list(weights)} must be {len(places)} positive numbers, one for each corpus"
-            )
+        if weights:
+            check_weights(weights, len(places), name="corpus_weights")
         self.corpora = [_open_train(place) for place in places]
         self.names = _names(places)
         splits = {

@@ -11,6 +11,7 @@ from huggingface_hub import hf_hub_download
 from ..utils.errors import UserError
 from ..utils.files import WriteCard
 from .card import CARD_NAME, Card, read_card, write_card
+from .hub_errors import hub_errors
 
 # Facts about an encoder that also hold for a model that is fine-tuned from it.
 OF_AN_ENCODER = ("license", "license_name", "license_link", "language")
@@ -32,8 +33,9 @@ def card_writer(origin: str | None, kept: Collection[str] | None = None) -> Writ
         of_origin["started_from"] = folder.resolve().name
     else:
         try:
-            folder = Path(hf_hub_download(origin, CARD_NAME)).parent
-        except (OSError, ValueError):  # how huggingface_hub says all this
+            with hub_errors(origin):
+                folder = Path(hf_hub_download(origin, CARD_NAME)).parent
+        except UserError:
             return write_card
     card = _card_of(folder)
     if card is not None:

@@ -23,7 +23,7 @@ from ...utils.files import check_output_dir, whole_files
 from ...utils.limits import available_cpus
 from ..encoding import Encoder, split_encoded
 from ..manifest import CORPUS_SPLITS
-from ..readers.inputs import Reader, Source
+from ..readers.inputs import Reader, Source, files_in_both
 from ..shards import CORPUS_FILES, SHARD_TOKENS, ShardWriter
 from ..tokenizer import tokenizer_facts
 from .duplicates import NearDuplicates, signature
@@ -116,8 +116,7 @@ def readers_in_order(reader: Reader, validation_reader: Reader | None, deduplica
     """
     if validation_reader is None:
         return [reader]
-    held_out = {os.path.realpath(path) for path in validation_reader.files}
-    shared = [path for path in reader.files if os.path.realpath(path) in held_out]
+    shared = files_in_both(reader, validation_reader)
     if shared and deduplicate == "none":
         raise UserError(
             f"{shared[0]} is in input and in validation_input, and would be trained on: leave it out of input, or give "

@@ -221,6 +221,12 @@ class Reader:
             yield Document(docstring.text, len(self.sources) - 1, held_out=package in held_out)
 
 
+def files_in_both(reader: Reader, other: Reader) -> list[Path]:
+    """The files of `reader` that `other` reads, too, under whatever name."""
+    theirs = {os.path.realpath(path) for path in other.files}
+    return [path for path in reader.files if os.path.realpath(path) in theirs]
+
+
 def refuse_unused(
     readers: Sequence[Reader], *, text_column: str | None, dataset_config_name: str | None = None
 ) -> None:
