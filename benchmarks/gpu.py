@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""The first hours on a GPU, in blocks of at most ten minutes: `make gpu`.
+"""What works on a GPU and how fast, in blocks of at most ten minutes: `make gpu`.
 
     python benchmarks/gpu.py                            # all blocks; results are kept after each
     python benchmarks/gpu.py --blocks kernels loop      # some of them
     python benchmarks/gpu.py --list
 
 Needs torch 2.11, transformers 5.10 and a CUDA device, but no network: the corpus is the text of the installed packages.
-Each block runs in separate processes, so it cannot affect the next one. Results are written to
-benchmarks/results/gpu.json and into the tables of docs/gpu.md, with a list of what failed. Without a CUDA device
-nothing is run or written.
+Each command is a process of its own. Blocks that check run several at a time; those that measure speed or memory have
+the machine to themselves. Results are written to benchmarks/results/gpu.json and into the tables of docs/gpu.md, with a
+list of what failed. Without a CUDA device nothing is run or written.
 """
 
 import argparse
@@ -22,6 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ REPOSITORY = HERE.parent
 RESULTS = HERE / "results" / "gpu.json"
 PAGE = REPOSITORY / "docs" / "gpu.md"
 LIMIT = 600  # seconds of a block
+AT_ONCE = 4  # blocks that only check
 
 PYTEST = ["-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider"]
 FLAGS = {
@@ -40,6 +44,7 @@ FLAGS = {
     "float32": ["--mixed_precision", "no"],
     "adamw": ["--optimizer", "adamw"],
     "residual in bf16": ["--bf16_residual", "true"],
+    "FlashAttention 4": ["--flash_attention", "FA4"],
     "attention dropout": ["--attention_probs_dropout_prob", "0.1"],
     "gradient checkpointing": ["--gradient_checkpointing", "true"],
 }
@@ -54,11 +59,19 @@ class Command:
     hides_cuda: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Commands in their order. One that `measures` runs alone; others run beside each other."""
+
+    commands: list[Command]
+    measures: bool = False
+
+
 def words(text: str) -> list[str]:
     return text.split()
 
 
-def blocks(folder: Path) -> dict[str, list[Command]]:
+def blocks(folder: Path) -> dict[str, Block]:
     """All blocks, in order; `folder` is for their output."""
     corpus, tokenizer = str(folder / "corpus"), str(folder / "tokenizer")
     model = ["--config", "modernbert-base", "--corpus", corpus, "--tokenizer_name", tokenizer, "--disable_tqdm"]
@@ -68,8 +81,6 @@ def blocks(folder: Path) -> dict[str, list[Command]]:
     )
     run += words("--save_steps 0 --max_eval_batches 2")
     dry = words("--dry_run --global_batch_size 16 --per_device_train_batch_size 8")
-    short = [*run, *words("--max_steps 20 --mixed_precision fp16 --torch_compile false")]
-    halves = [words("--save_steps 10 --max_steps 10"), words("--resume_from_checkpoint latest")]
     launch = words("-m accelerate.commands.launch --config_file configuration/accelerate_fsdp.yaml --num_processes 1")
     sharded = [*launch, "scripts/pretrain_mlm.py", *model, *run]
     speed = [str(HERE / "speed.py"), "--output", str(folder / "speed-gpu.json"), "--rows"]
@@ -77,36 +88,66 @@ def blocks(folder: Path) -> dict[str, list[Command]]:
     prepare = words("-m clozebert prepare-corpus --input installed-python --tokenizer_name")
     suite = [*PYTEST, "-n", "8", "-m", "not slow", "tests/modeling", "tests/training"]
     plan = ["-m", "clozebert", "plan", "--config", "modernbert-base", "--corpus", corpus, "--calibrate"]
-    return {
-        "kernels": [Command("kernels", [*PYTEST, "-m", "gpu", "tests/modeling"])],
-        "suite": [Command("suite", suite, hides_cuda=True)],
-        "corpus": [
+    known = {
+        "corpus": Block([
             Command("tokenizer", [*tokenize, "--output_dir", tokenizer]),
             Command("corpus", [*prepare, tokenizer, "--output_dir", corpus]),
-        ],
-        "flags": [Command(name, [*pretrain, *dry, *more]) for name, more in FLAGS.items()],
+        ]),
+        "kernels": Block([Command("kernels", [*PYTEST, "-m", "gpu", "tests/modeling"])]),
+        "suite": Block([Command("suite", suite, hides_cuda=True)]),
+        "model": Block(life_of_a_model(folder, [*pretrain, *run])),
+    }  # fmt: skip
+    for name, more in FLAGS.items():
+        if "--flash_attention" in more and not find_spec("flash_attn"):
+            continue
+        known[f"flags: {name}"] = Block([Command(name, [*pretrain, *dry, *more])])
+    measured = {
+        "profile": [Command("profile", [str(HERE / "gpu.py"), "--profile"])],
         "loop": [
             Command(name, [*pretrain, *run, *FLAGS[name], "--output_dir", str(folder / name)])
             for name in ("eager", "default", "adamw", "residual in bf16")
         ],
-        "fp16": [
-            Command(f"fp16 {index}", [*pretrain, *short, *half, "--output_dir", str(folder / "fp16")])
-            for index, half in enumerate(halves)
-        ],
-        "profile": [Command("profile", [str(HERE / "gpu.py"), "--profile"])],
         "plan": [Command("plan", plan)],
         "fsdp": [Command("fsdp", [*sharded, "--output_dir", str(folder / "fsdp")])],
         "peers modernbert": [Command("modernbert", [*speed, "gpu-train-modernbert"])],
         "peers bert": [Command("bert", [*speed, "gpu-train-bert"])],
         "peers mixed": [Command("mixed", [*speed, "gpu-train-mixed"])],
         "peers encode": [Command("encode", [*speed, "gpu-encode-mixed"])],
-    }  # fmt: skip
+    }
+    return known | {name: Block(commands, measures=True) for name, commands in measured.items()}
 
 
-def run_block(name: str, commands: list[Command], environment: dict[str, str]) -> dict[str, Any]:
+def life_of_a_model(folder: Path, pretrain: list[str]) -> list[Command]:
+    """Pretrained in fp16, resumed, scored, fine-tuned to tell kinds of lines in Python, and asked for a prediction."""
+    model, classifier, lines = (str(folder / name) for name in ("fp16", "classifier", "lines.jsonl"))
+    short = [*pretrain, *words("--max_steps 20 --mixed_precision fp16 --output_dir"), model]
+    finetune = ["-m", "clozebert", "finetune-sequence", "--train_file", lines, *words("--num_train_epochs 2")]
+    return [
+        Command("pretrain, fp16", [*short, *words("--save_steps 10 --max_steps 10")]),
+        Command("resume", [*short, "--resume_from_checkpoint", "latest"]),
+        Command("evaluate", ["-m", "clozebert", "evaluate", model, "--input", lines]),
+        Command("fine-tune", [*finetune, "--model_name_or_path", model, "--output_dir", classifier]),
+        Command("predict", ["-m", "clozebert", "predict", "--model_name_or_path", classifier, "--input", lines,
+                            "--output_file", str(folder / "predicted.jsonl")]),
+    ]  # fmt: skip
+
+
+def write_lines(path: Path, each: int = 500) -> None:
+    """Lines of Python's own library that begin with one of three words, without that word, which is their label."""
+    left = dict.fromkeys(("import", "def", "return"), each)
+    with path.open("w", encoding="utf-8") as file:
+        for source in sorted(Path(os.__file__).parent.glob("*.py")):
+            for line in source.read_text(encoding="utf-8", errors="replace").splitlines():
+                label, _, text = line.strip().partition(" ")
+                if text and left.get(label, 0):
+                    left[label] -= 1
+                    file.write(json.dumps({"text": text, "label": label}) + "\n")
+
+
+def run_block(name: str, block: Block, environment: dict[str, str]) -> dict[str, Any]:
     """Run a block; returns its status, seconds and the end of each command's output. Kills it after the time limit."""
     begun, found = time.monotonic(), {}
-    for command in commands:
+    for command in block.commands:
         left = LIMIT - (time.monotonic() - begun)
         own = {**environment, "CLOZEBERT_TEST_GPU": "0" if command.hides_cuda else "1"}
         if command.hides_cuda:
@@ -125,6 +166,21 @@ def run_block(name: str, commands: list[Command], environment: dict[str, str]) -
         }  # fmt: skip
         print(f"{name}: {command.name}: status {status}, {found[command.name]['seconds']} s", flush=True)
     return found
+
+
+def run_blocks(blocks: dict[str, Block], environment: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each block's name and what it found, as they end: the corpus first, then what checks, then what measures."""
+    known = dict(blocks)
+    if corpus := known.pop("corpus", None):
+        yield "corpus", run_block("corpus", corpus, environment)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        checks = {name: block for name, block in known.items() if not block.measures}
+        names = {pool.submit(run_block, name, block, environment): name for name, block in checks.items()}
+        for done in as_completed(names):
+            yield names[done], done.result()
+    for name, block in known.items():
+        if block.measures:
+            yield name, run_block(name, block, environment)
 
 
 def figures_in(said: str) -> dict[str, float]:
@@ -213,6 +269,7 @@ def kind_of(kernel: str) -> str:
     """The kind of a kernel, from its name."""
     name = kernel.lower()
     kinds = {
+        "windows": ("key_gradient", "query_gradient", "forward_kernel", "turn_kernel"),
         "attention": ("flash", "fmha", "attn"), "matmuls": ("gemm", "cutlass", "cublas", "nvjet", "xmma"),
         "compiled": ("triton",), "copies": ("memcpy", "memset", "copy"), "norms": ("norm",),
     }  # fmt: skip
@@ -248,6 +305,11 @@ def tables(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def is_asked(block: str, asked: list[str]) -> bool:
+    """`flags` asks for all of `flags: eager`, `flags: fp16` and so on."""
+    return block in asked or block.split(":")[0] in asked
+
+
 def write_page(lines: list[str]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split("<!-- measured -->\n", 1)
@@ -268,12 +330,13 @@ def main() -> None:
         return
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="clozebert-gpu-"))
     known = blocks(folder)
-    wanted = arguments.blocks or list(known)
-    if unknown := set(wanted) - set(known):
-        parser.error(f"unknown blocks: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    asked = arguments.blocks or list(known)
+    if unknown := [name for name in asked if not any(is_asked(block, [name]) for block in known)]:
+        parser.error(f"unknown blocks: {', '.join(unknown)}; known: {', '.join(known)}")
+    wanted = {name: block for name, block in known.items() if is_asked(name, asked)}
     if arguments.list:
-        for name in wanted:
-            print(name, *(f"    python {' '.join(command.words)}" for command in known[name]), sep="\n")
+        for name, block in wanted.items():
+            print(name, *(f"    python {' '.join(command.words)}" for command in block.commands), sep="\n")
         return
     import torch
     import transformers
@@ -294,8 +357,10 @@ def main() -> None:
     results: dict[str, Any] = {"machine": machine, "blocks": {}}
     if RESULTS.exists() and (before := json.loads(RESULTS.read_text(encoding="utf-8")))["machine"] == machine:
         results = before
-    for name in wanted:
-        results["blocks"][name] = run_block(name, known[name], environment)
+    write_lines(folder / "lines.jsonl")
+    for name, found in run_blocks(wanted, environment):
+        results["blocks"][name] = found
+        results["blocks"] = {name: results["blocks"][name] for name in known if name in results["blocks"]}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         write_page(tables(results))
 

@@ -33,7 +33,7 @@ from unittest import mock
 import fake_cuda
 import fake_inductor
 from roofline_prices import (
-    FLASH_ATTENTION_3,
+    FLASH_ATTENTION_4,
     LENGTH,
     PREDICTED,
     REST,
@@ -195,11 +195,11 @@ VARIANTS: dict[str, tuple[Callable[..., list[Kernel]], dict[str, bool], Machine]
     "the same, windows by kernels of our own: the default": (
         compiled_kernels, DEFAULT, Machine(),
     ),
-    "the default with --flash_attention FA3": (
-        compiled_kernels, DEFAULT, Machine(attention=FLASH_ATTENTION_3),
+    "the default with --flash_attention FA4": (
+        compiled_kernels, DEFAULT, Machine(attention=FLASH_ATTENTION_4),
     ),
     "the default with --bf16_residual": (compiled_kernels, BF16_RESIDUAL, Machine()),
-    "the default with both": (compiled_kernels, BF16_RESIDUAL, Machine(attention=FLASH_ATTENTION_3)),
+    "the default with both": (compiled_kernels, BF16_RESIDUAL, Machine(attention=FLASH_ATTENTION_4)),
 }  # fmt: skip
 
 

@@ -16,11 +16,12 @@ from ..utils.errors import MissingPackageError
 _MEASURES = ("precision", "recall", "f1-score", "support")
 
 
-def check_metric_libraries() -> None:
-    """Raise an `ImportError` that says what to install, before training rather than after."""
-    for library in ("sklearn", "seqeval"):
-        if importlib.util.find_spec(library) is None:
-            raise MissingPackageError("scores need scikit-learn and seqeval: pip install scikit-learn seqeval")
+def check_metric_libraries(*, tags: bool) -> None:
+    """Raise an `ImportError` that says what to install, before training rather than after. `tags`: for a tagger."""
+    packages = {"sklearn": "scikit-learn"} | ({"seqeval": "seqeval"} if tags else {})
+    if any(importlib.util.find_spec(library) is None for library in packages):
+        named = packages.values()
+        raise MissingPackageError(f"scores need {' and '.join(named)}: pip install {' '.join(named)}")
 
 
 def single_label_metrics(targets: np.ndarray, predicted: np.ndarray, *, num_labels: int) -> dict[str, float]:

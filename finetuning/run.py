@@ -79,7 +79,7 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
     Returns:
         the results, which are also written to DIR/all_results.json.
     """
-    check_metric_libraries()
+    check_metric_libraries(tags=arguments.task_type == "token")
     check_tracker(arguments.report_to)
     with own_output_dir(arguments):
         return _finetune(arguments, write_card)

@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
     check_at_least(arguments, max_steps=1, task_examples=_LEAST_EXAMPLES)
     if arguments.max_minutes <= 0:
         raise UserError(f"max_minutes={arguments.max_minutes:g} must be above 0")
-    check_metric_libraries()
+    check_metric_libraries(tags=True)
     begun = time.monotonic()
     folder = Path(arguments.output_dir)
     check_output_dir(arguments.output_dir, overwrite=arguments.overwrite_output_dir)

@@ -152,7 +152,7 @@ def _plan_phase(
     from clozebert.training.planning.calibration import calibrate
     from clozebert.training.planning.memory_and_time import make_plan, mean_attention_length, plan_table
     from clozebert.training.run_settings import phase_configuration
-    from clozebert.training.runtime.machine import flash_attention
+    from clozebert.training.runtime.flash_attention import flash_attention
 
     arguments, config = phase.arguments, phase_configuration(config, phase)
     check_model(arguments, config)

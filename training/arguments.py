@@ -154,8 +154,8 @@ class PretrainingArguments:
     torch_compile: bool | None = flag(
         "compile with torch.compile (default: on CUDA)", section=_MACHINE, on_resume=_SAID
     )
-    flash_attention: Literal["FA3", "FA4"] | None = flag(
-        "newer attention kernels, from packages of their own: FA3 on an H100, FA4 on a B200 too",
+    flash_attention: Literal["FA4"] | None = flag(
+        "newer attention kernels for an H100, H200 or B200, if the package flash-attn-4 is installed",
         section=_MACHINE,
         on_resume=_SAID,
     )

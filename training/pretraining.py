@@ -12,7 +12,8 @@ from ..utils.files import WriteCard, disk_errors, folder_stays
 from ..utils.output import outliving_readers
 from .arguments import PretrainingArguments
 from .loop import Pretraining
-from .runtime.machine import deterministic, flash_attention
+from .runtime.flash_attention import flash_attention
+from .runtime.machine import deterministic
 from .runtime.processes import lost_processes
 from .runtime.signals import StopRequest
 

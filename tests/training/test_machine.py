@@ -1,4 +1,4 @@
-"""What a run chooses of its machine: the device, the seed of a step, whether to compile, newer attention kernels."""
+"""What a run chooses of its machine: the device, the seed of a step, whether to compile."""
 
 import shutil
 import sysconfig
@@ -6,7 +6,6 @@ import sysconfig
 import accelerate
 import pytest
 import torch
-from torch.nn import attention
 from torch.nn.parallel import DistributedDataParallel
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
@@ -137,56 +136,3 @@ def test_a_number_of_the_environment_does_not_divide_the_gradient(monkeypatch):
     """A launcher may set it for its own loop; ours accumulates by itself."""
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     assert make_accelerator(mixed_precision="no", use_cpu=True).gradient_accumulation_steps == 1
-
-
-class Kernels:
-    """Stands for the kernels of a package, as PyTorch's registry holds them."""
-
-    def __init__(self) -> None:
-        self.are_used = True
-
-    def remove(self) -> None:
-        self.are_used = False
-
-
-def on_a_gpu(monkeypatch, *, capability: tuple[int, int]) -> torch.device:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    return torch.device("cuda")
-
-
-@pytest.mark.skipif(not hasattr(attention, "register_flash_attention_impl"), reason="this torch has no registry")
-@pytest.mark.parametrize(("version", "capability"), [("FA3", (9, 0)), ("FA4", (9, 0)), ("FA4", (10, 0))])
-def test_newer_attention_kernels_are_used_within_a_run_only(version, capability, monkeypatch):
-    kernels = Kernels()
-    monkeypatch.setitem(attention._registry._FLASH_ATTENTION_IMPLS, version, lambda: kernels)
-    with machine.flash_attention(version, on_a_gpu(monkeypatch, capability=capability)):
-        assert attention.current_flash_attention_impl() == version
-        assert kernels.are_used
-    assert attention.current_flash_attention_impl() is None
-    assert not kernels.are_used
-
-
-def test_without_the_flag_no_kernels_are_chosen(monkeypatch):
-    with machine.flash_attention(None, on_a_gpu(monkeypatch, capability=(9, 0))):
-        assert getattr(attention, "current_flash_attention_impl", lambda: None)() is None
-
-
-@pytest.mark.parametrize(
-    ("version", "capability", "message"),
-    [
-        ("FA3", (10, 0), r"capability 9\.0, and this is 10\.0"),
-        ("FA3", (8, 6), r"capability 9\.0, and this is 8\.6"),
-        ("FA4", (12, 0), r"capability 9\.0 or 10\.0, and this is 12\.0"),
-    ],
-)
-def test_newer_attention_kernels_on_another_gpu(version, capability, message, monkeypatch):
-    device = on_a_gpu(monkeypatch, capability=capability)
-    with pytest.raises(UserError, match=message), machine.flash_attention(version, device):
-        pytest.fail("the block must not begin")
-
-
-def test_newer_attention_kernels_without_their_package(monkeypatch):
-    """Neither package is among those that the tests install."""
-    device = on_a_gpu(monkeypatch, capability=(9, 0))
-    with pytest.raises(UserError, match=r"flash_attention='FA3'.*(install that or leave it out|needs a newer torch)"):
-        machine.flash_attention("FA3", device).__enter__()

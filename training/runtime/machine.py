@@ -17,9 +17,6 @@ from .watchdog import SECONDS_TO_SAVE
 
 logger = logging.getLogger(__name__)
 
-# Compute capabilities, by their first number, for which PyTorch lets these kernels run.
-_FLASH_ATTENTION_ON = {"FA3": (9,), "FA4": (9, 10)}
-
 
 def choose_muon_dtype(precision: str, device: torch.device) -> torch.dtype:
     """The type of Muon's matmuls: bf16 if the run computes in it and the device multiplies it in hardware."""
@@ -168,34 +165,6 @@ def deterministic(wanted: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = benchmark
-
-
-@contextmanager
-def flash_attention(version: str | None, device: torch.device) -> Iterator[None]:
-    """Have PyTorch's attention on CUDA use FlashAttention 3 ("FA3") or 4 ("FA4") within the block; None: its own, 2.
-
-    Raises:
-        ValueError: these kernels are not there, or not for this device.
-    """
-    if version is None:
-        yield
-        return
-    asked = f"flash_attention={version!r}"
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    if capability[0] not in _FLASH_ATTENTION_ON[version]:
-        wanted = " or ".join(f"{major}.0" for major in _FLASH_ATTENTION_ON[version])
-        here = f"{capability[0]}.{capability[1]}" if device.type == "cuda" else f"the device {device.type!r}"
-        raise UserError(f"{asked} needs a GPU of compute capability {wanted}, and this is {here}; leave it out")
-    if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
-        raise UserError(f"{asked} needs a newer torch than {torch.__version__}; update torch or leave it out")
-    try:
-        torch.nn.attention.activate_flash_attention_impl(version)
-    except (ImportError, RuntimeError, ValueError) as error:
-        raise UserError(f"{asked}: PyTorch cannot load its package ({error}); install that or leave it out") from error
-    try:
-        yield
-    finally:
-        torch.nn.attention.restore_flash_attention_impl()
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
