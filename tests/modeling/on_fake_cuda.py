@@ -12,7 +12,7 @@ import itertools
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -265,11 +265,15 @@ def windows() -> list[list[Any]]:
     return found
 
 
-def compiled_windows() -> list[list[Any]]:
-    """The same in the graphs of a compiled step, where queries, keys and values are joined: names, types and shapes."""
+def compiled_operators() -> list[list[Any]]:
+    """Our operators in the graphs of a compiled step with `--flash_attention FA4`: names, types and shapes.
+
+    Queries, keys and values of windowed layers are joined there.
+    """
     from torch._dynamo.backends.common import aot_autograd
 
     from clozebert.training.runtime import machine
+    from clozebert.training.runtime.flash_attention import flash_attention
 
     found = []
 
@@ -282,7 +286,13 @@ def compiled_windows() -> list[list[Any]]:
         return graph.forward
 
     torch._dynamo.reset()
-    with fake_cuda.device(records=False), mock.patch.object(window_attention, "KERNELS", object()):
+    for name in ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface"):
+        sys.modules[name] = ModuleType(name)
+    with (
+        fake_cuda.device((9, 0), records=False),
+        mock.patch.object(window_attention, "KERNELS", object()),
+        flash_attention("FA4", torch.device("cuda")),
+    ):
         model = make(ClozeBertForMaskedLM, configuration("modernbert-base", num_key_value_heads=4))
         backend = aot_autograd(fw_compiler=note, bw_compiler=note)
         machine.compile_model(model, torch.device("cuda"), backend=backend, dynamic=False)
@@ -361,7 +371,7 @@ if __name__ == "__main__":
                 "loop": {"as it is": loop(), "dynamic RoPE": loop(rope_parameters=DYNAMIC)},
                 "doors": doors(),
                 "windows": windows(),
-                "compiled windows": compiled_windows(),
+                "compiled operators": compiled_operators(),
                 "graphs": graphs(),
                 "inductor": inductor_kernels(),
                 "residual": residual_stream(),

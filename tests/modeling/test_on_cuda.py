@@ -130,9 +130,19 @@ def test_windows_are_for_our_own_kernels_where_triton_is(on_fake_cuda):
 def test_compiled_windows_write_one_gradient_of_joined_heads(on_fake_cuda):
     """So their kernels need RoPE's tables, [tokens, half of 64]."""
     of_queries, of_all = given_to_windows("bfloat16")
-    assert [call for call in on_fake_cuda["compiled windows"] if "window" in call[0]] == [
+    assert [call for call in on_fake_cuda["compiled operators"] if "window" in call[0]] == [
         ["clozebert::window_attention", of_queries],
         ["clozebert::window_attention_backward_joined", [*of_all, *[["float32", [96, 32]]] * 2]],
+    ]
+
+
+def test_compiled_layers_without_a_window_use_flash_attention_4_if_asked(on_fake_cuda):
+    """Fewer key heads are given as they are, and the documents' boundaries, int32, once for both sides."""
+    (*of_queries, _), (*of_all, _) = given_to_windows("bfloat16")
+    bounds = ["int32", [4]]
+    assert [call for call in on_fake_cuda["compiled operators"] if "flash" in call[0]] == [
+        ["clozebert::flash_attention", [*of_queries, bounds]],
+        ["clozebert::flash_attention_backward", [*of_all, bounds]],
     ]
 
 
