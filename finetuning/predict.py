@@ -15,6 +15,7 @@ from ..corpus.readers.tables import TABLE_SUFFIXES, not_utf8, open_table
 from ..utils.device import find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import disk_errors, whole_file
+from ..utils.memory import memory_errors
 from ..utils.plurals import counted
 from ..utils.progress_bar import progress_bar, quiet
 from .arguments import PredictionArguments
@@ -42,7 +43,8 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
         # As for files; bytes that are not UTF-8 are reported with their line.
         lines.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     place = Path("standard output" if arguments.output_file == "-" else arguments.output_file)
-    with disk_errors(place), _output(arguments.output_file) as output:
+    smaller = f"lower batch_size={arguments.batch_size}"
+    with memory_errors(smaller), disk_errors(place), _output(arguments.output_file) as output:
         return _write_predictions(predictor, arguments.input, lines, output)
 
 

@@ -14,6 +14,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import WriteCard, disk_errors, give_usual_permissions, remove_written
+from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.plurals import counted
 from ..utils.progress_bar import quiet
@@ -81,7 +82,8 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
     """
     check_metric_libraries(tags=arguments.task_type == "token")
     check_tracker(arguments.report_to)
-    with own_output_dir(arguments):
+    way_out = "lower per_device_train_batch_size, and raise gradient_accumulation_steps, which trains the same model"
+    with own_output_dir(arguments), memory_errors(f"{way_out}; while it evaluates, lower per_device_eval_batch_size"):
         return _finetune(arguments, write_card)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from clozebert.scripts._program import check_output_file, open_input, parse, run, write_results
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
+from clozebert.utils.memory import memory_errors
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Score, print a table, write JSON."""
     arguments = parse(EvaluationArguments, argv, doc=__doc__, verb="evaluate", first="model_name_or_path")
     check_output_file(arguments.output_file)
-    results = evaluate(arguments)
+    with memory_errors(f"lower per_device_eval_batch_size={arguments.per_device_eval_batch_size}"):
+        results = evaluate(arguments)
     print("\n".join(score_table(results)))
     if arguments.output_file is not None:
         write_results(arguments.output_file, results)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from clozebert.scripts._program import check_output_file, parse_run_flags, run, write_results
 from clozebert.utils.command_line import flag, flags_of
-from clozebert.utils.errors import UserError, check_at_least, reject_unknown_keys
+from clozebert.utils.errors import FullMemoryError, UserError, check_at_least, reject_unknown_keys
 
 if TYPE_CHECKING:
     from clozebert.corpus import Mixture
     from clozebert.training.arguments import Phase, PretrainingArguments
-    from clozebert.training.planning.memory_and_time import Device
+    from clozebert.training.planning.memory_and_time import Calibration, Device
 
 _STEPS_OF_AN_UNKNOWN_TEXT = 10_000
 _IDLE = ("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "report_to", "disable_tqdm")
@@ -149,39 +149,21 @@ def _plan_phase(
         machine: the kind of device, the precision, and torch's device if steps can be timed.
     """
     from clozebert.training.checks import check_model
-    from clozebert.training.planning.calibration import calibrate
     from clozebert.training.planning.memory_and_time import make_plan, mean_attention_length, plan_table
     from clozebert.training.run_settings import phase_configuration
-    from clozebert.training.runtime.flash_attention import flash_attention
 
     arguments, config = phase.arguments, phase_configuration(config, phase)
     check_model(arguments, config)
-    corpora = length = calibration = None
+    corpora = length = calibration = full = None
     if has_corpus:
         corpora = _open_corpora(arguments)
         length = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length)
-    device, precision, here = machine
+    device, precision, _ = machine
     if given.calibrate:
-        for corpus in corpora.corpora if corpora is not None else ():
-            if corpus.vocab_size > config.vocab_size:
-                raise UserError(
-                    f"the corpus {corpus.directory} has a vocabulary of {corpus.vocab_size} tokens, more than the "
-                    f"{config.vocab_size} of the model, so no step can be timed on it: leave out --calibrate, or "
-                    f"prepare the corpus with the model's tokenizer"
-                )
-        with flash_attention(arguments.flash_attention, here):
-            calibration = calibrate(
-                arguments,
-                config,
-                device=here,
-                precision=precision,
-                seconds=given.calibrate_seconds,
-                corpora=corpora,
-                num_devices=given.num_devices,
-            )
-        if phase.index and here.type != "cuda":
-            # A process knows its peak since it began, which an earlier phase may have set.
-            calibration = dataclasses.replace(calibration, peak_bytes=None)
+        try:
+            calibration = _calibrate(given, phase, config, machine, corpora)
+        except FullMemoryError as error:
+            full = error  # after the plan, which says how much the run needs
     plan = make_plan(
         arguments,
         config,
@@ -195,10 +177,45 @@ def _plan_phase(
         calibration=calibration,
     )
     print("\n".join(plan_table(plan)))
+    if full is not None:
+        raise full
     if calibration is not None and calibration.peak_bytes is not None:
         print(f"memory measured       {calibration.peak_bytes / 2**30:>14.2f} GiB, one micro-batch to an update")
     measured = None if calibration is None else dataclasses.asdict(calibration)
     return {**dataclasses.asdict(plan), "calibration": measured}
+
+
+def _calibrate(
+    given: PlanArguments, phase: "Phase", config: Any, machine: "tuple[Device, str, Any]", corpora: "Mixture | None"
+) -> "Calibration":
+    """Time steps of a phase on this machine."""
+    from clozebert.training.checks import less_memory
+    from clozebert.training.planning.calibration import calibrate
+    from clozebert.training.runtime.flash_attention import flash_attention
+    from clozebert.utils.memory import memory_errors
+
+    arguments, (_, precision, here) = phase.arguments, machine
+    for corpus in corpora.corpora if corpora is not None else ():
+        if corpus.vocab_size > config.vocab_size:
+            raise UserError(
+                f"the corpus {corpus.directory} has a vocabulary of {corpus.vocab_size} tokens, more than the "
+                f"{config.vocab_size} of the model, so no step can be timed on it: leave out --calibrate, or "
+                f"prepare the corpus with the model's tokenizer"
+            )
+    with flash_attention(arguments.flash_attention, here), memory_errors(less_memory(arguments)):
+        found = calibrate(
+            arguments,
+            config,
+            device=here,
+            precision=precision,
+            seconds=given.calibrate_seconds,
+            corpora=corpora,
+            num_devices=given.num_devices,
+        )
+    if phase.index and here.type != "cuda":
+        # A process knows its peak since it began, which an earlier phase may have set.
+        return dataclasses.replace(found, peak_bytes=None)
+    return found
 
 
 def _all_phases(plans: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from ..configuration import ClozeBertConfig
 from ..corpus.packing import discarding_indices
 from ..utils.device import find_device
 from ..utils.files import WriteCard, disk_errors, folder_stays
+from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from .arguments import PretrainingArguments
+from .checks import less_memory
 from .loop import Pretraining
 from .runtime.flash_attention import flash_attention
 from .runtime.machine import deterministic
@@ -44,11 +46,12 @@ def pretrain(
 
     Raises:
         ValueError: contradictions between arguments, corpus, tokenizer, model and checkpoint, before any work; or a
-            gradient that is not finite in ten steps in a row.
+            gradient that is not finite in ten steps in a row; or the memory is full.
     """
     way_out = "free some space, then --resume_from_checkpoint latest, or give another folder"
     with (
         disk_errors(Path(arguments.output_dir), way_out=way_out),
+        memory_errors(less_memory(arguments)),
         deterministic(arguments.full_determinism),
         flash_attention(arguments.flash_attention, find_device(use_cpu=arguments.use_cpu)),
         discarding_indices() if arguments.dry_run else contextlib.nullcontext(),

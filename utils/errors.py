@@ -31,6 +31,10 @@ class MissingPackageError(UserError, ImportError):
     """A package that the user has to install for what they asked for."""
 
 
+class FullMemoryError(UserError, MemoryError):
+    """What the user asked for does not fit into the memory of the GPU or of the machine."""
+
+
 def exit_with_error(message: str) -> NoReturn:
     """End the program with status 2 and one line on stderr."""
     # A single write: print makes two, and the lines of two processes could interleave.

@@ -1,8 +1,12 @@
-"""The memory of this process: its peak, and whether the C library keeps what is freed."""
+"""The memory of this process: its peak, whether the C library keeps what is freed, and what to do where it is full."""
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from .errors import FullMemoryError, first_line
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of the GNU C library
 _MOST = 2**31 - 1
@@ -38,3 +42,22 @@ def keep_freed_memory() -> bool:
         return False
     # Before version 2.35 the library accepts at most half of a 64 MiB heap.
     return any(mallopt(_M_MMAP_THRESHOLD, most) for most in (_MOST, 2**25)) and bool(mallopt(_M_TRIM_THRESHOLD, _MOST))
+
+
+@contextmanager
+def memory_errors(way_out: str) -> Iterator[None]:
+    """Report a full memory, of a GPU or of the machine, as an error of the user.
+
+    Args:
+        way_out: the argument that takes the memory, its value, and what to do.
+
+    Raises:
+        FullMemoryError: PyTorch could not get the memory that it asked for.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # By name: torch may not be loaded. On a CPU it raises a plain RuntimeError.
+        if type(error).__name__ != "OutOfMemoryError" and "DefaultCPUAllocator" not in str(error):
+            raise
+        raise FullMemoryError(f"the memory is full: {way_out} ({first_line(error)})") from error

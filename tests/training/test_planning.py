@@ -40,7 +40,7 @@ from clozebert.training.planning.memory_and_time import (
     parameters_of,
 )
 from clozebert.training.run_settings import make_config, split_settings
-from clozebert.utils.errors import UserError
+from clozebert.utils.errors import FullMemoryError, UserError
 
 # Shapes that do not coincide; no dropout, which a plan leaves out.
 SIZES = {"vocab_size": 83, "hidden_size": 48, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 76,
@@ -345,6 +345,15 @@ def test_phases_that_no_run_takes_have_no_plan() -> None:
     phases = "[{max_steps: 4, model: {intermediate_size: 64}}]"
     with pytest.raises(ValueError, match=r"phases\[0\] changes the shape of model\.layers"):
         main(["--config", "nano", "--max_steps", "4", "--phases", phases, "--device", "h100"])
+
+
+def test_a_model_that_does_not_fit_is_planned_and_then_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clozebert.training.planning.calibration.set_up_model", lambda *_, **__: torch.empty(1 << 60))
+    with pytest.raises(FullMemoryError, match="the memory is full: lower per_device_train_batch_size=16, which trains"):
+        main(["--config", "nano", "--max_steps", "4", "--use_cpu", "--calibrate"])
+    assert "memory" in capsys.readouterr().out
 
 
 def test_memory_is_measured_in_the_first_phase(

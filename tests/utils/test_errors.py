@@ -7,6 +7,7 @@ import pytest
 
 from clozebert.utils.errors import (
     ExistingFileError,
+    FullMemoryError,
     MissingFileError,
     MissingPackageError,
     UserError,
@@ -26,6 +27,7 @@ from clozebert.utils.errors import (
         (MissingFileError, (ValueError, FileNotFoundError)),
         (ExistingFileError, (ValueError, FileExistsError)),
         (MissingPackageError, (ValueError, ImportError)),
+        (FullMemoryError, (ValueError, MemoryError)),
     ],
 )
 def test_each_is_a_user_error_and_what_python_calls_it(kind: type[UserError], bases: tuple[type, ...]) -> None:
