@@ -1,8 +1,10 @@
 """What benchmarks/gpu.py reads from the programs that it runs."""
 
 import json
+import os
 import runpy
 import types
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,30 @@ def test_a_profile_is_read_among_warnings(gpu: dict[str, Any]) -> None:
 
     assert "| compiled | 142.0 | 346,141 | 47 | 20.50 | matmuls 60.0 |" in page(said)
     assert "profile, profile: `no figures in what it printed`" in page("nothing\n")
+
+
+def test_what_measures_runs_alone_after_the_corpus_and_all_checks(gpu: dict[str, Any]) -> None:
+    say_when = ["-c", "import time; print(time.time()); time.sleep(0.2); print(time.time())"]
+    commands = [gpu["Command"]("when", say_when)]
+    names = {"loop": True, "flags: eager": False, "corpus": False, "kernels": False, "plan": True}
+    blocks = {name: gpu["Block"](commands, measures=measures) for name, measures in names.items()}
+    found = dict(gpu["run_blocks"](blocks, dict(os.environ)))
+    begins, ends = ({name: float(facts["when"]["said"].split()[at]) for name, facts in found.items()} for at in (0, 1))
+    assert set(found) == set(names)
+    assert ends["corpus"] <= min(begins["kernels"], begins["flags: eager"])
+    assert max(ends["kernels"], ends["flags: eager"]) <= begins["loop"]
+    assert ends["loop"] <= begins["plan"]
+
+
+def test_one_word_asks_for_all_blocks_of_a_kind(gpu: dict[str, Any], tmp_path: Path) -> None:
+    known = gpu["blocks"](tmp_path)
+    asked = [name for name in known if gpu["is_asked"](name, ["flags", "plan"])]
+    assert {"flags: eager", "flags: qk_norm", "plan"} <= set(asked)
+    assert all(name == "plan" or name.startswith("flags: ") for name in asked)
+
+
+def test_the_lines_to_classify_have_three_labels(gpu: dict[str, Any], tmp_path: Path) -> None:
+    gpu["write_lines"](tmp_path / "lines.jsonl", each=20)
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    assert Counter(line["label"] for line in lines) == {"import": 20, "def": 20, "return": 20}
+    assert all(line["text"].strip() for line in lines)
