@@ -132,7 +132,7 @@ def compares_pairs(model: Any) -> bool:
 def load_fine_tuned(
     name_or_path: str, tasks: Iterable[type[Task]], *, settings: Mapping[str, Any], trust_remote_code: bool = False
 ) -> tuple[Any, Task]:
-    """Load a model that was fine-tuned for one of these types of task, and its task.
+    """Load a model that was fine-tuned for one of these types of task, in float32, and its task.
 
     `settings` are those that its run saved; empty if there are none.
 
@@ -149,7 +149,7 @@ def load_fine_tuned(
             f"--model_name_or_path {name_or_path}: two of its classes are named {repeated[0]!r}; rename one in the "
             "id2label of config.json"
         )
-    model, missing = _load_with_head(name_or_path, task, trust_remote_code=trust_remote_code)
+    model, missing = _load_with_head(name_or_path, task, dtype=torch.float32, trust_remote_code=trust_remote_code)
     if missing:
         raise UserError(f"--model_name_or_path {name_or_path}: weights are missing: {sorted(missing)}")
     return model, task.of_config(model.config, settings)

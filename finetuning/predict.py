@@ -131,7 +131,9 @@ class Predictor:
         if is_table:
             return self._of_table(path)
         text = read_text(path)
-        texts = text.removesuffix("\n").split("\n") if text else []
+        if not text.strip():
+            raise UserError(f"{path} is empty: name a file that holds a text in each line")
+        texts = text.removesuffix("\n").split("\n")
         self.task.refuse_tagged(map(str.split, texts), path)
         return self._of_lines(texts, path)
 

@@ -162,10 +162,11 @@ def table_of_results(results: dict[str, Any], *, splits: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def warn_of_majority(results: dict[str, Any], *, weigh_classes: bool) -> str | None:
+def warn_of_majority(results: dict[str, Any], *, num_labels: int, weigh_classes: bool) -> str | None:
     """A warning if no score of the validation data beats its baseline.
 
-    A perfect score cannot be beaten: there, the data have a single answer.
+    A perfect score cannot be beaten: there, the data have a single answer. The macro F1 has to beat a guess, too: among
+    all ways to guess, one that knows the shares of the classes has the highest, 1 / their number, on average.
 
     Args:
         weigh_classes: name `--class_weights balanced` as a way out.
@@ -173,6 +174,8 @@ def warn_of_majority(results: dict[str, Any], *, weigh_classes: bool) -> str | N
     start = "eval_majority_"
     names = [key.removeprefix(start) for key in results if key.startswith(start) and not key.endswith("_sd")]
     scores = {name: (results[f"eval_{name}"], results[start + name]) for name in names}
+    if "f1_macro" in scores and "accuracy" in scores:
+        scores["f1_macro"] = (scores["f1_macro"][0], max(scores["f1_macro"][1], 1 / num_labels))
     for name, (score, baseline) in scores.items():
         if score < baseline or score == 0 if name == "mse" else score > baseline or score == 1:
             return None

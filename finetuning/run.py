@@ -129,7 +129,8 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> d
     if is_main:
         print(table_of_results(results, splits=[split for split in ("eval", "test") if f"{split}_loss" in results]))
         has_classes = data.task.problem_type in ("single_label_classification", "token_classification")
-        warning = warn_of_majority(results, weigh_classes=has_classes and arguments.class_weights == "none")
+        weigh_classes = has_classes and arguments.class_weights == "none"
+        warning = warn_of_majority(results, num_labels=len(data.task.label_names), weigh_classes=weigh_classes)
         if warning is not None:
             print(warning)
         seeds = arguments.seeds or []

@@ -88,8 +88,10 @@ class TokenTask(Task):
 
     def refuse_tagged(self, rows: Iterable[Sequence[str]], source: str) -> None:
         """Raise if a text or table holds CoNLL columns: each word with its tag would be tagged as a text."""
-        tags = {cells[-1] if len(cells) > 1 else "" for cells in rows if cells}
-        if len(tags) > 1 and tags <= self.label_ids.keys():
+        kept = [cells for cells in rows if cells]
+        tags = {cells[-1] if len(cells) > 1 else "" for cells in kept}
+        are_alike = len(kept) > 1 and len({len(cells) for cells in kept}) == 1  # as columns are, and texts seldom
+        if tags <= self.label_ids.keys() and (len(tags) > 1 or (are_alike and tags == {"O"})):
             raise UserError(
                 f"{source}: every line ends with a tag of the model, as in CoNLL columns; name such a file .conll"
             )

@@ -64,6 +64,7 @@ class Subject:
     Attributes:
         kind: `fill-mask`, `tagging` or `classification`. window: the most tokens that it takes at once.
         takes_pairs: its input is two texts, which the visitor writes on two lines.
+        overlap: tokens that neighbouring windows share; None: a quarter of them.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Subject:
     tokenizer: Any
     window: int
     takes_pairs: bool = False
+    overlap: int | None = None
 
 
 def load_subject(source: str, *, name: str | None = None, trust_remote_code: bool = False) -> Subject:
@@ -92,33 +94,30 @@ def load_subject(source: str, *, name: str | None = None, trust_remote_code: boo
         raise ValueError(
             f"{source} holds a {own or 'model without a head'}; the page shows {', '.join(_KINDS.values())}"
         )
+    options = {"trust_remote_code": trust_remote_code, "use_safetensors": True, "dtype": torch.float32}
     # Only eager attention returns its weights.
-    model = getattr(transformers, f"AutoModel{ending}").from_pretrained(
-        source,
-        trust_remote_code=trust_remote_code,
-        use_safetensors=True,
-        attn_implementation="eager",
-        dtype=torch.float32,
-    )
+    model = getattr(transformers, f"AutoModel{ending}").from_pretrained(source, attn_implementation="eager", **options)
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     if ending == "ForMaskedLM" and tokenizer.mask_token is None:
         raise ValueError(f"the tokenizer of {source} has no mask token, so there is no blank to fill")
-    window = min(_LONGEST, tokenizer.model_max_length, config.max_position_embeddings - 2)
+    settings, positions = _settings_of(source), getattr(config, "max_position_embeddings", None) or 0
+    window = min(_LONGEST, tokenizer.model_max_length, settings.get("max_seq_length") or _LONGEST)
+    window = min(window, positions - 2) if positions > 2 else window  # XLNet has -1, T5 none
+    takes_pairs = getattr(config, "compare_pairs", False) or settings.get("text_pair_column") is not None
+    overlap = settings.get("window_overlap", 0 if _KINDS[ending] == "classification" else None)
     title = name or source.rstrip("/").split("/")[-1]
-    return Subject(title, _KINDS[ending], model.eval(), tokenizer, window, _takes_pairs(source, config))
+    return Subject(title, _KINDS[ending], model.eval(), tokenizer, window, takes_pairs, overlap)
 
 
-def _takes_pairs(source: str, config: Any) -> bool:
-    """Whether a model was fine-tuned on pairs of texts, by its configuration or by what its run saved."""
+def _settings_of(source: str) -> dict[str, Any]:
+    """What a model's fine-tuning run saved; nothing if it is not one of ours."""
     import transformers
 
-    if getattr(config, "compare_pairs", False):
-        return True
     try:
         path = transformers.utils.cached_file(source, "finetuning_settings.json")
-        return json.loads(Path(str(path)).read_text(encoding="utf-8")).get("text_pair_column") is not None
-    except (OSError, ValueError, AttributeError):  # no such file, or not one of ours
-        return False
+        return dict(json.loads(Path(str(path)).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def texts_of(subject: Subject, text: str) -> list[str]:
@@ -158,7 +157,7 @@ def windows_of(subject: Subject, text: str) -> list[dict[str, Any]]:
         *texts,
         truncation=longer,
         max_length=subject.window,
-        stride=subject.window // 4,
+        stride=subject.window // 4 if subject.overlap is None else subject.overlap,
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
@@ -297,15 +296,14 @@ def _is_mark(character: str) -> bool:
 
 
 def classify(subject: Subject, text: str) -> dict[str, float]:
-    """Label -> probability, or value for a regression; for a long text the mean over its windows."""
-    windows = windows_of(subject, text)
-    logits = torch.stack([_logits(subject, window) for window in windows])
+    """Label -> probability, or value for a regression; for a long text by the mean logits of its windows."""
+    logits = torch.stack([_logits(subject, window) for window in windows_of(subject, text)]).mean(0)
     kind = getattr(subject.model.config, "problem_type", None)
     if kind == "multi_label_classification":
         logits = logits.sigmoid()
     elif kind == "single_label_classification" or (kind is None and logits.shape[-1] > 1):
         logits = logits.softmax(-1)
-    return {subject.model.config.id2label[index]: float(value) for index, value in enumerate(logits.mean(0))}
+    return {subject.model.config.id2label[index]: float(value) for index, value in enumerate(logits)}
 
 
 @torch.no_grad()
@@ -316,17 +314,20 @@ def attention(subject: Subject, text: str, layer: int, head: int) -> tuple[list[
         BadInputError: there is no such layer or head.
     """
     config = subject.model.config
-    for name, value, number in (("layer", layer, config.num_hidden_layers), ("head", head, config.num_attention_heads)):
+    heads = getattr(config, "num_attention_heads", 1)  # FNet has none
+    for name, value, number in (("layer", layer, config.num_hidden_layers), ("head", head, heads)):
         if not isinstance(value, (int, float)) or not 1 <= value <= number:
             raise BadInputError(f"There is no {name} {value}: the model has {number}.")
     texts, window = texts_of(subject, text), windows_of(subject, text)[0]
     tokens = subject.tokenizer.convert_ids_to_tokens(window["input_ids"][:_SHOWN])
-    found = subject.model(**_inputs(window, _SHOWN), output_attentions=True).attentions
+    found = (subject.model(**_inputs(window, _SHOWN), output_attentions=True).attentions or [None])[int(layer) - 1 :]
+    if not found or getattr(found[0], "shape", ())[-2:] != (len(tokens), len(tokens)):
+        raise BadInputError("This model does not show whom its tokens attend to.")
     names = []
     for token, side, (start, end) in zip(tokens, window["sides"], window["offsets"], strict=False):
         piece = "" if side is None else texts[side][start:end]
         names.append(token if side is None else piece.strip() or repr(piece or " "))
-    return names, found[int(layer) - 1][0, int(head) - 1]
+    return names, found[0][0, int(head) - 1]
 
 
 def draw_attention(tokens: list[str], weights_TT: torch.Tensor) -> str:
@@ -479,12 +480,11 @@ def _build_view(gr: Any, subject: Subject) -> None:
         config = subject.model.config
         with gr.Row():
             layer = gr.Slider(1, config.num_hidden_layers, value=1, step=1, label="Layer")
-            head = gr.Slider(1, config.num_attention_heads, value=1, step=1, label="Head")
+            head = gr.Slider(1, getattr(config, "num_attention_heads", 1), value=1, step=1, label="Head")
         gr.Markdown(f"How much each token (row) attends to each other (column); the first {_SHOWN} tokens.")
 
         def look(given: str, layer: int, head: int) -> str:
-            # The view above shows what is wrong with the text.
-            return _said(lambda: draw_attention(*attention(subject, given, layer, head)), "")[0]
+            return "".join(_said(lambda: draw_attention(*attention(subject, given, layer, head)), ""))
 
         picture = gr.HTML(look(example, 1, 1), elem_id=f"attention-{subject.kind}")
         # A moving slider takes many values; only the last one counts.

@@ -138,8 +138,7 @@ def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:
     lines = [f"{count} random documents, shortened, as the tokenizer gives them back:"] if count else []
     for number in chosen:
         decoded = str(tokenizer.decode(corpus.document(number)[:_SHOWN_CHARACTERS].tolist()))
-        # WordPiece marks the pieces that continue a word.
-        text = " ".join(decoded.split()).replace(" ##", "")
+        text = " ".join(decoded.split())
         shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
         lines.append(f"  {number + 1:>10,}  {shown}")
     return lines

@@ -130,7 +130,8 @@ def prefetch(
 ) -> Generator[Any, None, None]:
     """Yield `load(start), …, load(stop - 1)` in this order, prefetched.
 
-    Without workers, `load` runs in a thread of this process. An error in `load` is raised when its step is due.
+    Without workers, `load` runs in a thread of this process; so it does in a process of a pool, which may have none of
+    its own. An error in `load` is raised when its step is due.
 
     Args:
         timeout: seconds after which a worker process that makes no batch is an error; 0: never.
@@ -138,7 +139,9 @@ def prefetch(
     Raises:
         UserError: a worker process has ended, or made no batch in time.
     """
-    return _from_thread(load, start, stop) if workers == 0 else _from_processes(load, start, stop, workers, timeout)
+    if workers == 0 or multiprocessing.current_process().daemon:
+        return _from_thread(load, start, stop)
+    return _from_processes(load, start, stop, workers, timeout)
 
 
 def _from_thread(load: Callable[[int], Any], start: int, stop: int) -> Generator[Any, None, None]:

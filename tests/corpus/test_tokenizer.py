@@ -77,6 +77,10 @@ def test_wordpiece_is_berts(tokenizers: dict[str, PreTrainedTokenizerFast]) -> N
     assert tokens[0] == "Return"
     assert [token for token in tokens if token in {"'", "-", ".", "[UNK]"}] == ["'", "[UNK]", "-", "."]
     assert words.replace("\0", "").startswith("Returntheiterable's")
+    ids = tokenizers["wordpiece"]("Return the iterable in another dictionary").input_ids
+    decoded = tokenizers["wordpiece"].decode(ids, skip_special_tokens=True)
+    assert decoded == "Return the iterable in another dictionary"
+    assert len(ids) > 2 + len(decoded.split())
 
 
 def test_unigrams_letters_are_the_same_in_whatever_order_the_trainer_numbers_them() -> None:

@@ -246,6 +246,7 @@ def test_mean_and_deviation_by_hand() -> None:
     [
         ({"accuracy": 0.98, "f1_macro": 0.49}, {"accuracy": 0.98, "f1_macro": 0.49}, True),
         ({"accuracy": 0.90, "f1_macro": 0.70}, {"accuracy": 0.98, "f1_macro": 0.49}, False),  # classes were weighted
+        ({"accuracy": 0.57, "f1_macro": 0.46}, {"accuracy": 0.75, "f1_macro": 0.43}, True),  # a guess has 0.5
         ({"accuracy": 1.0}, {"accuracy": 1.0}, False),  # the data have one class
         ({"f1": 0.0, "accuracy": 0.8}, {"f1": 0.0, "accuracy": 0.8}, True),
         ({"mse": 2.1}, {"mse": 2.0}, True),
@@ -257,13 +258,13 @@ def test_a_model_that_beats_no_baseline_is_named(
 ) -> None:
     results = {f"eval_{name}": value for name, value in scores.items()}
     results |= {f"eval_majority_{name}": value for name, value in baselines.items()}
-    warning = warn_of_majority(mean_and_deviation([results, results]), weigh_classes=True)
+    warning = warn_of_majority(mean_and_deviation([results, results]), num_labels=2, weigh_classes=True)
     assert (warning is not None) == warns
     if warning is not None:
         constant = "the mean of the training labels" if "mse" in scores else "the most frequent answer"
         assert f"no better than always {constant} (" in warning
         assert "--class_weights balanced" in warning
-        assert "--class_weights" not in str(warn_of_majority(results, weigh_classes=False))
+        assert "--class_weights" not in str(warn_of_majority(results, num_labels=2, weigh_classes=False))
 
 
 # The loss ------------------------------------------------------------------------------------------------------------

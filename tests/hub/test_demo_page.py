@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 import urllib.request
 from pathlib import Path
 
@@ -233,6 +234,32 @@ def test_a_model_of_pairs_takes_two_lines(changes, tmp_path):
     for text, message in (("the river", "Write two texts"), ("a\nb\nc", "Write two"), (f"{LONG}\n{LONG}", "Both")):
         with pytest.raises(BadInputError, match=message):
             classify(tested, text)
+
+
+def test_a_long_text_is_read_as_the_model_was_trained(tmp_path):
+    """In the windows that its run saved; the classes' scores are averaged before they become probabilities."""
+    folder = save(tmp_path / "m", "ForSequenceClassification", num_labels=3)
+    tested = load_subject(str(folder))
+    assert tested.overlap == 0
+    (folder / "finetuning_settings.json").write_text('{"max_seq_length": 12, "window_overlap": 3}')
+    tested = load_subject(str(folder))
+    assert (tested.window, tested.overlap) == (12, 3)
+    windows = windows_of(tested, LONG)
+    assert {len(window["input_ids"]) for window in windows[:-1]} == {12}
+    assert windows[0]["input_ids"][-4:-1] == windows[1]["input_ids"][1:4]
+    with torch.no_grad():
+        logits = [tested.model(torch.tensor([window["input_ids"]])).logits[0] for window in windows]
+    wanted = torch.stack(logits).mean(0).softmax(-1)
+    assert list(classify(tested, LONG).values()) == pytest.approx(wanted.tolist())
+
+
+@pytest.mark.parametrize("shown", [None, (), (torch.zeros(1, 2, 4, 9),)], ids=["none", "empty", "of a window"])
+def test_a_model_that_shows_no_attention_has_a_page_all_the_same(shown):
+    tested = subject("ForMaskedLM")
+    answers = types.SimpleNamespace(attentions=shown)
+    tested.model.forward = lambda **inputs: answers
+    with pytest.raises(BadInputError, match="does not show whom its tokens attend to"):
+        attention(tested, "the river is long", 1, 1)
 
 
 def test_attention_is_the_models_and_escaped():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 from safetensors.torch import load_file, save_file
 from warm_python import WarmPython
 
@@ -322,3 +323,31 @@ def test_a_model_that_answers_no_numbers(
         run(lambda: predict.main(["--model_name_or_path", str(broken), "--input", str(tmp_path / "a.txt")]))
     assert stopped.value.code == 2
     assert "its answers are not finite" in capfd.readouterr().err
+
+
+def test_a_folder_in_half_precision_is_computed_in_float32(tuned: dict[str, Path], tmp_path: Path) -> None:
+    """As on the model's page; answers of a regression would have two or three digits."""
+    half = shutil.copytree(tuned["sequence"], tmp_path / "half")
+    load_file, save_file = safetensors.torch.load_file, safetensors.torch.save_file
+    weights = {name: x.bfloat16() for name, x in load_file(half / "model.safetensors").items()}
+    save_file(weights, half / "model.safetensors", metadata={"format": "pt"})
+    (half / "config.json").write_text((half / "config.json").read_text().replace('"float32"', '"bfloat16"'))
+    whole = shutil.copytree(tuned["sequence"], tmp_path / "whole")
+    save_file({name: x.float() for name, x in weights.items()}, whole / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "a.txt").write_text("a great film\nan awful film of two hours\n", encoding="utf-8")
+    found = [
+        predictions(folder, "--input", str(tmp_path / "a.txt"), output=tmp_path / "o.jsonl") for folder in (half, whole)
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_column_of_nothing_but_o_is_a_column(tuned: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Google O\nhired O\nAnna O\n\nShe O\nlives O\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"as in CoNLL columns; name such a file \.conll"):
+        predictions(tuned["token"], "--input", str(tmp_path / "a.txt"), output=tmp_path / "o.jsonl")
+
+
+def test_a_file_without_a_text_is_named(tuned: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"a\.txt is empty: name a file that holds a text in each line"):
+        predictions(tuned["sequence"], "--input", str(tmp_path / "a.txt"), output=tmp_path / "o.jsonl")

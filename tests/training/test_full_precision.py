@@ -9,6 +9,7 @@ import pytest
 import torch
 from finetuning_helpers import make_checkpoint, write_entities, write_sentiment
 from pretraining_helpers import flags, settings
+from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -79,3 +80,22 @@ def test_the_test_sees_half_precision(prepared: Path, tmp_path: Path, monkeypatc
     )
     with pytest.raises(AssertionError, match="bfloat16"), RefuseHalfPrecision():
         run_steps(prepared, tmp_path / "run", config="tiny")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_program_with_another_default_type_trains_the_same_model(
+    dtype: torch.dtype, prepared: Path, tmp_path: Path
+) -> None:
+    wanted = {"config": "nano", "max_steps": 2, "save_steps": 1, "mixed_precision": "no"}
+    run_steps(prepared, tmp_path / "float32", **wanted)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        run_steps(prepared, tmp_path / "other", **{**wanted, "max_steps": 1})
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(before)
+    run_steps(prepared, tmp_path / "other", resume_from_checkpoint="latest", **wanted)
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("float32", "other"))
+    assert {x.dtype for x in other.values()} == {torch.float32}
+    assert one.keys() == other.keys()

@@ -106,3 +106,13 @@ def test_an_error_of_a_worker_is_no_lost_worker() -> None:
         if child not in before:
             child.join(timeout=60)
             assert not child.is_alive(), f"the end of the program would wait for it; {kept}"
+
+
+def batches_in_this_process(_: object) -> list[int]:
+    return list(prefetch(abs, 0, 5, workers=2, timeout=60))
+
+
+def test_a_process_of_a_pool_makes_its_batches_itself() -> None:
+    """It may have no processes of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(batches_in_this_process, [None]) == [[0, 1, 2, 3, 4]]

@@ -19,8 +19,10 @@ def test_a_card_lists_settings_of_the_optimizer_that_was_used(optimizer):
 
 
 def test_a_list_that_a_phase_empties_is_on_the_card():
-    facts = _by_phase([{"corpus": ["a", "b"], "corpus_weights": [0.9, 0.1]}, {"corpus": ["c"]}])
+    facts = _by_phase([{"corpus": ["a", "b"], "corpus_weights": [0.9, 0.1]}, {"corpus": ["c"]}], absent=[])
     assert facts["phase 2"] == {"corpus": ["c"], "corpus_weights": []}
+    facts = _by_phase([{"a": {"tokens": 1}, "b": {"tokens": 2}}, {"b": {"tokens": 2}}], absent="not used")
+    assert facts["phase 2"] == {"a": "not used"}
 
 
 @pytest.mark.parametrize(

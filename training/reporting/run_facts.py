@@ -107,8 +107,10 @@ def facts_of_run(
     evaluation, upto = _evaluation_of(state), phase + 1
     return {
         "name": output_dir.resolve().name,
-        "corpus": _by_phase([mixture.facts() for mixture in run.mixtures[:upto]]),
-        "hyperparameters": _by_phase([_card_values(phase.arguments, run.teacher) for phase in run.phases[:upto]]),
+        "corpus": _by_phase([mixture.facts() for mixture in run.mixtures[:upto]], absent="not used"),
+        "hyperparameters": _by_phase(
+            [_card_values(phase.arguments, run.teacher) for phase in run.phases[:upto]], absent=[]
+        ),  # an empty list is left out of the facts
         "recipe": recipe,
         "base_model": run.base_model,
         "steps": state.step,
@@ -125,13 +127,13 @@ def facts_of_run(
     }
 
 
-def _by_phase(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first phase's facts, and what changes in each later one."""
+def _by_phase(facts: Sequence[dict[str, Any]], *, absent: Any) -> dict[str, Any]:
+    """The first phase's facts, and what changes in each later one; `absent` for what it does not have any more."""
     shown = dict(facts[0])
     for number in range(1, len(facts)):
         before, here = facts[number - 1], facts[number]
         changed = {key: value for key, value in here.items() if before.get(key) != value}
-        changed |= {key: [] for key in before if key not in here}  # an empty list is left out of the facts
+        changed |= {key: absent for key in before if key not in here}
         if changed:
             shown[f"phase {number + 1}"] = changed
     return shown
