@@ -3,16 +3,19 @@
 import contextlib
 import math
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from transformers import TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
+from ..modeling.evaluation_mode import evaluation_mode
 from ..utils.device import choose_precision, find_device
-from ..utils.errors import UserError, as_user_errors
+from ..utils.errors import UserError, as_user_errors, first_line
 from ..utils.files import WriteCard, disk_errors, give_usual_permissions, remove_written
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
@@ -169,15 +172,17 @@ class FinetuningRun:
         max_seq_length = check_max_seq_length(arguments.max_seq_length, self.model, tokenizer)
         self.maker = WindowMaker(tokenizer, max_seq_length=max_seq_length, overlap=overlap)
         self.windows = {split: self.task.windows(examples, self.maker) for split, examples in self.splits.items()}
-        num_tokens = sum(len(window.input_ids) for window in self.windows["train"])
-        self.training = self._training_arguments(num_tokens)
-        self._check_warmup()
         self.collator = make_collator(
             self.model,
             tokenizer,
             per_token=self.task.per_token,
             packing=arguments.packing == "auto",
         )
+        if arguments.mixed_precision == "auto" and self.precision == "bf16" and not self._computes_in_bf16():
+            self.precision = "no"
+        num_tokens = sum(len(window.input_ids) for window in self.windows["train"])
+        self.training = self._training_arguments(num_tokens)
+        self._check_warmup()
         self.best_metric = _best_metric(arguments, self.task)
         validation = self.splits["validation"]
         scores = self.task.metrics(self.task.blank_logits(validation), validation)
@@ -185,6 +190,21 @@ class FinetuningRun:
         scores = {name: score for name, score in scores.items() if not name.startswith("majority_")}
         if self.best_metric[0] not in scores:
             raise UserError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
+
+    def _computes_in_bf16(self) -> bool:
+        """Whether the model computes a batch of two windows under autocast. DeBERTa, for one, does not."""
+        if self.model.config.model_type == "clozebert":
+            return True
+        batch = self.collator(self.windows["train"][:2])
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        try:
+            with evaluation_mode(self.model), torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                self.model(**inputs)
+        except RuntimeError as error:
+            reason = f"{self.model.config.model_type} models do not compute in bf16 ({first_line(error)})"
+            warnings.warn(f"mixed_precision=auto is float32 here: {reason}", stacklevel=2)
+            return False
+        return True
 
     def _training_arguments(self, num_tokens: int) -> TrainingArguments:
         """Trainer's arguments: the flags, and defaults that depend on the size of data and model."""

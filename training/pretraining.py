@@ -15,7 +15,7 @@ from .arguments import PretrainingArguments
 from .checks import less_memory
 from .loop import Pretraining
 from .runtime.flash_attention import flash_attention
-from .runtime.machine import deterministic, in_float32
+from .runtime.machine import accelerators_kept, deterministic, in_float32
 from .runtime.processes import lost_processes
 from .runtime.signals import StopRequest
 
@@ -53,6 +53,7 @@ def pretrain(
         disk_errors(Path(arguments.output_dir), way_out=way_out),
         memory_errors(less_memory(arguments)),
         in_float32(),
+        accelerators_kept(),
         deterministic(arguments.full_determinism),
         flash_attention(arguments.flash_attention, find_device(use_cpu=arguments.use_cpu)),
         discarding_indices() if arguments.dry_run else contextlib.nullcontext(),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 import shutil
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
 from clozebert.finetuning import data as finetuning_data
@@ -25,7 +27,7 @@ from clozebert.utils.errors import UserError
 from clozebert.utils.locks import lock_folder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from finetuning_helpers import arguments_of, write_json_lines, write_sentiment
+from finetuning_helpers import arguments_of, make_tokenizer, write_json_lines, write_sentiment
 
 # What a run leaves
 
@@ -447,3 +449,19 @@ def test_small_numbers_keep_their_digits(models: dict[str, str], tmp_path: Path)
     finetune(arguments_of("single", (path, path), models["bert"], tmp_path / "o", max_steps=1))
     lines = (tmp_path / "o" / "eval_predictions.jsonl").read_text().splitlines()
     assert all(1e-10 < abs(json.loads(line)["value"]) < 1e-6 for line in lines)
+
+
+def test_a_model_that_does_not_compute_in_bf16_is_trained_in_float32(
+    data: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clozebert.finetuning.run.choose_precision", lambda wanted, device: "bf16")
+    tokenizer = make_tokenizer("wordpiece", token_types=False)
+    config = transformers.DebertaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.DebertaForMaskedLM(config).save_pretrained(tmp_path / "deberta")
+    tokenizer.save_pretrained(tmp_path / "deberta")
+    arguments = arguments_of("single", data["single"], str(tmp_path / "deberta"), tmp_path / "o", max_steps=2)
+    with pytest.warns(UserWarning, match="mixed_precision=auto is float32 here: deberta models do not compute in bf16"):
+        results = finetune(dataclasses.replace(arguments, mixed_precision="auto"))
+    assert math.isfinite(results["eval_loss"])

@@ -6,10 +6,14 @@ import sysconfig
 import accelerate
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from pretraining_helpers import model_config, settings
 from torch.nn.parallel import DistributedDataParallel
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
 from clozebert.modeling import window_attention
+from clozebert.training import PretrainingArguments, pretrain
 from clozebert.training.runtime import machine
 from clozebert.training.runtime.machine import make_accelerator
 from clozebert.training.runtime.watchdog import SECONDS_TO_SAVE
@@ -136,3 +140,14 @@ def test_a_number_of_the_environment_does_not_divide_the_gradient(monkeypatch):
     """A launcher may set it for its own loop; ours accumulates by itself."""
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     assert make_accelerator(mixed_precision="no", use_cpu=True).gradient_accumulation_steps == 1
+
+
+def test_an_accelerator_of_the_calling_program_keeps_its_precision(prepared, tmp_path):
+    AcceleratorState._reset_state()
+    mine = Accelerator(mixed_precision="bf16", cpu=True)
+    flags = settings(prepared, output_dir=str(tmp_path / "o"), max_steps=1, warmup_steps=0)
+    pretrain(PretrainingArguments(**flags), model_config())
+    assert mine.mixed_precision == "bf16"
+    with mine.autocast():
+        assert torch.nn.Linear(4, 4)(torch.ones(2, 4)).dtype == torch.bfloat16
+    AcceleratorState._reset_state()
