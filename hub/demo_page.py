@@ -64,7 +64,7 @@ class Subject:
     Attributes:
         kind: `fill-mask`, `tagging` or `classification`. window: the most tokens that it takes at once.
         takes_pairs: its input is two texts, which the visitor writes on two lines.
-        overlap: tokens that neighbouring windows share; None: a quarter of them.
+        overlap: tokens that neighbouring windows share.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Subject:
     tokenizer: Any
     window: int
     takes_pairs: bool = False
-    overlap: int | None = None
+    overlap: int = 0
 
 
 def load_subject(source: str, *, name: str | None = None, trust_remote_code: bool = False) -> Subject:
@@ -87,24 +87,25 @@ def load_subject(source: str, *, name: str | None = None, trust_remote_code: boo
     """
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    trusted = {"trust_remote_code": trust_remote_code}
+    config = transformers.AutoConfig.from_pretrained(source, **trusted)
     own = (config.architectures or [""])[0]
     ending = next((ending for ending in _KINDS if own.endswith(ending)), None)
     if ending is None:
-        raise ValueError(
-            f"{source} holds a {own or 'model without a head'}; the page shows {', '.join(_KINDS.values())}"
-        )
-    options = {"trust_remote_code": trust_remote_code, "use_safetensors": True, "dtype": torch.float32}
+        has = own or "model without a head"
+        raise ValueError(f"{source} holds a {has}; the page shows {', '.join(_KINDS.values())}")
     # Only eager attention returns its weights.
-    model = getattr(transformers, f"AutoModel{ending}").from_pretrained(source, attn_implementation="eager", **options)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    options = {"attn_implementation": "eager", "use_safetensors": True, "dtype": torch.float32}
+    model = getattr(transformers, f"AutoModel{ending}").from_pretrained(source, **options, **trusted)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, **trusted)
     if ending == "ForMaskedLM" and tokenizer.mask_token is None:
         raise ValueError(f"the tokenizer of {source} has no mask token, so there is no blank to fill")
     settings, positions = _settings_of(source), getattr(config, "max_position_embeddings", None) or 0
-    window = min(_LONGEST, tokenizer.model_max_length, settings.get("max_seq_length") or _LONGEST)
-    window = min(window, positions - 2) if positions > 2 else window  # XLNet has -1, T5 none
+    limits = (tokenizer.model_max_length, settings.get("max_seq_length"), max(0, positions - 2))
+    window = min(_LONGEST, *filter(None, limits))  # XLNet has -1 positions, T5 none
     takes_pairs = getattr(config, "compare_pairs", False) or settings.get("text_pair_column") is not None
-    overlap = settings.get("window_overlap", 0 if _KINDS[ending] == "classification" else None)
+    overlap = 0 if _KINDS[ending] == "classification" else window // 4
+    overlap = min(window // 2, settings.get("window_overlap", overlap))  # the run's own windows may be longer
     title = name or source.rstrip("/").split("/")[-1]
     return Subject(title, _KINDS[ending], model.eval(), tokenizer, window, takes_pairs, overlap)
 
@@ -157,7 +158,7 @@ def windows_of(subject: Subject, text: str) -> list[dict[str, Any]]:
         *texts,
         truncation=longer,
         max_length=subject.window,
-        stride=subject.window // 4 if subject.overlap is None else subject.overlap,
+        stride=subject.overlap,
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
         return_special_tokens_mask=True,
@@ -183,8 +184,7 @@ def _logits(subject: Subject, window: dict[str, Any]) -> torch.Tensor:
 
 def _inputs(window: dict[str, Any], longest: int | None = None) -> dict[str, torch.Tensor]:
     """The model's inputs: the first `longest` tokens of a window, or all."""
-    names = [name for name in ("input_ids", "token_type_ids") if name in window]
-    return {name: torch.tensor([window[name][:longest]]) for name in names}
+    return {name: torch.tensor([window[name][:longest]]) for name in ("input_ids", "token_type_ids") if name in window}
 
 
 def fill_mask(subject: Subject, text: str) -> list[list[tuple[str, float]]]:

@@ -80,7 +80,7 @@ def test_each_batch_of_mixed_documents_is_padded_to_one_length():
 
 
 def test_the_gpu_program_runs_rows_that_exist(tmp_path):
-    blocks = [commands for name, commands in gpu.blocks(tmp_path).items() if name.startswith("peers")]
+    blocks = [block.commands for name, block in gpu.blocks(tmp_path).items() if name.startswith("peers")]
     rows = [word for commands in blocks for command in commands for word in command.words[-1:]]
     assert rows == [row.name for row in speed.ROWS if row.device == "cuda"]
 
