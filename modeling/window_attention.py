@@ -66,7 +66,7 @@ def _forward(
     """The output and, for the gradient, log2 of the sums of exponentiated scores, float32 [H, N]."""
     q_NHK, k_NGK, v_NGK = (_with_plain_vectors(x) for x in (q_NHK, k_NGK, v_NGK))
     tokens, heads, size = q_NHK.shape
-    out_NHK, log_HN = _empty_outputs(q_NHK)
+    out_NHK, log_HN = empty_outputs(q_NHK)
     _launch(
         "forward", heads, tokens, window, size,
         (q_NHK, k_NGK, v_NGK, document_N, out_NHK, log_HN),
@@ -75,7 +75,8 @@ def _forward(
     return out_NHK, log_HN
 
 
-def _empty_outputs(q_NHK: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def empty_outputs(q_NHK: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for an output and for its log sums, float32. Shape: [N, H, K] -> the same, [H, N]."""
     return q_NHK.new_empty(q_NHK.shape), q_NHK.new_empty((q_NHK.shape[1], q_NHK.shape[0]), dtype=torch.float32)
 
 
@@ -90,14 +91,15 @@ def _backward(
     window: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of q, k and v, in their shapes."""
-    grads = _empty_gradients(grad_NHK, q_NHK, k_NGK, v_NGK)
+    grads = empty_gradients(grad_NHK, q_NHK, k_NGK, v_NGK)
     _write_gradients(grads, grad_NHK, (q_NHK, k_NGK, v_NGK), out_NHK, log_HN, document_N, window)
     return grads
 
 
-def _empty_gradients(
+def empty_gradients(
     grad_NHK: Any, q_NHK: Any, k_NGK: Any, v_NGK: Any, *others: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Room for the gradients of q, k and v, in their shapes."""
     return q_NHK.new_empty(q_NHK.shape), k_NGK.new_empty(k_NGK.shape), v_NGK.new_empty(v_NGK.shape)
 
 
@@ -183,8 +185,8 @@ def define(name: str, function: Any, fake: Any, *, gradient: tuple[Any, Any] | N
         operator.register_autograd(gradient[0], setup_context=gradient[1])
 
 
-define("window_attention", _forward, _empty_outputs, gradient=(_backward_of, _save))
-define("window_attention_backward", _backward, _empty_gradients)
+define("window_attention", _forward, empty_outputs, gradient=(_backward_of, _save))
+define("window_attention_backward", _backward, empty_gradients)
 define("window_attention_backward_joined", _backward_joined, lambda grad_NHK, *inputs: empty_joined(*inputs))
 
 
@@ -207,4 +209,11 @@ def _strides(*tensors: torch.Tensor) -> list[int]:
     return [stride for x in tensors for stride in x.stride()[:2]]
 
 
-__all__ = ["define", "empty_joined", "has_window_kernel", "window_attention"]
+__all__ = [
+    "define",
+    "empty_gradients",
+    "empty_joined",
+    "empty_outputs",
+    "has_window_kernel",
+    "window_attention",
+]

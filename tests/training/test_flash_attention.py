@@ -158,3 +158,9 @@ def test_without_the_package_the_way_out_is_named(monkeypatch: pytest.MonkeyPatc
     message = r"flash_attention='FA4': .* cannot be loaded .*; pip install flash-attn-4, or leave it out"
     with pytest.raises(UserError, match=message):
         flash_attention("FA4", on_a_gpu(monkeypatch)).__enter__()
+
+
+def test_a_release_without_the_functions_is_refused(package: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", types.ModuleType("flash_attn.cute.interface"))
+    with pytest.raises(UserError, match=r"cannot be loaded \(.*_flash_attn_fwd.*\)"):
+        flash_attention("FA4", package).__enter__()

@@ -16,7 +16,7 @@ import torch
 
 from ...modeling.attention import ALL_ATTENTION_FUNCTIONS
 from ...modeling.packed_attention import PackedPlan, varlen_attention
-from ...modeling.window_attention import define
+from ...modeling.window_attention import define, empty_gradients, empty_outputs
 from ...utils.errors import UserError
 
 _CAPABILITIES = (9, 10)  # compute capabilities that it is for, by their first number
@@ -50,7 +50,9 @@ def _load(asked: str, device: torch.device) -> None:
         raise UserError(f"{asked} needs a GPU of compute capability {wanted}, and this is {here}; leave it out")
     try:
         _kernels = importlib.import_module("flash_attn.cute.interface")
-    except (ImportError, RuntimeError, ValueError) as error:
+        # Private, so another release may not have them.
+        _ = _kernels._flash_attn_fwd, _kernels._flash_attn_bwd
+    except (ImportError, AttributeError, RuntimeError, ValueError) as error:
         reason = f"the package flash-attn-4 cannot be loaded ({error})"
         raise UserError(f"{asked}: {reason}; pip install flash-attn-4, or leave it out") from error
 
@@ -94,10 +96,6 @@ def _forward(
     return found[0], found[1]
 
 
-def _empty_outputs(q_RHK: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return q_RHK.new_empty(q_RHK.shape), q_RHK.new_empty((q_RHK.shape[1], q_RHK.shape[0]), dtype=torch.float32)
-
-
 def _backward(
     grad_RHK: torch.Tensor,
     q_RHK: torch.Tensor,
@@ -110,18 +108,12 @@ def _backward(
     longest: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of q, k and v, in their shapes."""
-    dq_RHK, dk_NGK, dv_NGK = grads = _empty_gradients(grad_RHK, q_RHK, k_NGK, v_NGK)
+    dq_RHK, dk_NGK, dv_NGK = grads = empty_gradients(grad_RHK, q_RHK, k_NGK, v_NGK)
     _kernels._flash_attn_bwd(
         q_RHK, k_NGK, v_NGK, out_RHK, grad_RHK.contiguous(), log_HR, dq=dq_RHK, dk=dk_NGK, dv=dv_NGK,
         deterministic=torch.are_deterministic_algorithms_enabled(), **_documents(bounds_of_queries, bounds, longest),
     )  # fmt: skip
     return grads
-
-
-def _empty_gradients(
-    grad_RHK: Any, q_RHK: Any, k_NGK: Any, v_NGK: Any, *others: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return q_RHK.new_empty(q_RHK.shape), k_NGK.new_empty(k_NGK.shape), v_NGK.new_empty(v_NGK.shape)
 
 
 def _documents(bounds_of_queries: torch.Tensor, bounds: torch.Tensor, longest: int) -> dict[str, Any]:
@@ -142,5 +134,5 @@ def _backward_of(ctx: Any, grad_RHK: torch.Tensor, grad_log_HR: Any) -> tuple[An
     return *grads, None, None, None
 
 
-define("flash_attention", _forward, _empty_outputs, gradient=(_backward_of, _save))
-define("flash_attention_backward", _backward, _empty_gradients)
+define("flash_attention", _forward, empty_outputs, gradient=(_backward_of, _save))
+define("flash_attention_backward", _backward, empty_gradients)
