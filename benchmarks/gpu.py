@@ -45,9 +45,11 @@ FLAGS = {
     "adamw": ["--optimizer", "adamw"],
     "residual in bf16": ["--bf16_residual", "true"],
     "FlashAttention 4": ["--flash_attention", "FA4"],
+    "FlashAttention 4, residual in bf16": ["--flash_attention", "FA4", "--bf16_residual", "true"],
     "attention dropout": ["--attention_probs_dropout_prob", "0.1"],
     "gradient checkpointing": ["--gradient_checkpointing", "true"],
 }
+PROFILES = ("eager", "default", "residual in bf16", "FlashAttention 4", "FlashAttention 4, residual in bf16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,28 +95,34 @@ def blocks(folder: Path) -> dict[str, Block]:
             Command("tokenizer", [*tokenize, "--output_dir", tokenizer]),
             Command("corpus", [*prepare, tokenizer, "--output_dir", corpus]),
         ]),
-        "kernels": Block([Command("kernels", [*PYTEST, "-m", "gpu", "tests/modeling"])]),
+        "kernels": Block([Command("kernels", [*PYTEST, "-n", "4", "-m", "gpu", "tests/modeling"])]),
         "suite": Block([Command("suite", suite, hides_cuda=True)]),
         "model": Block(life_of_a_model(folder, [*pretrain, *run])),
     }  # fmt: skip
-    for name, more in FLAGS.items():
-        if "--flash_attention" in more and not find_spec("flash_attn"):
-            continue
-        known[f"flags: {name}"] = Block([Command(name, [*pretrain, *dry, *more])])
-    measured = {
-        "profile": [Command("profile", [str(HERE / "gpu.py"), "--profile"])],
-        "loop": [
-            Command(name, [*pretrain, *run, *FLAGS[name], "--output_dir", str(folder / name)])
-            for name in ("eager", "default", "adamw", "residual in bf16")
-        ],
-        "plan": [Command("plan", plan)],
-        "fsdp": [Command("fsdp", [*sharded, "--output_dir", str(folder / "fsdp")])],
-        "peers modernbert": [Command("modernbert", [*speed, "gpu-train-modernbert"])],
-        "peers bert": [Command("bert", [*speed, "gpu-train-bert"])],
-        "peers mixed": [Command("mixed", [*speed, "gpu-train-mixed"])],
-        "peers encode": [Command("encode", [*speed, "gpu-encode-mixed"])],
-    }
-    return known | {name: Block(commands, measures=True) for name, commands in measured.items()}
+    known |= {f"flags: {name}": Block([Command(name, [*pretrain, *dry, *more])]) for name, more in FLAGS.items()}
+    measured = (
+        {f"profile: {name}": [Command(name, [str(HERE / "gpu.py"), "--profile", name])] for name in PROFILES}
+        | {
+            f"loop: {name}": [Command(name, [*pretrain, *run, *FLAGS[name], "--output_dir", str(folder / name)])]
+            for name in ("eager", "default", "adamw", *PROFILES[2:])
+        }
+        | {
+            "plan": [Command("plan", plan)],
+            "fsdp": [Command("fsdp", [*sharded, "--output_dir", str(folder / "fsdp")])],
+            "peers modernbert": [Command("modernbert", [*speed, "gpu-train-modernbert"])],
+            "peers bert": [Command("bert", [*speed, "gpu-train-bert"])],
+            "peers mixed": [Command("mixed", [*speed, "gpu-train-mixed"])],
+            "peers encode": [Command("encode", [*speed, "gpu-encode-mixed"])],
+        }
+    )
+    known |= {name: Block(commands, measures=True) for name, commands in measured.items()}
+    has_package = find_spec("flash_attn") and find_spec("flash_attn.cute")
+    return {name: block for name, block in known.items() if has_package or not uses_package(name)}
+
+
+def uses_package(block: str) -> bool:
+    """Whether a block needs flash-attn-4."""
+    return "--flash_attention" in FLAGS.get(block.partition(": ")[2], [])
 
 
 def life_of_a_model(folder: Path, pretrain: list[str]) -> list[Command]:
@@ -145,7 +153,8 @@ def write_lines(path: Path, each: int = 500) -> None:
 
 
 def run_block(name: str, block: Block, environment: dict[str, str]) -> dict[str, Any]:
-    """Run a block; returns its status, seconds and the end of each command's output. Kills it after the time limit."""
+    """Run a block; returns the status and seconds of each command, and figures if it measures. Kills it after the time
+    limit. It keeps the end of the output of a command that failed or gave no figures."""
     begun, found = time.monotonic(), {}
     for command in block.commands:
         left = LIMIT - (time.monotonic() - begun)
@@ -161,10 +170,12 @@ def run_block(name: str, block: Block, environment: dict[str, str]) -> dict[str,
             status, said = done.returncode, done.stdout
         except subprocess.TimeoutExpired as error:
             status, said = 124, error.stdout.decode() if isinstance(error.stdout, bytes) else str(error.stdout or "")
-        found[command.name] = {
-            "status": status, "seconds": round(time.monotonic() - started, 1), "said": said[-8000:], **figures_in(said)
-        }  # fmt: skip
-        print(f"{name}: {command.name}: status {status}, {found[command.name]['seconds']} s", flush=True)
+        figures = figures_in(said) if block.measures else {}
+        facts = {"status": status, "seconds": round(time.monotonic() - started, 1), **figures}
+        if status or (block.measures and not figures):
+            facts["said"] = said[-8000:]
+        found[command.name] = facts
+        print(f"{name}: {command.name}: status {status}, {facts['seconds']} s", flush=True)
     return found
 
 
@@ -183,10 +194,11 @@ def run_blocks(blocks: dict[str, Block], environment: dict[str, str]) -> Iterato
             yield name, run_block(name, block, environment)
 
 
-def figures_in(said: str) -> dict[str, float]:
-    """The last loss that a program printed, and its tokens/s: for a training loop the median over log intervals (the
-    first includes compilation), for a plan its figure."""
-    found = {}
+def figures_in(said: str) -> dict[str, Any]:
+    """What a program measured: a JSON object that it printed; or the last loss of a training loop and its tokens/s, the
+    median over log intervals (the first includes compilation); or the tokens/s of a plan."""
+    if found := json_in(said):
+        return found
     if losses := re.findall(r"^step \d+, loss ([^\s,]+)", said, re.MULTILINE):
         found["loss"] = float(losses[-1])
     # The loop prints four digits: 3195 or 3.462e+05.
@@ -205,62 +217,68 @@ def json_in(said: str) -> dict[str, Any]:
     return {}
 
 
-def profile() -> None:
-    """Print the milliseconds of a training step by kind of kernel, compiled and eager, and the peak memory, as JSON."""
+def profile(way: str) -> None:
+    """Print the milliseconds of a training step, all and by kind of kernel, and the peak memory, as JSON."""
     import torch
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
     from clozebert import ClozeBertConfig, ClozeBertForMaskedLM
     from clozebert.modeling.packed import Packed
+    from clozebert.training.runtime.flash_attention import flash_attention
     from clozebert.training.runtime.machine import compile_model
 
-    device, found = torch.device("cuda"), {}
-    for way in ("compiled", "eager"):
-        torch.manual_seed(0)
-        model = ClozeBertForMaskedLM(ClozeBertConfig.from_name("modernbert-base")).to(device).train()
-        if way == "compiled":
-            compile_model(model, device)
-        tokens = 48 * 1024
-        ids = torch.randint(5, 50_000, (1, tokens), device=device)
-        chosen = torch.randperm(tokens, device=device)[: tokens * 3 // 10].sort().values
-        packed = Packed.from_lengths([1024] * 48, device)
-        items = torch.tensor(float(len(chosen)), device=device)
-        batch = {"input_ids": ids, "packed": packed, "masked_positions": chosen, "labels": ids[0, chosen]}
-        torch.cuda.reset_peak_memory_stats()
+    device, flags = torch.device("cuda"), FLAGS[way]
+    torch.manual_seed(0)
+    model = ClozeBertForMaskedLM(ClozeBertConfig.from_name("modernbert-base")).to(device).train()
+    if "--bf16_residual" in flags:
+        model.model.residual_dtype = torch.bfloat16
+    if "--torch_compile" not in flags:
+        compile_model(model, device)
+    tokens = 48 * 1024
+    ids = torch.randint(5, 50_000, (1, tokens), device=device)
+    chosen = torch.randperm(tokens, device=device)[: tokens * 3 // 10].sort().values
+    packed = Packed.from_lengths([1024] * 48, device)
+    items = torch.tensor(float(len(chosen)), device=device)
+    batch: dict[str, Any] = {
+        "input_ids": ids, "packed": packed, "masked_positions": chosen, "labels": ids[0, chosen]
+    }  # fmt: skip
 
-        def step(model: Any = model, batch: Any = batch, items: Any = items) -> None:
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                loss = model(**batch, num_items_in_batch=items, loss_only=True).loss
-            loss.backward()
-            model.zero_grad()
+    def step() -> Any:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(**batch, num_items_in_batch=items, loss_only=True).loss
+        loss.backward()
+        model.zero_grad()
+        return loss
 
-        begun = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        first = time.perf_counter() - begun
-        for _ in range(3):
-            step()
+    def turn(steps: int = 10) -> float:
+        """Milliseconds of a step."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        for _ in range(10):
+        for _ in range(steps):
             step()
         end.record()
         torch.cuda.synchronize()
-        milliseconds = start.elapsed_time(end) / 10
+        return float(start.elapsed_time(end)) / steps
+
+    with flash_attention("FA4" if "--flash_attention" in flags else None, device):
+        begun = time.perf_counter()
+        loss = step().item()
+        first = time.perf_counter() - begun
+        turn(3)
+        torch.cuda.reset_peak_memory_stats()
+        milliseconds = statistics.median(turn() for _ in range(3))
         with profiled(activities=[ProfilerActivity.CUDA]) as trace:
             step()
             torch.cuda.synchronize()
-        parts: dict[str, float] = {}
-        for event in trace.key_averages():
-            kind = kind_of(event.key)
-            parts[kind] = parts.get(kind, 0.0) + event.self_device_time_total / 1e3
-        found[way] = {
-            "milliseconds": milliseconds, "tokens_per_second": 1e3 * tokens / milliseconds, "first_step_seconds": first,
-            "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "parts": parts,
-        }  # fmt: skip
-        del model, batch
-        torch.cuda.empty_cache()
+    parts: dict[str, float] = {}
+    for event in trace.key_averages():
+        kind = kind_of(event.key)
+        parts[kind] = parts.get(kind, 0.0) + event.self_device_time_total / 1e3
+    found = {
+        "milliseconds": milliseconds, "tokens_per_second": 1e3 * tokens / milliseconds, "loss": loss,
+        "first_step_seconds": first, "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "parts": parts,
+    }  # fmt: skip
     # On a new line: the program that reads this gets what libraries write to stderr in the same stream.
     print(f"\n{json.dumps(found)}", flush=True)
 
@@ -281,25 +299,28 @@ def tables(results: dict[str, Any]) -> list[str]:
     machine = results["machine"]
     lines = [f"Measured on {machine['gpu']}, torch {machine['torch']}, transformers {machine['transformers']}.", ""]
     lines += ["| block | command | status | seconds | tokens/s | loss |", "| --- | --- | --- | --- | --- | --- |"]
-    failed = []
+    failed, profiles = [], []
     for block, commands in results["blocks"].items():
         for name, facts in commands.items():
             speed = f"{facts['tokens_per_second']:,.0f}" if "tokens_per_second" in facts else ""
-            cells = (block, name, facts["status"], facts["seconds"], speed, facts.get("loss", ""))
+            loss = f"{facts['loss']:.5g}" if "loss" in facts else ""
+            cells = (block, name, facts["status"], facts["seconds"], speed, loss)
             lines.append(f"| {' | '.join(map(str, cells))} |")
             if facts["status"]:
                 failed.append((block, name, facts["said"].strip().splitlines()[-1:] or [""]))
-    said = results["blocks"].get("profile", {}).get("profile", {})
-    if said and said["status"] == 0 and not json_in(said["said"]):
-        failed.append(("profile", "profile", ["no figures in what it printed"]))
-    elif said and said["status"] == 0:
-        lines += ["", "| step of 48 x 1,024 | ms | tokens/s | first step, s | peak, GiB | by kind of kernel, ms |",
-                  "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
-        for way, step in json_in(said["said"]).items():
-            longest = sorted(step["parts"].items(), key=lambda item: -item[1])
-            parts = ", ".join(f"{kind} {value:.1f}" for kind, value in longest)
-            speed, first, peak = step["tokens_per_second"], step["first_step_seconds"], step["peak_gib"]
-            lines.append(f"| {way} | {step['milliseconds']:.1f} | {speed:,.0f} | {first:.0f} | {peak:.2f} | {parts} |")
+            elif block.startswith("profile") and "parts" in facts:
+                profiles.append((name, facts))
+            elif block.startswith("profile"):
+                failed.append((block, name, ["no figures in what it printed"]))
+    if profiles:
+        lines += ["", "| step of 48 x 1,024 | ms | tokens/s | loss | first, s | peak, GiB | by kind of kernel, ms |",
+                  "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for name, step in profiles:
+        longest = sorted(step["parts"].items(), key=lambda item: -item[1])
+        parts = ", ".join(f"{kind} {value:.1f}" for kind, value in longest)
+        cells = (name, f"{step['milliseconds']:.1f}", f"{step['tokens_per_second']:,.0f}", f"{step['loss']:.5f}",
+                 f"{step['first_step_seconds']:.0f}", f"{step['peak_gib']:.2f}", parts)  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "What failed:", ""]
     lines += [f"- {block}, {name}: `{last[0][:200]}`" for block, name, last in failed] or ["- nothing"]
     return lines
@@ -323,10 +344,10 @@ def main() -> None:
     parser.add_argument("--blocks", nargs="+", help="only these; `corpus` comes before all that train")
     parser.add_argument("--list", action="store_true", help="print the blocks and their commands, and run nothing")
     parser.add_argument("--folder", type=Path, help="for corpora and runs (default: a temporary one)")
-    parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--profile", choices=PROFILES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.profile:
-        profile()
+        profile(arguments.profile)
         return
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="clozebert-gpu-"))
     known = blocks(folder)

@@ -31,13 +31,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from sides import Setting, take_turns
 from speed_table import draw, put, render
+from transformers.utils import is_flash_attn_2_available
 
 HERE = Path(__file__).parent
 EWT = HERE.parent.parent / "shared" / "data" / "tok_ud_english_ewt" / "en_ewt-ud-train.conllu"
@@ -115,7 +115,7 @@ def measure(row: Row, batches: Path, setting: Setting) -> dict[str, Any]:
     keeps = row.figure != "memory"  # memory from building the model would be kept
     ours["keep_memory"] = keeps
     specifications = {"ours": {**common, **ours}}
-    attentions = tuple(name for name in row.attentions if "flash" not in name or find_spec("flash_attn"))
+    attentions = tuple(name for name in row.attentions if "flash" not in name or is_flash_attn_2_available())
     if setting.float32 and row.work == "train" and row.batches == "sentences":
         # One attention only: all sides keep their memory, 12 GB each with padding. In bf16 sdpa was the fastest.
         attentions = ("sdpa",)

@@ -3,6 +3,8 @@
 import json
 import os
 import runpy
+import subprocess
+import sys
 import types
 from collections import Counter
 from pathlib import Path
@@ -37,24 +39,43 @@ def test_figures_are_the_last_loss_and_the_median_interval(
 
 def test_a_profile_is_read_among_warnings(gpu: dict[str, Any]) -> None:
     step = {
-        "milliseconds": 142.0, "tokens_per_second": 346_140.8, "first_step_seconds": 47.0, "peak_gib": 20.5,
-        "parts": {"matmuls": 60.0},
+        "milliseconds": 142.0, "tokens_per_second": 346_140.8, "loss": 10.99710, "first_step_seconds": 47.0,
+        "peak_gib": 20.5, "parts": {"norms": 10.0, "matmuls": 60.0},
     }  # fmt: skip
-    said = f"[W1] before\n{json.dumps({'compiled': step})}\n[rank0]: {{}} destroy_process_group was not called\n"
-    assert gpu["json_in"](said) == {"compiled": step}
+    said = f"[W1] before\n{json.dumps(step)}\n[rank0]: {{}} destroy_process_group was not called\n"
+    assert gpu["figures_in"](said) == step
 
     def page(said: str) -> str:
-        profile = {"status": 0, "seconds": 60.0, "said": said}
+        default = {"status": 0, "seconds": 60.0, **gpu["figures_in"](said)}
         machine = {"gpu": "a GPU", "torch": "2.11", "transformers": "5.17"}
-        return "\n".join(gpu["tables"]({"machine": machine, "blocks": {"profile": {"profile": profile}}}))
+        return "\n".join(gpu["tables"]({"machine": machine, "blocks": {"profile: default": {"default": default}}}))
 
-    assert "| compiled | 142.0 | 346,141 | 47 | 20.50 | matmuls 60.0 |" in page(said)
-    assert "profile, profile: `no figures in what it printed`" in page("nothing\n")
+    assert "| profile: default | default | 0 | 60.0 | 346,141 | 10.997 |" in page(said)
+    assert "| default | 142.0 | 346,141 | 10.99710 | 47 | 20.50 | matmuls 60.0, norms 10.0 |" in page(said)
+    assert "profile: default, default: `no figures in what it printed`" in page("nothing\n")
+
+
+def test_the_end_of_what_failed_is_kept(gpu: dict[str, Any]) -> None:
+    said = "print('step 2, loss 9.5, tokens_per_second 100'); "
+    commands = [gpu["Command"]("good", ["-c", said]), gpu["Command"]("bad", ["-c", f"{said}raise SystemExit('why')"])]
+    found = gpu["run_block"]("loop", gpu["Block"](commands, measures=True), dict(os.environ))
+    assert {**found["good"], "seconds": 0} == {"status": 0, "seconds": 0, "loss": 9.5, "tokens_per_second": 100}
+    assert found["bad"]["status"] == 1
+    assert found["bad"]["said"].endswith("why\n")
+    check = gpu["run_block"]("flags", gpu["Block"](commands[:1]), dict(os.environ))
+    assert set(check["good"]) == {"status", "seconds"}
+
+
+def test_the_page_holds_the_kept_results(gpu: dict[str, Any]) -> None:
+    results = json.loads(gpu["RESULTS"].read_text(encoding="utf-8"))
+    page = gpu["PAGE"].read_text(encoding="utf-8")
+    assert "\n".join(gpu["tables"](results)) in page
 
 
 def test_what_measures_runs_alone_after_the_corpus_and_all_checks(gpu: dict[str, Any]) -> None:
-    say_when = ["-c", "import time; print(time.time()); time.sleep(0.2); print(time.time())"]
-    commands = [gpu["Command"]("when", say_when)]
+    # The output of what failed is kept.
+    say_when = "import time; print(time.time()); time.sleep(0.2); print(time.time()); raise SystemExit(1)"
+    commands = [gpu["Command"]("when", ["-c", say_when])]
     names = {"loop": True, "flags: eager": False, "corpus": False, "kernels": False, "plan": True}
     blocks = {name: gpu["Block"](commands, measures=measures) for name, measures in names.items()}
     found = dict(gpu["run_blocks"](blocks, dict(os.environ)))
@@ -70,6 +91,23 @@ def test_one_word_asks_for_all_blocks_of_a_kind(gpu: dict[str, Any], tmp_path: P
     asked = [name for name in known if gpu["is_asked"](name, ["flags", "plan"])]
     assert {"flags: eager", "flags: qk_norm", "plan"} <= set(asked)
     assert all(name == "plan" or name.startswith("flags: ") for name in asked)
+
+
+def test_what_needs_flash_attn_4_is_left_out_without_it(gpu: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+    (tmp_path / "flash_attn" / "__init__.py").touch()
+    (tmp_path / "flash_attn" / "cute" / "__init__.py").touch()
+    wanted = {
+        f"{kind}: FlashAttention 4{more}"
+        for kind in ("flags", "profile", "loop")
+        for more in ("", ", residual in bf16")
+    }
+    listed = [sys.executable, str(PATH), "--list"]
+    for path, expected in ((tmp_path, wanted), (tmp_path / "none", set())):
+        said = subprocess.run(
+            listed, env={**os.environ, "PYTHONPATH": str(path)}, capture_output=True, text=True, check=True
+        )
+        assert wanted & set(said.stdout.splitlines()) == expected
 
 
 def test_the_lines_to_classify_have_three_labels(gpu: dict[str, Any], tmp_path: Path) -> None:
