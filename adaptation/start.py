@@ -15,6 +15,7 @@ from ..configuration import ClozeBertConfig
 from ..corpus.encoding import Encoder, split_encoded
 from ..corpus.readers.inputs import Reader
 from ..corpus.tokenizer import load_tokenizer, tokenizer_differences, tokenizer_facts
+from ..corpus.vocabulary.changes import EXTENDED, TRIMMED, NewVocabulary, check_algorithm, extend, trim
 from ..hub.convert import load_clozebert_masked_lm
 from ..hub.convert_config import config_from_native
 from ..hub.loading import find_folder, read_config
@@ -28,7 +29,6 @@ from ..utils.files import hash_model
 from ..utils.progress_bar import quiet
 from ..utils.tokenizer_files import save_tokenizer
 from .arguments import AdaptationArguments
-from .vocabulary import EXTENDED, TRIMMED, NewVocabulary, check_algorithm, extend, trim
 from .vocabulary_transfer import swap
 
 _SAMPLED_DOCUMENTS, _SAMPLED_CHARACTERS = 200, 1 << 20

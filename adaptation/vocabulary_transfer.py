@@ -10,9 +10,9 @@ import json
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from ..corpus.vocabulary.changes import NewVocabulary, read_spec, rebuild
+from ..corpus.vocabulary.merges import WORD_MARK
 from ..utils.errors import UserError
-from .merges import WORD_MARK
-from .vocabulary import NewVocabulary, read_spec, rebuild
 
 Form = tuple[bool, bytes]
 

@@ -27,12 +27,12 @@ import transformers
 from clozebert.adaptation.adapt import adapt
 from clozebert.adaptation.arguments import AdaptationArguments
 from clozebert.adaptation.start import make_start, open_source_model
-from clozebert.adaptation.vocabulary import extend
 from clozebert.configuration import ClozeBertConfig
 from clozebert.corpus import Corpus, Masking
 from clozebert.corpus.preparation.prepare import prepare
 from clozebert.corpus.readers.inputs import Reader
 from clozebert.corpus.tokenizer import load_tokenizer, train_tokenizer
+from clozebert.corpus.vocabulary.changes import extend
 from clozebert.hub.convert import from_native, save_native
 from clozebert.hub.loading import load_clozebert
 from clozebert.training.arguments import PretrainingArguments

@@ -6,6 +6,7 @@ What each file does, in the order in which text passes through them:
                     formats: the documents of a file (compression, binary_files, xml_texts)
                     tables: CSV, TSV, JSON, Parquet, datasets (delimited, json_records, columns)
     tokens          tokenizer: trains and loads; encoding: texts to ids and word starts
+    vocabulary/     changes: extends and trims a tokenizer; merges: what to add
     preparation/    pipeline: the flags; prepare: the work (duplicates, parallel, parts)
     on disk         shards: writes and reads a corpus (manifest, integrity, remote)
     batches         batches: the rows of a step (batch_size, packing, masking, mixtures, vocabulary_sample,

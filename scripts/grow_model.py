@@ -51,7 +51,8 @@ def main(argv: list[str] | None = None) -> None:
     from clozebert.hub.loading import find_folder
     from clozebert.hub.origin import facts_of_origin
     from clozebert.hub.processors import copy_beside
-    from clozebert.training.initialization.growth import grow, known_tokens
+    from clozebert.training.initialization.growth import grow
+    from clozebert.training.initialization.new_tokens import known_tokens
     from clozebert.utils.progress_bar import quiet
 
     check_place = partial(check_output_dir, arguments.output_dir, way_out="give another folder")

@@ -20,14 +20,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .arguments import PretrainingArguments
     from .evaluation import evaluate_masked_lm
-    from .initialization.growth import (
-        extend_positions,
-        extend_vocabulary,
-        grow,
-        grow_depth,
-        grow_width,
-        pseudo_perplexity,
-    )
+    from .initialization.growth import extend_positions, grow, grow_depth, grow_width
+    from .initialization.new_tokens import extend_vocabulary
+    from .initialization.pseudo_perplexity import pseudo_perplexity
     from .optimizers.optimizer import make_optimizer
     from .optimizers.schedules import learning_rate_factor
     from .pretraining import pretrain
@@ -36,14 +31,14 @@ _MODULE_OF_NAME = {
     "PretrainingArguments": "arguments",
     "evaluate_masked_lm": "evaluation",
     "extend_positions": "initialization.growth",
-    "extend_vocabulary": "initialization.growth",
+    "extend_vocabulary": "initialization.new_tokens",
     "grow": "initialization.growth",
     "grow_depth": "initialization.growth",
     "grow_width": "initialization.growth",
     "learning_rate_factor": "optimizers.schedules",
     "make_optimizer": "optimizers.optimizer",
     "pretrain": "pretraining",
-    "pseudo_perplexity": "initialization.growth",
+    "pseudo_perplexity": "initialization.pseudo_perplexity",
 }
 
 __all__ = [

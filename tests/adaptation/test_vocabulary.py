@@ -10,10 +10,10 @@ from small_models import NEW_WORDS, OLD_WORDS, make_tokenizer, new_documents, ol
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from clozebert.adaptation import vocabulary
 from clozebert.adaptation.start import open_source_model, used_ids
-from clozebert.adaptation.vocabulary import UNIGRAM_BONUS, NewVocabulary, extend, read_spec, trim
 from clozebert.corpus.tokenizer import make_id_tokenizer
+from clozebert.corpus.vocabulary import changes
+from clozebert.corpus.vocabulary.changes import UNIGRAM_BONUS, NewVocabulary, add_words, extend, read_spec, trim
 from clozebert.training.initialization.rebuilding import take_rows
 from clozebert.utils.errors import UserError
 
@@ -49,8 +49,8 @@ def with_padding_last(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizer
     order = [*range(1, len(tokenizer)), 0]
     number_of = {old: new for new, old in enumerate(order)}
     spec["model"]["vocab"] = {entry: number_of[old] for entry, old in spec["model"]["vocab"].items()}
-    vocabulary._renumber(spec, number_of)
-    return vocabulary.rebuild(tokenizer, spec)
+    changes._renumber(spec, number_of)
+    return changes.rebuild(tokenizer, spec)
 
 
 def with_suffixes() -> PreTrainedTokenizerFast:
@@ -104,6 +104,22 @@ def test_unigram_joins_neighbours_unless_two_cuts_score_the_same() -> None:
             difference = sum(scores[piece] for piece in now) - sum(scores[piece] for piece in before)
             assert abs(difference) <= UNIGRAM_BONUS * len(before)
     assert ties < 30
+
+
+def test_words_added_to_a_bpe_are_one_token_each_and_other_texts_join_neighbours_only() -> None:
+    old = make_tokenizer("bpe")
+    new = add_words(old, NEW_WORDS)
+    assert all(len(ids(new.tokenizer, f" {word}")) == 1 for word in NEW_WORDS)
+    for text in other_texts() + old_documents() + new_documents():
+        assert split_again(ids(new.tokenizer, text), new) == ids(old, text)
+
+
+def test_words_added_to_a_unigram_are_its_only_new_entries() -> None:
+    old = make_tokenizer("unigram")
+    words = [word for word in NEW_WORDS if len(ids(old, f" {word}")) > 1]
+    new = add_words(old, words)
+    assert len(new.tokenizer) == len(old) + len(words)
+    assert all(len(ids(new.tokenizer, f" {word}")) == 1 for word in words)
 
 
 def test_wordpiece_leaves_words_without_a_new_entry_alone() -> None:

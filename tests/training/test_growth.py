@@ -175,6 +175,48 @@ def test_a_word_that_the_tokenizer_writes_otherwise_is_known_already(word, entry
         extend_vocabulary(model, tokenizer, [word], texts=texts)
 
 
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+@pytest.mark.parametrize("behind", [False, True], ids=["", "a token behind the vocabulary"])
+def test_a_new_word_of_bpe_and_unigram_holds_its_space(algorithm, behind):
+    texts = ["the tide of the sea, the ride of a side", "any turn in a tunnel"] * 20
+    tokenizer = train_tokenizer(texts, algorithm=algorithm, vocab_size=400)
+    if behind:
+        tokenizer.add_special_tokens({"mask_token": "<cloze>"})
+    model = make(vocab_size=-(-len(tokenizer) // 64) * 64, mask_token_id=tokenizer.mask_token_id)
+    words = ["strident", "estuary", "IL-6", "New York"]
+    result = extend_vocabulary(model, tokenizer, words, texts=["the estuary of the sea", "a strident tide"])
+    new, old = result.tokenizer, tokenizer
+    assert new.mask_token_id == result.model.config.mask_token_id
+    assert new("<cloze>")["input_ids"] == [2, new.mask_token_id, 3] or not behind
+    weight, before = (m.get_input_embeddings().weight for m in (result.model, model))
+    assert torch.equal(weight[new.mask_token_id], before[old.mask_token_id])
+
+    def ids(cut, text):
+        return cut(text, add_special_tokens=False)["input_ids"]
+
+    for word in words[:2]:
+        (row,) = ids(new, f" {word}")
+        torch.testing.assert_close(weight[row], before[ids(old, f" {word}")].mean(dim=0), rtol=0, atol=1e-6)
+    # What the pre-tokenizer splits at spaces and signs is added beside the vocabulary.
+    for word in words[2:]:
+        assert new.convert_tokens_to_ids(word) in ids(new, f"of {word} or")
+    text = "the strident estuary of New York, IL-6"
+    assert new.decode(ids(new, text)) == text
+    for same in [*texts[:1], "stride", "est uary", "a ring: 12 <cloze>"]:
+        assert new.convert_ids_to_tokens(ids(new, same)) == old.convert_ids_to_tokens(ids(old, same))
+    assert result.before > 1
+    assert result.after > 1
+    with pytest.raises(ValueError, match=r"'estuary' \(as '.estuary'\), which the tokenizer has already"):
+        extend_vocabulary(result.model, new, ["estuary"], texts=texts)
+
+
+def test_a_word_that_is_an_entry_without_its_space_only_gets_one_with_it():
+    tokenizer = train_tokenizer(["the ride of a side"] * 20, algorithm="bpe", vocab_size=300)
+    assert "ide" in tokenizer.get_vocab()
+    result = extend_vocabulary(make(vocab_size=320), tokenizer, ["ide"], texts=["the ide"])
+    assert result.tokenizer.tokenize("the ide") == ["the", "Ġide"]
+
+
 def test_depth_repeats_layers_in_place():
     model = make("modernbert")
     result = grow_depth(model, 7, documents=DOCUMENTS)

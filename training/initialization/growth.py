@@ -13,165 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from tokenizers import AddedToken
 from torch.nn import functional as F
 
 from ...configuration.configuration_clozebert import ClozeBertConfig
 from ...modeling.modeling_clozebert import ClozeBertForMaskedLM
-from ...modeling.pseudo_likelihood import Documents, masked_log_likelihoods
+from ...modeling.pseudo_likelihood import Documents
 from ...utils.errors import UserError
 from ...utils.input_length import beginning_of
-from ...utils.progress_bar import StageBars
-from ..evaluation import perplexity
-from .initial_model import SPECIAL_TOKEN_IDS
-from .rebuilding import POSITION_TABLE, changed, model_with, take_layers, take_rows
+from .new_tokens import check_new_tokens, extend_vocabulary
+from .pseudo_perplexity import WarmStart, check_masked_lm, mask_token_of, measure
+from .rebuilding import POSITION_TABLE, changed, model_with, take_layers
 
-# Tokens of a text on which all tokens are masked one at a time: that work grows with the square of the length.
-_EXCERPT = 64
 _Size = int | None
-
-
-@dataclasses.dataclass(frozen=True)
-class WarmStart:
-    """A model made from another, and the pseudo-perplexities before and after.
-
-    Both are per token of the old tokenizer, so that they can be compared even if the new one splits the text into
-    fewer tokens.
-    """
-
-    model: ClozeBertForMaskedLM
-    before: float
-    after: float
-    tokenizer: Any = None
-
-    def __str__(self) -> str:
-        return f"pseudo-perplexity {self.before:.4g} before, {self.after:.4g} after"
-
-
-# Measuring
-
-
-def pseudo_perplexity(
-    model: ClozeBertForMaskedLM,
-    documents: Documents,
-    *,
-    positions_per_document: int = 32,
-    tokens_per_batch: int | None = None,
-    num_tokens: int | None = None,
-) -> float:
-    """exp(-(1/N) sum_t log p(x_t | x without x_t)) (Salazar et al. 2020): each token masked by itself in turn.
-
-    Args:
-        documents: token ids, special tokens included; those are never masked.
-        positions_per_document: mask at most this many tokens of a document, evenly spaced.
-        tokens_per_batch: of one forward pass; None: what suits the device.
-        num_tokens: mask all tokens, and divide by this number instead of theirs.
-
-    Raises:
-        UserError: the model's configuration has no mask token, or there is nothing to mask.
-    """
-    loss, count = _masked_loss(model, documents, None if num_tokens else positions_per_document, tokens_per_batch)
-    return perplexity(loss / (num_tokens or count))
-
-
-def _masked_loss(
-    model: ClozeBertForMaskedLM,
-    documents: Documents,
-    positions_per_document: int | None,
-    tokens_per_batch: int | None = None,
-) -> tuple[float, int]:
-    """The sum of -log p over the tokens that are masked one at a time, and their number."""
-    config = model.config
-    mask_token_id = _mask_token_of(config)
-    special = {getattr(config, name) for name in SPECIAL_TOKEN_IDS}
-    scores = masked_log_likelihoods(
-        model,
-        documents,
-        mask_token_id=mask_token_id,
-        never_masked=special - {None},
-        positions_per_document=positions_per_document,
-        tokens_per_batch=tokens_per_batch,
-        report=StageBars(unit=" tokens").begin("measuring"),
-    )
-    count = sum(map(len, scores))
-    if count == 0:
-        raise UserError("documents hold no token that could be masked: give some text")
-    return -sum(float(score.sum()) for score in scores), count
-
-
-def _mask_token_of(config: ClozeBertConfig) -> int:
-    if config.mask_token_id is None:
-        raise UserError(
-            "mask_token_id of the model's configuration is not set, and pseudo-perplexity masks tokens: "
-            "set model.config.mask_token_id = tokenizer.mask_token_id"
-        )
-    return config.mask_token_id
-
-
-def _report(old: ClozeBertForMaskedLM, new: ClozeBertForMaskedLM, documents: Documents) -> WarmStart:
-    return WarmStart(new, pseudo_perplexity(old, documents), pseudo_perplexity(new, documents))
-
-
-# Vocabulary
-
-
-def extend_vocabulary(
-    model: ClozeBertForMaskedLM, tokenizer: Any, new_tokens: Sequence[str], *, texts: Sequence[str]
-) -> WarmStart:
-    """Add tokens. The rows of each are initialised to the mean of the rows of its pieces in the old tokenizer.
-
-    Args:
-        tokenizer: the model's; a copy of it gets the tokens.
-        new_tokens: words or other strings that the tokenizer does not have. A word is not found inside other words:
-            `ring` does not change how "during" is split.
-        texts: pseudo-perplexity is measured on their first 64 tokens, per token of the old tokenizer.
-
-    Raises:
-        UserError: a token is known already, or is split into unknown tokens only.
-    """
-    _check_masked_lm(model)
-    pieces = _cut(tokenizer, new_tokens)
-    larger = copy.deepcopy(tokenizer)
-    # A token that begins and ends with a letter or a digit is a word, and is not found inside other words.
-    larger.add_tokens([AddedToken(token, single_word=token[0].isalnum() and token[-1].isalnum()) for token in pieces])
-    # A model may have more rows than its tokenizer has tokens; these rows are used first.
-    sources: list[list[int]] = [[row] for row in range(model.config.vocab_size)]
-    sources += [[] for _ in range(len(larger) - len(sources))]
-    for token, ids in pieces.items():
-        sources[larger.convert_tokens_to_ids(token)] = ids
-    new = take_rows(model, sources)
-    most = model.config.max_position_embeddings
-    # Both models must read the same text: the new tokenizer needs fewer tokens and would reach further.
-    excerpts = [text[: beginning_of(tokenizer, text, min(_EXCERPT, most))[1]] for text in texts]
-    old_documents, new_documents = (
-        [cut(text, truncation=True, max_length=most)["input_ids"] for text in excerpts] for cut in (tokenizer, larger)
-    )
-    loss, count = _masked_loss(model, old_documents, None)
-    after = pseudo_perplexity(new, new_documents, num_tokens=count)
-    return WarmStart(new, perplexity(loss / count), after, larger)
-
-
-def known_tokens(tokenizer: Any, tokens: Sequence[str]) -> dict[str, str]:
-    """Those of the tokens that the tokenizer has already, each with its entry: `river` may stand there as `Ġriver`."""
-    entries = tokenizer.get_vocab()
-    known = {token: token for token in tokens if token in entries}
-    for token in tokens:
-        for ids in tokenizer([token, f" {token}"], add_special_tokens=False)["input_ids"]:
-            if len(ids) == 1 and ids[0] != tokenizer.unk_token_id:
-                known.setdefault(token, tokenizer.convert_ids_to_tokens(ids[0]))
-    return known
-
-
-def _cut(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, list[int]]:
-    """The ids into which the old tokenizer splits each new token."""
-    if known := known_tokens(tokenizer, new_tokens):
-        names = ", ".join(repr(token) + f" (as {entry!r})" * (token != entry) for token, entry in known.items())
-        raise UserError(f"new_tokens holds {names}, which the tokenizer has already: leave them out")
-    cut = {token: tokenizer(token, add_special_tokens=False)["input_ids"] for token in new_tokens}
-    pieces = {token: [i for i in ids if i != tokenizer.unk_token_id] for token, ids in cut.items()}
-    if empty := ", ".join(repr(token) for token, ids in pieces.items() if not ids):
-        raise UserError(f"new_tokens holds {empty}, without any part that the tokenizer knows to begin from: leave out")
-    return pieces
 
 
 # Depth
@@ -186,11 +39,11 @@ def grow_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int, *, documents
     _check_depth(model, num_hidden_layers)
     old_layers = model.config.num_hidden_layers
     sources = [index * old_layers // num_hidden_layers for index in range(num_hidden_layers)]
-    return _report(model, take_layers(model, sources), documents)
+    return measure(model, take_layers(model, sources), documents)
 
 
 def _check_depth(model: ClozeBertForMaskedLM, num_hidden_layers: int) -> None:
-    _check_masked_lm(model)
+    check_masked_lm(model)
     old = model.config.num_hidden_layers
     if num_hidden_layers < old:
         raise UserError(f"num_hidden_layers={num_hidden_layers} is less than the model's {old}: grow only adds layers")
@@ -272,13 +125,13 @@ def grow_width(
             deviation = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
             tile = tile + noise * deviation * torch.randn(tile.shape, generator=generator).to(tile)
         tensors[name] = tile.to(tensor.dtype)
-    return _report(model, model_with(config, tensors), documents)
+    return measure(model, model_with(config, tensors), documents)
 
 
 def _check_width(
     model: ClozeBertForMaskedLM, hidden_size: _Size, num_attention_heads: _Size, intermediate_size: _Size, noise: float
 ) -> ClozeBertConfig:
-    _check_masked_lm(model)
+    check_masked_lm(model)
     if not 0 <= noise < float("inf"):
         raise UserError(f"noise={noise} must be at least 0 and finite")
     old = model.config
@@ -396,11 +249,11 @@ def extend_positions(
             table_PE[offset:].T[None].float(), size=max_position_embeddings, mode="linear", align_corners=True
         )
         tensors[POSITION_TABLE] = torch.cat([table_PE[:offset], longer[0].T.to(table_PE.dtype)])
-    return _report(model, model_with(changed(old, **changes), tensors), documents)
+    return measure(model, model_with(changed(old, **changes), tensors), documents)
 
 
 def _check_length(model: ClozeBertForMaskedLM, max_position_embeddings: int, rope_theta: float | None) -> None:
-    _check_masked_lm(model)
+    check_masked_lm(model)
     length, kind = model.config.max_position_embeddings, model.config.position_embedding_type
     if max_position_embeddings <= length:
         raise UserError(f"max_position_embeddings={max_position_embeddings} must exceed the model's {length}")
@@ -448,11 +301,11 @@ def grow(
     Raises:
         UserError: at the call, before any step: one of them is impossible, or there is nothing to do.
     """
-    _check_masked_lm(model)
-    _mask_token_of(model.config)
+    check_masked_lm(model)
+    mask_token_of(model.config)
     if rope_theta is not None and max_position_embeddings is None:
         raise UserError(f"rope_theta={rope_theta} goes with max_position_embeddings: give that too")
-    _cut(tokenizer, new_tokens)
+    check_new_tokens(tokenizer, new_tokens)
     sizes: dict[str, Any] = {
         "hidden_size": hidden_size, "num_attention_heads": num_attention_heads, "intermediate_size": intermediate_size
     }  # fmt: skip
@@ -489,8 +342,3 @@ def _take(
             tokenizer = copy.deepcopy(tokenizer)
             tokenizer.model_max_length = model.config.max_position_embeddings
         yield name, dataclasses.replace(result, tokenizer=tokenizer)
-
-
-def _check_masked_lm(model: Any) -> None:
-    if not isinstance(model, ClozeBertForMaskedLM):
-        raise UserError(f"a {type(model).__name__} was given: only a ClozeBertForMaskedLM can grow")

@@ -1,4 +1,4 @@
-"""Extends a tokenizer by entries learned from text, or trims it to the entries that are used.
+"""Extends a tokenizer by entries learned from text or by given words, or trims it to the entries that are used.
 
 Guarantees for any text:
 
@@ -17,16 +17,18 @@ finds only what its merges make, so it takes them in under their ids.
 
 import copy
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer
-from transformers import PreTrainedTokenizerFast
 
-from ..utils.errors import UserError
-from .merges import LearnedMerge, best_merges, count_words, learn_merges
+from ...utils.errors import UserError
+from .merges import LearnedMerge, best_merges, count_words, join_words, learn_merges, split_into_words
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 EXTENDED = ("BPE", "WordPiece", "Unigram")
 TRIMMED = (*EXTENDED, "WordLevel")
@@ -46,12 +48,12 @@ class NewVocabulary:
         merges: the merges that an extension learned.
     """
 
-    tokenizer: PreTrainedTokenizerFast
+    tokenizer: "PreTrainedTokenizerFast"
     sources: list[list[int]]
     merges: tuple[LearnedMerge, ...] = ()
 
 
-def check_algorithm(tokenizer: PreTrainedTokenizerFast, known: Collection[str], *, flag: str) -> str:
+def check_algorithm(tokenizer: "PreTrainedTokenizerFast", known: Collection[str], *, flag: str) -> str:
     """The tokenizer's algorithm.
 
     Raises:
@@ -63,15 +65,20 @@ def check_algorithm(tokenizer: PreTrainedTokenizerFast, known: Collection[str], 
     return algorithm
 
 
-def read_spec(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def read_spec(tokenizer: "PreTrainedTokenizerFast") -> dict[str, Any]:
     """The content of a tokenizer's tokenizer.json."""
     return json.loads(tokenizer.backend_tokenizer.to_str())
+
+
+def has_spaces_in_entries(tokenizer: Any) -> bool:
+    """Whether the entry of a word may hold the space before it: in BPE and Unigram."""
+    return getattr(tokenizer, "is_fast", False) and read_spec(tokenizer)["model"]["type"] in ("BPE", "Unigram")
 
 
 # Extending -----------------------------------------------------------------------------------------------------------
 
 
-def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int) -> NewVocabulary:
+def extend(tokenizer: "PreTrainedTokenizerFast", texts: Iterable[str], count: int) -> NewVocabulary:
     """Add at most `count` entries that shorten these texts; see the module for what stays the same.
 
     Raises:
@@ -80,8 +87,47 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
     if count < 1:
         raise UserError(f"extend_vocabulary={count} must be at least 1")
     algorithm = check_algorithm(tokenizer, EXTENDED, flag="extend_vocabulary")
+
+    def learn(plain: Tokenizer, **known: Any) -> list[LearnedMerge]:
+        words = count_words(plain, texts)
+        if algorithm == "BPE":
+            return learn_merges(words, count, **known)
+        return best_merges(learn_merges(words, int(count * _SURPLUS), **known), count)
+
+    new = _extended(tokenizer, learn)
+    if not new.merges:
+        raise UserError(f"extend_vocabulary={count}: nothing in the text occurs twice and is not an entry yet")
+    return new
+
+
+def add_words(tokenizer: "PreTrainedTokenizerFast", words: Sequence[str]) -> NewVocabulary:
+    """Add entries with which these words, after a space, are one token each.
+
+    Left as they are: words that the pre-tokenizer splits, words with unknown letters, and all words if the tokenizer is
+    neither a BPE nor a Unigram. In BPE, the steps to a word become entries, too.
+    """
+    if not has_spaces_in_entries(tokenizer):
+        return _unchanged(tokenizer)
+
+    algorithm = read_spec(tokenizer)["model"]["type"]
+
+    def learn(plain: Tokenizer, *, never_merged: frozenset[int], **known: Any) -> list[LearnedMerge]:
+        found = split_into_words(plain, [f" {word}" for word in words])
+        whole = [one[0] for one in found if len(one) == 1 and not never_merged.intersection(one[0])]
+        if algorithm == "BPE":
+            return join_words(whole, **known)
+        entries = {"".join(known["texts"][piece] for piece in word): word for word in whole}
+        new = entries.keys() - known["texts"].values()
+        return [LearnedMerge(word[0], word[-1], 0, text, word, 1) for text, word in entries.items() if text in new]
+
+    return _extended(tokenizer, learn)
+
+
+def _extended(tokenizer: "PreTrainedTokenizerFast", learn: Callable[..., list[LearnedMerge]]) -> NewVocabulary:
+    """A tokenizer with the entries that `learn` makes from the old tokenizer, of texts without special tokens."""
     spec = read_spec(tokenizer)
     model = spec["model"]
+    algorithm = model["type"]
     if algorithm == "BPE":
         for token in spec["added_tokens"]:
             model["vocab"].setdefault(token["content"], token["id"])
@@ -90,18 +136,17 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
     first_id = max(entries) + 1
     plain = Tokenizer.from_str(json.dumps({**spec, "padding": None, "truncation": None}))
     plain.encode_special_tokens = True
-    merges = learn_merges(
-        count_words(plain, texts),
-        count if algorithm == "BPE" else int(count * _SURPLUS),
+    merges = learn(
+        plain,
         texts={**entries, **{token["id"]: token["content"] for token in spec["added_tokens"]}},
         concatenate=_join_of(model),
         first_id=max([*entries, *behind]) + 1,
         never_merged=frozenset(_not_text(spec, entries)),
     )
-    if not merges:
-        raise UserError(f"extend_vocabulary={count}: nothing in the text occurs twice and is not an entry yet")
     if algorithm != "BPE":
-        merges = [merge._replace(merged=first_id + place) for place, merge in enumerate(best_merges(merges, count))]
+        merges = [merge._replace(merged=first_id + place) for place, merge in enumerate(merges)]
+    if not merges:
+        return _unchanged(tokenizer)
     if algorithm == "Unigram":
         _add_unigrams(model, merges)
     else:
@@ -112,6 +157,10 @@ def extend(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], count: int)
     sources = [[row] for row in range(first_id)]
     sources += [list(merge.pieces) for merge in merges] + [[row] for row in behind]
     return NewVocabulary(rebuild(tokenizer, spec), sources, tuple(merges))
+
+
+def _unchanged(tokenizer: "PreTrainedTokenizerFast") -> NewVocabulary:
+    return NewVocabulary(tokenizer, [[row] for row in range(len(tokenizer))])
 
 
 def _add_unigrams(model: dict[str, Any], merges: Iterable[LearnedMerge]) -> None:
@@ -159,7 +208,7 @@ def _numbered(old_ids: Iterable[int], *, first: int = 0) -> dict[int, int]:
 # Trimming ------------------------------------------------------------------------------------------------------------
 
 
-def trim(tokenizer: PreTrainedTokenizerFast, used: Collection[int]) -> NewVocabulary:
+def trim(tokenizer: "PreTrainedTokenizerFast", used: Collection[int]) -> NewVocabulary:
     """Drop the entries that are neither `used`, nor special, nor needed to build others; ids are renumbered.
 
     Args:
@@ -288,13 +337,15 @@ def _renumber_around(processor: dict[str, Any] | None, number_of: Mapping[int, i
 
 
 def rebuild(
-    tokenizer: PreTrainedTokenizerFast, spec: dict[str, Any], *, like: PreTrainedTokenizerFast | None = None
-) -> PreTrainedTokenizerFast:
+    tokenizer: "PreTrainedTokenizerFast", spec: dict[str, Any], *, like: "PreTrainedTokenizerFast | None" = None
+) -> "PreTrainedTokenizerFast":
     """A tokenizer with this specification and the special tokens of `tokenizer`.
 
     Args:
         like: the tokenizer from which the maximum length, inputs and sides are taken (default: `tokenizer`).
     """
+    from transformers import PreTrainedTokenizerFast
+
     like = like or tokenizer
     spec = {**copy.deepcopy(spec), "padding": None, "truncation": None}
     added = {

@@ -4,10 +4,11 @@ The old tokenizer first splits the words into pieces. Then the most frequent pai
 in byte-pair encoding (Sennrich et al. 2016), but starting from the old pieces instead of characters.
 """
 
+import functools
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -54,16 +55,20 @@ def count_words(tokenizer: Tokenizer, texts: Iterable[str]) -> Counter[Word]:
         characters += len(text)
         if characters > _MOST_CHARACTERS:
             break
-    marked = {i for token, i in tokenizer.get_vocab(with_added_tokens=False).items() if token.startswith(WORD_MARK)}
     words: Counter[Word] = Counter()
-    distinct = list(pieces)
-    for first in range(0, len(distinct), _BATCH):
-        batch = distinct[first : first + _BATCH]
-        for piece, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
-            for word in _words(encoding, marked):
-                if len(word) > 1:
-                    words[word] += pieces[piece]
+    for piece, found in zip(pieces, split_into_words(tokenizer, list(pieces)), strict=True):
+        for word in found:
+            if len(word) > 1:
+                words[word] += pieces[piece]
     return words
+
+
+def split_into_words(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[Word]]:
+    """The words of each text, as sequences of ids."""
+    marked = {i for token, i in tokenizer.get_vocab(with_added_tokens=False).items() if token.startswith(WORD_MARK)}
+    for first in range(0, len(texts), _BATCH):
+        for encoding in tokenizer.encode_batch(texts[first : first + _BATCH], add_special_tokens=False):
+            yield _words(encoding, marked)
 
 
 def _words(encoding: Encoding, marked: set[int]) -> list[Word]:
@@ -128,6 +133,40 @@ def learn_merges(
         for token in word:
             usage[token] += found
     return [LearnedMerge(*pair, merged, text_of[merged], pieces_of[merged], usage[merged]) for pair, merged in merges]
+
+
+def join_words(
+    words: Iterable[Word], *, texts: Mapping[int, str], concatenate: Callable[[str, str], str], first_id: int
+) -> list[LearnedMerge]:
+    """Merges that make one token of each word, as `learn_merges` makes them.
+
+    Neighbours are merged from the left. So a word that is split otherwise than before begins like a new one, unless
+    such a beginning is an entry already. A word that is itself an entry is left out.
+    """
+    text_of, taken = dict(texts), set(texts.values())
+    merges: dict[Pair, LearnedMerge] = {}
+    pieces_of: dict[int, Word] = {}
+    for word in words:
+        parts = list(word)
+        if functools.reduce(concatenate, (texts[part] for part in word)) in taken:
+            continue
+        while len(parts) > 1:
+            pairs = list(pairwise(parts))
+            known = [(merges[pair].merged, place) for place, pair in enumerate(pairs) if pair in merges]
+            if known:
+                merged, place = min(known)  # as BPE does: the oldest merge first
+            else:
+                made = [concatenate(text_of[left], text_of[right]) for left, right in pairs]
+                place = next((place for place, text in enumerate(made) if text not in taken), len(made))
+                if place == len(made):
+                    break
+                merged, (left, right) = first_id + len(merges), pairs[place]
+                taken.add(made[place])
+                text_of[merged] = made[place]
+                pieces_of[merged] = (*pieces_of.get(left, (left,)), *pieces_of.get(right, (right,)))
+                merges[left, right] = LearnedMerge(left, right, merged, made[place], pieces_of[merged], uses=1)
+            parts[place : place + 2] = [merged]
+    return list(merges.values())
 
 
 def _count_pairs(cut: list[list[int]], counts: list[int]) -> tuple[Counter[Pair], dict[Pair, set[int]]]:
