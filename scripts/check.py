@@ -10,10 +10,11 @@ The program prints what it compared. If files are damaged, it names each of them
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
-from clozebert.utils.errors import MissingFileError, UserError
+from clozebert.utils.errors import MissingFileError, UserError, as_user_errors
 from clozebert.utils.plurals import counted
 
 
@@ -91,11 +92,24 @@ def _read_model(folder: Path) -> tuple[list[str], int]:
     if not any(folder.glob("*.safetensors")):
         weight_files(folder)  # raises: there are no weights, or only a pickle, which is not read
     try:
-        read_config(folder)
+        rows = read_config(folder).get("vocab_size")
         tensor_types_in(folder)
-        return [], 1 + len(weight_files(folder))
+        return [], 1 + len(weight_files(folder)) + _read_tokenizer(folder / "tokenizer.json", rows)
     except UserError as error:
         return [str(error)], 0
+
+
+def _read_tokenizer(path: Path, rows: Any) -> int:
+    """How many files were read: none or one. `rows`: those of the model's embeddings."""
+    from tokenizers import Tokenizer
+
+    if not path.is_file():
+        return 0
+    with as_user_errors(Exception, about=f"{path} is no tokenizer"):  # the library has no type of its own
+        size = Tokenizer.from_file(str(path)).get_vocab_size()
+    if isinstance(rows, int) and size > rows:
+        raise UserError(f"{path} has {size} tokens, and the model {rows} rows: they do not belong together")
+    return 1
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import AutoModel
 
 from clozebert.scripts import check
@@ -20,9 +21,29 @@ def test_a_fine_tuned_model_is_no_damaged_run(tmp_path: Path, capsys: pytest.Cap
     (folder / "checkpoint-2" / "trainer_state.json").write_text('{"global_step": 2}')
     for one in (folder, folder / "checkpoint-2"):
         check.main([str(one)])
-        assert "2 files can be read; a model keeps no hashes" in capsys.readouterr().out
+        assert "3 files can be read; a model keeps no hashes" in capsys.readouterr().out
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
     with pytest.raises(UserError, match=r"a model, is damaged: .*model\.safetensors"):
+        check.main([str(folder)])
+
+
+def test_a_model_with_a_broken_or_a_larger_tokenizer_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(make_checkpoint(tmp_path / "m"))
+    rows = AutoModel.from_pretrained(folder).config.vocab_size
+    path = folder / "tokenizer.json"
+    for size in (rows, rows + 1):
+        Tokenizer(models.WordLevel({f"t{number}": number for number in range(size)}, unk_token="t0")).save(str(path))
+        if size == rows:
+            check.main([str(folder)])
+            assert "3 files can be read" in capsys.readouterr().out
+    with pytest.raises(
+        UserError, match=rf"damaged: \S*tokenizer.json has {rows + 1} tokens, and the model {rows} rows"
+    ):
+        check.main([str(folder)])
+    path.write_text("{")
+    with pytest.raises(UserError, match=r"a model, is damaged: \S*tokenizer\.json is no tokenizer: EOF"):
         check.main([str(folder)])
 
 
