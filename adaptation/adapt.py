@@ -83,10 +83,6 @@ Say = Callable[[str], None]
 _EVAL_RATE, _EVAL_ROWS = 0.15, 32
 # With fewer, a mean loss depends much on which tokens happen to be masked.
 _FEW_PREDICTIONS = 1000
-_MORE_OF = {
-    "new": "hold out more, with --validation_fraction or --validation_input",
-    "general": "give more, with --general_input",
-}
 _LONGEST_ROW = 256
 
 
@@ -245,7 +241,7 @@ class Adaptation:
             if (count := scores["eval_predicted_tokens"]) < _FEW_PREDICTIONS:
                 self.say(
                     f"{TEXT_NAMES[name]}: its loss is a mean over only {count:,} predicted tokens, and says little: "
-                    f"{_MORE_OF[name]}"
+                    f"{self._way_to_more(name)}"
                 )
         seconds = time.monotonic() - begun
         overlaps = self._overlaps(load_tokenizer(str(self.work / "start")))
@@ -348,7 +344,9 @@ class Adaptation:
                         max_batches=arguments.max_eval_batches,
                     )
             except NothingPredictedError:
-                raise UserError(f"no token of the {name} text to score is predicted: {_MORE_OF[name]}") from None
+                raise UserError(
+                    f"no token of the {name} text to score is predicted: {self._way_to_more(name)}"
+                ) from None
             known = survey([split], shares=[1.0], unk_token_id=tokenizer.unk_token_id)
             found["unknown_share"] = known.unknown_share
             found["tokens_per_word"] = split.num_tokens / max(1, as_before[name].manifest["words"])
@@ -445,6 +443,14 @@ class Adaptation:
         write_text(target / ADAPTATION_RESULTS, json.dumps(results, indent=2) + "\n")
         self.say(render_report(results))
         return results
+
+    def _way_to_more(self, name: str) -> str:
+        """How to get more of a text that is scored."""
+        if name == "general":
+            return "give more, with --general_input"
+        if self.arguments.corpus:
+            return "prepare the corpus with more held out (prepare-corpus --validation_fraction)"
+        return "hold out more, with --validation_fraction or --validation_input"
 
     def _overlaps(self, tokenizer: Any) -> dict[str, str]:
         trained_on = list(self._trained_on().values())

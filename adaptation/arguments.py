@@ -89,7 +89,9 @@ class AdaptationArguments:
     extend_vocabulary: int | None = flag(
         "learn this many new entries from --input, and add them to the vocabulary", section=_VOCABULARY
     )
-    trim_vocabulary: bool = flag("drop the entries that no text given here uses", False, section=_VOCABULARY)
+    trim_vocabulary: bool = flag(
+        "drop the entries that none of these texts uses (--protect does not count)", False, section=_VOCABULARY
+    )
     keep_input: list[str] | None = flag("with --trim_vocabulary: text whose entries stay too", section=_VOCABULARY)
     tokenizer_name: str | None = flag(
         "another tokenizer; embeddings of entries with the same text are carried over", section=_VOCABULARY
@@ -186,7 +188,8 @@ class AdaptationArguments:
         if not holds_out:
             unused["validation_fraction"] = "no text is held out of --corpus, or beside --validation_input"
         if not any(getattr(self, name) for name in TEXT_FLAGS):
-            unused |= dict.fromkeys(("document_separator", "deduplicate"), "a prepared corpus stays as it is")
+            names = ("document_separator", "deduplicate", "on_bad_text", "num_processes")
+            unused |= dict.fromkeys(names, "a prepared corpus stays as it is")
         for name in ("max_steps", "max_minutes"):
             if getattr(self, name) is not None:
                 unused["num_train_epochs"] = f"{name} decides the number of steps"

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ..utils.plurals import counted
+
 _STAGES = {"before": "before", "start": "with the new vocabulary, untrained", "after": "after"}
 _STAGES_OF_A_STUDENT = {"before": "teacher", "start": "student, untrained", "after": "student"}
 TEXT_NAMES = {"new": "held-out new text", "general": "general text"}
@@ -20,8 +22,9 @@ def render_report(results: Mapping[str, Any]) -> str:
     parts = [
         f"# {_title(results)}",
         f"The model is a `{results['model_type']}` with {results['parameters']['after']:,} parameters. Training took "
-        f"{results['steps']:,} steps, {results['tokens']:,} tokens and {results['train_seconds']:,.0f} seconds; the "
-        f"whole command {results['seconds']:,.0f} seconds.",
+        f"{counted(results['steps'], 'step')}, {results['tokens']:,} tokens and "
+        f"{counted(round(results['train_seconds']), 'second')}; the whole command "
+        f"{counted(round(results['seconds']), 'second')}.",
         "## Masked-LM loss",
         "The mean of -log p over masked tokens, in nats. The masks are frozen: 15 % of the tokens, the same before and "
         "after." + (" The tokenizers differ, so compare the loss per word." if new_vocabulary else ""),

@@ -28,8 +28,8 @@ class BatchSize:
             raise UserError(f"global_batch_size={self.rows} must be at least 1 row")
         if (self.initial_rows is None) != (self.warmup_steps == 0):
             raise UserError(
-                f"initial_global_batch_size={self.initial_rows} and batch_warmup_steps={self.warmup_steps} make a "
-                f"warm-up of the batch size together: give both or neither"
+                f"initial_global_batch_size={self.initial_rows} and batch_warmup_steps={self.warmup_steps} need each "
+                f"other: give both or neither"
             )
         if self.initial_rows is not None and (self.initial_rows < 1 or self.rows % self.initial_rows):
             raise UserError(

@@ -22,7 +22,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..utils.errors import UserError, reject_unknown_keys
+from ..utils.errors import UserError, check_choice
 from .randomness import below, fold, ragged_arange, uniform
 
 UNITS = ("token", "word", "span")
@@ -53,7 +53,7 @@ class Masking:
     max_span: int = 10
 
     def __post_init__(self) -> None:
-        reject_unknown_keys([self.unit], UNITS, where="the masking units (unit)")
+        check_choice("masking_unit", self.unit, UNITS)
         for name in ("rate", "final_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1:

@@ -84,7 +84,9 @@ def _read(system: Any, root: str, split: str, place: str | Path) -> bytes | None
     except Exception as error:  # each file system has its own errors
         raise UserFileError(f"the corpus {place} cannot be read: {str(error) or type(error).__name__}") from None
     if len(content) > LARGEST_JSON:
-        raise UserError(f"{place}/{split}/manifest.json has more than {LARGEST_JSON >> 20} MiB: it is none of ours")
+        raise UserError(
+            f"{place}/{split}/manifest.json has more than {LARGEST_JSON >> 20} MiB: clozebert did not write it"
+        )
     return content
 
 

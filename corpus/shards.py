@@ -72,7 +72,7 @@ class ShardWriter:
         assert len(ids) == len(starts) > 0, "a document has tokens, each with its word-start bit"
         least, largest = int(np.min(ids)), int(np.max(ids))
         if least < 0 or largest >= self.vocab_size:
-            raise ValueError(f"token id {least if least < 0 else largest} is none of 0 to {self.vocab_size - 1}")
+            raise ValueError(f"token id {least if least < 0 else largest} is not between 0 and {self.vocab_size - 1}")
         if self._open_shard is not None and self._open_shard.tokens >= self.shard_tokens:
             self._close_shard()
         if self._open_shard is None:

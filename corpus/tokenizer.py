@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from ..utils.errors import UserError, first_line, reject_unknown_keys
+from ..utils.errors import UserError, check_choice, first_line
 from ..utils.untrusted import check_model_folder
 from .encoding import WORD_PATTERN
 
@@ -128,7 +128,7 @@ def _pretrained(tokenizer: Tokenizer, **options: Any) -> "PreTrainedTokenizerFas
 
 def check_choices(algorithm: str, vocab_size: int, model_max_length: int) -> None:
     """Raise the `ValueError` that `train_tokenizer` would raise for these values, before any text is read."""
-    reject_unknown_keys([algorithm], ALGORITHMS, where="the tokenizer algorithms (algorithm)")
+    check_choice("algorithm", algorithm, ALGORITHMS)
     if vocab_size < _SMALLEST[algorithm]:
         raise UserError(f"vocab_size={vocab_size} must be at least {_SMALLEST[algorithm]} for algorithm={algorithm!r}")
     if model_max_length < 3:

@@ -164,6 +164,12 @@ class FinetuningArguments:
                 f"run is: give one of them"
             )
 
+        if self.lr_scheduler_type == "constant" and self.warmup_steps != type(self).warmup_steps:
+            raise UserError(
+                f"--warmup_steps {self.warmup_steps:g}: --lr_scheduler_type constant has no warm-up; take "
+                f"constant_with_warmup"
+            )
+
     def _check_choices(self) -> None:
         for name, allowed in _CHOICES.items():
             if hasattr(self, name) and getattr(self, name) not in allowed:

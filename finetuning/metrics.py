@@ -64,9 +64,11 @@ def multi_label_metrics(targets: np.ndarray, predicted: np.ndarray) -> dict[str,
 
 def regression_metrics(targets: np.ndarray, predicted: np.ndarray, *, training_mean: float) -> dict[str, float]:
     """Pearson and Spearman correlation (0 if undefined), and the mean squared error, also of the training mean."""
+    from scipy.stats import rankdata  # scikit-learn brings it
+
     return {
         "pearson": correlation(targets, predicted),
-        "spearman": correlation(_ranks(targets), _ranks(predicted)),
+        "spearman": correlation(rankdata(targets), rankdata(predicted)),
         "mse": float(np.mean((targets - predicted) ** 2)),
         "majority_mse": float(np.mean((targets - training_mean) ** 2)),
     }
@@ -79,13 +81,6 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
     a, b = a - a.mean(), b - b.mean()
     scale = float(np.sqrt((a * a).sum() * (b * b).sum()))
     return float((a * b).sum() / scale) if scale > 0 else 0.0
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0; equal values share the mean of their ranks."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts) - 1
-    return (last - (counts - 1) / 2)[inverse]
 
 
 def tag_metrics(

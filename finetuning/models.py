@@ -22,7 +22,7 @@ DEFAULT_DROPOUT = 0.1
 # The names of dropout settings in the configurations of encoders.
 DROPOUTS = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "classifier_dropout_prob", "dropout",
-    "attention_dropout", "seq_classif_dropout", "mlp_dropout", "hidden_dropout",
+    "attention_dropout", "seq_classif_dropout", "mlp_dropout", "hidden_dropout", "embedding_dropout",
 )  # fmt: skip
 _PRE_NORM = ("modernbert", "roberta-prelayernorm", "esm", "xlm-roberta-xl", "eurobert")  # encoders of transformers
 LONGEST_BY_DEFAULT = 512  # longer input rarely helps; --max_seq_length overrides

@@ -184,7 +184,7 @@ class Predictor:
                 text_pair_column=self.arguments.text_pair_column,
                 with_label=False,
             )
-        if self.settings or self.takes_pairs:
+        if self.settings or self.takes_pairs or self.task.per_token:
             self._check_pairs(columns, path)
         texts = read_examples(table, columns, problem_type=None, numbers_are_texts=is_known or bool(wanted))
         for row, example in enumerate(texts):

@@ -1,13 +1,16 @@
 """Writes the results that fine-tuning saves beside the model: scores, predictions, mistakes, class reports, plots."""
 
 import json
-import math
 import os
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..utils.files import write_text
 
 WORST_SHOWN = 50
 CLASSES_SHOWN = 40  # a plot of more is unreadable
@@ -20,15 +23,12 @@ def figure(value: float) -> str:
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write indented JSON; a NaN raises an error here, rather than in whatever reads the file."""
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
-        file.write("\n")
+    write_text(Path(path), json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_json_lines(path: str, records: Sequence[dict[str, Any]]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
+    lines = (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
+    write_text(Path(path), "".join(lines))
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,7 @@ def write_report(folder: str, split: str, report: Report) -> None:
     worst = report.mistakes[:WORST_SHOWN]
     head = f"{len(report.mistakes)} of {len(report.predictions)} examples have a mistake"
     head += f"; the worst {len(worst)}:" if worst else "."
-    with open(os.path.join(folder, f"{split}_mistakes.txt"), "w", encoding="utf-8") as file:
-        file.write("\n\n".join([head, *worst]) + "\n")
+    write_text(Path(folder, f"{split}_mistakes.txt"), "\n\n".join([head, *worst]) + "\n")
     if report.classes is not None:
         write_json(os.path.join(folder, f"{split}_report.json"), report.classes.scores)
         _draw(folder, split, report.classes)
@@ -141,10 +140,9 @@ def mean_and_deviation(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
             combined[key] = value
         elif isinstance(value, (int, float)) and all(key in result for result in results):
             values = [float(result[key]) for result in results]
-            mean = sum(values) / len(values)
-            combined[key] = mean
+            combined[key] = statistics.fmean(values)
             if len(values) > 1:
-                combined[f"{key}_sd"] = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+                combined[f"{key}_sd"] = statistics.stdev(values)
     return combined
 
 

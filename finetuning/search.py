@@ -34,7 +34,8 @@ def check_search(arguments: Any) -> list[str]:
     if arguments.max_steps > 0:
         free = [name for name in free if name != "num_train_epochs"]
     if not free:
-        raise UserError(f"--hyperparameter_search: nothing to search, {', '.join(SEARCHED)} are all given")
+        names = ", ".join("num_train_epochs or max_steps" if name == "num_train_epochs" else name for name in SEARCHED)
+        raise UserError(f"--hyperparameter_search: nothing to search, as {names} are all given")
     if importlib.util.find_spec("optuna") is None:
         raise MissingPackageError("--hyperparameter_search needs optuna: pip install optuna")
     return free

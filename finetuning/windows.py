@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from ..modeling.losses import IGNORED_LABEL
 from ..modeling.packed import Packed
 from ..utils.errors import UserError
+from ..utils.plurals import counted
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,13 @@ class WindowMaker:
         self.single = probe_special_tokens(tokenizer, pair=False)
         self.size = max_seq_length - self.single.count
         self.overlap = self.size // 4 if overlap is None else overlap
-        if self.size < 2 or not 0 <= self.overlap < self.size:
+        if self.size < 2:
             raise UserError(
-                f"--max_seq_length {max_seq_length} leaves {self.size} tokens beside the special ones: "
-                f"too few for a --window_overlap of {self.overlap}"
+                f"--max_seq_length {max_seq_length} leaves room for {counted(max(0, self.size), 'token')} beside the "
+                f"special ones: give at least {self.single.count + 2}"
             )
+        if not 0 <= self.overlap < self.size:
+            raise UserError(f"--window_overlap {self.overlap} must be below the {self.size} tokens of a window")
 
     @cached_property
     def _without_prefix(self) -> Tokenizer | None:

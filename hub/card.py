@@ -125,7 +125,7 @@ def write_card(
     if not folder.is_dir():
         raise MissingFileError(f"cannot write a model card into {folder}: the folder does not exist")
     path = folder / CARD_NAME
-    if path.is_file() and not is_ours(path.read_text(encoding="utf-8")):
+    if path.is_file() and not is_ours(path.read_text(encoding="utf-8", errors="replace")):
         warnings.warn(f"{path} was written or edited by a person and is left as it is", stacklevel=2)
         return
     write_text(path, sign_card(render_card(folder, facts, history=history)))

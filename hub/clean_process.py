@@ -119,10 +119,7 @@ def _check_auto_class(folder: str, name: str, config: Any, report: dict[str, Any
         problems += [f"{key} is missing or of another shape, and was drawn at random" for key in missing]
         problems += [f"{key} has no place in its class" for key in sorted(found["unexpected_keys"])]
     stored = fingerprint.read_fingerprint(folder)
-    if stored is None:
-        problems.append("there is no fingerprint.json to compare with")
-    else:
-        problems += fingerprint.find_differences(stored, new, outputs=None if is_own else ["last_hidden_state"])
+    problems += fingerprint.find_differences(stored, new, outputs=None if is_own else ["last_hidden_state"])
     report["problems" if is_own else "unfit"] += [f"{name} ({class_name}): {problem}" for problem in problems]
     if problems and not is_own:
         return

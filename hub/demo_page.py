@@ -106,8 +106,7 @@ def load_subject(source: str, *, name: str | None = None, trust_remote_code: boo
     takes_pairs = getattr(config, "compare_pairs", False) or settings.get("text_pair_column") is not None
     overlap = 0 if _KINDS[ending] == "classification" else window // 4
     overlap = min(window // 2, settings.get("window_overlap", overlap))  # the run's own windows may be longer
-    title = name or source.rstrip("/").split("/")[-1]
-    return Subject(title, _KINDS[ending], model.eval(), tokenizer, window, takes_pairs, overlap)
+    return Subject(name or Path(source).name, _KINDS[ending], model.eval(), tokenizer, window, takes_pairs, overlap)
 
 
 def _settings_of(source: str) -> dict[str, Any]:
@@ -116,7 +115,8 @@ def _settings_of(source: str) -> dict[str, Any]:
 
     try:
         path = transformers.utils.cached_file(source, "finetuning_settings.json")
-        return dict(json.loads(Path(str(path)).read_text(encoding="utf-8")))
+        settings = dict(json.loads(Path(str(path)).read_text(encoding="utf-8")))
+        return {name: value for name, value in settings.items() if name == "text_pair_column" or type(value) is int}
     except (OSError, ValueError, TypeError):
         return {}
 

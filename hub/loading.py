@@ -26,7 +26,6 @@ from .hub_errors import explain
 from .natives import NATIVE, architecture_of
 from .processors import IMAGE_FILES, LICENSE_FILES, SETTINGS_NAME, TOKENIZER_FILE_NAMES
 
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DOWNLOAD = ("config.json", "README.md", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILE_NAMES,
              "chat_template.jinja", *IMAGE_FILES, SETTINGS_NAME, *LICENSE_FILES)  # fmt: skip
 # Tensors that published checkpoints hold although their head does not have them: the head of the other pretraining
@@ -36,6 +35,17 @@ _LEFTOVERS = re.compile(
 )
 # The names of dtypes in safetensors.
 _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether the Hub allows this name of a repository: NAME, or OWNER/NAME."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Path:
@@ -50,7 +60,7 @@ def find_folder(source: str | os.PathLike, *, allow_pickle: bool = False) -> Pat
         check_model_folder(folder, allow_pickle=allow_pickle)
         return folder
     name = os.fspath(source)
-    if folder.exists() or not HUB_NAME.fullmatch(name) or name.startswith("."):
+    if folder.exists() or not is_hub_name(name):
         raise MissingFileError(f"{name} is neither a folder nor a name on the Hub")
     from huggingface_hub import constants, snapshot_download
 

@@ -26,7 +26,7 @@ from .card import CARD_NAME, below_headings, read_card, write_card
 from .convert import convert_from_native, to_native
 from .convert_config import config_from_native
 from .fingerprint import find_differences, make_fingerprint, read_fingerprint, write_fingerprint
-from .loading import HUB_NAME, load_clozebert, load_native, read_config
+from .loading import is_hub_name, load_clozebert, load_native, read_config
 from .natives import NATIVE
 from .processors import (
     CODE_LICENSE_NAME,
@@ -178,7 +178,7 @@ def _check_names(completion: Completion) -> None:
     if completion.language is not None and not _LANGUAGE.fullmatch(completion.language):
         raise UserError(f"language={completion.language!r} is not a code the Hub knows, such as en: of ISO 639")
     for name in completion.datasets:
-        if not HUB_NAME.fullmatch(name):
+        if not is_hub_name(name):
             raise UserError(f"datasets={name!r} is not a name on the Hub, such as owner/data")
 
 

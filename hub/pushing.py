@@ -24,11 +24,11 @@ from .card import CARD_NAME, is_ours
 from .fingerprint import FILE_NAME as FINGERPRINT_NAME
 from .fingerprint import find_differences, read_fingerprint
 from .hub_errors import hub_errors
+from .loading import is_hub_name
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Files that a push deletes if it has none of that name: weights in other shards, the ONNX forms (int8 once had another
 # name), and the pickles that Trainer pushes. So are the files that the fingerprint of the last push lists.
 _OURS = re.compile(rf"{WEIGHTS}|training_args\.bin|onnx/model(_quantized|_int8)?\.onnx(\.data)?")
@@ -55,15 +55,8 @@ def check_repo_id(repo_id: str) -> None:
     Raises:
         UserError: it is not ORG/NAME in the form that the Hub accepts.
     """
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    reason = "it must be ORG/NAME, of letters, digits, '-', '_' and single '.'"
-    if not _NAME.fullmatch(repo_id):
-        raise UserError(f"repo_id={repo_id!r}: {reason}")
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError:
-        raise UserError(f"repo_id={repo_id!r}: {reason}") from None
+    if "/" not in repo_id or not is_hub_name(repo_id):
+        raise UserError(f"repo_id={repo_id!r}: it must be ORG/NAME, of letters, digits, '-', '_' and single '.'")
 
 
 def push_folder(

@@ -50,6 +50,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, or draw the attention maps."""
     arguments = parse(DescribeArguments, argv, doc=__doc__, verb="describe", first="config")
     check_at_least(arguments, batch_size=1, sequence_length=1)
+    unused = ("output_file",) if arguments.text is None else ("batch_size", "sequence_length", "dtype")
+    for name in unused:
+        if getattr(arguments, name) != DescribeArguments.__dataclass_fields__[name].default:
+            beside = "without" if arguments.text is None else "beside"
+            raise UserError(f"--{name} {getattr(arguments, name)} has no effect {beside} --text: leave it out")
     if arguments.text is not None:
         check_output_file(arguments.output_file)
         draw_attention_map(arguments.config, arguments.text, arguments.output_file)

@@ -70,6 +70,8 @@ class EvaluationArguments:
             raise UserError("nothing to score on: give --corpus DIR, --input FILE… or --blimp DIR")
         if self.corpus and self.input:
             raise UserError("--corpus and --input are two texts: give one of them")
+        if not self.corpus and self.split != "validation":
+            raise UserError(f"--split {self.split} is a part of a corpus: give --corpus, or leave it out")
         read_as = (self.text_column, self.document_separator, self.on_bad_text)
         if not self.input and read_as != (None, "blank_line", "error"):
             raise UserError("--text_column, --document_separator and --on_bad_text say how to read --input: give one")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from clozebert.scripts._program import check_output_file, parse_run_flags, run, write_results
 from clozebert.utils.command_line import flag, flags_of
-from clozebert.utils.errors import FullMemoryError, UserError, check_at_least, reject_unknown_keys
+from clozebert.utils.errors import FullMemoryError, UserError, check_at_least, check_choice
 
 if TYPE_CHECKING:
     from clozebert.corpus import Mixture
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from clozebert.training.planning.memory_and_time import Calibration, Device
 
 _STEPS_OF_AN_UNKNOWN_TEXT = 10_000
-_IDLE = ("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "report_to", "disable_tqdm")
+_IDLE = (
+    "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "dry_run", "report_to", "disable_tqdm",
+    "logging_steps", "eval_steps", "max_eval_batches", "save_steps", "save_total_limit", "ddp_timeout",
+)  # fmt: skip
 
 
 @dataclasses.dataclass
@@ -148,7 +151,7 @@ def _plan_phase(
     Args:
         machine: the kind of device, the precision, and torch's device if steps can be timed.
     """
-    from clozebert.training.checks import check_model
+    from clozebert.training.checks import check_model, check_precision
     from clozebert.training.planning.memory_and_time import make_plan, mean_attention_length, plan_table
     from clozebert.training.run_settings import phase_configuration
 
@@ -159,6 +162,7 @@ def _plan_phase(
         corpora = _open_corpora(arguments)
         length = mean_attention_length(corpora, max_seq_length=arguments.max_seq_length)
     device, precision, _ = machine
+    check_precision(arguments, precision)
     if given.calibrate:
         try:
             calibration = _calibrate(given, phase, config, machine, corpora)
@@ -244,7 +248,7 @@ def _find_device(given: PlanArguments, arguments: Any) -> "tuple[Device, str, An
     if given.device is not None:
         if given.calibrate:
             raise UserError(f"--calibrate measures this machine: leave out --device {given.device}")
-        reject_unknown_keys([given.device], DEVICES, where="the kinds of devices (--device)")
+        check_choice("device", given.device, DEVICES)
         precision = arguments.mixed_precision
         return DEVICES[given.device], "bf16" if precision == "auto" else precision, None
 

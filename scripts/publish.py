@@ -11,6 +11,7 @@ from clozebert.scripts._program import parse, read_file, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
 from clozebert.utils.files import check_output_dir
+from clozebert.utils.plurals import counted
 
 if TYPE_CHECKING:
     from clozebert.hub.publishing import Completion, Publication
@@ -107,6 +108,8 @@ def _completion(arguments: PublishArguments) -> "Completion":
     evaluation = None
     if (arguments.eval_dataset is None) != (arguments.eval_metric is None):
         raise UserError("eval_dataset and eval_metric belong together: give both, or neither")
+    if arguments.eval_dataset is None and arguments.eval_task != "default":
+        raise UserError(f"eval_task={arguments.eval_task!r} needs eval_dataset: give that too")
     if arguments.eval_dataset is not None and arguments.eval_metric is not None:
         evaluation = (arguments.eval_dataset, arguments.eval_task, arguments.eval_metric)
     statement = arguments.data_statement
@@ -140,7 +143,7 @@ def _describe(repo_id: str, revision: str | None, done: "Publication") -> str:
     elif not done.push.uploaded and not done.push.deleted:
         lines.append(f"  nothing changed since {done.push.commit}")
     else:
-        changes = [f"{len(done.push.uploaded)} files uploaded"]
+        changes = [f"{counted(len(done.push.uploaded), 'file')} uploaded"]
         changes += [f"{name} deleted" for name in done.push.deleted]
         lines.append(f"  {', '.join(changes)}; revision {done.push.commit}")
     return "\n".join([*lines, *(f"  note: {note}" for note in done.notes)])

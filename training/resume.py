@@ -45,7 +45,7 @@ def find_checkpoint(arguments: PretrainingArguments, *, take: Callable[[], None]
         way_out="continue with --resume_from_checkpoint latest, or delete that run with --overwrite_output_dir",
     )
     if checkpoint is not None and (damage := find_damage(checkpoint)):
-        raise UserError(f"resume_from_checkpoint={wanted!r} is no whole checkpoint: {damage}")
+        raise UserError(f"resume_from_checkpoint={wanted!r} is not a complete checkpoint: {damage}")
     take()
     if wanted == "latest":
         checkpoint = newest_valid(output_dir)

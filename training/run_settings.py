@@ -62,16 +62,27 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
             f"model_name_or_path={continued!r} brings its own configuration: leave out "
             f"{', '.join(f'--{key}' for key in model_flags)}"
         )
-    for other in ("max_minutes", "num_train_epochs"):
-        if "max_steps" in flags and other in flags:
+    for other, given in (("max_minutes", flags), ("num_train_epochs", flags), ("num_train_epochs", recipe)):
+        if "max_steps" in given and other in given:
             raise UserError(
-                f"max_steps={flags['max_steps']} and {other}={flags[other]} both say how long the run is: give one of "
+                f"max_steps={given['max_steps']} and {other}={given[other]} both say how long the run is: give one of "
                 f"them"
             )
+    _refuse_unused({**recipe, **run_flags}, run_flags)
     keep_schedule_shape(recipe, flags)
     if flags.get("lr_scheduler_type", "wsd") != "wsd":  # a recipe's decay_steps are for wsd
         recipe.pop("decay_steps", None)
     return {**recipe, **run_flags}, {**model, **model_flags}
+
+
+def _refuse_unused(run: dict[str, Any], flags: dict[str, Any]) -> None:
+    """Refuse flags that have no effect in this run. A recipe's values may stay: flags may have switched them off."""
+    for name in ("embedding_init", "position_init"):
+        if run.get("model_name_or_path") and flags.get(name, "random") != "random":
+            raise UserError(f"{name}={flags[name]!r} is for new models: leave it out with model_name_or_path")
+    unused = [name for name in flags if name.startswith("muon_")]
+    if unused and run.get("optimizer", "adamw") != "muon":
+        raise UserError(f"{unused[0]}={flags[unused[0]]} needs optimizer='muon': leave it out")
 
 
 def _read_recipe(name: str | None) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from ..corpus import Corpus, Masking, ValidationBatches
+from ..corpus.packing import NUM_SPECIAL_TOKENS
 from ..corpus.readers.tables import BadText, open_table
 from ..modeling.packed_view import packed_view
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
 from ..utils.errors import UserError, first_line
+from ..utils.progress_bar import without_progress_bars
 from ..utils.untrusted import check_model_folder
 from .evaluation import evaluate_masked_lm, perplexity
 
@@ -73,8 +75,10 @@ def score_pseudo_perplexity(
         report: called with (tokens scored, tokens in all).
 
     Raises:
-        ValueError: the corpus holds no token to score.
+        ValueError: the corpus holds no token to score, or a row no token between its special ones.
     """
+    if max_seq_length <= NUM_SPECIAL_TOKENS:
+        raise UserError(f"max_seq_length={max_seq_length} must exceed {NUM_SPECIAL_TOKENS}: [CLS], a token, [SEP]")
     wanted = corpus.num_documents if max_documents is None else min(max_documents, corpus.num_documents)
     pieces = [
         piece
@@ -99,7 +103,7 @@ def score_pseudo_perplexity(
 
 
 def _pieces(corpus: Corpus, document: int, max_seq_length: int) -> Iterator[list[int]]:
-    ids, capacity = corpus.document(document).tolist(), max_seq_length - 2
+    ids, capacity = corpus.document(document).tolist(), max_seq_length - NUM_SPECIAL_TOKENS
     for first in range(0, len(ids), capacity):
         yield [corpus.cls_token_id, *ids[first : first + capacity], corpus.sep_token_id]
 
@@ -215,14 +219,12 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
     from transformers import AutoModelForMaskedLM
 
     check_model_folder(name_or_path)
+    options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
     try:
-        model, report = AutoModelForMaskedLM.from_pretrained(
-            name_or_path,
-            dtype=torch.float32,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with without_progress_bars():
+            model, report = AutoModelForMaskedLM.from_pretrained(
+                name_or_path, trust_remote_code=trust_remote_code, **options
+            )
     except Exception as error:  # libraries raise all kinds of exceptions for malformed files
         raise UserError(f"model_name_or_path={name_or_path!r} cannot be loaded: {first_line(error)}") from None
     if missing := sorted(report["missing_keys"]):

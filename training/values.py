@@ -7,7 +7,7 @@ import typing
 from typing import Any, Literal
 
 from ..utils.command_line import most_of
-from ..utils.errors import UserError, did_you_mean
+from ..utils.errors import UserError, check_choice
 
 # By the type of a field: the types of its values, and what messages call them.
 _KINDS: dict[Any, tuple[Any, str]] = {
@@ -52,9 +52,7 @@ def _read_one_of(name: str, value: Any, annotations: tuple[Any, ...]) -> Any:
 def _read_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
     # YAML reads a bare `no` as False.
     value = "no" if value is False and "no" in choices else value
-    if value not in choices:
-        hint = did_you_mean(value, choices, otherwise="")
-        raise UserError(f"{name}={value!r} must be one of {', '.join(choices)}{hint and '; '}{hint}")
+    check_choice(name, value, choices)
     return value
 
 

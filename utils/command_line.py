@@ -19,31 +19,25 @@ from typing import Any, Literal, NoReturn
 
 from .errors import exit_with_error, nearest_name
 
-# Flags that people know from other programs, mostly `transformers`, and the flag of ours that they mean.
+# Flags that people know from other programs, mostly `transformers`, and the flag of ours that they mean, where the
+# spelling does not tell.
 _OTHER_NAMES = {
-    "lr": "learning_rate", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs", "steps": "max_steps",
-    "max_train_steps": "max_steps", "num_training_steps": "max_steps", "model": "model_name_or_path",
-    "model_name": "model_name_or_path", "model_path": "model_name_or_path", "tokenizer": "tokenizer_name",
-    "tokenizer_path": "tokenizer_name", "output": "output_dir", "out": "output_dir", "data": "input",
-    "max_length": "max_seq_length", "block_size": "max_seq_length", "seq_length": "max_seq_length",
-    "num_warmup_steps": "warmup_steps", "warmup_ratio": "warmup_steps", "warmup": "warmup_steps",
-    "optim": "optimizer", "bf16": "mixed_precision", "fp16": "mixed_precision", "precision": "mixed_precision",
-    "no_cuda": "use_cpu", "cpu": "use_cpu", "workers": "dataloader_num_workers", "num_workers": "num_processes",
-    "resume": "resume_from_checkpoint", "overwrite": "overwrite_output_dir", "layers": "num_hidden_layers",
-    "heads": "num_attention_heads", "dropout": "hidden_dropout_prob", "checkpointing_steps": "save_steps",
-    "num_labels": "label_column", "recipe": "config", "config_name": "architecture", "model_type": "architecture",
-    "eval_batch_size": "per_device_eval_batch_size", "batch_size": "per_device_train_batch_size",
-    "train_batch_size": "per_device_train_batch_size", "eval_strategy": "eval_steps", "save_strategy": "save_steps",
-    "evaluation_strategy": "eval_steps", "data_seed": "seed", "mlm_prob": "mlm_probability",
-    "text_column_name": "text_column", "label_column_name": "label_column", "val_file": "validation_file",
-    "repo": "repo_id", "hub_model_id": "repo_id", "gpus": "num_devices", "torchcompile": "torch_compile",
+    "lr": "learning_rate", "epochs": "num_train_epochs", "num_training_steps": "max_steps",
+    "model": "model_name_or_path", "out": "output_dir", "data": "input", "block_size": "max_seq_length",
+    "bf16": "mixed_precision", "fp16": "mixed_precision", "no_cuda": "use_cpu", "cpu": "use_cpu",
+    "workers": "dataloader_num_workers", "num_workers": "num_processes", "resume": "resume_from_checkpoint",
+    "layers": "num_hidden_layers", "heads": "num_attention_heads", "dropout": "hidden_dropout_prob",
+    "checkpointing_steps": "save_steps", "num_labels": "label_column", "recipe": "config",
+    "config_name": "architecture", "model_type": "architecture", "eval_batch_size": "per_device_eval_batch_size",
+    "batch_size": "per_device_train_batch_size", "evaluation_strategy": "eval_steps", "data_seed": "seed",
+    "hub_model_id": "repo_id", "gpus": "num_devices",
 }  # fmt: skip
 
 
 # The placeholder of a flag's value in the help, by how the flag's name ends.
 _METAVARS = {
-    "_dir": "DIR", "directory": "DIR", "_file": "FILE", "_column": "COLUMN", "model_name_or_path": "NAME",
-    "tokenizer_name": "NAME", "dataset_name": "NAME", "config": "NAME", "architecture": "NAME",
+    "_dir": "DIR", "directory": "DIR", "corpus": "DIR", "checkpoint": "DIR", "_file": "FILE", "_column": "COLUMN",
+    "name_or_path": "NAME", "tokenizer_name": "NAME", "dataset_name": "NAME", "config": "NAME", "architecture": "NAME",
 }  # fmt: skip
 
 
@@ -238,7 +232,7 @@ def _help(flag: Flag, choices: Sequence[str]) -> str:
     shown = flag.default if flag.shown is None else flag.shown
     if flag.is_required or flag.is_needed:
         text += " (required)"
-    elif shown not in (None, "", False) and shown != [] and "(default" not in text:
+    elif shown is not None and shown is not False and shown not in ("", []) and "(default" not in text:
         text += f" (default: {_written(shown)})"
     return text.replace("%", "%%")
 

@@ -106,10 +106,11 @@ def did_you_mean(name: object, known: Iterable[object], *, otherwise: str | None
 
 
 def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
-    """Refuse a value that is none of `choices`; the `UserError` names all of them."""
-    known = list(choices)
+    """Refuse a value that is none of `choices`; the `UserError` names all of them, and the nearest one."""
+    known = [str(choice) for choice in choices]
     if value not in known:
-        raise UserError(f"{name}={value!r} must be one of {', '.join(map(str, known))}")
+        hint = did_you_mean(value, known, otherwise="")
+        raise UserError(f"{name}={value!r} must be one of {', '.join(known)}{hint and '; '}{hint}")
 
 
 def reject_unknown_keys(keys: Iterable[str], known: Iterable[str], *, where: str) -> None:

@@ -81,7 +81,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     try:
         if path.stat().st_size > LARGEST_JSON:
-            raise UserError(f"{path} has more than {LARGEST_JSON >> 20} MiB: it is none of ours")
+            raise UserError(f"{path} has more than {LARGEST_JSON >> 20} MiB: clozebert did not write it")
         value = parse_json(path.read_bytes(), where=path)
     except FileNotFoundError:
         raise MissingFileError(f"{path} is missing") from None

@@ -118,7 +118,8 @@ def _source_files() -> Iterator[tuple[str, str, Path]]:
     for root in roots:
         for path in root.rglob("*.py"):
             parts = path.relative_to(root).with_suffix("").parts
-            if parts[0] not in _SKIPPED_PACKAGES and _SKIPPED_FOLDERS.isdisjoint(parts[:-1]):
+            wanted = parts[0] not in _SKIPPED_PACKAGES and _SKIPPED_FOLDERS.isdisjoint(parts[:-1])
+            if wanted and path.is_file():  # no folder of that name, and no link to nowhere
                 yield parts[0], ".".join(parts).removesuffix(".__init__"), path
 
 

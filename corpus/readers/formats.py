@@ -98,10 +98,10 @@ def _read_ids(cell: Any, line: int, unit: str, *, vocab_size: int) -> str | BadT
     for place, item in enumerate(items, start=1):
         number = int(item) if isinstance(item, str) and item.isdecimal() else item
         if isinstance(number, bool) or not isinstance(number, int):
-            return BadText(line, f"{item!r}, the id at place {place}, is no whole number", unit)
+            return BadText(line, f"{item!r}, the id at place {place}, is not a whole number", unit)
         if not 0 <= number < vocab_size:
             return BadText(
-                line, f"{item!r}, the id at place {place}, is none of 0 to {vocab_size - 1} (--vocab_size)", unit
+                line, f"{item!r}, the id at place {place}, is not between 0 and {vocab_size - 1} (--vocab_size)", unit
             )
         numbers.append(str(number))
     return " ".join(numbers)

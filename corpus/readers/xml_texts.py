@@ -104,7 +104,7 @@ class _Documents:
         self._open.append(name)
         depth = len(self._open)
         if depth > _DEEPEST:
-            raise UserError(f"{self.path} has more than {_DEEPEST:,} elements within each other: it is no text")
+            raise UserError(f"{self.path} has more than {_DEEPEST:,} nested elements: it is not a text")
         if depth == 2 and self._first_child is None:
             self._first_child = name
         if self._begins_article and depth == self._depth + 1:

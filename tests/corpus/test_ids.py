@@ -40,7 +40,7 @@ def test_ids_stay_what_they_are(as_text: bool, tmp_path: Path) -> None:
     assert corpus.vocab_size == len(tokenizer) == 45
 
 
-_OUTSIDE, _OTHER = r"is none of 0 to 39 \(--vocab_size\)", "is no whole number"
+_OUTSIDE, _OTHER = r"is not between 0 and 39 \(--vocab_size\)", "is not a whole number"
 
 
 @pytest.mark.parametrize(

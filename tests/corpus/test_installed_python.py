@@ -1,6 +1,7 @@
 """Docstrings: all of them, under their names, without the name of their package."""
 
 import json
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -57,6 +58,15 @@ def test_docstrings_are_found_and_cleaned(tmp_path: Path, monkeypatch: pytest.Mo
     assert read_installed_python() == [Docstring("a", "b", "c")]
     (tmp_path / "plain.py").write_text('"""Now it has a text."""')
     assert len(read_installed_python()) == 4
+
+
+def test_links_to_nowhere_and_folders_are_no_source_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.py").touch()
+    (tmp_path / ".#a.py").symlink_to("nowhere")
+    (tmp_path / "folder.py").mkdir()
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: dict.fromkeys(("stdlib", "purelib", "platlib"), str(tmp_path)))
+    monkeypatch.setattr(sys, "path", [])
+    assert [path.name for _, _, path in installed_python._source_files()] == ["a.py"]
 
 
 def test_other_names_of_a_package_are_taken_out_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_a_user_without_a_home_folder_needs_a_cache_only_where_it_is_used(
 def test_ids_outside_of_the_vocabulary_are_refused(ids: list[int], tmp_path: Path) -> None:
     """Two bytes would hold others in their place."""
     writer = ShardWriter(str(tmp_path / "train"), vocab_size=400)
-    with pytest.raises(ValueError, match=rf"token id {400 if 400 in ids else -1} is none of 0 to 399"):
+    with pytest.raises(ValueError, match=rf"token id {400 if 400 in ids else -1} is not between 0 and 399"):
         writer.append(np.array(ids), np.array([True, False]))
 
 

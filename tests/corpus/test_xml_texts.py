@@ -154,7 +154,7 @@ def test_long_documents_are_cut_and_nothing_is_lost(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("<a>" * 2_000, "more than 1,000 elements within each other"),
+        ("<a>" * 2_000, "more than 1,000 nested elements"),
         ('<a b="' + "x" * (5 << 20) + '"/>', "line 1: a tag or comment of more than 4 MiB"),
     ],
 )

@@ -256,6 +256,15 @@ def test_dropout_is_for_training_only(tmp_path: Path, model_type: str) -> None:
     assert rates(dropout=0.0) <= {0.0}
 
 
+def test_dropout_of_the_embeddings_is_set_with_the_rest(tmp_path: Path) -> None:
+    folder = Path(make_checkpoint(tmp_path / "m", model_type="clozebert"))
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "embedding_dropout": 0.5}))
+    for dropout in (0.0, 0.3):
+        model = load(str(folder), "ab", dropout=dropout)
+        assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {dropout}
+
+
 def test_on_cuda_attention_has_no_dropout_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fastest kernel knows none. What is asked for stands."""
     folder = make_checkpoint(tmp_path / "m", model_type="clozebert")

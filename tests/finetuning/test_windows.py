@@ -231,9 +231,11 @@ def test_nothing_of_a_long_text_is_lost() -> None:
 
 
 def test_windows_too_small_are_an_error() -> None:
-    with pytest.raises(ValueError, match="--max_seq_length 3 leaves 1 tokens"):
+    with pytest.raises(
+        ValueError, match="--max_seq_length 3 leaves room for 1 token beside the special ones: give at least 4"
+    ):
         WindowMaker(TOKENIZERS["bpe"], max_seq_length=3)
-    with pytest.raises(ValueError, match="--window_overlap of 7"):
+    with pytest.raises(ValueError, match="--window_overlap 7 must be below the 7 tokens of a window"):
         WindowMaker(TOKENIZERS["bpe"], max_seq_length=9, overlap=7)
 
 

@@ -96,6 +96,13 @@ def test_native_format_needs_no_code(saved):
     assert "pipeline_tag: text-classification" in text
 
 
+def test_a_card_that_is_not_utf_8_is_somebody_elses(saved):
+    (saved / "README.md").write_bytes("Modèle".encode("latin-1"))
+    with pytest.warns(UserWarning, match="left as it is"):
+        write_card(saved, FACTS)
+    assert (saved / "README.md").read_bytes() == "Modèle".encode("latin-1")
+
+
 def test_own_card_is_renewed_and_an_edited_one_kept(saved):
     write_card(saved, FACTS)
     write_card(saved, {**FACTS, "validation_loss": 2.5})

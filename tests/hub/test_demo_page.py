@@ -244,6 +244,8 @@ def test_a_long_text_is_read_as_the_model_was_trained(tmp_path):
     (folder / "finetuning_settings.json").write_text('{"max_seq_length": 12, "window_overlap": 3}')
     tested = load_subject(str(folder))
     assert (tested.window, tested.overlap) == (12, 3)
+    (folder / "finetuning_settings.json").write_text('{"max_seq_length": "12", "window_overlap": null}')
+    assert load_subject(str(folder)).overlap == 0
     (folder / "finetuning_settings.json").write_text('{"max_seq_length": 8192, "window_overlap": 2048}')
     assert len(windows_of(load_subject(str(folder)), LONG)) > 1
     windows = windows_of(tested, LONG)

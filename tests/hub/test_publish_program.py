@@ -235,6 +235,7 @@ def test_more_mistakes(hub, tmp_path, publish):
         ((folder, "--repo_id", "org/name", "--all_checkpoints"), {}, "no folder checkpoint-STEP"),
         ((folder, "--repo_id", "org/name", "--data_statement", "@nowhere.md"), {}, "there is no file nowhere.md"),
         ((folder, "--repo_id", "org/name", "--eval_metric", "f1"), {}, "give both, or neither"),
+        ((folder, "--repo_id", "org/name", "--eval_task", "x"), {}, "eval_task='x' needs eval_dataset"),
         ((folder, "--repo_id", "org/name", "--public"), {}, "needs a licence"),
     ):
         done = publish(tmp_path, *arguments, **changes)

@@ -227,3 +227,15 @@ def test_it_runs_by_path(repository, python):
     done = python.run([repository / "scripts" / "describe.py", "bert-bas"])
     assert done.returncode == 2
     assert done.stderr.startswith("error: 'bert-bas' is neither")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--text", "a", "--dtype", "bfloat16"], "--dtype bfloat16 has no effect beside --text"),
+        (["--output_file", "a.png"], "--output_file a.png has no effect without --text"),
+    ],
+)
+def test_flags_of_the_other_output_are_refused(flags, message):
+    with pytest.raises(ValueError, match=message):
+        main(["nano", *flags])

@@ -108,6 +108,7 @@ def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--input", "short.txt"], "so short that none of its tokens is predicted"),
         (["--corpus", "corpus", "--tokenizer_name", "bert/none"], "cannot be loaded"),
         (["--input", "text.txt", "./text.txt"], "text.txt twice"),
+        (["--input", "text.txt", "--split", "train"], "--split train is a part of a corpus"),
         (["--corpus", "corpus", "--on_bad_text", "skip"], "say how to read --input: give one"),
         (["--input", "text.txt", "--text_column", "a"], "--text_column a: no input has columns"),
         (

@@ -226,6 +226,22 @@ def test_two_lengths_are_refused() -> None:
         split_settings("tiny", {"max_steps": 5, "max_minutes": 1})
 
 
+def test_a_recipe_with_steps_and_epochs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("max_steps: 9\nnum_train_epochs: 2\n")
+    with pytest.raises(ValueError, match="max_steps=9 and num_train_epochs=2 both say how long the run is"):
+        split_settings(str(tmp_path / "mine.yaml"), {})
+
+
+def test_flags_for_what_a_run_does_not_have_are_refused() -> None:
+    for name, value in (("embedding_init", "text"), ("position_init", "sinusoidal")):
+        with pytest.raises(ValueError, match=f"{name}='{value}' is for new models: leave it out"):
+            split_settings(None, {"model_name_or_path": "m", name: value})
+    with pytest.raises(ValueError, match=r"muon_momentum=0\.9 needs optimizer='muon': leave it out"):
+        split_settings("tiny", {"optimizer": "adamw", "muon_momentum": 0.9})
+    split_settings("tiny", {"muon_momentum": 0.9})
+    split_settings("tiny", {"optimizer": "adamw", "model_name_or_path": "m"})
+
+
 def test_a_flag_for_the_steps_wins_over_the_minutes_of_a_recipe(tmp_path: Path) -> None:
     """Epochs do not contradict minutes: the shorter of the two ends the run, as where both are flags."""
     for written in ("max_minutes: 9", "max_minutes: 9\nmax_steps: 100"):

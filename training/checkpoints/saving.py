@@ -94,13 +94,13 @@ class OutputFolder:
         _check_finite(model.state_dict() if weights is None else weights, step=results["step"])
         with whole_files(self.path) as directory:
             self._write_model(directory, model, weights)
+        write_text(self.path / RESULTS_NAME, json.dumps(results, indent=2) + "\n")
         try:
             draw_loss_curve(self.path / LOG_NAME, self.path / CURVE_NAME, distilled=distilled)
         except ImportError as error:
             say(str(error))
         if self.write_card is not None:
             self.write_card(self.path, facts)
-        write_text(self.path / RESULTS_NAME, json.dumps(results, indent=2) + "\n")
 
     def _write_model(self, directory: Path, model: PreTrainedModel, weights: Weights | None) -> None:
         with without_progress_bars():

@@ -88,5 +88,5 @@ def check_new_tokens(tokenizer: Any, new_tokens: Sequence[str]) -> dict[str, lis
     cut = {token: tokenizer(token, add_special_tokens=False)["input_ids"] for token in new_tokens}
     pieces = {token: [i for i in ids if i != tokenizer.unk_token_id] for token, ids in cut.items()}
     if empty := ", ".join(repr(token) for token, ids in pieces.items() if not ids):
-        raise UserError(f"new_tokens holds {empty}, without any part that the tokenizer knows to begin from: leave out")
+        raise UserError(f"the tokenizer knows no part of {empty} of new_tokens: leave it out")
     return pieces

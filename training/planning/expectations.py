@@ -111,7 +111,8 @@ def hours_lines(hours: float, *, on_cpu: bool, how: str) -> list[str]:
     Args:
         how: how the hours were estimated.
     """
-    lines = [f"time: about {_duration(hours)} ({how}), evaluations and checkpoints on top"]
+    about = "" if hours < 1 / 60 else "about "
+    lines = [f"time: {about}{_duration(hours)} ({how}), evaluations and checkpoints on top"]
     if on_cpu and hours > _MOST_CPU_HOURS:
         lines.append(
             f"warning: {_duration(hours)} on a CPU: give the run less time (--max_minutes), take a smaller model, or "

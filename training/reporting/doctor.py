@@ -202,6 +202,6 @@ def unknowns(vitals: Vitals) -> str | None:
     if share <= _MANY_UNKNOWN:
         return None
     return (
-        f"{share:.1%} of the tokens are unknown to the tokenizer, and nothing is learned from them: it was "
-        f"made for other text or another script; train one on this corpus (train-tokenizer, or --algorithm bpe)"
+        f"{share:.1%} of the tokens are unknown to the tokenizer, and nothing is learned from them: "
+        f"train a tokenizer on this text (clozebert train-tokenizer; --algorithm bpe leaves nothing unknown)"
     )

@@ -43,7 +43,7 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
     rising = f", rising from {smallest:,} over {arguments.batch_warmup_steps:,}"
     of_all = f" of {phases[-1].last_step:,}" if len(phases) > 1 else ""
     falls = arguments.muon_constant_steps if arguments.optimizer == "muon" else None
-    muon = f", Muon's rate falls after {counted(falls, 'step')}" if falls else ""
+    muon = f", Muon's rate falls after {counted(falls, 'step')}" if falls and falls < phase.num_steps else ""
     begins_from_text = arguments.embedding_init == "text" and arguments.model_name_or_path is None and step == 0
     lines = [
         f"model: {setup.core.num_parameters():,} parameters, "
@@ -53,7 +53,8 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
         f"{setup.stream.rows_per_epoch:,} rows of {arguments.max_seq_length}",
         f"steps: {phase.num_steps:,}{of_all} of {arguments.tokens_per_step:,} tokens"
         f"{rising if arguments.batch_warmup_steps else ''}, {epochs_of(setup, phase):.2f} epochs; "
-        f"{processes} process(es) x {micro_batches} micro-batch(es) x {rows} row(s)",
+        f"{counted(processes, 'process', 'processes')} x "
+        f"{counted(micro_batches, 'micro-batch', 'micro-batches')} x {counted(rows, 'row')}",
         f"{arguments.optimizer}, {counted(int(arguments.warmup_steps), 'step')} of warm-up, "
         f"{arguments.lr_scheduler_type}{muon}; "
         f"precision {accelerator.mixed_precision} on {accelerator.device.type}",
@@ -63,6 +64,10 @@ def plan_lines(setup: PhaseSetup, phases: Sequence[Phase], index: int, *, step: 
         lines[2:2] = ["rows from " + ", ".join(f"{name} {share:.1%}" for name, share in shares)]
     if len(phases) > 1:
         lines[:0] = [f"phase {phase.index + 1} of {len(phases)}"]
+    if arguments.vocabulary_sample >= config.vocab_size:
+        lines.append(f"vocabulary_sample={arguments.vocabulary_sample:,} is not below the vocabulary: it has no effect")
+    if not corpora.validation:
+        lines.append("evaluation: none, as the corpus holds nothing out (prepare-corpus --validation_fraction)")
     return [*lines, f"resumed at step {step}"] if step > phase.first_step else lines
 
 
