@@ -299,10 +299,10 @@ class Adaptation:
                 deduplicate=arguments.deduplicate,
                 num_processes=arguments.num_processes,
             )
-            self.say(
-                f"{name}: {manifests['train']['tokens']:,} tokens in {manifests['train']['documents']:,} documents"
-            )
-            if not manifests["train"]["documents"]:
+            of = f", with the {'old' if suffix else 'new'} vocabulary" if self.changes_vocabulary else ""
+            train = manifests["train"]
+            self.say(f"{name}{of}: {train['tokens']:,} tokens in {train['documents']:,} documents")
+            if not train["documents"]:
                 raise UserError(
                     f"every document of {name}={getattr(arguments, name)} is in --validation_input too, and none "
                     f"is left to train on: leave it out of one of them"

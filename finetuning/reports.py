@@ -3,6 +3,7 @@
 import json
 import os
 import statistics
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def _draw(folder: str, split: str, classes: ClassReport) -> None:
     if classes.gold:
         figure = Figure(layout="constrained")
         draw_confusion(figure, classes)
-        figure.savefig(os.path.join(folder, f"{split}_confusion.png"))
+        _save(figure, Path(folder, f"{split}_confusion.png"))
     scores = classes.scores.items()
     rows = [(name, row["f1-score"], row["support"]) for name, row in scores if not name.endswith(" avg")]
     rows = sorted(rows, key=lambda row: -row[2])[:CLASSES_SHOWN]
@@ -95,7 +96,24 @@ def _draw(folder: str, split: str, classes: ClassReport) -> None:
     axes.barh(titles, [f1 for _, f1, _ in rows], color="#3b6ea5")
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel="F1", title=f"{split}: F1 by class (number of cases)")
-    figure.savefig(os.path.join(folder, f"{split}_f1_by_class.png"))
+    _save(figure, Path(folder, f"{split}_f1_by_class.png"))
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Save a figure, with one warning if letters are missing from the fonts, where matplotlib has one for each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        figure.savefig(path)
+    missing = [str(one.message) for one in caught if "missing from font" in str(one.message)]
+    if missing:
+        warnings.warn(
+            f"{path.name}: no font here has all letters of the class names, so some are boxes; "
+            f"{path.name.partition('_')[0]}_report.json has the names",
+            stacklevel=2,
+        )
+    for one in caught:
+        if str(one.message) not in missing:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def draw_confusion(figure: Any, classes: ClassReport) -> None:

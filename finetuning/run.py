@@ -16,7 +16,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from ..modeling.evaluation_mode import evaluation_mode
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, as_user_errors, first_line
-from ..utils.files import WriteCard, disk_errors, give_usual_permissions, remove_written
+from ..utils.files import WEIGHTS, WriteCard, disk_errors, remove_written, whole_files
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.plurals import counted
@@ -444,10 +444,9 @@ def _save(model: Any, tokenizer: Any, folder: str) -> None:
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
     model.config.update(model.dropout_before)  # dropout was for training only
-    model.save_pretrained(folder)
-    for path in Path(folder).glob("model*.safetensors"):
-        give_usual_permissions(path)
-    save_tokenizer(tokenizer, folder)
+    with whole_files(Path(folder), replacing=[WEIGHTS]) as new:
+        model.save_pretrained(new)
+        save_tokenizer(tokenizer, new)
 
 
 def _write_results(folder: str, results: dict[str, Any], settings: dict[str, Any]) -> None:

@@ -138,7 +138,8 @@ def _conll_rows(
     # a comment comes before a sentence and does not look like a row; "# O" inside a sentence is a word and its tag
     while block and block[0][1].startswith("#") and len(_cells(block[0][1], separator)) != width:
         block = block[1:]
-    return [(number, _cells(line, separator)) for number, line in block if not line.startswith("-DOCSTART-")]
+    rows = ((number, _cells(line, separator)) for number, line in block)
+    return [(number, cells) for number, cells in rows if cells[0].split()[:1] != ["-DOCSTART-"]]
 
 
 def _check_row(cells: list[str], width: int, *, word: int, tag: int, where: str) -> None:

@@ -181,7 +181,7 @@ def draw_attention_map(folder: str, text: str, output_file: str) -> None:
         for head in range(heads):
             axis = axes[layer][head]
             axis.imshow(weights_LHTT[layer][head], vmin=0, vmax=1, cmap="Blues")
-            axis.set_title(f"layer {layer}, head {head}", fontsize=6)
+            axis.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=6)
             axis.set_xticks([])
             axis.set_yticks([])
             if head == 0:
@@ -217,7 +217,7 @@ def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         with quiet():  # the head is left out on purpose, which transformers would report
             model = ClozeBertModel.from_pretrained(folder, attn_implementation="eager", use_safetensors=True).eval()
-    inputs = tokenizer(text, return_tensors="pt")
+    inputs = tokenizer(text, return_tensors="pt", return_offsets_mapping=True)
     length, most = inputs["input_ids"].shape[1], _most_tokens(model.config)
     if length == 0:
         raise UserError("--text holds no token")
@@ -227,7 +227,10 @@ def attention_of(folder: str, text: str) -> tuple[list[str], Any]:
         attentions = model(
             inputs["input_ids"], attention_mask=inputs["attention_mask"], output_attentions=True
         ).attentions
-    tokens: Any = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
+    # The pieces as the text has them; byte-level entries write letters outside of ASCII as signs for bytes.
+    ids, spans = inputs["input_ids"][0].tolist(), inputs["offset_mapping"][0].tolist()
+    entries: Any = tokenizer.convert_ids_to_tokens(ids)
+    tokens = [text[start:end].strip() or entry for entry, (start, end) in zip(entries, spans, strict=True)]
     return tokens, [weights_1HTT[0].float().numpy() for weights_1HTT in attentions]
 
 

@@ -203,7 +203,7 @@ def flush_folder(directory: Path) -> None:
     """Flush every file and folder below `directory` to disk, with the permissions that the umask gives."""
     for path in directory.rglob("*"):
         if path.is_file():
-            give_usual_permissions(path)
+            _give_usual_permissions(path)
             with path.open("r+b") as file:  # Windows flushes only what may be written
                 _flush(file.fileno())
         else:
@@ -211,7 +211,7 @@ def flush_folder(directory: Path) -> None:
     _flush_entries(directory)
 
 
-def give_usual_permissions(path: Path) -> None:
+def _give_usual_permissions(path: Path) -> None:
     """Give a file the permissions that the umask gives: safetensors creates files that only their owner can read."""
     umask = os.umask(0)
     os.umask(umask)

@@ -21,6 +21,7 @@ from clozebert.finetuning.arguments import (
     TokenArguments,
 )
 from clozebert.finetuning.predict import predict
+from clozebert.finetuning.reports import ClassReport, Report, write_report
 from clozebert.finetuning.run import finetune
 from clozebert.finetuning.sequence_task import SequenceExample
 from clozebert.utils.errors import UserError
@@ -150,6 +151,17 @@ def test_pictures(models: dict[str, str], data: dict[str, tuple[str, str]], tmp_
     finetune(arguments_of("token", data["token"], models["clozebert"], tmp_path / "o", max_steps=1))
     for name in ("eval_confusion.png", "eval_f1_by_class.png"):
         assert (tmp_path / "o" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_letters_that_no_font_has_are_one_warning_for_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = ["\U000f0000", "\U000f0001", "b"]
+    scores = {name: {"precision": 1.0, "recall": 1.0, "f1-score": 1.0, "support": 1.0} for name in names}
+    report = Report([], [], ClassReport(names, names, names, scores))
+    with pytest.warns(UserWarning, match="no font here has all letters") as caught:
+        write_report(str(tmp_path), "eval", report)
+    assert [str(one.message).partition(":")[0] for one in caught] == ["eval_confusion.png", "eval_f1_by_class.png"]
+    assert "eval_report.json has the names" in str(caught[0].message)
 
 
 @pytest.mark.parametrize("model", ["bert", "roberta", "clozebert"])

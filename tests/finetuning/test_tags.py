@@ -145,6 +145,8 @@ def test_conll_columns_comments_and_docstart(tmp_path: Path) -> None:
     ]
     assert read_tagged_file(str(tmp_path / "a.conll"), tag_column="2")[0].tags == ["X", "Y"]
     assert read_tagged_file(str(tmp_path / "a.conll"), tag_column="-2")[0].tags == ["X", "Y"]
+    text = "-DOCSTART- (1 EU)\tO\na\tO\n-DOCSTART-ed\tB-X\n"
+    assert read_tagged_file(write(tmp_path, "b.conll", text))[0].words == ["a", "-DOCSTART-ed"]
 
 
 @pytest.mark.parametrize(

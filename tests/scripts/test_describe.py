@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import clozebert
 from clozebert import ClozeBertConfig, ClozeBertForImageClassification, ClozeBertForMaskedLM
 from clozebert.configuration import ARCHITECTURES
+from clozebert.corpus.tokenizer import train_tokenizer
 from clozebert.scripts import describe
 from clozebert.scripts.describe import default_length, find_config, main, parts_of, symbols_of, table
 from clozebert.utils.errors import UserError
@@ -227,6 +228,15 @@ def test_it_runs_by_path(repository, python):
     done = python.run([repository / "scripts" / "describe.py", "bert-bas"])
     assert done.returncode == 2
     assert done.stderr.startswith("error: 'bert-bas' is neither")
+
+
+def test_the_pieces_are_written_as_in_the_text(tmp_path):
+    tokenizer = train_tokenizer(["hyvää yötä 國際"] * 9, algorithm="bpe", vocab_size=300)
+    tokenizer.save_pretrained(tmp_path)
+    config = ClozeBertConfig(**{**TINY, "vocab_size": len(tokenizer)})
+    ClozeBertForMaskedLM(config).save_pretrained(tmp_path)
+    tokens, _ = describe.attention_of(str(tmp_path), "hyvää yötä")
+    assert "".join(tokens) == "[CLS]hyvääyötä[SEP]"
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_vocabulary_mistakes(tokenizer):
     model = make(vocab_size=len(tokenizer))
     with pytest.raises(ValueError, match="'a', 'b', which the tokenizer has already"):
         extend_vocabulary(model, tokenizer, ["a", "face", "b"], texts=["a"])
-    with pytest.raises(ValueError, match="'zzz', 'yyy', without any part"):
+    with pytest.raises(ValueError, match="no part of 'zzz', 'yyy'"):
         extend_vocabulary(model, tokenizer, ["zzz", "face", "yyy"], texts=["a"])
 
 
@@ -208,6 +208,14 @@ def test_a_new_word_of_bpe_and_unigram_holds_its_space(algorithm, behind):
     assert result.after > 1
     with pytest.raises(ValueError, match=r"'estuary' \(as '.estuary'\), which the tokenizer has already"):
         extend_vocabulary(result.model, new, ["estuary"], texts=texts)
+
+
+def test_a_new_word_that_ends_in_a_mark_is_not_found_inside_others():
+    word, longer = "मे", "मेरा"
+    tokenizer = train_tokenizer([longer] * 20, algorithm="wordpiece", vocab_size=200)
+    texts = [f"{word} {longer}"]
+    result = extend_vocabulary(make(vocab_size=256), tokenizer, [word], texts=texts)
+    assert result.tokenizer.tokenize(texts[0]) == [word, *tokenizer.tokenize(longer)]
 
 
 def test_a_word_that_is_an_entry_without_its_space_only_gets_one_with_it():

@@ -416,7 +416,7 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
           "--num_attention_heads", "2", "--per_device_train_batch_size", "4", "--num_hidden_layers", "1",
           "--layer_types", "null", "--rope_parameters", "null", "--calibrate", "--calibrate_seconds", "0"])  # fmt: skip
     assert "of the peak of 1 x cpu" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="device='h10' must be one of a10, .*; did you mean 'h100'"):
+    with pytest.raises(ValueError, match=r"device='h10' must be one of a10, .*; did you mean 'h100'"):
         main(["--config", "tiny", "--device", "h10"])
     with pytest.raises(ValueError, match=r"price_per_hour=-1\.0 must be at least 0"):
         main(["--config", "tiny", "--device", "h100", "--price_per_hour=-1"])

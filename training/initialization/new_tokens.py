@@ -1,6 +1,7 @@
 """Adds tokens to a trained model and its tokenizer."""
 
 import copy
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,8 +43,7 @@ def extend_vocabulary(
     larger: Any = copy.deepcopy(vocabulary.tokenizer)
     sources = list(vocabulary.sources)
     beside = [token for token in pieces if _entry_of(larger, token) is None]
-    # A token that begins and ends with a letter or a digit is a word, and is not found inside other words.
-    larger.add_tokens([AddedToken(token, single_word=token[0].isalnum() and token[-1].isalnum()) for token in beside])
+    larger.add_tokens([AddedToken(token, single_word=_is_word(token)) for token in beside])
     # A model may have more rows than its tokenizer has tokens; these rows are used first.
     sources += [[row] for row in range(len(sources), model.config.vocab_size)]
     sources += [[] for _ in range(len(larger) - len(sources))]
@@ -61,6 +61,11 @@ def extend_vocabulary(
     loss, count = masked_loss(model, old_documents, None)
     after = pseudo_perplexity(new, new_documents, num_tokens=count)
     return WarmStart(new, perplexity(loss / count), after, larger)
+
+
+def _is_word(token: str) -> bool:
+    """Whether it begins and ends with a letter, a digit or a mark on one, and so is not found inside other words."""
+    return all(end.isalnum() or unicodedata.category(end).startswith("M") for end in (token[0], token[-1]))
 
 
 def known_tokens(tokenizer: Any, tokens: Sequence[str]) -> dict[str, str]:
