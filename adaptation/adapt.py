@@ -241,7 +241,7 @@ class Adaptation:
             if (count := scores["eval_predicted_tokens"]) < _FEW_PREDICTIONS:
                 self.say(
                     f"{TEXT_NAMES[name]}: its loss is a mean over only {count:,} predicted tokens, and says little: "
-                    f"{self._way_to_more(name)}"
+                    f"{self.arguments.way_to_more(name)}"
                 )
         seconds = time.monotonic() - begun
         overlaps = self._overlaps(load_tokenizer(str(self.work / "start")))
@@ -345,7 +345,7 @@ class Adaptation:
                     )
             except NothingPredictedError:
                 raise UserError(
-                    f"no token of the {name} text to score is predicted: {self._way_to_more(name)}"
+                    f"no token of the {name} text to score is predicted: {self.arguments.way_to_more(name)}"
                 ) from None
             known = survey([split], shares=[1.0], unk_token_id=tokenizer.unk_token_id)
             found["unknown_share"] = known.unknown_share
@@ -443,14 +443,6 @@ class Adaptation:
         write_text(target / ADAPTATION_RESULTS, json.dumps(results, indent=2) + "\n")
         self.say(render_report(results))
         return results
-
-    def _way_to_more(self, name: str) -> str:
-        """How to get more of a text that is scored."""
-        if name == "general":
-            return "give more, with --general_input"
-        if self.arguments.corpus:
-            return "prepare the corpus with more held out (prepare-corpus --validation_fraction)"
-        return "hold out more, with --validation_fraction or --validation_input"
 
     def _overlaps(self, tokenizer: Any) -> dict[str, str]:
         trained_on = list(self._trained_on().values())

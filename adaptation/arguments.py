@@ -182,13 +182,21 @@ class AdaptationArguments:
         if self.keep_input and not self.trim_vocabulary:
             raise UserError("keep_input needs --trim_vocabulary")
 
+    def way_to_more(self, name: str) -> str:
+        """How to get more of the text that is scored under this name: `new` or `general`."""
+        if name == "general":
+            return "give more, with --general_input"
+        if self.corpus:
+            return "prepare the corpus with more held out (prepare-corpus --validation_fraction)"
+        return "hold out more, with --validation_fraction or --validation_input"
+
     def _refuse_unused(self, *, holds_out: bool) -> None:
         """Refuse flags about text that is not read here or not held out, and epochs where something else decides."""
         unused = {}
         if not holds_out:
             unused["validation_fraction"] = "no text is held out of --corpus, or beside --validation_input"
         if not any(getattr(self, name) for name in TEXT_FLAGS):
-            names = ("document_separator", "deduplicate", "on_bad_text", "num_processes")
+            names = ("document_separator", "deduplicate", "on_bad_text")
             unused |= dict.fromkeys(names, "a prepared corpus stays as it is")
         for name in ("max_steps", "max_minutes"):
             if getattr(self, name) is not None:

@@ -312,7 +312,7 @@ def assert_same_bits(one: Path, other: Path, *, step: int) -> None:
 
 
 def changed_weights(folder: Path, flag: str, value: str, *, continued: bool, **model: Any) -> list[str]:
-    """The weights that begin otherwise with `flag` as `value` than as `random`, in a run of nothing but a start.
+    """The weights that begin otherwise with the setting `flag` as `value` than as `random`, in a run of one step.
 
     Args:
         continued: the runs go on from a trained model.
@@ -328,7 +328,11 @@ def changed_weights(folder: Path, flag: str, value: str, *, continued: bool, **m
         started_from = {"model_name_or_path": str(folder / "base")}
     tables = []
     for begins in ("random", value):
-        main(flags({**started_from, **settings(folder, output_dir=folder / begins, **{flag: begins}, **common)}))
+        # In a recipe, as such a flag is refused beside a model.
+        recipe = folder / f"{begins}.yaml"
+        recipe.write_text(f"{flag}: {begins}\n")
+        given = settings(folder, output_dir=folder / begins, config=recipe, **common)
+        main(flags({**started_from, **given}))
         tables.append(load_file(folder / begins / "model.safetensors"))
     return sorted(name for name, weight in tables[0].items() if not torch.equal(weight, tables[1][name]))
 

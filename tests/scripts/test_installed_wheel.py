@@ -78,7 +78,7 @@ def test_two_processes_train_by_a_recipe_and_a_launch_file_of_the_wheel(installe
     assert launch_file.startswith(str(installed.bin.parent))
     done = installed.launch("--config_file", launch_file, *flags("encoder"))
     assert done.returncode == 0, done.stderr
-    assert "2 process(es) x 2 micro-batch(es) x 2 row(s)" in done.stdout
+    assert "2 processes x 2 micro-batches x 2 rows" in done.stdout
     # The recipe's values, where no flag changes them.
     assert re.search(r"muon, 0 steps of warm-up, wsd", done.stdout), done.stdout
     assert [line["step"] for line in log_of(installed.folder / "encoder") if "loss" in line] == [1, 2, 3, 4]

@@ -418,7 +418,7 @@ def test_what_does_not_fit_together_is_refused(prepared: Path, tmp_path: Path) -
         ({"global_batch_size": 6}, {}, "per_device_train_batch_size=4 must divide the 6 rows"),
         ({"report_to": "wandb"}, {}, "report_to='wandb' needs a package that is not installed"),
         ({"mixed_precision": "fp16"}, {}, "mixed_precision='fp16' needs a CUDA device"),
-        ({"resume_from_checkpoint": str(other)}, {}, "is no whole checkpoint: manifest.json cannot be read"),
+        ({"resume_from_checkpoint": str(other)}, {}, "is not a complete checkpoint: manifest.json cannot be read"),
     ]
     if torch.cuda.is_available():
         del refused[-2]
