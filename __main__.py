@@ -30,7 +30,9 @@ PROGRAMS = {
 def usage() -> str:
     width = max(map(len, PROGRAMS))
     lines = [f"  {verb:{width}}  {summary}" for verb, (_, summary) in PROGRAMS.items()]
-    return "\n".join(["usage: clozebert VERB [flags]", "", *lines, "", "clozebert VERB --help shows a verb's flags."])
+    return "\n".join(
+        ["usage: clozebert COMMAND [flags]", "", *lines, "", "clozebert COMMAND --help shows the flags of a command."]
+    )
 
 
 def main() -> None:
@@ -47,7 +49,7 @@ def main() -> None:
     verb = arguments[0]
     if verb not in PROGRAMS:
         hint = did_you_mean(verb, PROGRAMS, otherwise="")
-        exit_with_error(f"unknown verb {verb!r}" + (f"; {hint}" if hint else f"\n\n{usage()}"))
+        exit_with_error(f"unknown command {verb!r}" + (f"; {hint}" if hint else f"\n\n{usage()}"))
     program = importlib.import_module(f"clozebert.scripts.{PROGRAMS[verb][0]}")
     run(lambda: program.main(arguments[1:]))
 

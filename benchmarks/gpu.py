@@ -298,13 +298,14 @@ def tables(results: dict[str, Any]) -> list[str]:
     """The measurements and the failures, as Markdown."""
     machine = results["machine"]
     lines = [f"Measured on {machine['gpu']}, torch {machine['torch']}, transformers {machine['transformers']}.", ""]
-    lines += ["| block | command | status | seconds | tokens/s | loss |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += ["| command | status | seconds | tokens/s | loss |", "| --- | --- | --- | --- | --- |"]
     failed, profiles = [], []
     for block, commands in results["blocks"].items():
         for name, facts in commands.items():
             speed = f"{facts['tokens_per_second']:,.0f}" if "tokens_per_second" in facts else ""
             loss = f"{facts['loss']:.5g}" if "loss" in facts else ""
-            cells = (block, name, facts["status"], facts["seconds"], speed, loss)
+            whole = block if block.endswith(name) else f"{block}: {name}"
+            cells = (whole, facts["status"], facts["seconds"], speed, loss)
             lines.append(f"| {' | '.join(map(str, cells))} |")
             if facts["status"]:
                 failed.append((block, name, facts["said"].strip().splitlines()[-1:] or [""]))

@@ -309,6 +309,11 @@ class ClozeBertConfig(PreTrainedConfig):
             return kwargs
         given = scaling or self.rope_parameters or {}
         is_by_layer_type = not given.keys().isdisjoint(_LAYER_TYPES)
+        if is_by_layer_type and (others := sorted(given.keys() - set(_LAYER_TYPES))):
+            raise ValueError(
+                f"rope_parameters holds {', '.join(others)} beside layer types: give one dict for each of "
+                f"{' and '.join(_LAYER_TYPES)}, or one for all"
+            )
         default = {"rope_type": "default", "rope_theta": theta or self.default_theta}
         parameters = {}
         for layer_type in sorted(set(self.layer_types or ["full_attention"])):
@@ -461,10 +466,8 @@ def _check_rope(parameters: dict[str, Any]) -> None:
         raise ValueError(f"rope_parameters of rope_type={rope_type!r} need {', '.join(missing)}")
     for key in ("rope_theta", "factor"):
         value = parameters.get(key, 1)
-        if isinstance(value, str):
+        if not isinstance(value, (int, float)) or not value > 0:
             raise ValueError(f"rope_parameters: {key}={value!r} must be a number above 0")
-        if not value > 0:
-            raise ValueError(f"rope_parameters: {key}={value} must be above 0")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("rope_parameters: partial_rotary_factor must be 1.0: all channels of a head turn")
 

@@ -175,6 +175,7 @@ def _find_texts(table: Table, *, taken: str | None) -> tuple[str, str | None]:
     raise UserError(
         f"{table.source}: cannot tell which column is the text; "
         f"give --text_column (columns: {', '.join(table.columns)})"
+        + (", or its number if the first row is no header" if table.is_header_in_doubt else "")
     )
 
 

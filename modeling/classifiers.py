@@ -25,7 +25,7 @@ from .encoder import ClozeBertModel, ClozeBertPreTrainedModel, asks_for_states
 from .fast_paths import Dropout
 from .heads import PairComparison, Pooling, make_classifier_head, spans_among_tokens
 from .inputs import leading_shape, row_mask
-from .losses import cross_entropy, find_problem_type, position_loss, sequence_loss
+from .losses import check_label_shape, cross_entropy, find_problem_type, position_loss, sequence_loss
 from .packed import Packed, find_packed
 
 
@@ -162,6 +162,7 @@ class ClozeBertForTokenClassification(_Classifier):
         logits = self._classify(outputs.last_hidden_state)
         loss = None
         if labels is not None:
+            check_label_shape(labels, logits.shape[:2])
             loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

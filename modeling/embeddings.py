@@ -30,7 +30,8 @@ class TextEmbeddings(nn.Module):
         super().__init__()
         size = config.embedding_size or config.hidden_size
         if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
-            raise ValueError(f"pad_token_id={config.pad_token_id} must lie below vocab_size={config.vocab_size}")
+            last = config.vocab_size - 1
+            raise ValueError(f"pad_token_id={config.pad_token_id} must lie between 0 and vocab_size - 1 = {last}")
         self.config = config
         self.size = size
         self.pad_token_id: Any = config.pad_token_id

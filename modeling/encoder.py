@@ -52,7 +52,7 @@ class ClozeBertPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal with `initializer_range`; biases, padding rows and unused rows of positions are zero."""
+        """Normal with `initializer_range`; biases, and the rows of padding of both tables, are zero."""
         super()._init_weights(module)
         std = self.config.initializer_range
         if isinstance(module, ImageEmbeddings):

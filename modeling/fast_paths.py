@@ -61,7 +61,7 @@ def is_plain() -> bool:
 def is_traced() -> bool:
     """Whether the computation is traced or transformed, by `torch.compile`, `jit`, `export` or `func`.
 
-    Then the code path must not depend on a value or a length, and only plain formulas are used.
+    Then the code path must not depend on a value or a length, and only fast paths for compiled code are used.
     """
     if torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.jit.is_tracing():
         return True

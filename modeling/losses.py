@@ -34,7 +34,7 @@ def cross_entropy(
     _check_labels(labels_M, rows=logits_MC.shape[0], classes=logits_MC.shape[-1])
     labels_M = labels_M.to(logits_MC.device).long()
     if class_weights_C is None and not is_plain() and not is_traced():
-        total = _CrossEntropyOfRows.apply(logits_MC, labels_M, IGNORED_LABEL)
+        total = _CrossEntropyOfRows.apply(logits_MC, labels_M)
     else:
         logits_MC = widen(logits_MC)
         weight_C = None if class_weights_C is None else class_weights_C.to(logits_MC)
@@ -93,6 +93,7 @@ def position_loss(
 ) -> torch.Tensor:
     """Cross-entropy over the tokens of a row; positions without a token are ignored."""
     positions_B = positions_B.flatten().to(logits_BT.device)
+    _check_count(positions_B, logits_BT.shape[0])
     last = logits_BT.shape[1] - 1
     outside_B = (positions_B < 0) | (positions_B > last)
     if is_token_BT is not None:
@@ -155,42 +156,39 @@ def sequence_loss(
 
 
 class _CrossEntropyOfRows(torch.autograd.Function):
-    """-sum log softmax(logits)[label], in float32 or better; labels equal to `ignored` are left out.
+    """-sum log softmax(logits)[label], in float32 or better; labels of -100 are left out.
 
     There is no tensor of all log-probabilities, and no float32 copy of half-precision logits. A few rows at a time are
     read and widened, once in the forward and once in the backward pass.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits_MC: torch.Tensor, labels_M: torch.Tensor, ignored: int) -> torch.Tensor:
+    def forward(ctx: Any, logits_MC: torch.Tensor, labels_M: torch.Tensor) -> torch.Tensor:
         log_sums_M = torch.cat([softmax_and_log_sum(widen(rows))[1] for (rows,) in few_rows_at_once(logits_MC)])
         ctx.save_for_backward(logits_MC, labels_M)
-        ctx.ignored = ignored
-        counted_M = labels_M != ignored
-        chosen_M = widen(logits_MC.gather(1, _class_of(labels_M, ctx.ignored)[:, None]).squeeze(1))
+        counted_M = labels_M != IGNORED_LABEL
+        chosen_M = widen(logits_MC.gather(1, _class_of(labels_M)[:, None]).squeeze(1))
         return (log_sums_M - chosen_M).masked_fill(~counted_M, 0).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits_MC, labels_M = ctx.saved_tensors
-        scale_M = grad * (labels_M != ctx.ignored)
+        scale_M = grad * (labels_M != IGNORED_LABEL)
         # d(-log softmax(x)[label]) / dx = softmax(x) - 1[label]
         if torch.is_grad_enabled() or _is_batched(grad):  # the gradient itself will be differentiated, or is several
             probabilities = widen(logits_MC).softmax(dim=-1)
-            probabilities = probabilities - F.one_hot(_class_of(labels_M, ctx.ignored), logits_MC.shape[1])
-            return (probabilities * scale_M[:, None]).to(logits_MC.dtype), None, None
+            probabilities = probabilities - F.one_hot(_class_of(labels_M), logits_MC.shape[1])
+            return (probabilities * scale_M[:, None]).to(logits_MC.dtype), None
         grad_MC = torch.empty_like(logits_MC)
         wide = torch.promote_types(logits_MC.dtype, torch.float32)
         for rows, out, labels, scale in few_rows_at_once(logits_MC, grad_MC, labels_M, scale_M):
             is_wide = out.dtype == wide
             probabilities = torch.softmax(rows, dim=-1, dtype=wide, out=out if is_wide else None)
-            probabilities.scatter_add_(
-                1, _class_of(labels, ctx.ignored)[:, None], probabilities.new_full((len(labels), 1), -1)
-            )
+            probabilities.scatter_add_(1, _class_of(labels)[:, None], probabilities.new_full((len(labels), 1), -1))
             probabilities.mul_(scale[:, None])
             if not is_wide:
                 out.copy_(probabilities)
-        return grad_MC, None, None
+        return grad_MC, None
 
 
 def _is_batched(grad: torch.Tensor) -> bool:
@@ -203,9 +201,9 @@ def _is_batched(grad: torch.Tensor) -> bool:
     return any(ask is not None and ask(grad) for ask in asks)
 
 
-def _class_of(labels_M: torch.Tensor, ignored: int = IGNORED_LABEL) -> torch.Tensor:
+def _class_of(labels_M: torch.Tensor) -> torch.Tensor:
     """0 for ignored labels. Other negative ones stay: on a CUDA device, nothing but its kernels refuses them."""
-    return labels_M.masked_fill(labels_M == ignored, 0)
+    return labels_M.masked_fill(labels_M == IGNORED_LABEL, 0)
 
 
 def few_rows_at_once(logits_MC: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -228,13 +226,23 @@ def softmax_and_log_sum(x_MC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 
 def _check_labels(labels_M: torch.Tensor, *, rows: int, classes: int) -> None:
     """Raise `ValueError` for a wrong number of labels, for floats and, on a CPU, for labels outside the classes."""
-    if labels_M.numel() != rows:
-        raise ValueError(f"labels hold {labels_M.numel()} numbers, but there are {rows} predictions: give one for each")
+    _check_count(labels_M, rows)
     if labels_M.is_floating_point():
         raise ValueError(f"labels of type {labels_M.dtype} must be whole numbers: each is the number of a class")
     wrong = value_outside(labels_M, classes, ignored=IGNORED_LABEL)
     if wrong is not None:
         raise ValueError(f"labels hold {wrong}, outside the {classes} classes; {IGNORED_LABEL} marks no label")
+
+
+def _check_count(labels_M: torch.Tensor, rows: int) -> None:
+    if labels_M.numel() != rows:
+        raise ValueError(f"labels hold {labels_M.numel()} numbers, but there are {rows} predictions: give one for each")
+
+
+def check_label_shape(labels: torch.Tensor, shape_BT: torch.Size) -> None:
+    """Raise `ValueError` for labels of tokens in another shape, such as transposed ones; flat ones are taken."""
+    if labels.dim() > 1 and labels.shape != shape_BT:
+        raise ValueError(f"labels of shape {tuple(labels.shape)} must be {tuple(shape_BT)}, as the input")
 
 
 def _divide(total: torch.Tensor, here: Any, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
@@ -245,6 +253,6 @@ def _divide(total: torch.Tensor, here: Any, num_items_in_batch: torch.Tensor | i
 
 
 __all__ = [
-    "IGNORED_LABEL", "cross_entropy", "few_rows_at_once", "find_problem_type", "position_loss",
+    "IGNORED_LABEL", "check_label_shape", "cross_entropy", "few_rows_at_once", "find_problem_type", "position_loss",
     "sampled_cross_entropy", "sequence_loss", "softmax_and_log_sum",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from ..configuration.configuration_clozebert import ClozeBertConfig
 from .encoder import ClozeBertModel, ClozeBertPreTrainedModel, asks_for_states
 from .heads import DenseHead
 from .inputs import check_ids, leading_shape
-from .losses import cross_entropy, sampled_cross_entropy
+from .losses import IGNORED_LABEL, check_label_shape, cross_entropy, sampled_cross_entropy
 
 
 class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
@@ -78,8 +78,10 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
             loss; logits [B, T, V], or [M, V] at `masked_positions`, or at the labelled positions with
             `sparse_prediction`.
         """
+        if masked_positions is None and labels is not None:
+            check_label_shape(labels, leading_shape(input_ids, inputs_embeds))
         if masked_positions is None and labels is not None and self.config.sparse_prediction:
-            masked_positions = (labels.flatten() != -100).nonzero().squeeze(1)
+            masked_positions = (labels.flatten() != IGNORED_LABEL).nonzero().squeeze(1)
             labels = labels.flatten()[masked_positions]
         elif masked_positions is not None and labels is not None and labels.shape != masked_positions.shape:
             raise ValueError(

@@ -27,7 +27,8 @@ class Packed:
         cu_seq_lens: int32 [S + 1], cumulative lengths from 0 to N.
         max_length: L, or any larger number.
         position_ids: [B or 1, T], from 0 in each document.
-        plans: the attention plans made from it (attention_tiles.py), for each number of heads and each window.
+        plans: the attention plans made from it (attention_tiles.py), by number of heads, window, whether
+            there is a gradient, and whether all tokens are read.
     """
 
     cu_seq_lens: torch.Tensor
@@ -153,6 +154,10 @@ def find_packed(
     if attention_mask is not None:
         raise ValueError("give either attention_mask or cu_seq_lens_q: a packed run has no padding to mask")
     if packed is not None:
+        if position_ids is not None:
+            raise ValueError("give either packed or position_ids: packed documents have their own positions")
+        if packed.position_ids.shape[1] != shape_BT[1]:
+            raise ValueError(f"packed describes {packed.position_ids.shape[1]} tokens, and the row has {shape_BT[1]}")
         return packed
     assert cu_seq_lens is not None
     if shape_BT[0] != 1:

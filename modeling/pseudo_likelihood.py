@@ -84,7 +84,7 @@ def masked_log_likelihoods(
             log_p_B = logits_BV.float().log_softmax(dim=-1).gather(1, labels_B.to(device)[:, None]).squeeze(1)
             scores_R[now_B] = log_p_B.cpu().double()
             if report is not None:
-                report(first if first < len(order_R) else len(order_R), len(order_R))
+                report(min(first, len(order_R)), len(order_R))
     return list(scores_R.split(torch.bincount(documents_R, minlength=len(documents)).tolist()))
 
 

@@ -50,7 +50,7 @@ def test_a_profile_is_read_among_warnings(gpu: dict[str, Any]) -> None:
         machine = {"gpu": "a GPU", "torch": "2.11", "transformers": "5.17"}
         return "\n".join(gpu["tables"]({"machine": machine, "blocks": {"profile: default": {"default": default}}}))
 
-    assert "| profile: default | default | 0 | 60.0 | 346,141 | 10.997 |" in page(said)
+    assert "| profile: default | 0 | 60.0 | 346,141 | 10.997 |" in page(said)
     assert "| default | 142.0 | 346,141 | 10.99710 | 47 | 20.50 | matmuls 60.0, norms 10.0 |" in page(said)
     assert "profile: default, default: `no figures in what it printed`" in page("nothing\n")
 

@@ -387,4 +387,4 @@ def test_every_script_is_a_verb(repository: Path) -> None:
 def test_an_unknown_verb_is_an_error() -> None:
     done = subprocess.run([sys.executable, "-m", "clozebert", "pretran"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "unknown verb 'pretran'; did you mean 'pretrain'?" in done.stderr
+    assert "unknown command 'pretran'; did you mean 'pretrain'?" in done.stderr

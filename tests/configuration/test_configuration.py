@@ -56,6 +56,15 @@ CONTRADICTIONS = {
         {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}},
         "'llama3' need low_freq_factor, high_freq_factor",
     ),
+    "rope base": ({"rope_parameters": {"rope_theta": None}}, "rope_theta=None must be a number above 0"),
+    "rope for a misspelt layer type": (
+        {"rope_parameters": {"full_attention": {"rope_theta": 5.0}, "sliding_atention": {"rope_theta": 7.0}}},
+        "rope_parameters holds sliding_atention beside layer types",
+    ),
+    "rope for all and for a layer type": (
+        {"rope_parameters": {"full_attention": {"rope_theta": 5.0}, "rope_theta": 7.0}},
+        "holds rope_theta beside layer types: give one dict for each of full_attention and sliding_attention",
+    ),
     "part of a head": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1.0"),
 }
 

@@ -251,14 +251,17 @@ def test_a_value_is_checked_when_it_is_set():
 
 @pytest.mark.parametrize("theta", [-10_000.0, 0.0])
 def test_a_rotary_base_that_gives_no_angles(theta):
-    with pytest.raises(ValueError, match=r"rope_theta=-?\d+\.0 must be above 0"):
+    with pytest.raises(ValueError, match=r"rope_theta=-?\d+\.0 must be a number above 0"):
         tiny_config(rope_parameters={"rope_type": "default", "rope_theta": theta})
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}}, r"rope_theta=-1.0 must be above 0"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": -1.0}},
+            r"rope_theta=-1.0 must be a number above 0",
+        ),
         ({"rope_parameters": {"rope_typ": "linear"}}, "did you mean 'rope_type'"),
         ({"rope_theta": 500.0}, r"rope_theta=500.0 cannot be overridden by itself: give rope_parameters"),
     ],

@@ -14,6 +14,7 @@ from clozebert import (
     ClozeBertModel,
 )
 from clozebert.modeling.losses import sequence_loss
+from clozebert.modeling.packed import Packed
 
 IDS = torch.as_tensor(random_ids(2, 9))
 LONG = torch.as_tensor(random_ids(1, 42))
@@ -114,6 +115,16 @@ INPUTS = {
         {"input_ids": IDS, "cu_seq_lens_q": whole(0, 9)},
         "cu_seq_lens_q .* the batch has 2",
     ),
+    "documents of another length": (
+        {},
+        {"input_ids": IDS[:1], "packed": Packed.from_lengths([3, 4])},
+        "packed describes 7 tokens, and the row has 9",
+    ),
+    "documents and positions": (
+        {},
+        {"input_ids": IDS[:1], "packed": Packed.from_lengths([4, 5]), "position_ids": torch.arange(9)[None]},
+        "either packed or position_ids",
+    ),
     "boundaries and a mask": (
         {},
         {**bounds(0, 9), "attention_mask": ones(1, 9)},
@@ -194,8 +205,14 @@ HEADS = {
     "labels of another shape": (
         ClozeBertForMaskedLM,
         {"labels": IDS[:, :8]},
-        "labels hold 16 numbers, .* 18 predictions",
+        r"labels of shape \(2, 8\) must be \(2, 9\), as the input",
     ),
+    "labels that are transposed": (
+        ClozeBertForMaskedLM,
+        {"labels": IDS.T},
+        r"labels of shape \(9, 2\) must be \(2, 9\)",
+    ),
+    "flat labels, too few": (ClozeBertForMaskedLM, {"labels": IDS[0]}, "labels hold 9 numbers, .* 18 predictions"),
     "label too large": (ClozeBertForMaskedLM, {"labels": IDS * 0 + 53}, "labels hold 53, outside the 53 classes"),
     "label negative": (
         ClozeBertForMaskedLM,
@@ -224,7 +241,8 @@ HEADS = {
         {"labels": torch.rand(2, 4)},
         r"labels of shape \(2, 4\) do not fit",
     ),
-    "tags of another shape": (ClozeBertForTokenClassification, {"labels": IDS[:, :8] % 5}, "labels hold 16 numbers"),
+    "tags of another shape": (ClozeBertForTokenClassification, {"labels": IDS[:, :8] % 5}, r"labels of shape \(2, 8\)"),
+    "transposed tags": (ClozeBertForTokenClassification, {"labels": IDS.T % 5}, r"labels of shape \(9, 2\) must be"),
     "tag too large": (ClozeBertForTokenClassification, {"labels": IDS * 0 + 5}, "labels hold 5, outside the 5 classes"),
     "a start without an end": (
         ClozeBertForQuestionAnswering,
@@ -236,6 +254,11 @@ HEADS = {
         {"start_positions": whole(1), "end_positions": whole(1)},
         "labels hold 1 numbers",
     ),
+    "an answer for one of two, and a mask": (
+        ClozeBertForQuestionAnswering,
+        {"start_positions": whole(1), "end_positions": whole(1), "attention_mask": ones(2, 9)},
+        "labels hold 1 numbers",
+    ),
     "no choices": (ClozeBertForMultipleChoice, {}, r"\[batch, choices, length\]"),
 }
 
@@ -245,6 +268,13 @@ def test_heads(model_class, inputs, message):
     model = build(model_class, tiny_config())
     with pytest.raises(ValueError, match=message):
         model(IDS, **inputs)
+
+
+def test_sparse_prediction_refuses_labels_of_another_shape():
+    model = build(ClozeBertForMaskedLM, tiny_config(sparse_prediction=True))
+    for labels in (IDS[:1], IDS.T):
+        with pytest.raises(ValueError, match=r"labels of shape .* must be \(2, 9\), as the input"):
+            model(IDS, labels=labels)
 
 
 def test_an_unknown_problem_type():
@@ -265,7 +295,7 @@ SIZES = {
     "key heads": (ClozeBertModel, {"num_key_value_heads": 3}, "num_attention_heads=4 .* num_key_value_heads=3"),
     "odd heads under rope": (ClozeBertModel, {"num_attention_heads": 8}, "rope needs an even head size"),
     "activation": (ClozeBertModel, {"hidden_act": "gelo"}, "unknown activation 'gelo'"),
-    "padding id": (ClozeBertModel, {"pad_token_id": 53}, "pad_token_id=53 must lie below vocab_size=53"),
+    "padding id": (ClozeBertModel, {"pad_token_id": 53}, "pad_token_id=53 must lie between 0 and vocab_size - 1 = 52"),
     "patches": (ClozeBertModel, {**IMAGE, "patch_size": 5}, "image_size=12 must be a multiple of patch_size=5"),
     "decoder of another width": (
         ClozeBertForMaskedLM,

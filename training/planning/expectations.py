@@ -98,9 +98,10 @@ def length_lines(
             f"{', or '.join(ways_out) or 'more text'}"
         )
     if tokens < _LITTLE_TEXT and given.model_name_or_path is None:
+        little = f"{_short(tokens)} tokens teach a new model little; " if tokens < _LITTLE_TEXT / 10 else ""
         lines.append(
-            f"expect: {_short(tokens)} tokens teach a new model little; for less than about {_short(_LITTLE_TEXT)}, "
-            f"continuing from a published model of such text (--model_name_or_path) is usually better, if there is one"
+            f"expect: {little}for less than about {_short(_LITTLE_TEXT)} tokens, continuing from a published model of "
+            f"such text (--model_name_or_path) is usually better, if there is one"
         )
     return lines
 
