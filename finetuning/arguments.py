@@ -164,7 +164,7 @@ class FinetuningArguments:
                 f"run is: give one of them"
             )
 
-        if self.lr_scheduler_type == "constant" and self.warmup_steps != type(self).warmup_steps:
+        if self.lr_scheduler_type == "constant" and self.warmup_steps not in (0, type(self).warmup_steps):
             raise UserError(
                 f"--warmup_steps {self.warmup_steps:g}: --lr_scheduler_type constant has no warm-up; take "
                 f"constant_with_warmup"

@@ -154,8 +154,6 @@ def find_packed(
     if attention_mask is not None:
         raise ValueError("give either attention_mask or cu_seq_lens_q: a packed run has no padding to mask")
     if packed is not None:
-        if position_ids is not None:
-            raise ValueError("give either packed or position_ids: packed documents have their own positions")
         if packed.position_ids.shape[1] != shape_BT[1]:
             raise ValueError(f"packed describes {packed.position_ids.shape[1]} tokens, and the row has {shape_BT[1]}")
         return packed

@@ -55,11 +55,14 @@ def _check_model(folder: Path) -> tuple[str, list[str], str]:
 
     checkpoints = [folder] if (folder / STATE_FOLDER).is_dir() else list_checkpoints(folder)
     # The checkpoints of fine-tuning are written by transformers and have no manifest.
-    checkpoints = [one for one in checkpoints if not (one / "trainer_state.json").exists()]
+    is_tuned = (folder / "finetuning_settings.json").is_file()
+    checkpoints = [one for one in checkpoints if not is_tuned and not (one / "trainer_state.json").exists()]
     problems, count = _check_checkpoints(checkpoints)
     if checkpoints == [folder]:
         return "checkpoint", problems, _as_written(count)
     has_model = (folder / "config.json").exists() or any(folder.glob("*.safetensors"))
+    if is_tuned and not has_model:
+        raise UserError(f"{folder} is a fine-tuning run that has not ended: it holds no model yet")
     if not checkpoints and not has_model:
         raise UserError(f"{folder} holds no corpus, no run and no model: name the folder of one")
     found = [_as_written(count)] if checkpoints else []

@@ -14,8 +14,9 @@ from typing import Any
 
 from clozebert.scripts._program import open_input, parse, read_file, run, say_left_out
 from clozebert.utils.command_line import flag
-from clozebert.utils.errors import UserError, check_at_least
+from clozebert.utils.errors import check_at_least
 from clozebert.utils.files import check_output_dir, disk_errors, whole_files
+from clozebert.utils.plurals import counted
 from clozebert.utils.tokenizer_files import save_tokenizer
 
 
@@ -52,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     from clozebert.hub.origin import facts_of_origin
     from clozebert.hub.processors import copy_beside
     from clozebert.training.initialization.growth import grow
-    from clozebert.training.initialization.new_tokens import known_tokens
+    from clozebert.training.initialization.new_tokens import enlarge
     from clozebert.utils.progress_bar import quiet
 
     check_place = partial(check_output_dir, arguments.output_dir, way_out="give another folder")
@@ -63,11 +64,13 @@ def main(argv: list[str] | None = None) -> None:
     say_left_out(reader)
     folder = find_folder(arguments.model_name_or_path)
     tokenizer: Any = load_tokenizer(str(folder))
-    known = known_tokens(tokenizer, new_tokens)
-    if known and len(known) < len(new_tokens):
-        kept = ", ".join(known)
-        print(f"{len(known)} of {len(new_tokens)} tokens stay as they are, in the tokenizer already: {kept}")
-        new_tokens = [token for token in new_tokens if token not in known]
+    enlarged = enlarge(tokenizer, new_tokens)
+    if len(enlarged.left_out) < len(new_tokens):  # else nothing is left to add, and `grow` refuses
+        for token, why in enlarged.left_out.items():
+            print(f"{token!r} is left out: it {why}")
+        new_tokens = [token for token in new_tokens if token not in enlarged.left_out]
+    if new_tokens and enlarged.beside:
+        print(f"{counted(len(enlarged.beside), 'token')} beside the vocabulary: {', '.join(enlarged.beside)}")
     model = load_clozebert_masked_lm(folder)
     dtype = model.dtype
     model = model.float()  # so that rounding does not show in the figures
@@ -112,10 +115,7 @@ def _new_tokens(given: list[str]) -> list[str]:
             tokens.append(item)
         else:
             tokens += filter(None, map(str.strip, read_file("new_tokens", item[1:]).splitlines()))
-    if len(set(tokens)) != len(tokens):
-        twice = next(token for token in tokens if tokens.count(token) > 1)
-        raise UserError(f"new_tokens names {twice!r} twice")
-    return tokens
+    return list(dict.fromkeys(tokens))
 
 
 if __name__ == "__main__":

@@ -62,11 +62,13 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
             f"model_name_or_path={continued!r} brings its own configuration: leave out "
             f"{', '.join(f'--{key}' for key in model_flags)}"
         )
-    for other, given in (("max_minutes", flags), ("num_train_epochs", flags), ("num_train_epochs", recipe)):
-        if "max_steps" in given and other in given:
+    for other, given, where in (
+        ("max_minutes", flags, ""), ("num_train_epochs", flags, ""), ("num_train_epochs", recipe, f"recipe {name}: ")
+    ):  # fmt: skip
+        if "max_steps" in given and other in given and (given is flags or not {"max_steps", other} & flags.keys()):
             raise UserError(
-                f"max_steps={given['max_steps']} and {other}={given[other]} both say how long the run is: give one of "
-                f"them"
+                f"{where}max_steps={given['max_steps']} and {other}={given[other]} both say how long the run is: give "
+                f"one of them"
             )
     _refuse_unused({**recipe, **run_flags}, run_flags)
     keep_schedule_shape(recipe, flags)

@@ -112,7 +112,9 @@ def add_words(tokenizer: "PreTrainedTokenizerFast", words: Sequence[str]) -> New
     algorithm = read_spec(tokenizer)["model"]["type"]
 
     def learn(plain: Tokenizer, *, never_merged: frozenset[int], **known: Any) -> list[LearnedMerge]:
-        found = split_into_words(plain, [f" {word}" for word in words])
+        # After another word: some tokenizers put a space before the first one.
+        (before,) = split_into_words(plain, ["a"])
+        found = [one[len(before) :] for one in split_into_words(plain, [f"a {word}" for word in words])]
         whole = [one[0] for one in found if len(one) == 1 and not never_merged.intersection(one[0])]
         if algorithm == "BPE":
             return join_words(whole, **known)

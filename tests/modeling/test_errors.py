@@ -120,11 +120,6 @@ INPUTS = {
         {"input_ids": IDS[:1], "packed": Packed.from_lengths([3, 4])},
         "packed describes 7 tokens, and the row has 9",
     ),
-    "documents and positions": (
-        {},
-        {"input_ids": IDS[:1], "packed": Packed.from_lengths([4, 5]), "position_ids": torch.arange(9)[None]},
-        "either packed or position_ids",
-    ),
     "boundaries and a mask": (
         {},
         {**bounds(0, 9), "attention_mask": ones(1, 9)},

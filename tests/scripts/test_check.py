@@ -47,6 +47,13 @@ def test_a_model_with_a_broken_or_a_larger_tokenizer_is_damaged(
         check.main([str(folder)])
 
 
+def test_an_unfinished_fine_tuning_run_is_not_called_damaged(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "checkpoint-2")  # without trainer_state.json, which comes last
+    (tmp_path / "finetuning_settings.json").write_text("{}")
+    with pytest.raises(UserError, match="is a fine-tuning run that has not ended: it holds no model yet"):
+        check.main([str(tmp_path)])
+
+
 def test_a_folder_of_texts_is_not_called_damaged(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match="holds no corpus, no run and no model"):

@@ -4,11 +4,14 @@ import math
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.corpus.tokenizer import train_tokenizer
 from clozebert.hub import to_native
 from clozebert.training import extend_positions, extend_vocabulary, grow_depth, grow_width, pseudo_perplexity
+from clozebert.training.initialization.new_tokens import enlarge
 from clozebert.utils.errors import UserError
 
 SMALL = {
@@ -80,9 +83,6 @@ def test_pseudo_perplexity_needs_a_mask_token_and_text():
 
 @pytest.fixture
 def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
     letters = "abcdefghijklmnopqrstuvwxyz"
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters[:12], *(f"##{letter}" for letter in letters[:12])]
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -157,9 +157,11 @@ def test_spare_rows_are_used_before_new_ones(tokenizer):
 
 def test_vocabulary_mistakes(tokenizer):
     model = make(vocab_size=len(tokenizer))
-    with pytest.raises(ValueError, match="'a', 'b', which the tokenizer has already"):
+    with pytest.raises(
+        ValueError, match="'a' is in the tokenizer already; 'b' is in the tokenizer already; leave them out"
+    ):
         extend_vocabulary(model, tokenizer, ["a", "face", "b"], texts=["a"])
-    with pytest.raises(ValueError, match="no part of 'zzz', 'yyy'"):
+    with pytest.raises(ValueError, match="'zzz' has no part that the tokenizer knows; 'yyy' has no part"):
         extend_vocabulary(model, tokenizer, ["zzz", "face", "yyy"], texts=["a"])
 
 
@@ -171,7 +173,7 @@ def test_a_word_that_the_tokenizer_writes_otherwise_is_known_already(word, entry
         texts, algorithm="wordpiece" if entry == "the" else "bpe", vocab_size=290, lowercase=True
     )
     assert word not in tokenizer.get_vocab()
-    with pytest.raises(ValueError, match=rf"{word!r} \(as {entry!r}\), which the tokenizer has already"):
+    with pytest.raises(ValueError, match=f"{word!r} is in the tokenizer already, as {entry!r}"):
         extend_vocabulary(model, tokenizer, [word], texts=texts)
 
 
@@ -206,8 +208,63 @@ def test_a_new_word_of_bpe_and_unigram_holds_its_space(algorithm, behind):
         assert new.convert_ids_to_tokens(ids(new, same)) == old.convert_ids_to_tokens(ids(old, same))
     assert result.before > 1
     assert result.after > 1
-    with pytest.raises(ValueError, match=r"'estuary' \(as '.estuary'\), which the tokenizer has already"):
+    with pytest.raises(ValueError, match=r"'estuary' is in the tokenizer already, as '.estuary'"):
         extend_vocabulary(result.model, new, ["estuary"], texts=texts)
+
+
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
+def test_a_new_word_of_a_script_without_spaces_is_found_among_other_letters(algorithm):
+    tokenizer = train_tokenizer(["他在北京大學和運動員們的委員會"] * 20, algorithm=algorithm, vocab_size=400)
+    enlarged = enlarge(tokenizer, ["京大", "動員們"])
+    assert (enlarged.entries, enlarged.beside) == ([], ["京大", "動員們"])
+    text = "他在北京大學和動員們"
+    assert {"京大", "動員們"} <= set(enlarged.tokenizer.tokenize(text))
+    decoded = enlarged.tokenizer.decode(enlarged.tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert decoded.replace(" ", "") == text
+
+
+def test_words_that_the_tokenizer_cannot_tell_apart_have_one_row():
+    letters = "estuary il-6 ESTUARY"
+    tokenizer = train_tokenizer([letters] * 20, algorithm="wordpiece", vocab_size=130, lowercase=True)
+    words = ["Tuary", "tuary", "Il-6", "il-6"]
+    enlarged = enlarge(tokenizer, words)
+    assert enlarged.beside == ["Tuary", "Il-6"]
+    assert enlarged.left_out == {
+        "tuary": "is the same as 'Tuary' to the tokenizer", "il-6": "is the same as 'Il-6' to the tokenizer"
+    }  # fmt: skip
+    with pytest.raises(UserError, match="'tuary' is the same as 'Tuary' to the tokenizer; 'il-6' is the same"):
+        extend_vocabulary(make(vocab_size=192), tokenizer, words, texts=[letters])
+
+
+def test_a_word_that_would_be_decoded_wrongly_is_left_out():
+    """The decoder of bytes takes é beside the vocabulary for a byte. As an entry it is written in bytes."""
+    tokenizer = train_tokenizer(["the syndrome of a naïve person"] * 20, algorithm="bpe", vocab_size=300)
+    enlarged = enlarge(tokenizer, ["Barré", "Guillain-Barré"])
+    assert enlarged.entries == ["Barré"]
+    assert enlarged.left_out == {"Guillain-Barré": "would be decoded wrongly by this tokenizer"}
+    assert (
+        enlarged.tokenizer.decode(enlarged.tokenizer("the Barré")["input_ids"], skip_special_tokens=True) == "the Barré"
+    )
+
+
+def test_a_tokenizer_that_puts_a_space_before_every_text_gets_words_after_other_words():
+    """As Llama's: its normalizer writes the spaces, and nothing else splits a text."""
+    core = Tokenizer(models.BPE(unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=["<unk>", "<mask>", "<pad>"])
+    core.train_from_iterator(["the tide of a kin", "sea in the estuary"] * 9, trainer)
+    spaces = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    core.normalizer, core.pre_tokenizer = normalizers.Sequence(spaces), None
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, unk_token="<unk>", mask_token="<mask>", pad_token="<pad>"
+    )
+    enlarged = enlarge(tokenizer, ["tides", "kin-of", "the"])
+    assert "tides" in enlarged.entries
+    for word in enlarged.entries:
+        assert f"▁{word}" in enlarged.tokenizer.tokenize(f"a {word}")
+    assert "the" in enlarged.left_out
+    assert enlarged.tokenizer.tokenize("the tide of a kin") == tokenizer.tokenize("the tide of a kin")
 
 
 def test_a_new_word_that_ends_in_a_mark_is_not_found_inside_others():

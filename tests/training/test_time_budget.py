@@ -228,8 +228,9 @@ def test_two_lengths_are_refused() -> None:
 
 def test_a_recipe_with_steps_and_epochs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("max_steps: 9\nnum_train_epochs: 2\n")
-    with pytest.raises(ValueError, match="max_steps=9 and num_train_epochs=2 both say how long the run is"):
+    with pytest.raises(ValueError, match=r"^recipe \S*mine.yaml: max_steps=9 and num_train_epochs=2 both say"):
         split_settings(str(tmp_path / "mine.yaml"), {})
+    assert split_settings(str(tmp_path / "mine.yaml"), {"max_steps": 5})[0] == {"max_steps": 5}
 
 
 def test_flags_for_what_a_run_does_not_have_are_refused() -> None:
