@@ -56,7 +56,7 @@ def test_a_profile_is_read_among_warnings(gpu: dict[str, Any]) -> None:
 
 
 def test_the_end_of_what_failed_is_kept(gpu: dict[str, Any]) -> None:
-    said = "print('step 2, loss 9.5, tokens_per_second 100'); "
+    said = "print('step 2, loss 9.5, tokens_per_second 100', flush=True); "
     commands = [gpu["Command"]("good", ["-c", said]), gpu["Command"]("bad", ["-c", f"{said}raise SystemExit('why')"])]
     found = gpu["run_block"]("loop", gpu["Block"](commands, measures=True), dict(os.environ))
     assert {**found["good"], "seconds": 0} == {"status": 0, "seconds": 0, "loss": 9.5, "tokens_per_second": 100}
