@@ -64,7 +64,7 @@ def multi_label_metrics(targets: np.ndarray, predicted: np.ndarray) -> dict[str,
 
 def regression_metrics(targets: np.ndarray, predicted: np.ndarray, *, training_mean: float) -> dict[str, float]:
     """Pearson and Spearman correlation (0 if undefined), and the mean squared error, also of the training mean."""
-    from scipy.stats import rankdata  # scikit-learn brings it
+    from scipy.stats import rankdata
 
     return {
         "pearson": correlation(targets, predicted),

@@ -53,9 +53,9 @@ def check_text(
 
 
 def leading_shape(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Size:
-    """[B, T] of whichever is given."""
+    """[B, T] of whichever is given; nothing if neither is a tensor, which the encoder refuses."""
     given = input_ids if input_ids is not None else inputs_embeds
-    return torch.Size(()) if given is None else given.shape[:2]
+    return given.shape[:2] if isinstance(given, torch.Tensor) else torch.Size(())
 
 
 def check_mask(attention_mask: Any, shape_BT: torch.Size) -> None:

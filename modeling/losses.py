@@ -240,8 +240,11 @@ def _check_count(labels_M: torch.Tensor, rows: int) -> None:
 
 
 def check_label_shape(labels: torch.Tensor, shape_BT: torch.Size) -> None:
-    """Raise `ValueError` for labels of tokens in another shape, such as transposed ones; flat ones are taken."""
-    if labels.dim() > 1 and labels.shape != shape_BT:
+    """Raise `ValueError` for labels of tokens in another shape, such as transposed ones; flat ones are taken.
+
+    An input that is not [B, T] is the encoder's to refuse.
+    """
+    if labels.dim() > 1 and len(shape_BT) == 2 and labels.shape != shape_BT:
         raise ValueError(f"labels of shape {tuple(labels.shape)} must be {tuple(shape_BT)}, as the input")
 
 

@@ -78,8 +78,9 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
             loss; logits [B, T, V], or [M, V] at `masked_positions`, or at the labelled positions with
             `sparse_prediction`.
         """
+        shape_BT = leading_shape(input_ids, inputs_embeds)
         if masked_positions is None and labels is not None:
-            check_label_shape(labels, leading_shape(input_ids, inputs_embeds))
+            check_label_shape(labels, shape_BT)
         if masked_positions is None and labels is not None and self.config.sparse_prediction:
             masked_positions = (labels.flatten() != IGNORED_LABEL).nonzero().squeeze(1)
             labels = labels.flatten()[masked_positions]
@@ -88,9 +89,8 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
                 f"labels of shape {tuple(labels.shape)} must have masked_positions' shape, "
                 f"{tuple(masked_positions.shape)}"
             )
-        if masked_positions is not None:
-            tokens = leading_shape(input_ids, inputs_embeds).numel()
-            check_ids(masked_positions, tokens, name="masked_positions", limit="batch * length")
+        if masked_positions is not None and len(shape_BT) == 2:  # else the encoder refuses the input
+            check_ids(masked_positions, shape_BT.numel(), name="masked_positions", limit="batch * length")
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         read = None if asks_for_states(self.config, kwargs) else masked_positions  # states are those of all tokens
         outputs = self.model(*inputs, read_positions=read, return_dict=True, **kwargs)

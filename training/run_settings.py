@@ -62,19 +62,23 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
             f"model_name_or_path={continued!r} brings its own configuration: leave out "
             f"{', '.join(f'--{key}' for key in model_flags)}"
         )
-    for other, given, where in (
-        ("max_minutes", flags, ""), ("num_train_epochs", flags, ""), ("num_train_epochs", recipe, f"recipe {name}: ")
-    ):  # fmt: skip
-        if "max_steps" in given and other in given and (given is flags or not {"max_steps", other} & flags.keys()):
-            raise UserError(
-                f"{where}max_steps={given['max_steps']} and {other}={given[other]} both say how long the run is: give "
-                f"one of them"
-            )
+    _refuse_two_lengths(flags, "max_minutes", "num_train_epochs")
+    if flags.keys().isdisjoint(("max_steps", "num_train_epochs")):
+        _refuse_two_lengths(recipe, "num_train_epochs", where=f"recipe {name}: ")
     _refuse_unused({**recipe, **run_flags}, run_flags)
     keep_schedule_shape(recipe, flags)
     if flags.get("lr_scheduler_type", "wsd") != "wsd":  # a recipe's decay_steps are for wsd
         recipe.pop("decay_steps", None)
     return {**recipe, **run_flags}, {**model, **model_flags}
+
+
+def _refuse_two_lengths(given: dict[str, Any], *others: str, where: str = "") -> None:
+    for other in others:
+        if "max_steps" in given and other in given:
+            raise UserError(
+                f"{where}max_steps={given['max_steps']} and {other}={given[other]} both say how long the run is: give "
+                f"one of them"
+            )
 
 
 def _refuse_unused(run: dict[str, Any], flags: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from .merges import LearnedMerge, best_merges, count_words, join_words, learn_me
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+WORD_BEFORE = "a"  # what stands before a word, with a space, to see how it is split within a text
 EXTENDED = ("BPE", "WordPiece", "Unigram")
 TRIMMED = (*EXTENDED, "WordLevel")
 # Added to the log-probability of a Unigram entry for each boundary that it saves.
@@ -113,8 +114,8 @@ def add_words(tokenizer: "PreTrainedTokenizerFast", words: Sequence[str]) -> New
 
     def learn(plain: Tokenizer, *, never_merged: frozenset[int], **known: Any) -> list[LearnedMerge]:
         # After another word: some tokenizers put a space before the first one.
-        (before,) = split_into_words(plain, ["a"])
-        found = [one[len(before) :] for one in split_into_words(plain, [f"a {word}" for word in words])]
+        (before,) = split_into_words(plain, [WORD_BEFORE])
+        found = [one[len(before) :] for one in split_into_words(plain, [f"{WORD_BEFORE} {word}" for word in words])]
         whole = [one[0] for one in found if len(one) == 1 and not never_merged.intersection(one[0])]
         if algorithm == "BPE":
             return join_words(whole, **known)

@@ -265,6 +265,15 @@ def test_heads(model_class, inputs, message):
         model(IDS, **inputs)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", ["no input", "ids in a list", "one dimension"])
+def test_inputs_are_named_before_the_labels_of_their_tokens(name, sparse):
+    model = build(ClozeBertForMaskedLM, tiny_config(sparse_prediction=sparse))
+    _, inputs, message = INPUTS[name]
+    with pytest.raises(ValueError, match=message):
+        model(**inputs, labels=IDS)
+
+
 def test_sparse_prediction_refuses_labels_of_another_shape():
     model = build(ClozeBertForMaskedLM, tiny_config(sparse_prediction=True))
     for labels in (IDS[:1], IDS.T):

@@ -20,7 +20,7 @@ from ...modeling.modeling_clozebert import ClozeBertForMaskedLM
 from ...modeling.pseudo_likelihood import Documents
 from ...utils.errors import UserError
 from ...utils.input_length import beginning_of
-from .new_tokens import check_new_tokens, extend_vocabulary
+from .new_tokens import Enlarged, check_new_tokens, grow_vocabulary
 from .pseudo_perplexity import WarmStart, check_masked_lm, mask_token_of, measure
 from .rebuilding import POSITION_TABLE, changed, model_with, take_layers
 
@@ -305,7 +305,7 @@ def grow(
     mask_token_of(model.config)
     if rope_theta is not None and max_position_embeddings is None:
         raise UserError(f"rope_theta={rope_theta} goes with max_position_embeddings: give that too")
-    check_new_tokens(tokenizer, new_tokens)
+    enlarged = check_new_tokens(tokenizer, new_tokens) if new_tokens else None
     sizes: dict[str, Any] = {
         "hidden_size": hidden_size, "num_attention_heads": num_attention_heads, "intermediate_size": intermediate_size
     }  # fmt: skip
@@ -323,15 +323,19 @@ def grow(
         )
     if not new_tokens and not steps:
         raise UserError("nothing to grow: give new_tokens, a size, num_hidden_layers or max_position_embeddings")
-    return _take(steps, model, tokenizer, texts, new_tokens)
+    return _take(steps, model, tokenizer, texts, enlarged)
 
 
 def _take(
-    steps: Mapping[str, Callable[..., WarmStart]], model: Any, tokenizer: Any, texts: Sequence[str], new_tokens: Any
+    steps: Mapping[str, Callable[..., WarmStart]],
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    enlarged: Enlarged | None,
 ) -> Iterator[tuple[str, WarmStart]]:
     length = model.config.max_position_embeddings
-    if new_tokens:
-        result = extend_vocabulary(model, tokenizer, new_tokens, texts=texts)
+    if enlarged is not None:
+        result = grow_vocabulary(model, tokenizer, enlarged, texts=texts)
         model, tokenizer = result.model, result.tokenizer
         yield "vocabulary", result
     documents = [beginning_of(tokenizer, text, length)[0] for text in texts]

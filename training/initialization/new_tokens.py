@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from ...corpus.encoding import UNSPACED_SCRIPTS
-from ...corpus.vocabulary.changes import add_words, has_spaces_in_entries
+from ...corpus.vocabulary.changes import WORD_BEFORE, add_words, has_spaces_in_entries
 from ...modeling.modeling_clozebert import ClozeBertForMaskedLM
 from ...utils.errors import UserError
 from ...utils.input_length import beginning_of
@@ -20,7 +20,6 @@ from .rebuilding import take_rows
 
 # Tokens of a text on which all tokens are masked one at a time: that work grows with the square of the length.
 _EXCERPT = 64
-_BEFORE = "a"  # a word before the one that is looked at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,13 @@ def extend_vocabulary(
         UserError: some tokens cannot be added. The message says why.
     """
     check_masked_lm(model)
-    enlarged = check_new_tokens(tokenizer, new_tokens)
+    return grow_vocabulary(model, tokenizer, check_new_tokens(tokenizer, new_tokens), texts=texts)
+
+
+def grow_vocabulary(
+    model: ClozeBertForMaskedLM, tokenizer: Any, enlarged: Enlarged, *, texts: Sequence[str]
+) -> WarmStart:
+    """`extend_vocabulary`, with the tokenizer that `enlarge` made."""
     larger, sources = enlarged.tokenizer, list(enlarged.sources)
     # A model may have more rows than its tokenizer has tokens; these rows are used first.
     sources += [[row] for row in range(len(sources), model.config.vocab_size)]
@@ -147,8 +152,8 @@ def _ids_after_a_word(tokenizer: Any, tokens: Sequence[str]) -> list[list[int]]:
     """The ids of each token within a text, after another word and a space."""
     if not tokens:
         return []
-    before = len(tokenizer(_BEFORE, add_special_tokens=False)["input_ids"])
-    texts = [f"{_BEFORE} {token}" for token in tokens]
+    before = len(tokenizer(WORD_BEFORE, add_special_tokens=False)["input_ids"])
+    texts = [f"{WORD_BEFORE} {token}" for token in tokens]
     return [ids[before:] for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
