@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from .evaluation_mode import evaluation_mode
@@ -45,7 +46,7 @@ def encode(
 
     Raises:
         ValueError: one text instead of a list of them, an item that is no string, an unknown pooling, a text longer
-            than a ClozeBERT's learned positions, or a model with a head.
+            than the model's learned positions, or a model with a head.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts={texts[:40]!r} is one text: give a list of texts")
@@ -71,6 +72,7 @@ def encode_ids(
     lengths = [len(sequence) for sequence in sequences]
     if 0 in lengths:
         raise ValueError(f"sequence {lengths.index(0)} is empty: leave it out")
+    _check_length(model, max(lengths, default=0))
     device = _device_of(model)
     budget = tokens_per_batch or (_TOKENS_ON_CPU if device.type == "cpu" else _TOKENS_ON_DEVICE)
     results: list[Any] = [None] * len(sequences)
@@ -93,6 +95,19 @@ def _device_of(model: PreTrainedModel) -> torch.device:
     hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
     devices = (getattr(hook, "execution_device", None) for hook in hooks)
     return torch.device(next((device for device in devices if device is not None), model.device))
+
+
+def _check_length(model: PreTrainedModel, longest: int) -> None:
+    """Refuse a text for which a model of transformers has no position. A ClozeBERT checks what it is given itself."""
+    if _is_packed(model):
+        return
+    for name, table in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
+            positions = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+            if longest > positions:
+                raise ValueError(
+                    f"a text of {longest} tokens is longer than the model's {positions} positions: shorten or split it"
+                )
 
 
 def _is_packed(model: PreTrainedModel) -> bool:

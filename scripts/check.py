@@ -90,16 +90,29 @@ def _as_written(count: int) -> str:
 
 def _read_model(folder: Path) -> tuple[list[str], int]:
     """What is wrong with a model's files, and how many were read."""
-    from clozebert.hub.loading import read_config, tensor_types_in, weight_files
+    from clozebert.hub.loading import read_config, weight_files
 
     if not any(folder.glob("*.safetensors")):
         weight_files(folder)  # raises: there are no weights, or only a pickle, which is not read
     try:
         rows = read_config(folder).get("vocab_size")
-        tensor_types_in(folder)
+        for path in weight_files(folder):
+            _read_weights(path)
         return [], 1 + len(weight_files(folder)) + _read_tokenizer(folder / "tokenizer.json", rows)
     except UserError as error:
         return [str(error)], 0
+
+
+def _read_weights(path: Path) -> None:
+    """Read the tensors of a safetensors file one by one."""
+    from safetensors import SafetensorError, safe_open
+
+    from clozebert.training.checkpoints.damage import is_finite
+
+    with as_user_errors(SafetensorError, OSError, about=str(path)), safe_open(path, "pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118
+            if not is_finite(tensors.get_tensor(name)):
+                raise UserError(f"{path}: {name} holds NaN or infinite numbers")
 
 
 def _read_tokenizer(path: Path, rows: Any) -> int:

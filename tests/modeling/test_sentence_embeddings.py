@@ -151,6 +151,18 @@ def test_models_of_transformers_own_classes_are_padded(model_class, config_class
     assert relative_error(found, np.stack(alone)) <= 3e-6
 
 
+@pytest.mark.parametrize(
+    ("model_class", "config_class", "most"), [(BertModel, BertConfig, 64), (RobertaModel, RobertaConfig, 62)]
+)
+def test_a_text_longer_than_learned_positions_of_a_native_model(model_class, config_class, most):
+    """RoBERTa's table has two rows for no position."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    native = model_class(config_class(vocab_size=99, pad_token_id=1, max_position_embeddings=64, **sizes))
+    assert encode_ids(native, [[5] * most]).shape == (1, 32)
+    with pytest.raises(ValueError, match=f"a text of {most + 1} tokens is longer than the model's {most} positions"):
+        encode_ids(native, [[5] * 4, [5] * (most + 1)])
+
+
 def test_padding_counts_as_tokens_of_a_batch(sequences):
     """One long text must not stretch a whole batch of short ones to its length."""
     shapes = []

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import AutoModel
 
@@ -44,6 +45,16 @@ def test_a_model_with_a_broken_or_a_larger_tokenizer_is_damaged(
         check.main([str(folder)])
     path.write_text("{")
     with pytest.raises(UserError, match=r"a model, is damaged: \S*tokenizer\.json is no tokenizer: EOF"):
+        check.main([str(folder)])
+
+
+def test_a_model_with_a_number_that_is_none_is_damaged(tmp_path: Path) -> None:
+    folder = Path(make_checkpoint(tmp_path / "m"))
+    weights = load_file(folder / "model.safetensors")
+    name = sorted(weights)[0]
+    weights[name].view(-1)[-1] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=rf"is damaged: \S*model\.safetensors: {name} holds NaN or infinite numbers"):
         check.main([str(folder)])
 
 
