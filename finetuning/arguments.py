@@ -50,69 +50,73 @@ class FinetuningArguments:
     """The flags of every task. Only a model, data and an output folder are needed."""
 
     task_type: ClassVar[str]
-    model_name_or_path: str = flag("Folder or Hub name of the encoder.", ...)
-    output_dir: str = flag("Folder for the fine-tuned model and its results.", ...)
-    train_file: str | None = flag("Training data.")
-    validation_file: str | None = flag("Data for choosing the best epoch (default: a tenth of the training data).")
-    test_file: str | None = flag("Data to score the chosen model on.")
-    dataset_name: str | None = flag("A dataset on the Hub, instead of files.")
-    dataset_config_name: str | None = flag("Configuration of the dataset on the Hub.", section=_DATA)
-    overwrite_output_dir: bool = flag("Delete the run in the output folder, and start over.", False)
+    model_name_or_path: str = flag("folder or Hub name of the encoder", ...)
+    output_dir: str = flag("folder for the fine-tuned model and its results", ...)
+    train_file: str | None = flag("training data")
+    validation_file: str | None = flag("data for choosing the best epoch (default: a tenth of the training data)")
+    test_file: str | None = flag("data to score the chosen model on")
+    dataset_name: str | None = flag("a dataset on the Hub, instead of files")
+    dataset_config_name: str | None = flag("configuration of the dataset on the Hub", section=_DATA)
+    overwrite_output_dir: bool = flag("delete the run in the output folder, and start over", False)
     resume_from_checkpoint: str | None = flag(
-        "Continue a stopped run: 'latest' (or begin, without a checkpoint), or a checkpoint's folder."
+        "continue a stopped run: 'latest' (or begin, without a checkpoint), or a checkpoint's folder"
     )
-    trust_remote_code: bool = flag("Allow code that comes with the model.", False, section=_RUNS)
-    max_seq_length: int | None = flag("Tokens read at once; longer texts become windows (default: at most 512).")
+    trust_remote_code: bool = flag("allow code that comes with the model", False, section=_RUNS)
+    max_seq_length: int | None = flag("tokens read at once; longer texts become windows (default: at most 512)")
     window_overlap: int | None = flag(
-        "Tokens that neighbouring windows share (default: a quarter of the window in tagging, none in classification).",
+        "tokens that neighbouring windows share (default: a quarter of the window in tagging, none in classification)",
         section=_DATA,
     )
-    num_train_epochs: float | None = flag("Passes over the data (default: by its size).")
-    max_steps: int = flag("Stop after this many optimizer steps; -1 for whole epochs.", -1, section=_TRAINING)
-    learning_rate: float | None = flag("Peak learning rate (default: by the width of the model).")
-    per_device_train_batch_size: int | None = flag("Windows per step and device (default: by the size of the data).")
-    per_device_eval_batch_size: int = flag("Windows per forward pass in evaluation.", 32, section=_RUNS)
+    num_train_epochs: float | None = flag("passes over the data (default: by its size)")
+    max_steps: int = flag("stop after this many optimizer steps; -1 for whole epochs", -1, section=_TRAINING)
+    learning_rate: float | None = flag("peak learning rate (default: by the width of the model)")
+    per_device_train_batch_size: int | None = flag("windows per step and device (default: by the size of the data)")
+    per_device_eval_batch_size: int = flag("windows per forward pass in evaluation", 32, section=_RUNS)
     gradient_accumulation_steps: int = flag(
-        "Micro-batches per optimizer step; the gradient is that of one large batch.", 1, section=_TRAINING
+        "micro-batches per optimizer step; the gradient is that of one large batch", 1, section=_TRAINING
     )
-    warmup_steps: float = flag("Steps of linear warm-up; below 1, a share of all steps.", 0.1, section=_TRAINING)
-    lr_scheduler_type: str = flag("Schedule after warm-up, by transformers' name.", "linear", section=_TRAINING)
-    weight_decay: float = flag("Decoupled weight decay of matrices.", 0.01, section=_TRAINING)
-    layer_decay: float = flag("Learning-rate factor for each layer further down.", 1.0, section=_TRAINING)
+    warmup_steps: float = flag("steps of linear warm-up; below 1, a share of all steps", 0.1, section=_TRAINING)
+    lr_scheduler_type: str = flag("schedule after warm-up, by transformers' name", "linear", section=_TRAINING)
+    weight_decay: float = flag("decoupled weight decay of matrices", 0.01, section=_TRAINING)
+    layer_decay: float = flag("learning-rate factor for each layer further down", 1.0, section=_TRAINING)
     dropout: float | None = flag(
-        "Dropout in training (default: the model's own, or 0.1 where it has none).", section=_TRAINING
+        "dropout in training (default: the model's own, or 0.1 where it has none)", section=_TRAINING
     )
-    freeze_layers: int = flag("Freeze the embeddings and this many layers, from the bottom.", 0, section=_TRAINING)
+    freeze_layers: int = flag("freeze the embeddings and this many layers, from the bottom", 0, section=_TRAINING)
     lora_rank: int | None = flag(
-        "Train low-rank updates of this rank (needs peft), merged at the end.", section=_TRAINING
+        "train low-rank updates of this rank (needs peft), merged at the end", section=_TRAINING
     )
     class_weights: str = flag(
-        "'none', or 'balanced' to give every class the same weight in the loss.", "none", section=_TRAINING
+        "'none', or 'balanced' to give every class the same weight in the loss",
+        "none",
+        section=_TRAINING,
+        metavar="WORD",
     )
     early_stopping_patience: int | None = flag(
-        "Stop after this many evaluations without a better score.", section=_TRAINING
+        "stop after this many evaluations without a better score", section=_TRAINING
     )
     eval_steps: int | None = flag(
-        "Steps between two evaluations, each with a checkpoint (default: one after each epoch).", section=_TRAINING
+        "steps between two evaluations, each with a checkpoint (default: one after each epoch)", section=_TRAINING
     )
     metric_for_best_model: str | None = flag(
-        "Score for choosing the best evaluation (default: by the task).", section=_TRAINING
+        "score for choosing the best evaluation (default: by the task)", section=_TRAINING
     )
-    mixed_precision: str = flag("auto (bf16 where it is fast), no, bf16 or fp16.", "auto", section=_RUNS)
+    mixed_precision: str = flag("auto (bf16 where it is fast), no, bf16 or fp16", "auto", section=_RUNS, metavar="WORD")
     packing: str = flag(
-        "'auto': no padding where the model reads packed batches, else batches of similar lengths; 'off': pad.",
+        "'auto': no padding where the model reads packed batches, else batches of similar lengths; 'off': pad",
         "auto",
         section=_DATA,
+        metavar="WORD",
     )
-    seed: int = flag("Seed of the new head, the order of the data and dropout.", DEFAULT_SEED)
+    seed: int = flag("seed of the new head, the order of the data and dropout", DEFAULT_SEED)
     seeds: list[int] | None = flag(
-        "Run once for each seed, in sub-folders, and report mean and deviation.", section=_RUNS
+        "run once for each seed, in sub-folders, and report mean and deviation", section=_RUNS
     )
     hyperparameter_search: int | None = flag(
-        "First try this many settings of learning rate, batch size and epochs (if not given), then train the best.",
+        "first try this many settings of learning rate, batch size and epochs (if not given), then train the best",
         section=_TRAINING,
     )
-    report_to: str = flag("Tracker for transformers' Trainer ('tensorboard', 'wandb' …).", "none", section=_RUNS)
+    report_to: str = flag("tracker for transformers' Trainer ('tensorboard', 'wandb' …)", "none", section=_RUNS)
 
     def __post_init__(self) -> None:
         if self.dataset_name is None and self.train_file is None:
@@ -203,14 +207,16 @@ class SequenceArguments(FinetuningArguments):
     """The flags of `finetune_sequence_classification`."""
 
     task_type: ClassVar[str] = "sequence"
-    text_column: str | None = flag("Column of the text (default: found by name, else by content).")
-    text_pair_column: str | None = flag("Column of the second text of a pair.", section=_DATA)
-    label_column: str | None = flag("Column of the label.")
+    text_column: str | None = flag("column of the text (default: found by name, else by content)")
+    text_pair_column: str | None = flag("column of the second text of a pair", section=_DATA)
+    label_column: str | None = flag("column of the label")
     problem_type: str | None = flag(
-        "single_label_classification, multi_label_classification or regression (default: by the labels).", section=_DATA
+        "single_label_classification, multi_label_classification or regression (default: by the labels)",
+        section=_DATA,
+        metavar="WORD",
     )
     compare_pairs: bool | None = flag(
-        "For pairs: the classifier compares the means of the two texts (default: a new one of a ClozeBERT model does).",
+        "for pairs: the classifier compares the means of the two texts (default: a new one of a ClozeBERT model does)",
         section=_DATA,
     )
 
@@ -220,12 +226,13 @@ class TokenArguments(FinetuningArguments):
     """The flags of `finetune_token_classification`."""
 
     task_type: ClassVar[str] = "token"
-    tag_column: str | None = flag("Column or field of the tag: a name, or a number from 1 (-1: the last).")
-    tag_scheme: str = flag("auto, iob1, iob2, bioes or plain.", "auto", section=_DATA)
+    tag_column: str | None = flag("column or field of the tag: a name, or a number from 1 (-1: the last)")
+    tag_scheme: str = flag("auto, iob1, iob2, bioes or plain", "auto", section=_DATA, metavar="WORD")
     label_subwords: str = flag(
-        "Subwords that carry their word's tag in training: 'all', or 'first' (then tag with clozebert predict).",
+        "subwords that carry their word's tag in training: 'all', or 'first' (then tag with clozebert predict)",
         "all",
         section=_DATA,
+        metavar="WORD",
     )
 
 
@@ -233,16 +240,16 @@ class TokenArguments(FinetuningArguments):
 class PredictionArguments:
     """The flags of `predict`."""
 
-    model_name_or_path: str = flag("Folder or Hub name of a fine-tuned model.", ...)
+    model_name_or_path: str = flag("folder or Hub name of a fine-tuned model", ...)
     input: list[str] = flag(
-        "Files (.txt, .csv, .tsv, .jsonl, .parquet; for taggers .conll, .conllu), or - for lines of text.", ["-"]
+        "files (.txt, .csv, .tsv, .jsonl, .parquet; for taggers .conll, .conllu), or - for lines of text", ["-"]
     )
-    output_file: str = flag("File for the JSON lines, or - for standard output.", "-")
-    text_column: str | None = flag("Column of the text in tables (default: as in training, else by name).")
-    text_pair_column: str | None = flag("Column of the second text of a pair.")
-    max_seq_length: int | None = flag("Tokens read at once (default: as in training).")
-    batch_size: int = flag("Windows per forward pass.", 32)
-    trust_remote_code: bool = flag("Allow code that comes with the model.", False)
+    output_file: str = flag("file for the JSON lines, or - for standard output", "-")
+    text_column: str | None = flag("column of the text in tables (default: as in training, else by name)")
+    text_pair_column: str | None = flag("column of the second text of a pair")
+    max_seq_length: int | None = flag("tokens read at once (default: as in training)")
+    batch_size: int = flag("windows per forward pass", 32)
+    trust_remote_code: bool = flag("allow code that comes with the model", False)
 
     def __post_init__(self) -> None:
         for path in self.input:

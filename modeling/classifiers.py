@@ -73,7 +73,8 @@ class _Classifier(ClozeBertPreTrainedModel):
         outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         x_BTD = outputs.last_hidden_state
         if packed is not None and first_tokens is not None:
-            return x_BTD[0].masked_fill(packed.lengths().unsqueeze(1) == 0, 0), outputs
+            is_empty_B1 = packed.lengths().unsqueeze(1) == 0
+            return x_BTD[0].masked_fill(is_empty_B1.to(x_BTD.device), 0), outputs
         mask_BT = row_mask(attention_mask)
         pooled_BD = self.pooling(x_BTD, mask_BT, packed)
         if self.comparison is not None:

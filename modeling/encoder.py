@@ -169,7 +169,7 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
                 [B, channels, height, width].
             attention_mask: [B, T], nonzero at tokens, holes allowed; None: all are tokens. Also as [B, 1, 1, T]:
                 boolean, or floats that are 0 at tokens. Or a mask [B, 1, T, T], or one for each layer type, in the form
-                that the attention implementation takes.
+                that the attention implementation takes; it replaces the window of a layer, too.
             token_type_ids: [B or 1, T]; None: all 0.
             position_ids: [B or 1, T], counted from 0; None: by the configuration's rule.
             packed: the documents of a packed batch, instead of a mask. Or give `cu_seq_lens_q` [documents + 1], as
@@ -225,7 +225,8 @@ class ClozeBertModel(ClozeBertPreTrainedModel):
         x_BTD = self.final_norm(_read(x_BTD, index_R))
 
         if mask_BT is not None:
-            x_BTD = x_BTD.masked_fill(_read(mask_BT, index_R).unsqueeze(-1) == 0, 0)
+            hidden_BT1 = _read(mask_BT, index_R).unsqueeze(-1) == 0
+            x_BTD = x_BTD.masked_fill(hidden_BT1.to(x_BTD.device), 0)  # the last layer may lie on another device
         if index_R is not None:
             return BaseModelOutputWithPooling(last_hidden_state=x_BTD)
         x_BTD, pooled_BD = x_BTD[:, : shape_BT[1]], None
@@ -289,7 +290,7 @@ def asks_for_states(config: ClozeBertConfig, kwargs: dict[str, Any]) -> bool:
 
 def _read(x_BT: torch.Tensor, index_R: torch.Tensor | None) -> torch.Tensor:
     """The tokens at `index_R`, all of them if it is None. Shape: [B, T, ...] -> [1, R, ...]."""
-    return x_BT if index_R is None else x_BT.flatten(0, 1)[index_R].unsqueeze(0)
+    return x_BT if index_R is None else x_BT.flatten(0, 1)[index_R.to(x_BT.device)].unsqueeze(0)
 
 
 __all__ = ["RECURRING_SIZE", "ClozeBertModel", "ClozeBertPreTrainedModel"]

@@ -96,7 +96,7 @@ class ClozeBertForMaskedLM(ClozeBertPreTrainedModel):
         outputs = self.model(*inputs, read_positions=read, return_dict=True, **kwargs)
         x = outputs.last_hidden_state
         if masked_positions is not None:
-            x = x[0] if read is not None else x.flatten(0, 1)[masked_positions]
+            x = x[0] if read is not None else x.flatten(0, 1)[masked_positions.to(x.device)]
         if sampled_ids is None:
             loss, logits = self.predict(x, labels, num_items_in_batch, loss_only=loss_only)
         else:

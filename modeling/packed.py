@@ -7,7 +7,7 @@ size of a vector.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -154,14 +154,22 @@ def find_packed(
     if attention_mask is not None:
         raise ValueError("give either attention_mask or cu_seq_lens_q: a packed run has no padding to mask")
     if packed is not None:
-        if packed.position_ids.shape[1] != shape_BT[1]:
-            raise ValueError(f"packed describes {packed.position_ids.shape[1]} tokens, and the row has {shape_BT[1]}")
-        return packed
+        _check_extent(packed, shape_BT)
+        return packed if position_ids is None else replace(packed, position_ids=position_ids)
     assert cu_seq_lens is not None
     if shape_BT[0] != 1:
         raise ValueError(f"cu_seq_lens_q describes one packed row, but the batch has {shape_BT[0]}")
     max_length = _check_boundaries(cu_seq_lens, shape_BT[1], kwargs.get("max_length_q"))
     return Packed.from_cu_seq_lens(cu_seq_lens, tokens=shape_BT[1], max_length=max_length, position_ids=position_ids)
+
+
+def _check_extent(packed: Packed, shape_BT: torch.Size) -> None:
+    """Refuse documents of another number of tokens than the batch has."""
+    if packed.position_ids.shape[1] != shape_BT[1]:
+        raise ValueError(f"packed describes {packed.position_ids.shape[1]} tokens, and the row has {shape_BT[1]}")
+    end = values_of(packed.cu_seq_lens[-1]) if packed.cu_seq_lens.device.type == "cpu" else None
+    if end is not None and end != shape_BT.numel():
+        raise ValueError(f"packed ends at token {end}, and the batch has {shape_BT.numel()} tokens")
 
 
 def _check_boundaries(cu_seq_lens: torch.Tensor, length: int, max_length: Any) -> int:

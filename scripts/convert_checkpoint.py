@@ -15,7 +15,7 @@ from clozebert.utils.errors import UserError
 
 @dataclass
 class ConvertArguments:
-    input: str = flag("the model: a folder, or its name on the Hub", ...)
+    input: str = flag("the model: a folder, or its name on the Hub", ..., metavar="NAME")
     output_dir: str = flag("the folder to write", ...)
     to: Literal["clozebert", "native"] = flag("clozebert, or native: an architecture of transformers' own", ...)
     architecture: str | None = flag(

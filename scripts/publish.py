@@ -43,7 +43,7 @@ class PublishArguments:
     int8_texts: str | None = flag(
         "write an int8 ONNX form too, and measure how answers change on this file, a text on each line"
     )
-    with_space: str | None = flag("write a Space with a page to try the model on into this folder")
+    with_space: str | None = flag("write a Space with a page to try the model on into this folder", metavar="DIR")
     eval_dataset: str | None = flag("dataset on the Hub, ORG/NAME, of a result that the Hub is to show")
     eval_task: str = flag("task of that dataset", "default")
     eval_metric: str | None = flag("that result: the name of a number in all_results.json")

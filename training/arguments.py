@@ -36,7 +36,8 @@ _TRACKERS = ("tensorboard", "trackio", "wandb")
 
 
 _BATCHES = "batches"
-_MASKING = "masking"
+_NEW_MODEL = "the start of a new model"
+_MASKING = "masking and predictions"
 _OPTIMIZER = "optimizer and schedule"
 _MACHINE = "precision and machine"
 _RECORDS = "logging, evaluation, checkpoints"
@@ -86,13 +87,14 @@ class PretrainingArguments:
     per_device_eval_batch_size: int = flag("rows in one validation batch", 32, _BATCHES, on_resume=_SAID)
     dataloader_num_workers: int = flag("processes that make batches; 0: a thread does", 0, _BATCHES)
     seed: int = flag("seed of initial weights, order, masks and dropout", 42, _BATCHES, on_resume=_SAME)
+
     embedding_init: Literal["random", "text"] = flag(
-        "how a new model's token embeddings begin (text: by co-occurring tokens)", "random", _BATCHES, on_resume=_SAME
+        "how its token embeddings begin (text: by co-occurring tokens)", "random", _NEW_MODEL, on_resume=_SAME
     )
     position_init: Literal["random", "sinusoidal"] = flag(
-        "how a new model's learned positions begin, and (sinusoidal) its first heads: looking at near tokens",
+        "how its learned positions begin, and (sinusoidal) its first heads: looking at near tokens",
         "random",
-        _BATCHES,
+        _NEW_MODEL,
         on_resume=_SAME,
     )
 

@@ -37,7 +37,7 @@ _OTHER_NAMES = {
 # The placeholder of a flag's value in the help, by how the flag's name ends.
 _METAVARS = {
     "_dir": "DIR", "directory": "DIR", "corpus": "DIR", "checkpoint": "DIR", "_file": "FILE", "_column": "COLUMN",
-    "name_or_path": "NAME", "tokenizer_name": "NAME", "dataset_name": "NAME", "config": "NAME", "architecture": "NAME",
+    "_texts": "FILE", "name_or_path": "NAME", "tokenizer_name": "NAME", "dataset_name": "NAME", "config": "NAME", "architecture": "NAME",
 }  # fmt: skip
 
 
@@ -178,7 +178,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=34, width=min(110, shutil.get_terminal_size((100, 20)).columns))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0 or action.const is True:
+        if not action.option_strings or action.metavar is None:
             return ", ".join(action.option_strings)
         return f"{action.option_strings[0]} {action.metavar}"
 
@@ -205,7 +205,9 @@ def _add(group: Any, flag: Flag) -> None:
     options: dict[str, Any] = {"dest": flag.name, "help": _help(flag, choices), "required": flag.is_required}
     options["default"] = flag.default
     if kind is bool:
+        # A flag that is off by default is given bare; one that may be on by default can be switched off.
         options |= {"nargs": "?", "const": True, "type": _boolean}
+        options["metavar"] = None if _default_of(flag) is False else "[true|false]"
     else:
         options["metavar"] = _metavar(flag)
         if typing.get_origin(kind) is list:
@@ -225,11 +227,15 @@ def _bare(kind: Any) -> Any:
     return kind
 
 
+def _default_of(flag: Flag) -> Any:
+    return flag.default if flag.shown is None else flag.shown
+
+
 def _help(flag: Flag, choices: Sequence[str]) -> str:
     text = flag.help
     if choices and not all(choice in text for choice in choices):
         text += f": {', '.join(choices)}"
-    shown = flag.default if flag.shown is None else flag.shown
+    shown = _default_of(flag)
     if flag.is_required or flag.is_needed:
         text += " (required)"
     elif shown is not None and shown is not False and shown not in ("", []) and "(default" not in text:

@@ -120,6 +120,11 @@ INPUTS = {
         {"input_ids": IDS[:1], "packed": Packed.from_lengths([3, 4])},
         "packed describes 7 tokens, and the row has 9",
     ),
+    "documents of one row for two": (
+        {},
+        {"input_ids": IDS, "packed": Packed.from_lengths([5, 4])},
+        "packed ends at token 9, and the batch has 18 tokens",
+    ),
     "boundaries and a mask": (
         {},
         {**bounds(0, 9), "attention_mask": ones(1, 9)},

@@ -100,7 +100,10 @@ def test_plain_text(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--corpus", "a", "--input", "b"], "two texts"),
         (["--corpus", "corpus", "--per_device_eval_batch_size", "0"], "per_device_eval_batch_size=0 must be at least"),
         (["--corpus", "corpus", "--max_seq_length", "49"], "--max_seq_length=49 exceeds the 48 tokens"),
-        (["--corpus", "corpus", "--masking_unit", "wrod"], "did you mean 'word'"),
+        (
+            ["--corpus", "corpus", "--masking_unit", "wrod"],
+            "masking_unit: invalid choice: 'wrod' .choose from 'token', 'word', 'span'",
+        ),
         (["--blimp", "nowhere"], "nowhere does not exist"),
         (["--input", "text.txt", "--blimp", "long.jsonl"], "--blimp: a sentence has 60 tokens, more than 48: 'w1 w1"),
         (["--input", "text.txt", "--output_file", "ours"], "--output_file='ours' is a folder"),

@@ -46,8 +46,17 @@ def test_pretraining() -> None:
     )
     assert 60 < len(flags_in(shown)) < 90
     assert len(flags_in(shown.partition("\nflags:\n")[2].partition("\n\n")[0])) <= 14
-    for heading in ("batches:", "masking:", "optimizer and schedule:", "precision and machine:"):
+    for heading in (
+        "batches:",
+        "the start of a new model:",
+        "masking and predictions:",
+        "optimizer and schedule:",
+        "precision and machine:",
+    ):
         assert f"\n{heading}\n" in shown
+    assert "\n  --dry_run " in shown
+    assert "\n  --dry_run [" not in shown
+    assert "\n  --torch_compile [true|false] " in shown
     for recipe in list_recipes():
         assert re.search(rf"^  {recipe} +\d+ M parameters: ", shown, flags=re.MULTILINE)
     of_tiny = help_of("-m", "clozebert", "pretrain", "--config", "tiny")
