@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ from clozebert.training.batches import make_masking
 from clozebert.training.evaluation import evaluate_masked_lm
 from clozebert.training.optimizers.optimizer import make_optimizer
 from clozebert.training.optimizers.state import load_optimizer_state, optimizer_state, whole_tensor, whole_weights
+from clozebert.training.planning.calibration import seconds_per_token
 from clozebert.training.prefetch import StepLoader
 from clozebert.training.runtime import watchdog
 from clozebert.training.runtime.machine import make_accelerator
@@ -175,6 +177,7 @@ class ByHand:
     """What `accumulate_gradient` asks of an Accelerator, for a model distributed by hand or not at all."""
 
     device = torch.device("cpu")
+    mixed_precision = "no"
 
     def __init__(self, num_processes: int = 1, process_index: int = 0):
         self.num_processes, self.process_index = num_processes, process_index
@@ -210,9 +213,18 @@ def gradients_of_splits(folder: Path, world_size: int, rank: int) -> None:
     found = {}
     for dtype in (torch.float32, torch.float64):
         for kind, distribute in (("ddp", DistributedDataParallel), ("fsdp2", shard)):
-            model, stream, _ = make_parts(folder, "adamw")
+            model, stream, arguments = make_parts(folder, "adamw")
             wrapped: Any = distribute(model.to(dtype))
             accelerator = ByHand(world_size, rank)
+            # Timing a step before the run must leave nothing behind.
+            timed: Any = SimpleNamespace(
+                arguments=arguments,
+                core=model,
+                model=wrapped,
+                stream=stream,
+                optimizer=make_optimizer(model, arguments),
+            )
+            assert seconds_per_token(timed, accelerator=accelerator) > 0
             for micro_batches in (1, 2, 4):
                 batches, num_predicted = StepLoader(stream, rank, world_size, micro_batches)(2)
                 assert len(batches) == micro_batches

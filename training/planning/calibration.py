@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from ...configuration import ClozeBertConfig
 from ...corpus import Mixture
@@ -181,8 +182,9 @@ def seconds_per_token(setup: PhaseSetup, *, accelerator: Any) -> float:
     seconds: list[float] = []
     while len(seconds) < needed or (len(seconds) < 3 and mean_over_processes(seconds[-1], accelerator) < _LONG_SECONDS):
         begun = time.perf_counter()
-        # Processes do not exchange this gradient.
-        with accelerator.no_sync(setup.model):
+        # Processes do not exchange this gradient. FSDP would keep what is not exchanged where `zero_grad` cannot reach.
+        is_sharded = isinstance(setup.model, FSDPModule)
+        with contextlib.nullcontext() if is_sharded else accelerator.no_sync(setup.model):
             accumulate_gradient(setup.model, [batch], num_predicted=count_predicted(batch), accelerator=accelerator)
         wait_for(device)
         seconds.append(time.perf_counter() - begun)
