@@ -59,6 +59,7 @@ from ..utils.files import (
     write_text,
 )
 from ..utils.locks import owned_folder
+from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.progress_bar import quiet
 from ..utils.tokenizer_files import save_tokenizer
@@ -97,7 +98,8 @@ def adapt(arguments: AdaptationArguments, say: Say = print) -> dict[str, Any]:
     Raises:
         UserError: a model, a text or a flag does not fit; raised before any work.
     """
-    return Adaptation(arguments, say).run()
+    with memory_errors(arguments.to_save_memory):
+        return Adaptation(arguments, say).run()
 
 
 class Adaptation:
@@ -367,14 +369,17 @@ class Adaptation:
             spent = (time.monotonic() - self.begun + before["seconds_afterwards"]) / 60
             left = arguments.max_minutes - spent
             if left <= 0 and not (self.work / "run").is_dir():
-                (self.work / BEFORE).unlink()  # it depends on the time limit, which the user may raise now
+                (self.work / BEFORE).unlink(
+                    missing_ok=True
+                )  # it depends on the time limit, which the user may raise now
                 raise UserError(
                     f"max_minutes={arguments.max_minutes:g} was used up before training ({spent:.1f} minutes): "
                     f"give more, or less text with --overwrite_output_dir"
                 )
             run = arguments.for_pretraining(max_minutes=max(left, 0.1), **settings)
         starts_over = " without --overwrite_output_dir" if arguments.overwrite_output_dir else ""
-        return pretrain(run, ClozeBertConfig(), goes_on_by=f"the same command{starts_over}")
+        goes_on_by = f"the same command{starts_over}"
+        return pretrain(run, ClozeBertConfig(), goes_on_by=goes_on_by, to_save_memory=arguments.to_save_memory)
 
     def _before(self) -> dict[str, Any]:
         return read_json_object(self.work / BEFORE)

@@ -151,11 +151,12 @@ class AdaptationArguments:
                 raise UserError(f"{name}={value} must be above 0")
         check_at_least(self, extend_vocabulary=1, max_steps=1, num_processes=1)
         # Checks the ranges of the flags that are passed to pretraining.
-        self.for_pretraining(
+        run = self.for_pretraining(
             hidden_size=_WIDTH,
             rows=self.global_batch_size or 8,
             max_seq_length=self.max_seq_length or 256,
         )
+        run.micro_batches(1)  # raises if they do not divide the rows
 
     def _read_names(self) -> None:
         """Make paths text, as they are recorded in JSON, a single text a list, and a number of layers text."""
@@ -222,6 +223,14 @@ class AdaptationArguments:
     def settings(self) -> dict[str, Any]:
         """The flags that must not change when an adaptation is resumed."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in _FREE}
+
+    @property
+    def to_save_memory(self) -> str:
+        """What to do where the adaptation does not fit into the memory."""
+        return (
+            f"lower per_device_train_batch_size={self.per_device_train_batch_size}, which trains the same model, or "
+            f"max_seq_length"
+        )
 
     @property
     def work(self) -> Path:

@@ -6,6 +6,7 @@ a word is taken for a whole word, as most such entries are.
 """
 
 import json
+import re
 
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -16,6 +17,7 @@ from ..utils.errors import UserError
 
 Form = tuple[bool, bytes]
 
+_BYTE_ENTRY = re.compile("<0x[0-9A-Fa-f]{2}>")
 # The byte of each letter of a byte-level vocabulary.
 _BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}
 _ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
@@ -111,7 +113,7 @@ def _form(entry: str, *, of_bytes: bool, marked: bool, prefix: str | None) -> Fo
         except KeyError:  # an added token, which is plain text
             return False, entry.encode("utf-8")
         return content.startswith(b" "), content.removeprefix(b" ")
-    if len(entry) == 6 and entry.startswith("<0x") and entry.endswith(">"):
+    if _BYTE_ENTRY.fullmatch(entry):
         return False, bytes.fromhex(entry[3:5])
     if marked:
         return entry.startswith(WORD_MARK), entry.removeprefix(WORD_MARK).replace(WORD_MARK, " ").encode("utf-8")

@@ -141,7 +141,8 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
     results: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
     begun = time.perf_counter()
     bars = StageBars(unit="")
-    with tempfile.TemporaryDirectory() as folder, precision_of(device, precision):
+    # Windows does not delete files that are still mapped, and an error would hide the one that came before.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, precision_of(device, precision):
         if reader is not None:
             corpus = _prepare(reader, tokenizer, folder)
             if reader.bad_texts:

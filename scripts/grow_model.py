@@ -14,7 +14,7 @@ from typing import Any
 
 from clozebert.scripts._program import open_input, parse, read_file, run, say_left_out
 from clozebert.utils.command_line import flag
-from clozebert.utils.errors import check_at_least
+from clozebert.utils.errors import UserError, check_at_least
 from clozebert.utils.files import check_output_dir, disk_errors, whole_files
 from clozebert.utils.plurals import counted
 from clozebert.utils.tokenizer_files import save_tokenizer
@@ -38,13 +38,21 @@ class GrowArguments:
     intermediate_size: int | None = flag("width of the feed-forward")
     max_position_embeddings: int | None = flag("the longest sequence")
     rope_theta: float | None = flag("base of rotary positions at that length (default: stretched to fit)")
-    noise: float = flag("noise on copied weights of a widened tensor, in its standard deviations", 0.01)
-    seed: int = flag("seed of the noise", 0)
+    noise: float | None = flag(
+        "noise on copied weights of a widened tensor, in its standard deviations (default: 0.01)"
+    )
+    seed: int | None = flag("seed of the noise (default: 0)")
+
+
+_WIDTHS = ("hidden_size", "num_attention_heads", "intermediate_size")
 
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parse(GrowArguments, argv, doc=__doc__, verb="grow")
     check_at_least(arguments, num_texts=1)
+    for name in ("noise", "seed"):
+        if getattr(arguments, name) is not None and not any(getattr(arguments, width) for width in _WIDTHS):
+            raise UserError(f"--{name} is for a model that grows wider: give one of {', '.join(_WIDTHS)}, too")
 
     from clozebert.corpus.tokenizer import load_tokenizer
     from clozebert.hub.card import write_card
@@ -76,10 +84,10 @@ def main(argv: list[str] | None = None) -> None:
     model = model.float()  # so that rounding does not show in the figures
     if model.config.mask_token_id is None:
         model.config.mask_token_id = tokenizer.mask_token_id
-    sizes = ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers", "max_position_embeddings",
-             "rope_theta", "noise", "seed")  # fmt: skip
     growths = {}
-    steps = grow(model, tokenizer, texts=texts, new_tokens=new_tokens, **{n: getattr(arguments, n) for n in sizes})
+    names = (*_WIDTHS, "num_hidden_layers", "max_position_embeddings", "rope_theta", "noise", "seed")
+    sizes = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    steps = grow(model, tokenizer, texts=texts, new_tokens=new_tokens, **sizes)
     for name, result in steps:
         print(f"{name}: {result}", flush=True)
         growths[f"{name}: pseudo-perplexity before"] = result.before

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if part is not None and num_parts is None:
         raise UserError(f"--part {part} needs --num_parts: of how many?")
     preparation = Preparation(**{item.name: getattr(arguments, item.name) for item in fields(Preparation)})
-    preparation.check()
+    preparation.check(part, num_parts)
     with progress_bar(description="reading", unit="B", unit_scale=True, disable=arguments.disable_tqdm) as bar:
 
         def report(tokens: int, bytes_read: int, total_bytes: int | None) -> None:

@@ -32,7 +32,8 @@ ModelInputs = dict[str, Any]
 _AHEAD = 3
 _LOST = (
     "a data worker has ended, as for lack of memory: --resume_from_checkpoint latest continues, with fewer "
-    "--dataloader_num_workers if it happens again"
+    "--dataloader_num_workers if it happens again. In a script of your own, the call needs "
+    '`if __name__ == "__main__":` around it'
 )
 
 

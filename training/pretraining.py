@@ -19,8 +19,6 @@ from .runtime.machine import accelerators_kept, deterministic, in_float32
 from .runtime.processes import lost_processes
 from .runtime.signals import StopRequest
 
-_MOVED = "put it back and --resume_from_checkpoint latest, or start the run anew"
-
 
 @outliving_readers()  # a run that a closed terminal stops still has to save
 def pretrain(
@@ -30,6 +28,7 @@ def pretrain(
     write_card: WriteCard | None = None,
     recipe: str | None = None,
     goes_on_by: str = "--resume_from_checkpoint latest",
+    to_save_memory: str | None = None,
 ) -> dict[str, Any]:
     """Train an encoder on `arguments.corpus` and save it, in Hub format, in `arguments.output_dir`.
 
@@ -39,6 +38,7 @@ def pretrain(
         write_card: writes a folder's README.md from what is known about the run.
         recipe: the recipe's name, for the card.
         goes_on_by: what resumes a stopped run, for messages.
+        to_save_memory: what to do if the memory is full, for a message; None: by the flags of `pretrain`.
 
     Returns:
         The figures of `all_results.json`, the losses, the validation figures, tokens and seconds. After a signal that
@@ -48,10 +48,11 @@ def pretrain(
         ValueError: contradictions between arguments, corpus, tokenizer, model and checkpoint, before any work; or a
             gradient that is not finite in ten steps in a row; or the memory is full.
     """
-    way_out = "free some space, then --resume_from_checkpoint latest, or give another folder"
+    way_out = f"free some space, then {goes_on_by}, or give another folder"
+    moved = f"put it back, then {goes_on_by}, or start the run anew"
     with (
         disk_errors(Path(arguments.output_dir), way_out=way_out),
-        memory_errors(less_memory(arguments)),
+        memory_errors(to_save_memory or less_memory(arguments)),
         in_float32(),
         accelerators_kept(),
         deterministic(arguments.full_determinism),
@@ -63,7 +64,7 @@ def pretrain(
         with (
             # A dry run has nothing to save: a signal ends it at once.
             contextlib.nullcontext() if arguments.dry_run else stop.listening(),
-            contextlib.nullcontext() if arguments.dry_run else folder_stays(run.output.path, way_out=_MOVED),
+            contextlib.nullcontext() if arguments.dry_run else folder_stays(run.output.path, way_out=moved),
             contextlib.closing(run),
             lost_processes(run.accelerator, goes_on_by=goes_on_by),
         ):

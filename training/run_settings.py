@@ -279,7 +279,7 @@ def values_for_help(words: Sequence[str]) -> dict[str, Any]:
     named = {}
     for before, word in itertools.pairwise(["", *words]):
         for name in ("config", "architecture"):
-            if before == f"--{name}" or word.startswith(f"--{name}="):
+            if (before == f"--{name}" and not word.startswith("-")) or word.startswith(f"--{name}="):
                 named[name] = word.split("=", 1)[-1]
     return shown_values(named.get("config"), named.get("architecture")) if named else {}
 

@@ -57,7 +57,8 @@ def memory_errors(way_out: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # By name: torch may not be loaded. On a CPU it raises a plain RuntimeError.
-        if type(error).__name__ != "OutOfMemoryError" and "DefaultCPUAllocator" not in str(error):
+        # By name: torch may not be loaded. On a CPU and on MPS it raises a plain RuntimeError.
+        is_full = any(sign in str(error) for sign in ("DefaultCPUAllocator", "MPS backend out of memory"))
+        if type(error).__name__ != "OutOfMemoryError" and not is_full:
             raise
         raise FullMemoryError(f"the memory is full: {way_out} ({first_line(error)})") from error

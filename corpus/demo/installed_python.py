@@ -131,7 +131,7 @@ def _prepare_process(names: dict[str, list[str]]) -> None:
 
 
 def _docstrings_of_files(files: list[tuple[str, str, Path]]) -> list[Docstring]:
-    """The docstrings of some files; those that do not parse (templates, other versions of Python) are skipped."""
+    """The docstrings of some files. Those that cannot be read or parsed are skipped: templates, other Pythons."""
     collects = gc.isenabled()
     gc.disable()  # a syntax tree has no cycles, and searching for them takes a third of the time
     try:
@@ -144,12 +144,15 @@ def _docstrings_of_files(files: list[tuple[str, str, Path]]) -> list[Docstring]:
 
 
 def _docstrings_of_file(package: str, module: str, path: Path) -> list[Docstring]:
-    source = path.read_bytes()
+    try:
+        source = path.read_bytes()
+    except OSError:
+        return []
     if b'"""' not in source and b"'''" not in source:
         return []
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     pattern = _name_pattern(package)
     return [Docstring(package, name, pattern.sub(NEUTRAL_NAME, text)) for name, text in _docstrings(tree, module)]

@@ -16,6 +16,7 @@ _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 _TASKS_PER_PROCESS = 4
+_MOST_ON_WINDOWS = 61  # processes of a pool: it waits for all at once, and Windows for no more
 
 
 def ordered_map(
@@ -40,6 +41,8 @@ def ordered_map(
         return
     # spawn: forking a process that runs threads (tokenizers, arrow) can deadlock the child.
     context = multiprocessing.get_context("spawn")
+    if sys.platform == "win32":
+        num_processes = min(num_processes, _MOST_ON_WINDOWS)
     executor = ProcessPoolExecutor(
         num_processes, mp_context=context, initializer=_begin, initargs=(initializer, *initargs)
     )

@@ -49,14 +49,19 @@ class Preparation:
     id_column: str | None = None
     vocab_size: int | None = None
 
-    def check(self) -> None:
-        """Raise the errors that can be found before the texts are read; token ids are all read and checked here."""
+    def check(self, part: int | None = None, num_parts: int | None = None) -> None:
+        """Raise the errors that can be found before the texts are read; token ids are read and checked here.
+
+        Those of one part, if its number is given.
+        """
         inputs = [("input", place) for place in [*self.input, *(self.validation_input or [])]]
         check_output_dir(self.output_dir, overwrite=self.overwrite_output_dir, written=CORPUS_FILES, inputs=inputs)
-        readers = [self._common["reader"], self._common["validation_reader"]]
+        readers = readers_in_order(self._common["reader"], self._common["validation_reader"], self.deduplicate)
+        if part is not None and num_parts is not None:
+            readers = cut(readers, part=part, num_parts=num_parts)
         if self.id_column is not None and self.on_bad_text == "error":
             for reader in readers:
-                for _ in reader or ():
+                for _ in reader:
                     pass
 
     def run(self, report: ReportProgress | None = None) -> dict[str, dict[str, Any]]:

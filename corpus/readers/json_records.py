@@ -9,6 +9,7 @@ from ...utils.errors import UserError
 
 LARGEST_OBJECT = 1 << 24  # bytes or characters; as Python objects it takes up to thirty times as much
 _CHUNK = 1 << 18
+_LONGEST_TOKEN = 4096  # at the end of what was read, a number or a word may go on
 _BLANK = re.compile(r"[ \t\n\r]*")
 
 
@@ -130,7 +131,7 @@ class _Text:
                 value, end = _DECODER.raw_decode(self._buffer, self._place)
             except json.JSONDecodeError as error:
                 behind = error.pos - self._place
-                if not self._read_on():
+                if self._is_final(error) or not self._read_on():
                     self._go_to(self._place + behind)
                     self.fail(_reason(error))
                 continue
@@ -143,6 +144,11 @@ class _Text:
                 written = self._buffer[self._place : end]
                 self._go_to(end)
                 return _not_utf8(written) or value
+
+    def _is_final(self, error: json.JSONDecodeError) -> bool:
+        """Whether more of the text cannot mend an error: it lies well before the end of what was read."""
+        is_open = error.msg.startswith("Unterminated string")  # its place is where the string begins
+        return not is_open and error.pos + _LONGEST_TOKEN < len(self._buffer)
 
     def fail(self, reason: str) -> None:
         raise UserError(f"{self._source}, line {self.line}: {reason}")

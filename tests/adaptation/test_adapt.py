@@ -334,6 +334,8 @@ def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path
     refused(
         "num_train_epochs=3.0 has no effect: max_minutes decides", max_steps=None, max_minutes=1.0, num_train_epochs=3.0
     )
+    wrong = {"global_batch_size": 48, "per_device_train_batch_size": 32}
+    refused("per_device_train_batch_size=32 must divide the 48 rows", **wrong)
     refused("max_steps=0 must be at least 1", max_steps=0)
     refused("max_minutes=0.0 must be above 0", max_steps=None, max_minutes=0.0)
     refused("num_processes=0 must be at least 1", num_processes=0)

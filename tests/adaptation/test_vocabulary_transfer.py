@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from clozebert.adaptation.overlap import RUN_WORDS, run_hashes
-from clozebert.adaptation.vocabulary_transfer import forms, swap
+from clozebert.adaptation.vocabulary_transfer import _form, forms, swap
 
 
 @pytest.mark.parametrize("old", ["wordpiece", "bpe", "unigram"])
@@ -28,6 +28,11 @@ def test_entries_take_the_row_of_the_same_form(old: str, new: str) -> None:
         assert vocabulary.sources[of_ours[marks[new] + word]] == [of_theirs[marks[old] + word]]
     if old == new:
         assert vocabulary.sources == [[row] for row in range(len(ours))]
+
+
+def test_an_entry_that_only_looks_like_a_byte_is_text() -> None:
+    assert _form("<0xZZ>", of_bytes=False, marked=False, prefix="##") == (True, b"<0xZZ>")
+    assert _form("<0x0a>", of_bytes=False, marked=False, prefix="##") == (False, b"\n")
 
 
 def test_forms_of_bytes_are_the_bytes() -> None:

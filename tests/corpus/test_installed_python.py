@@ -69,6 +69,14 @@ def test_links_to_nowhere_and_folders_are_no_source_files(tmp_path: Path, monkey
     assert [path.name for _, _, path in installed_python._source_files()] == ["a.py"]
 
 
+def test_files_that_cannot_be_read_or_parsed_are_left_out(tmp_path: Path) -> None:
+    text = "Adds all numbers of a list up and gives their sum."
+    (tmp_path / "deep.py").write_text(f'"""{text}"""\nx = {"+".join("a" * 50_000)}\n')
+    (tmp_path / "good.py").write_text(f'"""{text}"""\n')
+    files = [("p", f"p.{name}", tmp_path / f"{name}.py") for name in ("deep", "gone", "good")]
+    assert [found.text for found in installed_python._docstrings_of_files(files)] == [text]
+
+
 def test_other_names_of_a_package_are_taken_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed_python, "_names", {"sklearn": ["scikit-learn"]})
     installed_python._name_pattern.cache_clear()

@@ -304,6 +304,17 @@ def test_arrays_are_read_in_pieces_of_any_size(values: list[Any], chunk: int, in
         assert len(set(lines)) == len(lines)
 
 
+def test_what_is_no_json_is_named_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though much of the file comes behind it, in which an unclosed value might end."""
+    monkeypatch.setattr(json_records, "_CHUNK", 64)
+    monkeypatch.setattr(json_records, "LARGEST_OBJECT", 20_000)
+    text = json.dumps([{"text": "a"}] * 3)[:-1] + ',\n{"text": nope},' + '{"text": "b"},' * 9000
+    with pytest.raises(UserError, match=r"a\.json, line 2: not JSON: Expecting value"):
+        list(json_records.read_array(io.StringIO(text), "a.json"))
+    with pytest.raises(UserError, match="begins here, or is not closed"):
+        list(json_records.read_array(io.StringIO('["' + "a" * 90_000), "a.json"))
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.jsonl.zst", "a.parquet"])
 def test_memory_is_bounded(folder: Path, name: str) -> None:
     rows = [[f'"text" {number:6} ' * 20, "x"] for number in range(30_000)]

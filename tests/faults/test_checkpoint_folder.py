@@ -278,5 +278,5 @@ def test_a_folder_that_is_moved_away_while_a_checkpoint_is_written_is_said_so(pr
         (tmp_path / "run").rename(tmp_path / "moved")
 
     run = settings(prepared, output_dir=str(tmp_path / "run"), **RUN)
-    with pytest.raises(UserError, match="run was deleted or moved while it was written: put it back and --resume"):
+    with pytest.raises(UserError, match="run was deleted or moved while it was written: put it back, then --resume"):
         pretrain(PretrainingArguments(**run), model_config(), write_card=write_and_move)

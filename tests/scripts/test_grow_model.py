@@ -132,6 +132,8 @@ def test_native_models_grow_too(flags, tmp_path):
         (["--max_position_embeddings", "99", "--rope_theta", "-3"], "^rope_theta=-3.0 must be above 0"),
         (["--num_hidden_layers", "3", "--max_position_embeddings", "8"], "must exceed the model's 41"),
         (["--num_hidden_layers", "3", "--rope_theta", "9"], "give that too"),
+        (["--num_hidden_layers", "3", "--noise", "0.1"], "--noise is for a model that grows wider: give one of hidden"),
+        (["--num_hidden_layers", "3", "--seed", "0"], "--seed is for a model that grows wider"),
         (["--new_tokens", "river"], "'river' is in the tokenizer already; leave them out"),
         (["--new_tokens", "@nowhere"], "there is no file nowhere"),
         (["--num_hidden_layers", "3", "--text_column", "a"], "--text_column a: no input has columns"),

@@ -9,7 +9,7 @@ import pytest
 
 from clozebert.__main__ import PROGRAMS
 from clozebert.configuration import list_recipes
-from clozebert.training.run_settings import hints, pretraining_flags
+from clozebert.training.run_settings import hints, pretraining_flags, values_for_help
 from clozebert.utils.command_line import Flag, Parser
 
 REPOSITORY = Path(__file__).parents[2]
@@ -127,6 +127,11 @@ def test_what_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().read([])
     assert capsys.readouterr().err == "error: give --model_name_or_path; clozebert x --help shows all flags\n"
+
+
+def test_the_recipe_of_a_help_has_a_name() -> None:
+    assert values_for_help(["--config", "--help"]) == {}
+    assert values_for_help(["--config", "tiny", "--help"])["learning_rate"] == 0.003
 
 
 def test_every_flag_that_went_says_why_and_none_is_both() -> None:

@@ -110,6 +110,19 @@ def test_the_survey_looks_at_all_of_a_corpus_of_long_documents(tmp_path: Path) -
     assert found.unigram_entropy == pytest.approx(math.log(2) + 0.5 * math.log(50), abs=1e-3)
 
 
+def test_of_a_long_document_only_the_beginning_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of hundreds of millions of tokens would not fit into the memory."""
+    writer = ShardWriter(tmp_path / "train", vocab_size=64)
+    for tail in (7, 8):
+        ids = np.where(np.arange(4000) < 300, np.arange(4000) % 3 + 10, tail)
+        writer.append(ids, np.ones(4000, dtype=bool))
+    writer.close({"tokenizer": tokenizer_facts(make_tokenizer(56))})
+    monkeypatch.setattr(doctor, "_OF_A_DOCUMENT", 300)
+    found = doctor.survey([Corpus(tmp_path)], shares=[1.0], unk_token_id=1)
+    assert found.unigram_entropy == pytest.approx(math.log(3))
+    assert found.repeated_share == 0.5
+
+
 def test_the_loop_says_each_finding_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_sick_corpus(tmp_path)
     arguments = PretrainingArguments(

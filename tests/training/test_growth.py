@@ -372,6 +372,7 @@ def test_broken_multiples_are_close_and_noise_tells_copies_apart():
             {"hidden_size": 48, "num_attention_heads": 8},
             "sinusoidal",
         ),
+        ("bert", {"embedding_size": 48}, {"hidden_size": 48, "num_attention_heads": 8}, "the model's embedding_size"),
         ("rmsnorm", {}, {"hidden_size": 36, "num_attention_heads": 6}, "must be a multiple of the model's 4"),
     ],
 )
@@ -410,7 +411,22 @@ def test_rotary_base_is_stretched_where_attention_is_full():
     assert result.after > 1
 
 
+def test_what_has_grown_keeps_the_mode_of_its_model():
+    model = make("modernbert")
+    for mode in (False, True):
+        model.train(mode)
+        grown = [
+            grow_width(model, hidden_size=48, num_attention_heads=8, documents=DOCUMENTS),
+            grow_depth(model, 5, documents=DOCUMENTS),
+            extend_positions(model, 58, documents=DOCUMENTS),
+        ]
+        assert [result.model.training for result in grown] == [mode] * 3
+
+
 def test_length_mistakes():
+    windows = make("modernbert", layer_types=["sliding_attention"] * 3, num_hidden_layers=3)
+    with pytest.raises(ValueError, match=r"rope_theta=1\.0 is that of layers with full attention, and the model has"):
+        extend_positions(windows, 58, rope_theta=1.0, documents=DOCUMENTS)
     with pytest.raises(ValueError, match="must exceed the model's 29"):
         extend_positions(make(), 29, documents=DOCUMENTS)
     with pytest.raises(ValueError, match=r"rope_theta=1\.0 needs rotary positions"):

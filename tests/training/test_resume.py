@@ -1,10 +1,12 @@
 """A run that was killed, stopped or damaged, and resumed, ends with the bits of one that was not."""
 
+import gc
 import itertools
 import math
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,13 @@ from pretraining_helpers import (
     settings,
 )
 
+from clozebert import ClozeBertConfig
 from clozebert.hub.card import write_card
 from clozebert.training import PretrainingArguments, loop, pretrain
 from clozebert.training.checkpoints.damage import find_damage
 from clozebert.training.checkpoints.training_state import read_training_state
+from clozebert.training.initialization.initial_model import make_model
+from clozebert.training.optimizers.state import load_optimizer_state
 from clozebert.training.step import clip_gradient
 from clozebert.utils.errors import UserError
 
@@ -264,3 +269,19 @@ def test_a_run_is_resumed_without_the_model_that_it_continues_from(
     assert "base; resuming without it from " in caplog.text
     assert_same_bits(tmp_path / "whole", tmp_path / "stopped", step=6)
     assert str(tmp_path) not in (tmp_path / "stopped" / "README.md").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what is mapped")
+def test_a_resumed_run_keeps_no_file_of_its_checkpoint_mapped(prepared: Path, tmp_path: Path) -> None:
+    """Windows would not let the run delete the checkpoint."""
+    run_here(prepared, tmp_path / "run", max_steps=6, save_steps=3)
+    checkpoint = tmp_path / "run" / "checkpoint-3"
+    model = make_model(ClozeBertConfig.from_pretrained(checkpoint), checkpoint)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    optimizer = torch.optim.AdamW([{"params": list(parameters), "param_names": list(names)}], fused=True)
+    _, tensors = read_training_state(checkpoint)
+    load_optimizer_state(optimizer, tensors)
+    del tensors
+    gc.collect()
+    assert str(checkpoint) not in Path("/proc/self/maps").read_text()
+    assert any(parameter.abs().sum() > 0 for parameter in model.parameters())

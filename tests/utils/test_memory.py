@@ -36,12 +36,13 @@ def test_a_full_memory_of_the_machine_says_what_to_lower():
         torch.empty(1 << 60)
 
 
-def test_a_full_memory_of_a_gpu_says_what_to_lower():
+@pytest.mark.parametrize(("kind", "device"), [(torch.OutOfMemoryError, "CUDA"), (RuntimeError, "MPS backend")])
+def test_a_full_memory_of_a_gpu_says_what_to_lower(kind, device):
     with (
-        pytest.raises(FullMemoryError, match=r"lower batch_size=7 \(CUDA out of memory\)"),
+        pytest.raises(FullMemoryError, match=rf"lower batch_size=7 \({device} out of memory\)"),
         memory_errors("lower batch_size=7"),
     ):
-        raise torch.OutOfMemoryError("CUDA out of memory\nmore lines")
+        raise kind(f"{device} out of memory\nmore lines")
 
 
 def test_other_errors_stay_what_they_are():

@@ -125,7 +125,7 @@ def grow_width(
             deviation = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
             tile = tile + noise * deviation * torch.randn(tile.shape, generator=generator).to(tile)
         tensors[name] = tile.to(tensor.dtype)
-    return measure(model, model_with(config, tensors), documents)
+    return measure(model, model_with(config, tensors).train(model.training), documents)
 
 
 def _check_width(
@@ -154,6 +154,11 @@ def _check_width(
         )
     if size != old.hidden_size:
         _check_can_widen(old)
+    if size == old.embedding_size != old.hidden_size:
+        raise UserError(
+            f"hidden_size={size} is the model's embedding_size, and the layer between the two would be lost: give "
+            f"another size"
+        )
     # Embeddings that are as wide as the layers grow with them.
     embedding_size = None if old.embedding_size == old.hidden_size else old.embedding_size
     return changed(old, **sizes, num_key_value_heads=_key_heads_for(heads, old), embedding_size=embedding_size)
@@ -249,7 +254,7 @@ def extend_positions(
             table_PE[offset:].T[None].float(), size=max_position_embeddings, mode="linear", align_corners=True
         )
         tensors[POSITION_TABLE] = torch.cat([table_PE[:offset], longer[0].T.to(table_PE.dtype)])
-    return measure(model, model_with(changed(old, **changes), tensors), documents)
+    return measure(model, model_with(changed(old, **changes), tensors).train(model.training), documents)
 
 
 def _check_length(model: ClozeBertForMaskedLM, max_position_embeddings: int, rope_theta: float | None) -> None:
@@ -261,6 +266,8 @@ def _check_length(model: ClozeBertForMaskedLM, max_position_embeddings: int, rop
         raise UserError(f"rope_theta={rope_theta} must be above 0")
     if rope_theta is not None and kind != "rope":
         raise UserError(f"rope_theta={rope_theta} needs rotary positions, but position_embedding_type={kind!r}")
+    if rope_theta is not None and "full_attention" not in (model.config.layer_types or ["full_attention"]):
+        raise UserError(f"rope_theta={rope_theta} is that of layers with full attention, and the model has none")
 
 
 def _slower(config: ClozeBertConfig, factor: float, rope_theta: float | None) -> dict[str, Any]:

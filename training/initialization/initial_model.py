@@ -108,4 +108,7 @@ def make_model(
             f"model_name_or_path={str(weights)!r} has no masked-LM head: {missing[0]} would be random; "
             "take the checkpoint that still has it"
         )
+    # Else they would be maps of the file, which the run may delete, as that of an older checkpoint.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
     return model

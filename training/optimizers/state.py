@@ -43,7 +43,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, to
         if value.dim() == 0:
             # AdamW counts steps in a scalar, on the device only where its fused or capturable kernel reads it.
             on_device = group.get("fused") or group.get("capturable")
-            placed = value.to(parameter.device) if on_device else value.clone()
+            placed = value.to(parameter.device, copy=True) if on_device else value.clone()
         elif value.shape != parameter.shape:
             raise UserError(
                 f"the optimizer state of {name!r} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}"

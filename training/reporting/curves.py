@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...utils.errors import MissingPackageError
+from ...utils.files import whole_file
 
 CURVE_NAME = "loss_curve.png"
 
@@ -36,7 +37,8 @@ def draw_loss_curve(log: Path, image: Path, *, distilled: bool = False) -> None:
     axes.set_ylabel("masked-LM loss (nats per predicted token)")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(image, dpi=120)
+    with whole_file(image) as file:
+        figure.savefig(file, dpi=120)
 
 
 def read_log(log: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from ..phase_setup import PhaseSetup
 # With a loss above this share of the unigram entropy, a model has learned token frequencies and little else.
 _PLATEAU = 0.96
 _MANY_UNKNOWN, _MANY_REPEATED = 0.01, 0.05
-_SAMPLED_DOCUMENTS, _SAMPLED_TOKENS = 20_000, 2_000_000
+_SAMPLED_DOCUMENTS, _SAMPLED_TOKENS, _OF_A_DOCUMENT = 20_000, 2_000_000, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,8 @@ class Doctor:
 def survey(corpora: Sequence[Corpus], *, shares: Sequence[float], unk_token_id: int | None) -> Survey:
     """Look at evenly spaced documents of each corpus, fewer than 40,000, with about four million tokens at most.
 
+    Of a long document, only the first 65,536 tokens count.
+
     Args:
         shares: the share of the rows from each corpus; their sum is 1.
     """
@@ -119,12 +121,14 @@ def survey(corpora: Sequence[Corpus], *, shares: Sequence[float], unk_token_id: 
 
 def _look_at(corpus: Corpus) -> tuple[np.ndarray, float]:
     """How often each token occurs in a sample of a corpus, int64 [vocabulary], and the share of repeated documents."""
-    step = max(1, corpus.num_documents // _SAMPLED_DOCUMENTS, corpus.num_tokens // _SAMPLED_TOKENS)
+    tokens = min(corpus.num_tokens, corpus.num_documents * _OF_A_DOCUMENT)
+    step = max(1, corpus.num_documents // _SAMPLED_DOCUMENTS, tokens // _SAMPLED_TOKENS)
     counts = np.zeros(corpus.vocab_size, dtype=np.int64)
     seen: set[bytes] = set()
     indices = range(0, corpus.num_documents, step)
     for index in indices:
-        ids = corpus.document(index)
+        begin, end = corpus.offsets[index : index + 2]
+        ids, _ = corpus.gather(np.array([begin]), np.array([min(end - begin, _OF_A_DOCUMENT)]))
         counts += np.bincount(ids, minlength=corpus.vocab_size)
         seen.add(ids.tobytes())
     return counts, 1 - len(seen) / max(len(indices), 1)
