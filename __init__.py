@@ -71,7 +71,8 @@ class _RegisterOnImport(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname not in self.REGISTERED_BY:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
+        # Before Python 3.12, a finder may have the protocol of Python 2 alone.
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
         if spec is None or spec.loader is None:
             return spec

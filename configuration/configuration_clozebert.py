@@ -314,9 +314,12 @@ class ClozeBertConfig(PreTrainedConfig):
                 f"rope_parameters holds {', '.join(others)} beside layer types: give one dict for each of "
                 f"{' and '.join(_LAYER_TYPES)}, or one for all"
             )
+        used = sorted(set(self.layer_types or ["full_attention"]))
+        if is_by_layer_type and given.keys().isdisjoint(used):
+            raise ValueError(f"rope_parameters are for {', '.join(given)}, and the layers have {' and '.join(used)}")
         default = {"rope_type": "default", "rope_theta": theta or self.default_theta}
         parameters = {}
-        for layer_type in sorted(set(self.layer_types or ["full_attention"])):
+        for layer_type in used:
             values = {**default, **((given.get(layer_type) or {}) if is_by_layer_type else given)}
             _check_rope(values)
             if values["rope_type"] in ("llama3", "yarn"):
@@ -442,7 +445,7 @@ def _follow_heads(values: dict[str, Any], overrides: dict[str, Any]) -> None:
 def _follow_layers(values: dict[str, Any], overrides: dict[str, Any]) -> None:
     """Override `layer_types` along with `num_hidden_layers`: the first layers keep their types."""
     wanted, types = overrides.get("num_hidden_layers"), values.get("layer_types")
-    if wanted is not None and types is not None and wanted < len(types) and "layer_types" not in overrides:
+    if isinstance(wanted, int) and types is not None and wanted < len(types) and "layer_types" not in overrides:
         overrides["layer_types"] = types[:wanted]
 
 

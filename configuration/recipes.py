@@ -81,15 +81,15 @@ def read_yaml(text: str) -> Any:
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 
-    integer = "tag:yaml.org,2002:int"
+    integer, number = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
     Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in pairs if tag != integer]
+        first: [(tag, pattern) for tag, pattern in pairs if tag not in (integer, number)]
         for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     Loader.add_implicit_resolver(integer, re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$"), list("-+0123456789"))
     Loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+        number,
+        re.compile(r"[-+]?((\d[\d_]*\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"),
         list("-+.0123456789"),
     )
     try:

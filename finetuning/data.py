@@ -76,6 +76,11 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
         tables = {split: collect(file) for split, file in _dataset_splits(arguments).items()}
     else:
         tables = _read_tables(arguments)
+    for table in tables.values():
+        if table.num_blank:
+            print(f"{table.source}: {len(table)} rows; left out: {table.num_blank} in which every cell is blank")
+        if not len(table):
+            raise UserError(f"{table.source} has no rows")
     columns = find_columns(
         tables["train"],
         text_column=arguments.text_column,
@@ -148,7 +153,7 @@ def _read_sentences(arguments: TokenArguments) -> tuple[Splits, dict[str, Any], 
 
 
 def _read_tables(arguments: SequenceArguments) -> dict[str, Table]:
-    """The tables of all splits; all have a header or none has. The number of rows left out is printed."""
+    """The tables of all splits; all have a header or none has."""
     assert arguments.train_file is not None
     wanted = (arguments.text_column, arguments.text_pair_column, arguments.label_column)
     tables = {"train": read_table(arguments.train_file, wanted=wanted)}
@@ -160,9 +165,6 @@ def _read_tables(arguments: SequenceArguments) -> dict[str, Table]:
             f"{arguments.train_file}: its first row is taken for names of columns; if it is an example, give the "
             "numbers of the columns as --text_column and --label_column"
         )
-    for table in tables.values():
-        if table.num_blank:
-            print(f"{table.source}: {len(table)} rows; left out: {table.num_blank} in which every cell is blank")
     return tables
 
 

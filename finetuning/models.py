@@ -1,6 +1,7 @@
 """Loads an encoder with a new head; freezes layers, adds LoRA, sets the learning rate of each layer."""
 
 import copy
+import importlib.util
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -373,15 +374,20 @@ def freeze_layers(model: nn.Module, count: int) -> None:
                 parameter.requires_grad_(False)
 
 
+def check_peft() -> None:
+    """Raise if the package for `--lora_rank` is missing."""
+    if importlib.util.find_spec("peft") is None:
+        raise MissingPackageError("--lora_rank needs peft: pip install peft")
+
+
 def add_lora(model: Any, *, rank: int) -> Any:
     """Add LoRA to the encoder's linear layers (Hu et al. 2022).
 
     Only these updates, the whole head and a pooler are trained. A pooler may be new: pretraining has none.
     """
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise MissingPackageError("--lora_rank needs peft: pip install peft") from None
+    check_peft()
+    from peft import LoraConfig, get_peft_model
+
     of_layers = {module for parts in encoder_layers(model) for part in parts for module in part.modules()}
     targets = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module in of_layers]
     if not targets:

@@ -1,6 +1,7 @@
 """Fine-tunes once, or once for each seed: from checked flags to a folder that pipelines can load."""
 
 import contextlib
+import io
 import math
 import os
 import warnings
@@ -36,6 +37,7 @@ from .metrics import check_metric_libraries
 from .models import (
     add_lora,
     check_max_seq_length,
+    check_peft,
     check_tokenizer_fits,
     compares_pairs,
     freeze_layers,
@@ -85,27 +87,32 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
     """
     check_metric_libraries(tags=arguments.task_type == "token")
     check_tracker(arguments.report_to)
+    if arguments.lora_rank is not None:
+        check_peft()
+    if arguments.hyperparameter_search is not None and arguments.resume_from_checkpoint is None:
+        check_search(arguments)
     way_out = "lower per_device_train_batch_size, and raise gradient_accumulation_steps, which trains the same model"
-    with own_output_dir(arguments), memory_errors(f"{way_out}; while it evaluates, lower per_device_eval_batch_size"):
-        return _finetune(arguments, write_card)
+    is_main = int(os.environ.get("RANK", 0)) == 0
+    with (
+        own_output_dir(arguments),
+        memory_errors(f"{way_out}; while it evaluates, lower per_device_eval_batch_size"),
+        contextlib.nullcontext() if is_main else contextlib.redirect_stdout(io.StringIO()),
+    ):
+        return _finetune(arguments, write_card, is_main=is_main)
 
 
-def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None) -> dict[str, Any]:
+def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None, *, is_main: bool) -> dict[str, Any]:
     """`finetune`, called when this run holds the output folder."""
     config = load_config(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     tokenizer = load_auto_tokenizer(arguments.model_name_or_path, trust_remote_code=arguments.trust_remote_code)
     data = read_data(arguments, known_label_names(config, TASKS[arguments.task_type]))
-    is_main = int(os.environ.get("RANK", 0)) == 0
     searches = arguments.hyperparameter_search is not None
     run: FinetuningRun | None = None
     if arguments.overwrite_output_dir or searches:
         # Setting a run up checks everything. Only then may the earlier run be deleted.
         run = FinetuningRun(arguments, arguments.output_dir, (arguments.seeds or [arguments.seed])[0], data, tokenizer)
-        if arguments.overwrite_output_dir:
-            if searches:
-                check_search(arguments)
-            if is_main:
-                remove_written(Path(arguments.output_dir), FINETUNING_FILES)
+        if arguments.overwrite_output_dir and is_main:
+            remove_written(Path(arguments.output_dir), FINETUNING_FILES)
         if searches:
             with full_disk(arguments.output_dir):
                 arguments = replace(arguments, **search_hyperparameters(run))

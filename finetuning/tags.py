@@ -118,8 +118,7 @@ def _is_iob1(sentences: Sequence[TaggedSentence]) -> bool:
     """Whether any entity begins with I-. IOB2 with such mistakes gets the same entities when it is read as IOB1."""
     for sentence in sentences:
         previous = OUTSIDE
-        for tag in sentence.tags or []:
-            tag = tag or OUTSIDE
+        for tag in filter(None, sentence.tags or []):
             if tag[0] == "I" and previous[2:] != tag[2:]:
                 return True
             previous = tag
@@ -128,6 +127,8 @@ def _is_iob1(sentences: Sequence[TaggedSentence]) -> bool:
 
 def to_iob2(sentence: TaggedSentence, scheme: str) -> TaggedSentence:
     """The same sentence with its tags in IOB2 (tags of the plain scheme stay as they are).
+
+    A word without a tag changes nothing for the words after it: an entity may go on behind it.
 
     Raises:
         ValueError: a tag does not belong to the scheme, or is not allowed in its position (with file and line).
@@ -139,7 +140,6 @@ def to_iob2(sentence: TaggedSentence, scheme: str) -> TaggedSentence:
     for index, tag in enumerate(sentence.tags):
         if tag is None:
             tags.append(None)
-            previous, open_entity = OUTSIDE, False
             continue
         letter, entity_type = _split(tag, scheme, sentence.where(index))
         continues = letter in "IE" and previous[2:] == entity_type and open_entity

@@ -173,13 +173,10 @@ class TokenTask(Task):
     def scored_tags(
         self, logits: Sequence[np.ndarray], examples: Sequence[TaggedSentence]
     ) -> tuple[list[list[str]], list[list[str]]]:
-        """Gold and predicted tags of the words that carry one."""
-        gold, predicted = [], []
-        for sentence, tags in zip(examples, self.tags(logits), strict=True):
-            pairs = [pair for pair in zip(sentence.tags or [], tags, strict=True) if pair[0] is not None]
-            gold.append([str(tag) for tag, _ in pairs])
-            predicted.append([tag for _, tag in pairs])
-        return gold, predicted
+        """Gold and predicted tags of the words that carry one; an entity may go on behind a word without a tag."""
+        tagged = [np.array([tag is not None for tag in sentence.tags or []], dtype=bool) for sentence in examples]
+        predicted = self.tags([words_NC[is_tagged] for words_NC, is_tagged in zip(logits, tagged, strict=True)])
+        return [[tag for tag in sentence.tags or [] if tag is not None] for sentence in examples], predicted
 
     def tags(self, logits: Sequence[np.ndarray]) -> list[list[str]]:
         """The most probable tag of every word. An I- that continues no entity becomes B-."""

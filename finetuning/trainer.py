@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast_object_list
 from transformers import Trainer, TrainerCallback
 
 from ..modeling.evaluation_mode import evaluation_mode
 from ..utils.errors import UserError
+from ..utils.memory import is_full_memory
 from ..utils.progress_bar import progress_bar
 from .reports import figure
 from .tasks import Task
@@ -112,6 +114,8 @@ def _reading(checkpoint: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if is_full_memory(error):
+            raise
         reason = str(error).strip().split(". ")[0].split("\n")[0]
         raise UserError(
             f"--resume_from_checkpoint: {checkpoint} cannot be read ({type(error).__name__}: {reason}); name another "
@@ -226,13 +230,14 @@ class FinetuningTrainer(Trainer):
         began = time.perf_counter()
         examples, windows = self.evaluation
         logits = self.document_logits(examples, windows)
-        scores = self.task.metrics(logits, examples)
+        # Every process computes them. Where they decide, all must have the same, to the last bit.
+        scores, finite = broadcast_object_list([self.task.metrics(logits, examples), are_finite(logits)])
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         metrics[f"{metric_key_prefix}_{SELECTION}"] = selection(scores, self.best_metric)
         metrics[f"{metric_key_prefix}_runtime"] = round(time.perf_counter() - began, 3)
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        if not are_finite(logits):
+        if not finite:
             self.control.should_training_stop = True
         return metrics
 

@@ -16,7 +16,7 @@ import torch
 
 MAX_CHARACTERS = 20_000
 MAX_BODY = 1_000_000  # bytes of a request; a text of MAX_CHARACTERS takes at most 240,000 bytes as JSON
-_LONGEST, _SHOWN, _TOP = 512, 40, 5
+_LONGEST, _MOST_SPECIAL, _SHOWN, _TOP = 512, 4, 40, 5
 EXAMPLES = {
     "fill-mask": "The capital of France is {mask}.",
     "tagging": "Marie Curie was born in Warsaw and worked in Paris.",
@@ -148,17 +148,17 @@ def windows_of(subject: Subject, text: str) -> list[dict[str, Any]]:
         BadInputError: see `texts_of`; both texts of a pair are long, or the tokenizer finds nothing.
     """
     texts = texts_of(subject, text)
-    longer = "only_first"
+    longer, shorter = "only_first", 0
     if len(texts) == 2:
         first, second = (len(ids) for ids in subject.tokenizer(texts, add_special_tokens=False)["input_ids"])
-        if min(first, second) > subject.window // 2:
+        if (shorter := min(first, second)) > subject.window // 2:
             raise BadInputError(f"Both texts are long: shorten one to {subject.window // 2} tokens or fewer.")
         longer = "only_first" if first >= second else "only_second"
     batch = subject.tokenizer(
         *texts,
         truncation=longer,
         max_length=subject.window,
-        stride=subject.overlap,
+        stride=max(0, min(subject.overlap, subject.window - shorter - _MOST_SPECIAL - 1)),
         return_overflowing_tokens=True,
         return_offsets_mapping=True,
         return_special_tokens_mask=True,

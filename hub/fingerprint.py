@@ -87,7 +87,9 @@ def _run(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
         return outputs
     # At padding positions native models give arbitrary values, ours give zeros.
     mask = inputs["attention_mask"].bool()
-    return {key: value[mask] if value.shape[: mask.dim()] == mask.shape else value for key, value in outputs.items()}
+    of_tokens = {key for key, value in outputs.items() if value.shape[:-1] == mask.shape}  # [B, T, C]
+    of_tokens |= {"start_logits", "end_logits"}
+    return {key: value[mask] if key in of_tokens else value for key, value in outputs.items()}
 
 
 def make_fingerprint(model: Any) -> dict[str, Any]:
@@ -169,5 +171,5 @@ def write_fingerprint(directory: str | os.PathLike, values: dict[str, Any]) -> N
     """Write `fingerprint.json` into a folder, completely or not at all."""
     path = Path(directory) / FILE_NAME
     temporary = path.with_name(f".{FILE_NAME}.tmp")
-    temporary.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n", encoding="utf-8", newline="\n")
     temporary.replace(path)

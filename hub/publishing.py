@@ -36,7 +36,7 @@ from .processors import (
     copy_reading_settings,
     takes_pairs,
 )
-from .pushing import Push, check_repo_id, push_folder
+from .pushing import Push, check_access, check_repo_id, push_folder
 from .verification import Verification, verify_folder
 
 FORMATS = ("auto", "native", "bundle")
@@ -115,6 +115,8 @@ def publish(
     completion = completion or Completion()
     check_repo_id(repo_id)
     check_request(source, form=form, completion=completion, public=public)
+    if not dry_run:
+        check_access(repo_id, public=public)
     with _staging(output_dir) as folder:
         form, notes = complete_folder(source, folder, repo_id, form=form, completion=completion)
         report = verify_folder(folder)
@@ -193,7 +195,8 @@ def _staging(output_dir: Path | None) -> Iterator[Path]:
     way_out = "free some space, or set TMPDIR or --output_dir"
     with (
         disk_errors(Path(tempfile.gettempdir()), way_out=way_out),
-        tempfile.TemporaryDirectory(prefix="clozebert-publish-") as temporary,
+        # Windows does not delete files that are still mapped.
+        tempfile.TemporaryDirectory(prefix="clozebert-publish-", ignore_cleanup_errors=True) as temporary,
     ):
         yield Path(temporary)
 
@@ -216,7 +219,7 @@ def complete_folder(
     model, form = _load(source, form)
     model.save_pretrained(folder)
     if form == "bundle" and (text := code_license()) is not None:
-        (folder / CODE_LICENSE_NAME).write_text(text, encoding="utf-8")
+        (folder / CODE_LICENSE_NAME).write_text(text, encoding="utf-8", newline="\n")
     copy_processors(source, folder)
     if getattr(model.config, "image_size", None) is None:
         _check_tokenizer(source, folder, model)
@@ -286,7 +289,10 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
     """Write the forms for servers; returns a line of the card for each."""
     from . import serving
 
-    lines = []
+    lines, pooling = [], "cls"
+    if "sentence-transformers" in completion.serving:
+        pooling = _pooling(source, model)
+        serving.check_pooling(pooling)
     if {"onnx", "int8"} & set(completion.serving):
         worst = serving.export_onnx(model, folder)
         lines.append(f"`{serving.ONNX_NAME}`: within {worst:.1g} of PyTorch in onnxruntime, any batch and length")
@@ -304,7 +310,6 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
         )
         lines.append(f"`{serving.INT8_NAME}`, for CPUs, on {len(completion.int8_texts)} texts: {report}")
     if "sentence-transformers" in completion.serving:
-        pooling = _pooling(source, model)
         length = min(read_tokenizer_settings(folder).get("model_max_length", 512), 1_000_000)
         serving.write_sentence_transformers(
             folder, pooling=pooling, hidden_size=model.config.hidden_size, length=int(length)
@@ -348,7 +353,7 @@ def _write_evaluation(source: Path, folder: Path, evaluation: tuple[str, str, st
     entry = {"dataset": {"id": dataset, "task_id": task}, "value": _evaluation_value(source, evaluation)}
     path = folder / ".eval_results" / f"{dataset.split('/')[-1]}.yaml"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(yaml.safe_dump([{**entry, "notes": metric}], sort_keys=False), encoding="utf-8")
+    path.write_text(yaml.safe_dump([{**entry, "notes": metric}], sort_keys=False), encoding="utf-8", newline="\n")
 
 
 # The card

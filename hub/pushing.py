@@ -59,6 +59,17 @@ def check_repo_id(repo_id: str) -> None:
         raise UserError(f"repo_id={repo_id!r}: it must be ORG/NAME, of letters, digits, '-', '_' and single '.'")
 
 
+def check_access(repo_id: str, *, public: bool) -> None:
+    """Ask the Hub, before any work, for what would refuse the push: a bad token, or a repository that is public."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(library_name="clozebert")
+    with hub_errors(repo_id):
+        api.whoami()
+        if not public and api.repo_exists(repo_id):
+            _refuse_public(api, repo_id)
+
+
 def push_folder(
     folder: Path, repo_id: str, *, public: bool = False, revision: str | None = None, message: str = "Publish"
 ) -> Push:
@@ -99,10 +110,14 @@ def _open_repository(api: "HfApi", repo_id: str, public: bool) -> list[str]:
     if not api.repo_exists(repo_id):
         api.create_repo(repo_id, private=not public, exist_ok=True)
         return []
-    is_private = bool(api.repo_info(repo_id).private)
-    if not is_private and not public:
-        raise UserError(f"{repo_id} is public on the Hub: give --public to publish for everybody, or another name")
+    is_private = bool(api.repo_info(repo_id).private) if public else _refuse_public(api, repo_id)
     return [f"{repo_id} was private and stays so; its settings on the Hub change that"] if is_private and public else []
+
+
+def _refuse_public(api: "HfApi", repo_id: str) -> bool:
+    if not api.repo_info(repo_id).private:
+        raise UserError(f"{repo_id} is public on the Hub: give --public to publish for everybody, or another name")
+    return True
 
 
 def _hashes(api: "HfApi", repo_id: str, revision: str) -> dict[str, str]:
@@ -218,6 +233,6 @@ class LoadablePushes(TrainerCallback):
         path = Path(args.output_dir) / ".gitignore"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         if _IGNORED not in lines:
-            path.write_text("\n".join([*lines, _IGNORED]) + "\n", encoding="utf-8")
+            path.write_text("\n".join([*lines, _IGNORED]) + "\n", encoding="utf-8", newline="\n")
         if getattr(getattr(model, "config", None), "model_type", None) == "clozebert":
             write_code(args.output_dir)

@@ -326,6 +326,14 @@ def _accuracy(predicted: np.ndarray | None, labels: Sequence[int] | None) -> flo
 # sentence-transformers
 
 
+def check_pooling(pooling: str) -> None:
+    """Raise if sentence-transformers does not have this pooling."""
+    if pooling not in _POOLINGS:
+        raise UserError(
+            f"classifier_pooling={pooling!r} has no counterpart in sentence-transformers, which has {_POOLINGS}"
+        )
+
+
 def write_sentence_transformers(directory: str | os.PathLike, *, pooling: str, hidden_size: int, length: int) -> None:
     """Make the folder of a saved model also a sentence-transformers folder, which pools as our classifiers do.
 
@@ -336,10 +344,7 @@ def write_sentence_transformers(directory: str | os.PathLike, *, pooling: str, h
     Raises:
         UserError: sentence-transformers does not have this pooling.
     """
-    if pooling not in _POOLINGS:
-        raise UserError(
-            f"classifier_pooling={pooling!r} has no counterpart in sentence-transformers, which has {_POOLINGS}"
-        )
+    check_pooling(pooling)
     folder = Path(directory)
     prefix = "sentence_transformers.models"
     modules = [
@@ -358,4 +363,4 @@ def write_sentence_transformers(directory: str | os.PathLike, *, pooling: str, h
         ("sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False}),
         ("1_Pooling/config.json", pooled),
     ):
-        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8", newline="\n")

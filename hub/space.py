@@ -43,4 +43,4 @@ def write_space(directory: str | os.PathLike, repo_id: str) -> None:
     target = Path(directory)
     with disk_errors(target), whole_files(target) as folder:
         for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")

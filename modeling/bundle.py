@@ -61,14 +61,17 @@ def auto_map() -> dict[str, str]:
 
 
 def write_code(directory: str | os.PathLike) -> list[str]:
-    """Write the code files into `directory`, each atomically, and return their names."""
+    """Write the code files into `directory`, each atomically, and return their names.
+
+    They have the same bytes on every system.
+    """
     for name in CODE_FILES:
         source = _HERE / name
         if not source.is_file():
             source = _HERE.parent / "configuration" / name
         text = source.read_text(encoding="utf-8").replace(_PACKAGE_PREFIX, _FLAT_PREFIX)
         temporary = Path(directory) / f".{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="\n")
         temporary.replace(Path(directory) / name)
     return list(CODE_FILES)
 

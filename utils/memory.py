@@ -44,6 +44,13 @@ def keep_freed_memory() -> bool:
     return any(mallopt(_M_MMAP_THRESHOLD, most) for most in (_MOST, 2**25)) and bool(mallopt(_M_TRIM_THRESHOLD, _MOST))
 
 
+def is_full_memory(error: BaseException) -> bool:
+    """Whether PyTorch could not get the memory that it asked for."""
+    # By name: torch may not be loaded. On a CPU and on MPS it raises a plain RuntimeError.
+    signs = ("DefaultCPUAllocator", "MPS backend out of memory")
+    return type(error).__name__ == "OutOfMemoryError" or any(sign in str(error) for sign in signs)
+
+
 @contextmanager
 def memory_errors(way_out: str) -> Iterator[None]:
     """Report a full memory, of a GPU or of the machine, as an error of the user.
@@ -57,8 +64,6 @@ def memory_errors(way_out: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        # By name: torch may not be loaded. On a CPU and on MPS it raises a plain RuntimeError.
-        is_full = any(sign in str(error) for sign in ("DefaultCPUAllocator", "MPS backend out of memory"))
-        if type(error).__name__ != "OutOfMemoryError" and not is_full:
+        if not is_full_memory(error):
             raise
         raise FullMemoryError(f"the memory is full: {way_out} ({first_line(error)})") from error

@@ -231,7 +231,7 @@ def test_more_mistakes(hub, tmp_path, publish):
     for arguments, changes, message in (
         ((tmp_path / "no", "--repo_id", "org/name"), {}, "there is no folder"),
         ((folder, "--repo_id", "org/name"), {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot be reached"),
-        ((folder, "--repo_id", "nobody/name"), {}, "may not write to nobody/name"),
+        ((folder, "--repo_id", "nobody/name"), {}, "the token has no right to nobody/name"),
         ((folder, "--repo_id", "org/name", "--all_checkpoints"), {}, "no folder checkpoint-STEP"),
         ((folder, "--repo_id", "org/name", "--data_statement", "@nowhere.md"), {}, "there is no file nowhere.md"),
         ((folder, "--repo_id", "org/name", "--eval_metric", "f1"), {}, "give both, or neither"),

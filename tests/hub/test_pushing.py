@@ -245,7 +245,7 @@ def test_wrong_token_and_none(saved, hub, token, monkeypatch, tmp_path):
 
 def test_no_right_to_write(saved, hub):
     shown = message_of(lambda: push_folder(saved, "stranger/name"))
-    assert "may not write to stranger/name" in shown
+    assert "the token has no right to stranger/name" in shown
     assert "rights to create" in shown
 
 
