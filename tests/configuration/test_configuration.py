@@ -1,6 +1,7 @@
 """Configurations: what is refused, what survives a round trip, names and recipes."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -60,6 +61,10 @@ CONTRADICTIONS = {
     "rope for a misspelt layer type": (
         {"rope_parameters": {"full_attention": {"rope_theta": 5.0}, "sliding_atention": {"rope_theta": 7.0}}},
         "rope_parameters holds sliding_atention beside layer types",
+    ),
+    "rope for layers that are not there": (
+        {"rope_parameters": {"sliding_attention": {"rope_theta": 7.0}}},
+        "rope_parameters are for sliding_attention, and the layers have full_attention",
     ),
     "rope for all and for a layer type": (
         {"rope_parameters": {"full_attention": {"rope_theta": 5.0}, "rope_theta": 7.0}},
@@ -220,6 +225,10 @@ def test_recipes_from_files_and_their_mistakes(tmp_path):
         load_recipe("tinny")
     with pytest.raises(FileNotFoundError, match=r"gone\.yaml"):
         load_recipe(str(tmp_path / "gone.yaml"))
+    path.write_text("a: 1:30\nb: 1:30.5\nc: 1.5\nd: 1_000.5\ne: -.inf\nf: 5.\ng: .nan\nh: 1_0:30.5\n")
+    values = load_recipe(str(path))
+    assert math.isnan(values.pop("g"))
+    assert values == {"a": "1:30", "b": "1:30.5", "c": 1.5, "d": 1000.5, "e": -math.inf, "f": 5.0, "h": "1_0:30.5"}
     path.write_text("- a list\n")
     with pytest.raises(ValueError, match="must hold `name: value` lines"):
         load_recipe(str(path))

@@ -410,18 +410,23 @@ def test_the_only_example_of_a_label_is_never_held_out() -> None:
         finetuning_data._hold_out_validation({"train": examples[7:10]}, 0)
 
 
-def test_a_dataset_of_the_hub_by_its_folder(models: dict[str, str], tmp_path: Path) -> None:
+def test_a_dataset_of_the_hub_by_its_folder(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("datasets")
     folder = tmp_path / "dataset"
     folder.mkdir()
     write_sentiment(folder / "train.csv", rows=20)
     write_sentiment(folder / "test.csv", rows=10, seed=1)
+    with open(folder / "test.csv", "a") as file:
+        file.write('" "," "\n')
     results = finetune(
         SequenceArguments(
             model_name_or_path=models["bert"], dataset_name=str(folder), output_dir=str(tmp_path / "o"), max_steps=1
         )
     )
     assert (results["train_samples"], results["eval_samples"], results["test_samples"]) == (18, 2, 10)
+    assert "10 rows; left out: 1 in which every cell is blank" in capsys.readouterr().out
 
 
 def test_a_test_split_with_hidden_labels_is_left_out(

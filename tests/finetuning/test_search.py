@@ -100,6 +100,7 @@ def test_a_search_without_optuna_or_without_anything_to_search_is_refused(
         per_device_train_batch_size=4,
         max_steps=3,
     )
+    monkeypatch.setattr("clozebert.finetuning.run.read_data", None)  # refused before the data are read
     with pytest.raises(ValueError, match="nothing to search"):
         finetune(arguments)
     arguments.learning_rate, arguments.overwrite_output_dir = None, True
@@ -108,4 +109,8 @@ def test_a_search_without_optuna_or_without_anything_to_search_is_refused(
         importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else found(name, *rest)
     )
     with pytest.raises(ImportError, match="pip install optuna"):
+        finetune(arguments)
+    arguments.hyperparameter_search, arguments.lora_rank = None, 2
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "peft" else found(name, *rest))
+    with pytest.raises(ImportError, match="pip install peft"):
         finetune(arguments)

@@ -245,6 +245,15 @@ def test_tags_of_json_without_blanks_and_of_ignored_words(tmp_path: Path) -> Non
     assert read_tagged_file(path)[0].tags == ["O", "B-X"]
 
 
+@pytest.mark.parametrize("scheme", ["iob2", "bioes"])
+def test_an_entity_goes_on_behind_a_word_without_a_tag(scheme: str) -> None:
+    """As where -100 is dropped before scores are computed."""
+    last = "I-PER" if scheme == "iob2" else "E-PER"
+    tagged = TaggedSentence(list("abcd"), [False] * 4, ["B-PER", None, last, "O"], "a.jsonl", 1)
+    assert detect_scheme([tagged]) == scheme
+    assert to_iob2(tagged, scheme).tags == ["B-PER", None, "I-PER", "O"]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

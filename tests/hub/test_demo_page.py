@@ -231,6 +231,8 @@ def test_a_model_of_pairs_takes_two_lines(changes, tmp_path):
     windows = windows_of(tested, f"the river\n{LONG}")
     assert len(windows) > 1
     assert all(window["offsets"][1:3] == [(0, 3), (4, 9)] for window in windows)
+    tested.window, tested.overlap = 39, 19  # as long as what is left beside the longest second text
+    assert len(windows_of(tested, f"{LONG}\n{'a ' * 19}")) > 1
     for text, message in (("the river", "Write two texts"), ("a\nb\nc", "Write two"), (f"{LONG}\n{LONG}", "Both")):
         with pytest.raises(BadInputError, match=message):
             classify(tested, text)

@@ -54,6 +54,14 @@ def test_fingerprint_tells_other_weights(head, tmp_path):
     assert len(differences) == len(stored["outputs"])
 
 
+def test_as_many_labels_as_tokens_are_no_tokens():
+    """The fixed input has 12 tokens in a row, some of which are padding; the logits [2, 12] are no mask's."""
+    stored = make_fingerprint(make_model("ForSequenceClassification", num_labels=12))
+    assert stored["outputs"]["logits"]["shape"] == [2, 12]
+    of_tokens = make_fingerprint(make_model("ForTokenClassification", num_labels=3))
+    assert of_tokens["outputs"]["logits"]["shape"] == [21, 3]
+
+
 def test_fingerprint_of_a_model_that_answers_with_tuples():
     model = make_model()
     stored = make_fingerprint(model)
