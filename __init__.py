@@ -46,6 +46,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     room = "configuration" if name == "ClozeBertConfig" else "modeling"
+    if room == "modeling":
+        # In the order in which transformers' own names import the two: another thread may be doing that right now.
+        importlib.import_module("transformers.models.auto.modeling_auto")
     value = getattr(importlib.import_module(f".{room}", __name__), name)
     globals()[name] = value
     return value

@@ -90,10 +90,10 @@ class _Classifier(ClozeBertPreTrainedModel):
         """
         if labels is None:
             return None
-        if self.config.problem_type is None:
-            self.config.problem_type = find_problem_type(labels, outputs=logits_BC.shape[-1])
-        problem_type = str(self.config.problem_type)
-        return sequence_loss(logits_BC, labels, problem_type=problem_type, num_items_in_batch=num_items_in_batch)
+        problem_type = self.config.problem_type or find_problem_type(labels, outputs=logits_BC.shape[-1])
+        loss = sequence_loss(logits_BC, labels, problem_type=problem_type, num_items_in_batch=num_items_in_batch)
+        self.config.problem_type = problem_type  # only now: labels that do not fit decide nothing
+        return loss
 
 
 def _take_packed(

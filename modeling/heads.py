@@ -25,8 +25,20 @@ class Pooling(nn.Module):
 
     def __init__(self, config: ClozeBertConfig):
         super().__init__()
-        self.kind = config.classifier_pooling
-        self.score = nn.Linear(config.hidden_size, 1, bias=False) if self.kind == "attention" else None
+        self.config = config
+        attends = config.classifier_pooling == "attention"
+        self.score = nn.Linear(config.hidden_size, 1, bias=False) if attends else None
+
+    @property
+    def kind(self) -> str:
+        """What the configuration says now: a value that was set later is also what is saved."""
+        kind = self.config.classifier_pooling
+        if (kind == "attention") != (self.score is not None):
+            raise ValueError(
+                f"classifier_pooling={kind!r} was set after the model was built: pooling by attention has weights of "
+                f"its own, so build the model anew"
+            )
+        return kind
 
     def forward(
         self, x_BTD: torch.Tensor, mask_BT: torch.Tensor | None = None, packed: Packed | None = None

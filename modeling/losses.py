@@ -133,6 +133,11 @@ def sequence_loss(
                 f"labels of type {labels.dtype} do not fit problem_type={problem_type!r}: give whole numbers, or set "
                 f"problem_type in the configuration"
             )
+        if labels.dim() == 2 and labels.shape == logits_BC.shape and logits_BC.shape[1] > 1:
+            raise ValueError(
+                f"labels of shape {tuple(labels.shape)} are several for each text: give them as floats, and set "
+                f"problem_type='multi_label_classification'"
+            )
         return cross_entropy(logits_BC, labels.reshape(-1), num_items_in_batch, class_weights_C=class_weights_C)
     if class_weights_C is not None:
         raise ValueError(f"class weights are for single_label_classification, not for problem_type={problem_type!r}")

@@ -5,7 +5,7 @@ Models of transformers' own classes cannot read packed texts and get them padded
 Shapes: S sequences, T tokens of one of them, N tokens of a packed row, D hidden size.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -45,11 +45,13 @@ def encode(
         [S, D], or for `pooling=None` a list of S tensors [T, D]; in the model's type, on its device.
 
     Raises:
-        ValueError: one text instead of a list of them, an item that is no string, an unknown pooling, a text longer
-            than the model's learned positions, or a model with a head.
+        ValueError: one text or a table instead of a list of texts, an item that is no string, an unknown pooling, a
+            text longer than the model's learned positions, or a model with a head.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts={texts[:40]!r} is one text: give a list of texts")
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):  # their items are names
+        raise ValueError(f"texts is a {type(texts).__name__}: give one column of it")
     texts = list(texts)
     for index, text in enumerate(texts):
         if not isinstance(text, str):

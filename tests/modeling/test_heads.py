@@ -241,6 +241,33 @@ def test_equal_highest_values_share_the_gradient_packed_as_padded(highest):
     torch.testing.assert_close(found.grad, wanted.grad)
 
 
+def test_a_pooling_that_is_set_later_counts(tmp_path):
+    """It is what is saved, so a model that is loaded again must answer as this one does."""
+    model = build(ClozeBertForSequenceClassification, tiny_config(num_labels=3), dtype=torch.float32)
+    ids = torch.as_tensor(random_ids(2, 9))
+    before = model(ids).logits
+    model.config.classifier_pooling = "mean"
+    found = model(ids).logits
+    assert not torch.allclose(found, before)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(ClozeBertForSequenceClassification.from_pretrained(tmp_path)(ids).logits, found)
+    model.config.classifier_pooling = "attention"
+    with pytest.raises(ValueError, match="classifier_pooling='attention' was set after the model was built"):
+        model(ids)
+
+
+def test_labels_that_do_not_fit_decide_nothing():
+    model = build(ClozeBertForSequenceClassification, tiny_config(num_labels=3), dtype=torch.float32)
+    ids = torch.as_tensor(random_ids(2, 9))
+    with pytest.raises(ValueError, match=r"labels of shape \(2, 3\) are several for each text: give them as floats"):
+        model(ids, labels=torch.tensor([[1, 0, 1], [0, 0, 1]]))
+    with pytest.raises(ValueError, match="problem_type='multi_label_classification'"):
+        model(ids, labels=torch.tensor([0.0, 1.0]))
+    assert model.config.problem_type is None
+    assert model(ids, labels=torch.tensor([[1.0, 0, 1], [0, 0, 1]])).loss > 0
+    assert model.config.problem_type == "multi_label_classification"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["cls", "mean", "max", "attention"])
 def test_long_documents_are_pooled_in_half_precision_as_in_double(kind, dtype):

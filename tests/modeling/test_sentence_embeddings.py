@@ -4,6 +4,7 @@ import copy
 
 import accelerate
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from encoder_cases import build, random_ids, relative_error, tiny_config
@@ -122,6 +123,9 @@ def test_the_model_is_left_in_its_mode_without_gradients(sequences):
 def test_mistakes(model, sequences):
     with pytest.raises(ValueError, match="is one text: give a list"):
         encode(model, None, "one text")
+    for table in ({"text": ["a", "b"]}, pd.DataFrame({"text": ["a", "b"]})):
+        with pytest.raises(ValueError, match=f"texts is a {type(table).__name__}: give one column of it"):
+            encode(model, None, table)
     for other, kind in ((None, "NoneType"), (float("nan"), "float"), (("one", "pair"), "tuple")):
         with pytest.raises(ValueError, match=rf"texts\[1\]=.* is a {kind} and not a string"):
             encode(model, None, ["one", other])

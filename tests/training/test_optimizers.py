@@ -199,3 +199,29 @@ def test_the_state_of_another_model_is_refused() -> None:
         load_optimizer_state(optimizer, {"exp_avg/nowhere.weight": torch.zeros(2)})
     with pytest.raises(ValueError, match=r"'linear' has shape \(3, 6\), not \(4, 6\)"):
         load_optimizer_state(optimizer, {"exp_avg/linear": torch.zeros(3, 6)})
+
+
+def test_matrices_alone_are_trained_by_muon_alone() -> None:
+    """As those of an adapter are."""
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = make_optimizer(model, arguments(optimizer="muon"))
+    assert [type(part) for part in optimizer.parts] == [Muon]
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
+    with pytest.raises(ValueError, match="no parameter of the model is trained"):
+        make_optimizer(model.requires_grad_(False), arguments())
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_parameters_that_are_added_later_are_trained(kind: str) -> None:
+    model, later = Misnamed(), nn.Parameter(torch.ones(3))
+    optimizer = make_optimizer(model, arguments(optimizer=kind))
+    step_of(model, optimizer, 0)
+    optimizer.add_param_group({"params": [("later", later)], "lr": 0.1, "weight_decay": 0.0})
+    optimizer.set_learning_rate(0.5)
+    later.grad = torch.ones(3)
+    optimizer.step()
+    assert later.tolist() == pytest.approx([0.95] * 3)  # Adam's first step is its rate
+    assert any(name.endswith("/later") for name in optimizer_state(optimizer))

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ...modeling.attention import Attention
+from ...utils.errors import UserError
 from ..arguments import PretrainingArguments
 from .muon import Heads, Muon
 
@@ -87,6 +88,14 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.step()
         return result
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Train further parameters, with their names, by the last part, which is AdamW where there is one."""
+        if hasattr(self, "parts"):  # the base class calls this, too, before there are any
+            usual = self.parts[-1].defaults
+            param_group = {**usual, "part": len(self.parts) - 1, **param_group}
+            param_group.setdefault("initial_lr", param_group["lr"])
+        super().add_param_group(param_group)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "parts": self.parts}
 
@@ -151,17 +160,17 @@ def make_optimizer(
                 dtype=muon_dtype,
             )
         )
-    groups = [
-        {"params": matrices, "weight_decay": decay},
-        {"params": rest, "weight_decay": 0.0},
-    ]
-    parts.append(
-        torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=arguments.learning_rate,
-            betas=(arguments.adam_beta1, arguments.adam_beta2),
-            eps=arguments.adam_epsilon,
-            fused=True,
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
+    if groups := [group for group in groups if group["params"]]:
+        parts.append(
+            torch.optim.AdamW(
+                groups,
+                lr=arguments.learning_rate,
+                betas=(arguments.adam_beta1, arguments.adam_beta2),
+                eps=arguments.adam_epsilon,
+                fused=True,
+            )
         )
-    )
+    if not parts:
+        raise UserError("no parameter of the model is trained: all have requires_grad=False")
     return CombinedOptimizer(parts)
