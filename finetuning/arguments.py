@@ -247,6 +247,9 @@ class PredictionArguments:
     output_file: str = flag("file for the JSON lines, or - for standard output", "-")
     text_column: str | None = flag("column of the text in tables (default: as in training, else by name)")
     text_pair_column: str | None = flag("column of the second text of a pair")
+    scores_file: str | None = flag("JSON file for scores: the files hold labels or tags to compare the answers with")
+    label_column: str | None = flag("column of the label, for the scores (default: as in training, else by name)")
+    tag_column: str | None = flag("column or field of the tag, for the scores (default: as in training)")
     max_seq_length: int | None = flag("tokens read at once (default: as in training)")
     batch_size: int = flag("windows per forward pass", 32)
     trust_remote_code: bool = flag("allow code that comes with the model", False)
@@ -261,6 +264,7 @@ class PredictionArguments:
             for path in self.input:
                 if path != "-" and os.path.samefile(path, self.output_file):
                     raise UserError(f"--output_file {self.output_file}: it is --input too, and writing would empty it")
+        self._check_scores()
         for name in ("batch_size", "max_seq_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -268,6 +272,16 @@ class PredictionArguments:
         for name in ("text_column", "text_pair_column"):
             if getattr(self, name) is not None and not any(bare_suffix(path) in TABLE_SUFFIXES for path in self.input):
                 raise UserError(f"--{name} {getattr(self, name)}: no --input is a table ({', '.join(TABLE_SUFFIXES)})")
+
+    def _check_scores(self) -> None:
+        if self.scores_file is None:
+            for name in ("label_column", "tag_column"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"--{name} {getattr(self, name)} is for scores: give --scores_file, too")
+        elif "-" in self.input:
+            raise UserError(f"--scores_file {self.scores_file}: lines of text have no labels; give files to --input")
+        elif os.path.realpath(self.scores_file) in map(os.path.realpath, [*self.input, self.output_file]):
+            raise UserError(f"--scores_file {self.scores_file} is --input or --output_file, too: give another file")
 
 
 # Flags that may change when a run is resumed; for the data, the content is compared instead.

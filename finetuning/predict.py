@@ -6,9 +6,12 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from ..corpus.readers.compression import bare_suffix, read_text
 from ..corpus.readers.tables import TABLE_SUFFIXES, not_utf8, open_table
@@ -21,9 +24,14 @@ from ..utils.progress_bar import progress_bar, quiet
 from .arguments import PredictionArguments
 from .data import TASKS
 from .models import check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
+from .reports import table_of_results, write_json
 from .resume import read_settings
-from .sequence_task import read_examples
-from .tables import SequenceColumns, find_columns, read_table
+from .sequence_task import MULTI_LABEL, REGRESSION, multi_hot_size, read_examples
+from .tables import SequenceColumns, Table, find_columns, read_table
+from .tagged_files import read_tagged_file
+from .tags import detect_scheme, to_iob2
+from .tasks import Task
+from .token_task import TokenTask
 from .trainer import are_finite, make_collator, predict_logits
 from .windows import WindowMaker
 
@@ -72,7 +80,7 @@ def _output(name: str) -> Iterator[IO[str]]:
 
 
 def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str], output: IO[str]) -> int:
-    count = 0
+    count, scored = 0, ScoredAnswers(predictor.task)
     if len(inputs) > 1:
         _check_files(predictor, inputs)
     for path in inputs:
@@ -83,12 +91,19 @@ def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str]
         bar = progress_bar(description="predicting", unit=" texts", total=total, leave=False)
         waiting = iter(texts)
         while examples := list(islice(waiting, CHUNK)):
-            for record in predictor.records(examples):
+            logits = predictor.logits(examples)
+            if predictor.scores:
+                scored.add(logits, examples)
+            for record in predictor.task.predictions(logits, examples):
                 output.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
                 count += 1
             output.flush()
             bar.update(len(examples))
         bar.close()
+    if predictor.scores:
+        results = scored.scores()
+        write_json(predictor.scores, results)
+        print(table_of_results(results, splits=["test"]), file=sys.stderr)
     return count
 
 
@@ -105,11 +120,12 @@ class Predictor:
 
     def __init__(self, arguments: PredictionArguments) -> None:
         name, trusted = arguments.model_name_or_path, arguments.trust_remote_code
-        self.arguments = arguments
+        self.arguments, self.scores = arguments, arguments.scores_file
         self.settings = read_settings(name)
         self.model, self.task = load_fine_tuned(name, TASKS.values(), settings=self.settings, trust_remote_code=trusted)
         # A model that another program trained has no settings.
         self.takes_pairs = self.settings.get("text_pair_column") is not None or compares_pairs(self.model)
+        self._refuse_unused()
         tokenizer = load_auto_tokenizer(name, trust_remote_code=trusted)
         self.model.to(find_device())
         wanted = arguments.max_seq_length or self.settings.get("max_seq_length")
@@ -120,8 +136,19 @@ class Predictor:
         self.maker = WindowMaker(tokenizer, max_seq_length=length, overlap=overlap)
         self.collator = make_collator(self.model, tokenizer, per_token=self.task.per_token, packing=True)
 
+    def _refuse_unused(self) -> None:
+        """Refuse the column of a label for a tagger, and of a tag for a classifier."""
+        per_token = self.task.per_token
+        unused = ["label_column", *(["text_column"] if self.scores else [])] if per_token else ["tag_column"]
+        for name in unused:
+            if (value := getattr(self.arguments, name)) is not None:
+                what = "tags words: its scores need --tag_column" if per_token else "classifies texts: --label_column"
+                raise UserError(f"--{name} {value} has no use here, as the model {what}")
+
     def examples(self, path: str, lines: Iterable[str]) -> Iterator[Any]:
         """The checked texts of one input; `lines`: the lines of standard input."""
+        if self.scores:
+            return iter(self._labelled(path))
         if path == "-":
             return self._of_lines(lines, "standard input")
         is_table = bare_suffix(path) in TABLE_SUFFIXES
@@ -136,6 +163,37 @@ class Predictor:
         texts = text.removesuffix("\n").split("\n")
         self.task.refuse_tagged(map(str.split, texts), path)
         return self._of_lines(texts, path)
+
+    def _labelled(self, path: str) -> list[Any]:
+        """The examples of a file with their labels or tags, which the model must know."""
+        task, examples = self.task, []
+        if isinstance(task, TokenTask):
+            trained = self.settings.get("arguments", {}).get("tag_column")
+            sentences = read_tagged_file(path, tag_column=self.arguments.tag_column or trained)
+            scheme = detect_scheme(sentences) if task.entities else "plain"
+            examples = [to_iob2(sentence, scheme) for sentence in sentences]
+        elif bare_suffix(path) in TABLE_SUFFIXES:
+            table, columns, numbers_are_texts = self._table(path)
+            label = self._label_column(table, columns)
+            examples = read_examples(
+                table,
+                replace(columns, label=label),
+                problem_type=task.problem_type,
+                multi_hot=multi_hot_size(table, label) if task.problem_type == MULTI_LABEL else None,
+                numbers_are_texts=numbers_are_texts,
+            )
+        else:
+            raise UserError(f"{path}: scores need labels, which are in a table ({', '.join(TABLE_SUFFIXES)})")
+        task.check(examples)
+        return examples
+
+    def _label_column(self, table: Table, columns: SequenceColumns) -> str:
+        given, trained = self.arguments.label_column, self.settings.get("label_column")
+        if given is not None or trained in table.columns:
+            return given or str(trained)
+        found = find_columns(table, text_column=columns.text, text_pair_column=columns.pair)
+        assert found.label is not None
+        return found.label
 
     def _of_lines(self, lines: Iterable[str], source: str) -> Iterator[Any]:
         """One text per non-blank line; for a model of pairs, two texts separated by a tab."""
@@ -156,6 +214,13 @@ class Predictor:
             print(f"{source}: left out {counted(num_blank, 'blank line')}", file=sys.stderr)
 
     def _of_table(self, path: str) -> Iterator[Any]:
+        table, columns, numbers_are_texts = self._table(path)
+        texts = read_examples(table, columns, problem_type=None, numbers_are_texts=numbers_are_texts)
+        for row, example in enumerate(texts):
+            yield self.task.example(example.text, example.pair, source=table.source, line=table.lines[row])
+
+    def _table(self, path: str) -> tuple[Table, SequenceColumns, bool]:
+        """A table, the columns of its texts, and whether training or a flag names them: then numbers are texts, too."""
         wanted = [name for name in (self.arguments.text_column, self.arguments.text_pair_column) if name is not None]
         as_trained = (self.settings.get("text_column"), self.settings.get("text_pair_column"))
         opened = open_table(path)
@@ -186,9 +251,7 @@ class Predictor:
             )
         if self.settings or self.takes_pairs or self.task.per_token:
             self._check_pairs(columns, path)
-        texts = read_examples(table, columns, problem_type=None, numbers_are_texts=is_known or bool(wanted))
-        for row, example in enumerate(texts):
-            yield self.task.example(example.text, example.pair, source=table.source, line=table.lines[row])
+        return table, columns, is_known or bool(wanted)
 
     def _check_pairs(self, columns: SequenceColumns, path: str) -> None:
         """Raise for pairs if the model was trained on single texts, and the other way round."""
@@ -200,7 +263,8 @@ class Predictor:
                 "give --text_column alone"
             )
 
-    def records(self, examples: list[Any]) -> list[dict[str, Any]]:
+    def logits(self, examples: list[Any]) -> Any:
+        """The model's logits of some examples; an error if they are not finite."""
         windows = self.task.windows(examples, self.maker)
         logits = predict_logits(self.model, windows, self.collator, batch_size=self.arguments.batch_size)
         if not are_finite(logits):
@@ -208,4 +272,25 @@ class Predictor:
                 f"--model_name_or_path {self.arguments.model_name_or_path}: its answers are not finite, so its "
                 f"weights are not finite, or overflow: train it again, with a lower learning rate"
             )
-        return self.task.predictions(self.task.assemble(examples, windows, logits), examples)
+        return self.task.assemble(examples, windows, logits)
+
+
+class ScoredAnswers:
+    """Logits and labels of everything that was read, and the scores over all of it."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._logits: list[np.ndarray] = []
+        self._examples: list[Any] = []
+
+    def add(self, logits: Any, examples: list[Any]) -> None:
+        self._logits.extend(logits)
+        self._examples.extend(examples)
+
+    def scores(self) -> dict[str, Any]:
+        """Under the names that a run gives the scores of its test data."""
+        logits: Any = self._logits if self._task.per_token else np.stack(self._logits)
+        found = self._task.metrics(logits, self._examples)
+        if self._task.problem_type == REGRESSION:  # these two go by the mean and the scale of the training labels
+            found = {name: value for name, value in found.items() if name not in ("loss", "majority_mse")}
+        return {**{f"test_{name}": value for name, value in found.items()}, "test_samples": len(self._examples)}
