@@ -166,7 +166,8 @@ class Predictor:
 
     def _labelled(self, path: str) -> list[Any]:
         """The examples of a file with their labels or tags, which the model must know."""
-        task, examples = self.task, []
+        task: Task = self.task
+        examples: list[Any]
         if isinstance(task, TokenTask):
             trained = self.settings.get("arguments", {}).get("tag_column")
             sentences = read_tagged_file(path, tag_column=self.arguments.tag_column or trained)
