@@ -47,20 +47,11 @@ from ..training.runtime.machine import launched_processes
 from ..training.scoring import precision_of, score_frozen_masks
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, UserFileError
-from ..utils.files import (
-    WEIGHTS,
-    disk_errors,
-    folder_stays,
-    hub_name,
-    remove_written,
-    sha256_of_file,
-    whole_files,
-    whole_folder,
-    write_text,
-)
+from ..utils.files import WEIGHTS, disk_errors, hub_name, sha256_of_file, whole_files, whole_folder, write_text
 from ..utils.locks import owned_folder
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
+from ..utils.output_folders import folder_stays, remove_written
 from ..utils.progress_bar import quiet
 from ..utils.tokenizer_files import save_tokenizer
 from ..utils.untrusted import read_json_object

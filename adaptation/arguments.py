@@ -12,7 +12,8 @@ from ..corpus.batches import MIX_BLOCK
 from ..training.arguments import PretrainingArguments
 from ..utils.command_line import flag
 from ..utils.errors import UserError, check_at_least
-from ..utils.files import MODEL_FILES, check_output_dir, write_text
+from ..utils.files import MODEL_FILES, write_text
+from ..utils.output_folders import check_output_dir
 from ..utils.untrusted import read_json_object
 
 WORK_FOLDER, TEACHER_FOLDER = "adaptation", "teacher"

@@ -1,4 +1,4 @@
-"""The encoder's configuration, the named architectures and the recipes.
+"""The encoder's configuration, the named architectures, the recipes, and the files for `accelerate launch`.
 
 Imports no other part of ClozeBERT, and transformers only when `ClozeBertConfig` is used.
 """
@@ -6,14 +6,8 @@ Imports no other part of ClozeBERT, and transformers only when `ClozeBertConfig`
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .recipes import (
-    describe_recipe,
-    launch_configuration,
-    list_launch_configurations,
-    list_recipes,
-    load_recipe,
-    read_yaml,
-)
+from .launch import launch_configuration, list_launch_configurations
+from .recipes import describe_recipe, list_recipes, load_recipe, read_yaml
 
 if TYPE_CHECKING:
     from .configuration_clozebert import ClozeBertConfig

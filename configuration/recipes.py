@@ -5,36 +5,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .launch import PREFIX as _OF_LAUNCH
+
 _FOLDER = Path(__file__).parent
-# `accelerate_*.yaml` beside the recipes are launch configurations of Accelerate.
-_NOT_RECIPES = "accelerate_"
 
 
 def list_recipes() -> list[str]:
     """The names of the recipes that come with the package."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml") if not path.stem.startswith(_NOT_RECIPES))
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml") if not path.name.startswith(_OF_LAUNCH))
 
 
 def describe_recipe(name: str) -> str:
     """The first line of a recipe's file, which says what the recipe is for."""
     return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-
-
-def launch_configuration(name: str) -> Path:
-    """The path of a launch configuration for Accelerate: `gpus`, `fsdp`, `machines` or `cpu`.
-
-    Raises:
-        ValueError: no configuration has that name.
-    """
-    path = _FOLDER / f"{_NOT_RECIPES}{name}.yaml"
-    if not path.is_file():
-        raise ValueError(f"unknown launch configuration {name!r}; known: {', '.join(list_launch_configurations())}")
-    return path
-
-
-def list_launch_configurations() -> list[str]:
-    """The names of the launch configurations."""
-    return sorted(path.stem.removeprefix(_NOT_RECIPES) for path in _FOLDER.glob(f"{_NOT_RECIPES}*.yaml"))
 
 
 def load_recipe(name_or_path: str) -> dict[str, Any]:

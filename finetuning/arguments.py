@@ -11,8 +11,9 @@ from ..corpus.readers.compression import bare_suffix
 from ..corpus.readers.tables import TABLE_SUFFIXES
 from ..utils.command_line import flag
 from ..utils.errors import MissingFileError, UserError
-from ..utils.files import MODEL_FILES, check_output_dir
+from ..utils.files import MODEL_FILES
 from ..utils.locks import owned_folder
+from ..utils.output_folders import check_output_dir
 from .tags import SCHEMES
 
 DEFAULT_SEED = 42

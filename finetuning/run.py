@@ -17,9 +17,10 @@ from transformers.integrations import get_reporting_integration_callbacks
 from ..modeling.evaluation_mode import evaluation_mode
 from ..utils.device import choose_precision, find_device
 from ..utils.errors import UserError, as_user_errors, first_line
-from ..utils.files import WEIGHTS, WriteCard, disk_errors, remove_written, whole_files
+from ..utils.files import WEIGHTS, WriteCard, disk_errors, whole_files
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
+from ..utils.output_folders import remove_written
 from ..utils.plurals import counted
 from ..utils.progress_bar import quiet
 from ..utils.tokenizer_files import save_tokenizer

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from ..modeling import modeling_clozebert
 from ..modeling.modeling_clozebert import ClozeBertPreTrainedModel
 from ..utils.errors import UserError
-from ..utils.files import WEIGHTS, check_output_dir, disk_errors, whole_files
+from ..utils.files import WEIGHTS, disk_errors, whole_files
+from ..utils.output_folders import check_output_dir
 from ..utils.progress_bar import quiet
 from ..utils.weights import fill, is_untied, make_empty
 from .card import CARD_NAME, write_card

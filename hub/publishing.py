@@ -18,8 +18,9 @@ from typing import Any
 
 from .. import __version__
 from ..utils.errors import UserError, as_user_errors, check_choice
-from ..utils.files import check_output_dir, disk_errors, whole_files, write_text
+from ..utils.files import disk_errors, whole_files, write_text
 from ..utils.input_length import announce_length
+from ..utils.output_folders import check_output_dir
 from ..utils.tokenizer_files import read_tokenizer_settings
 from ..utils.untrusted import check_model_folder, read_json_object
 from .card import CARD_NAME, below_headings, read_card, write_card

@@ -4,7 +4,8 @@ import json
 import os
 from pathlib import Path
 
-from ..utils.files import check_output_dir, disk_errors, whole_files
+from ..utils.files import disk_errors, whole_files
+from ..utils.output_folders import check_output_dir
 from .pushing import check_repo_id
 
 _LIST = "MODELS: list[str] = []"

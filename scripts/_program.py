@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from clozebert.utils.command_line import Flag, Parser, flags_of
 from clozebert.utils.errors import UserError, as_user_errors, exit_with_error
-from clozebert.utils.files import closed_place, write_text
+from clozebert.utils.files import write_text
 from clozebert.utils.interrupts import answering_interrupts, is_interrupted
 from clozebert.utils.limits import available_cpus, processor_limit
+from clozebert.utils.output_folders import closed_place
 from clozebert.utils.plurals import counted
 
 if TYPE_CHECKING:

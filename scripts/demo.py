@@ -20,7 +20,7 @@ from clozebert.finetuning.metrics import check_metric_libraries
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, as_user_errors, check_at_least
-from clozebert.utils.files import check_output_dir
+from clozebert.utils.output_folders import check_output_dir
 
 _LEAST_EXAMPLES = 50
 PROMPTS = (

@@ -15,7 +15,8 @@ from typing import Any
 from clozebert.scripts._program import open_input, parse, read_file, run, say_left_out
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError, check_at_least
-from clozebert.utils.files import check_output_dir, disk_errors, whole_files
+from clozebert.utils.files import disk_errors, whole_files
+from clozebert.utils.output_folders import check_output_dir
 from clozebert.utils.plurals import counted
 from clozebert.utils.tokenizer_files import save_tokenizer
 

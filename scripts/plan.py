@@ -193,7 +193,6 @@ def _calibrate(
     given: PlanArguments, phase: "Phase", config: Any, machine: "tuple[Device, str, Any]", corpora: "Mixture | None"
 ) -> "Calibration":
     """Time steps of a phase on this machine."""
-    from clozebert.training.checks import less_memory
     from clozebert.training.planning.calibration import calibrate
     from clozebert.training.runtime.flash_attention import flash_attention
     from clozebert.utils.memory import memory_errors
@@ -206,7 +205,7 @@ def _calibrate(
                 f"{config.vocab_size} of the model, so no step can be timed on it: leave out --calibrate, or "
                 f"prepare the corpus with the model's tokenizer"
             )
-    with flash_attention(arguments.flash_attention, here), memory_errors(less_memory(arguments)):
+    with flash_attention(arguments.flash_attention, here), memory_errors(arguments.to_save_memory):
         found = calibrate(
             arguments,
             config,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from clozebert.scripts._program import parse, read_file, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
-from clozebert.utils.files import check_output_dir
+from clozebert.utils.output_folders import check_output_dir
 from clozebert.utils.plurals import counted
 
 if TYPE_CHECKING:

@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from pathlib import Path
 
     from clozebert.corpus.tokenizer import TOKENIZER_FILES, check_choices, train_tokenizer
-    from clozebert.utils.files import check_output_dir, whole_files
+    from clozebert.utils.files import whole_files
+    from clozebert.utils.output_folders import check_output_dir
     from clozebert.utils.progress_bar import heartbeat
     from clozebert.utils.tokenizer_files import save_tokenizer
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .arguments import PretrainingArguments
     from .evaluation import evaluate_masked_lm
     from .initialization.growth import extend_positions, grow, grow_depth, grow_width
-    from .initialization.new_tokens import extend_vocabulary
+    from .initialization.new_tokens import add_tokens
     from .initialization.pseudo_perplexity import pseudo_perplexity
     from .optimizers.optimizer import make_optimizer
     from .optimizers.schedules import learning_rate_factor
@@ -31,7 +31,7 @@ _MODULE_OF_NAME = {
     "PretrainingArguments": "arguments",
     "evaluate_masked_lm": "evaluation",
     "extend_positions": "initialization.growth",
-    "extend_vocabulary": "initialization.new_tokens",
+    "add_tokens": "initialization.new_tokens",
     "grow": "initialization.growth",
     "grow_depth": "initialization.growth",
     "grow_width": "initialization.growth",
@@ -42,8 +42,17 @@ _MODULE_OF_NAME = {
 }
 
 __all__ = [
-    "PretrainingArguments", "evaluate_masked_lm", "extend_positions", "extend_vocabulary", "grow", "grow_depth",
-    "grow_width", "learning_rate_factor", "make_optimizer", "pretrain", "pseudo_perplexity",
+    "PretrainingArguments",
+    "add_tokens",
+    "evaluate_masked_lm",
+    "extend_positions",
+    "grow",
+    "grow_depth",
+    "grow_width",
+    "learning_rate_factor",
+    "make_optimizer",
+    "pretrain",
+    "pseudo_perplexity",
 ]  # fmt: skip
 
 

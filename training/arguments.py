@@ -328,6 +328,15 @@ class PretrainingArguments:
         """The rows of a full micro-batch in each of `world_size` processes."""
         return self.global_batch_size // world_size // self.micro_batches(world_size)
 
+    @property
+    def to_save_memory(self) -> str:
+        """What to do where a run does not fit into the memory."""
+        return (
+            f"lower per_device_train_batch_size={self.per_device_train_batch_size}, which trains the same model, or "
+            f"set gradient_checkpointing; while it evaluates, lower "
+            f"per_device_eval_batch_size={self.per_device_eval_batch_size}"
+        )
+
     def decisive(self) -> dict[str, Any]:
         """The fields that determine the weights and their validation figures; nothing about the machine."""
         return {

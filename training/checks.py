@@ -300,12 +300,3 @@ def _differing_tokens(
             yield f"{name}={theirs}", str(ours)
     for number, entry, given in differing_entries(name_or_path, tokenizer):
         yield f"{entry!r} as token {number}", repr(given)
-
-
-def less_memory(arguments: PretrainingArguments) -> str:
-    """What to do where a run does not fit into the memory."""
-    return (
-        f"lower per_device_train_batch_size={arguments.per_device_train_batch_size}, which trains the same model, or "
-        f"set gradient_checkpointing; while it evaluates, lower "
-        f"per_device_eval_batch_size={arguments.per_device_eval_batch_size}"
-    )

@@ -8,11 +8,11 @@ from typing import Any
 from ..configuration import ClozeBertConfig
 from ..corpus.packing import discarding_indices
 from ..utils.device import find_device
-from ..utils.files import WriteCard, disk_errors, folder_stays
+from ..utils.files import WriteCard, disk_errors
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
+from ..utils.output_folders import folder_stays
 from .arguments import PretrainingArguments
-from .checks import less_memory
 from .loop import Pretraining
 from .runtime.flash_attention import flash_attention
 from .runtime.machine import accelerators_kept, deterministic, in_float32
@@ -38,7 +38,7 @@ def pretrain(
         write_card: writes a folder's README.md from what is known about the run.
         recipe: the recipe's name, for the card.
         goes_on_by: what resumes a stopped run, for messages.
-        to_save_memory: what to do if the memory is full, for a message; None: by the flags of `pretrain`.
+        to_save_memory: what to do if the memory is full, for a message; None: `arguments.to_save_memory`.
 
     Returns:
         The figures of `all_results.json`, the losses, the validation figures, tokens and seconds. After a signal that
@@ -52,7 +52,7 @@ def pretrain(
     moved = f"put it back, then {goes_on_by}, or start the run anew"
     with (
         disk_errors(Path(arguments.output_dir), way_out=way_out),
-        memory_errors(to_save_memory or less_memory(arguments)),
+        memory_errors(to_save_memory or arguments.to_save_memory),
         in_float32(),
         accelerators_kept(),
         deterministic(arguments.full_determinism),

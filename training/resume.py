@@ -9,7 +9,8 @@ import torch
 
 from ..configuration import ClozeBertConfig
 from ..utils.errors import UserError, there_and_here
-from ..utils.files import check_output_dir, remove_written, written_in
+from ..utils.files import written_in
+from ..utils.output_folders import check_output_dir, remove_written
 from .arguments import Phase, PretrainingArguments
 from .checkpoints.damage import find_damage
 from .checkpoints.folders import RUN_FILES, clear_way, newest_valid

@@ -1,4 +1,4 @@
-"""Writes files atomically, hashes them, and decides what may be overwritten.
+"""Writes files atomically, and hashes them.
 
 A file or folder is written beside its final path, under a name that begins with `INCOMPLETE`. It is renamed when it is
 complete and flushed to disk, so nothing half-written ever has the final name, even after a kill. While it is written it
@@ -171,7 +171,7 @@ def whole_files(directory: Path, *, replacing: Iterable[str] = ()) -> Iterator[P
                     aside = outdated / path.relative_to(directory)
                     aside.parent.mkdir(parents=True, exist_ok=True)
                     path.rename(aside)
-                    _remove_empty(path.parent, within=directory)
+                    remove_empty(path.parent, within=directory)
                 _merge(temporary, directory)
                 if outdated.is_dir():  # from here on, no later program brings the old files back
                     outdated.rename(temporary / outdated.name)
@@ -223,7 +223,7 @@ def _incomplete(path: Path, kind: str = "") -> Path:
     return path.with_name(f"{INCOMPLETE}{path.name}{kind}-{secrets.token_hex(4)}")
 
 
-def _half_written(path: Path, kind: str = "") -> list[Path]:
+def half_written(path: Path, kind: str = "") -> list[Path]:
     """Paths named by `_incomplete(path, kind)`."""
     name = re.compile(re.escape(f"{INCOMPLETE}{path.name}{kind}-") + "[0-9a-f]{8}")
     return [one for one in path.parent.glob(f"{INCOMPLETE}*") if name.fullmatch(one.name)]
@@ -231,7 +231,7 @@ def _half_written(path: Path, kind: str = "") -> list[Path]:
 
 def _left_over(path: Path, kind: str = "") -> list[Path]:
     """Paths named by `_incomplete(path, kind)` that no program is writing."""
-    return [one for one in sorted(_half_written(path, kind)) if _is_locked(one) is False]
+    return [one for one in sorted(half_written(path, kind)) if is_locked(one) is False]
 
 
 def _unseen(path: Path) -> Path:
@@ -271,7 +271,7 @@ def _lock(descriptor: int) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def _is_locked(path: Path) -> bool | None:
+def is_locked(path: Path) -> bool | None:
     """Whether a program holds the lock of a file or folder; None if that cannot be determined."""
     if fcntl is None:
         return None
@@ -317,7 +317,7 @@ def _flush(descriptor: int) -> None:
             raise
 
 
-# Output folders ------------------------------------------------------------------------------------------------------
+# What a program wrote, and where it cannot write ---------------------------------------------------------------------
 
 
 def written_in(directory: Path, patterns: Iterable[str]) -> list[Path]:
@@ -341,99 +341,12 @@ def written_in(directory: Path, patterns: Iterable[str]) -> list[Path]:
     return list(search(directory, 1)) if depth and directory.is_dir() else []
 
 
-def remove_written(directory: Path, patterns: Iterable[str]) -> None:
-    """Delete what a program wrote, and the folders that this leaves empty. Everything else stays."""
-    for path in written_in(directory, patterns):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-        _remove_empty(path.parent, within=directory)
-
-
-def _remove_empty(folder: Path, *, within: Path) -> None:
+def remove_empty(folder: Path, *, within: Path) -> None:
+    """Delete a folder if it is empty, and then its parents, up to `within`."""
     with contextlib.suppress(OSError):
         while folder != within:
             folder.rmdir()
             folder = folder.parent
-
-
-def check_output_dir(
-    directory: str | Path,
-    *,
-    overwrite: bool = False,
-    written: Iterable[str] = (),
-    inputs: Iterable[tuple[str, str | Path | None]] = (),
-    name: str = "output_dir",
-    way_out: str = "give --overwrite_output_dir or another folder",
-) -> None:
-    """Refuse an output folder that is not empty, unless `overwrite` is set.
-
-    Overwriting deletes what the program wrote before, which is what `written` matches, and nothing else.
-
-    Args:
-        written: the patterns that the program declares, see `written_in`.
-        inputs: the files and folders that the program is going to read, as pairs of flag and path.
-        name: the flag that names the folder.
-        way_out: what the user can do instead, for the message.
-
-    Raises:
-        ExistingFileError: it is a file, a folder that is not empty, or in use by another program.
-        UserFileError: nothing can be written there.
-        UserError: it is empty, a URL or not UTF-8, or overwriting would delete an input.
-    """
-    if directory == "":  # as a path, it is the folder in which the program was started
-        raise UserError(f"{name} is empty: give a folder; '.' is the one that you are in")
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(directory)):  # a Path of a URL has one slash; C:/ is a drive
-        raise UserError(f"{name}={directory} is a URL: give a folder of this machine, and copy it there afterwards")
-    if not _is_utf8(directory):
-        way = "give another folder, or set PYTHONUTF8=1 if only the locale is not UTF-8"
-        raise UserError(f"{name}={str(directory)!r} is no name in UTF-8: {way}")
-    folder = Path(directory)
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise ExistingFileError(f"{name}={directory} is a file: give a folder")
-    if closed := closed_place(folder):  # now, and not after hours of work
-        raise UserFileError(f"{name}={directory}: {closed} is not a folder to which you may write; give another folder")
-    if folder.is_symlink() and not folder.exists():
-        raise ExistingFileError(f"{name}={directory} is a link to a path that does not exist: give a folder")
-    # Half-written folders may be removed if their program was killed, but not if a running program has locked them.
-    half_written = [*folder.glob(f"{INCOMPLETE}*"), *_half_written(Path(os.path.abspath(folder)))]
-    if any(path.is_dir() and _is_locked(path) for path in half_written):
-        raise ExistingFileError(f"{name}={directory} is being written by another program: wait for it, or end it")
-    if not folder.is_dir():
-        return
-    if overwrite:
-        _check_inputs_stay(written_in(folder, written), inputs, name=name)
-    elif any(path.name != LOCK_NAME and not path.name.startswith(INCOMPLETE) for path in folder.iterdir()):
-        raise ExistingFileError(f"{name}={directory} is not empty; {way_out}")
-
-
-def _is_utf8(path: str | Path) -> bool:
-    """Whether libraries in Rust, such as safetensors and tokenizers, can write to a path: they take it as UTF-8."""
-    try:
-        return str(path).encode("utf-8") == os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-
-
-def closed_place(folder: Path) -> Path | None:
-    """The folder, or its nearest parent that exists, if one may not write there; None if one may."""
-    places = (folder.absolute(), *folder.absolute().parents)
-    # `path.exists()` raises below a closed folder. A drive of Windows may be missing itself.
-    there = next((path for path in places if os.path.exists(path)), places[-1])
-    return None if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK) else there
-
-
-def _check_inputs_stay(deleted: Iterable[Path], inputs: Iterable[tuple[str, str | Path | None]], *, name: str) -> None:
-    """Refuse to delete an input of the program, or files directly in a folder that it is going to read."""
-    paths = [path.resolve() for path in deleted]
-    for flag, value in inputs:
-        if value is None:
-            continue
-        place = Path(value).resolve()
-        for path in paths:
-            if place.is_relative_to(path) or path.parent == place:
-                raise UserError(f"overwrite_output_dir deletes {path}, but {flag}={value}: give another {name}")
 
 
 @contextmanager
@@ -462,22 +375,3 @@ def disk_errors(place: Path, *, way_out: str | None = None) -> Iterator[None]:
             other_folder = way_out or "give another folder"
             raise UserFileError(f"{where} cannot be read or written ({os.strerror(number)}): {other_folder}") from error
         raise
-
-
-@contextmanager
-def folder_stays(folder: Path, *, way_out: str) -> Iterator[None]:
-    """Report errors because an output folder was deleted or moved away meanwhile as errors of the user.
-
-    Args:
-        way_out: what the user can do.
-
-    Raises:
-        UserFileError: an error came, and the folder is gone. A further machine of a run may never have had it.
-    """
-    was_there = folder.is_dir()
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, UserError) or not was_there or folder.is_dir():
-            raise
-        raise UserFileError(f"{folder} was deleted or moved while it was written: {way_out}") from error

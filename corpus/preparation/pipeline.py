@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...utils.errors import UserError, check_at_least, check_choice
-from ...utils.files import check_output_dir
+from ...utils.output_folders import check_output_dir
 from ...utils.tokenizer_files import save_tokenizer
 from ..readers.formats import id_reader
 from ..readers.inputs import INSTALLED_PYTHON, Reader, refuse_unused

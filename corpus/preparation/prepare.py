@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...utils.errors import MissingFileError, UserError, check_choice
-from ...utils.files import check_output_dir, whole_files
+from ...utils.files import whole_files
 from ...utils.limits import available_cpus
+from ...utils.output_folders import check_output_dir
 from ..encoding import Encoder, split_encoded
 from ..manifest import CORPUS_SPLITS
 from ..readers.inputs import Reader, Source, files_in_both

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
 from clozebert.corpus.tokenizer import train_tokenizer
 from clozebert.hub import to_native
-from clozebert.training import extend_positions, extend_vocabulary, grow_depth, grow_width, pseudo_perplexity
+from clozebert.training import add_tokens, extend_positions, grow_depth, grow_width, pseudo_perplexity
 from clozebert.training.initialization.new_tokens import enlarge
 from clozebert.utils.errors import UserError
 
@@ -100,7 +100,7 @@ def tokenizer():
 @pytest.mark.parametrize("kind", ["bert", "untied", "modernbert"])
 def test_new_tokens_are_means_of_their_parts(tokenizer, kind):
     model = make(kind, vocab_size=len(tokenizer))
-    result = extend_vocabulary(model, tokenizer, ["face", "bad"], texts=["face a bad cab", "bad face"])
+    result = add_tokens(model, tokenizer, ["face", "bad"], texts=["face a bad cab", "bad face"])
     assert result.model.config.vocab_size == len(tokenizer) + 2 == len(result.tokenizer)
     assert len(tokenizer) == 29  # the old one is left as it is
     for token in ("face", "bad"):
@@ -137,7 +137,7 @@ def test_both_models_are_measured_on_the_same_beginning_of_a_long_text(tokenizer
     monkeypatch.setattr(
         type(tokenizer), "__call__", lambda self, text, **more: (seen.append(len(text)), call(self, text, **more))[1]
     )
-    result = extend_vocabulary(model, tokenizer, ["face"], texts=[text])
+    result = add_tokens(model, tokenizer, ["face"], texts=[text])
     # 27 letters and the two ends are the model's 29 positions; to the larger tokenizer they are 20 tokens.
     read = "face a bad cab face a bad cab face a"
     assert len(read.replace(" ", "")) == 27
@@ -151,7 +151,7 @@ def test_both_models_are_measured_on_the_same_beginning_of_a_long_text(tokenizer
 
 def test_spare_rows_are_used_before_new_ones(tokenizer):
     model = make(vocab_size=40)
-    result = extend_vocabulary(model, tokenizer, ["face"], texts=["face"])
+    result = add_tokens(model, tokenizer, ["face"], texts=["face"])
     assert result.model.config.vocab_size == 40
 
 
@@ -160,9 +160,9 @@ def test_vocabulary_mistakes(tokenizer):
     with pytest.raises(
         ValueError, match="'a' is in the tokenizer already; 'b' is in the tokenizer already; leave them out"
     ):
-        extend_vocabulary(model, tokenizer, ["a", "face", "b"], texts=["a"])
+        add_tokens(model, tokenizer, ["a", "face", "b"], texts=["a"])
     with pytest.raises(ValueError, match="'zzz' has no part that the tokenizer knows; 'yyy' has no part"):
-        extend_vocabulary(model, tokenizer, ["zzz", "face", "yyy"], texts=["a"])
+        add_tokens(model, tokenizer, ["zzz", "face", "yyy"], texts=["a"])
 
 
 @pytest.mark.parametrize(("word", "entry"), [("The", "the"), ("face", "Ġface")])
@@ -174,7 +174,7 @@ def test_a_word_that_the_tokenizer_writes_otherwise_is_known_already(word, entry
     )
     assert word not in tokenizer.get_vocab()
     with pytest.raises(ValueError, match=f"{word!r} is in the tokenizer already, as {entry!r}"):
-        extend_vocabulary(model, tokenizer, [word], texts=texts)
+        add_tokens(model, tokenizer, [word], texts=texts)
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
@@ -186,7 +186,7 @@ def test_a_new_word_of_bpe_and_unigram_holds_its_space(algorithm, behind):
         tokenizer.add_special_tokens({"mask_token": "<cloze>"})
     model = make(vocab_size=-(-len(tokenizer) // 64) * 64, mask_token_id=tokenizer.mask_token_id)
     words = ["strident", "estuary", "IL-6", "New York"]
-    result = extend_vocabulary(model, tokenizer, words, texts=["the estuary of the sea", "a strident tide"])
+    result = add_tokens(model, tokenizer, words, texts=["the estuary of the sea", "a strident tide"])
     new, old = result.tokenizer, tokenizer
     assert new.mask_token_id == result.model.config.mask_token_id
     assert new("<cloze>")["input_ids"] == [2, new.mask_token_id, 3] or not behind
@@ -209,7 +209,7 @@ def test_a_new_word_of_bpe_and_unigram_holds_its_space(algorithm, behind):
     assert result.before > 1
     assert result.after > 1
     with pytest.raises(ValueError, match=r"'estuary' is in the tokenizer already, as '.estuary'"):
-        extend_vocabulary(result.model, new, ["estuary"], texts=texts)
+        add_tokens(result.model, new, ["estuary"], texts=texts)
 
 
 @pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
@@ -233,7 +233,7 @@ def test_words_that_the_tokenizer_cannot_tell_apart_have_one_row():
         "tuary": "is the same as 'Tuary' to the tokenizer", "il-6": "is the same as 'Il-6' to the tokenizer"
     }  # fmt: skip
     with pytest.raises(UserError, match="'tuary' is the same as 'Tuary' to the tokenizer; 'il-6' is the same"):
-        extend_vocabulary(make(vocab_size=192), tokenizer, words, texts=[letters])
+        add_tokens(make(vocab_size=192), tokenizer, words, texts=[letters])
 
 
 def test_a_word_that_would_be_decoded_wrongly_is_left_out():
@@ -271,14 +271,14 @@ def test_a_new_word_that_ends_in_a_mark_is_not_found_inside_others():
     word, longer = "मे", "मेरा"
     tokenizer = train_tokenizer([longer] * 20, algorithm="wordpiece", vocab_size=200)
     texts = [f"{word} {longer}"]
-    result = extend_vocabulary(make(vocab_size=256), tokenizer, [word], texts=texts)
+    result = add_tokens(make(vocab_size=256), tokenizer, [word], texts=texts)
     assert result.tokenizer.tokenize(texts[0]) == [word, *tokenizer.tokenize(longer)]
 
 
 def test_a_word_that_is_an_entry_without_its_space_only_gets_one_with_it():
     tokenizer = train_tokenizer(["the ride of a side"] * 20, algorithm="bpe", vocab_size=300)
     assert "ide" in tokenizer.get_vocab()
-    result = extend_vocabulary(make(vocab_size=320), tokenizer, ["ide"], texts=["the ide"])
+    result = add_tokens(make(vocab_size=320), tokenizer, ["ide"], texts=["the ide"])
     assert result.tokenizer.tokenize("the ide") == ["the", "Ġide"]
 
 

@@ -10,18 +10,8 @@ from pathlib import Path
 import pytest
 
 from clozebert.utils.errors import ExistingFileError, UserError, UserFileError
-from clozebert.utils.files import (
-    INCOMPLETE,
-    check_output_dir,
-    disk_errors,
-    folder_stays,
-    remove_written,
-    whole_file,
-    whole_files,
-    whole_folder,
-    write_text,
-    written_in,
-)
+from clozebert.utils.files import INCOMPLETE, disk_errors, whole_file, whole_files, whole_folder, write_text, written_in
+from clozebert.utils.output_folders import check_output_dir, folder_stays, remove_written
 
 PATTERNS = (r"checkpoint-\d+", r"(train|validation)/tokens-\d+\.bin", "latest")
 WRITTEN = ("checkpoint-5/model/weights", "train/tokens-00000.bin", "latest")

@@ -20,7 +20,7 @@ from ...modeling.modeling_clozebert import ClozeBertForMaskedLM
 from ...modeling.pseudo_likelihood import Documents
 from ...utils.errors import UserError
 from ...utils.input_length import beginning_of
-from .new_tokens import Enlarged, check_new_tokens, grow_vocabulary
+from .new_tokens import Enlarged, check_new_tokens, fit_to_enlarged
 from .pseudo_perplexity import WarmStart, check_masked_lm, mask_token_of, measure
 from .rebuilding import POSITION_TABLE, changed, model_with, take_layers
 
@@ -342,7 +342,7 @@ def _take(
 ) -> Iterator[tuple[str, WarmStart]]:
     length = model.config.max_position_embeddings
     if enlarged is not None:
-        result = grow_vocabulary(model, tokenizer, enlarged, texts=texts)
+        result = fit_to_enlarged(model, tokenizer, enlarged, texts=texts)
         model, tokenizer = result.model, result.tokenizer
         yield "vocabulary", result
     documents = [beginning_of(tokenizer, text, length)[0] for text in texts]

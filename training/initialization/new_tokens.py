@@ -42,7 +42,7 @@ class Enlarged:
     moves_special: bool
 
 
-def extend_vocabulary(
+def add_tokens(
     model: ClozeBertForMaskedLM, tokenizer: Any, new_tokens: Sequence[str], *, texts: Sequence[str]
 ) -> WarmStart:
     """Add tokens. The rows of each are initialised to the mean of the rows of its pieces in the old tokenizer.
@@ -60,13 +60,13 @@ def extend_vocabulary(
         UserError: some tokens cannot be added. The message says why.
     """
     check_masked_lm(model)
-    return grow_vocabulary(model, tokenizer, check_new_tokens(tokenizer, new_tokens), texts=texts)
+    return fit_to_enlarged(model, tokenizer, check_new_tokens(tokenizer, new_tokens), texts=texts)
 
 
-def grow_vocabulary(
+def fit_to_enlarged(
     model: ClozeBertForMaskedLM, tokenizer: Any, enlarged: Enlarged, *, texts: Sequence[str]
 ) -> WarmStart:
-    """`extend_vocabulary`, with the tokenizer that `enlarge` made."""
+    """Make a model fit the tokenizer that `enlarge` made of its own; see `add_tokens`."""
     larger, sources = enlarged.tokenizer, list(enlarged.sources)
     # A model may have more rows than its tokenizer has tokens; these rows are used first.
     sources += [[row] for row in range(len(sources), model.config.vocab_size)]
@@ -98,7 +98,7 @@ def check_new_tokens(tokenizer: Any, new_tokens: Sequence[str]) -> Enlarged:
 
 
 def enlarge(tokenizer: Any, new_tokens: Sequence[str]) -> Enlarged:
-    """Add tokens to a copy of the tokenizer, as far as they can be; see `extend_vocabulary`."""
+    """Add tokens to a copy of the tokenizer, as far as they can be; see `add_tokens`."""
     wanted, left_out = _wanted(tokenizer, new_tokens)
     vocabulary = add_words(tokenizer, [token for token in wanted if not _is_unspaced(token)])
     larger: Any = copy.deepcopy(vocabulary.tokenizer)
