@@ -5,6 +5,8 @@ texts that the user gives. The tests compare sentence embeddings with our own po
 """
 
 import contextlib
+import importlib
+import importlib.util
 import io
 import json
 import logging
@@ -118,14 +120,13 @@ def find_exporter() -> tuple[Any, Any]:
     with _quiet():
         from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-        for name in ("onnx", "onnxscript", "onnxruntime"):
-            _need(name)
+        missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+        if missing:
+            raise MissingPackageError(f"ONNX needs {', '.join(missing)}: pip install {' '.join(missing)}")
         return OnnxExporter(), OnnxConfig(dynamic=True)
 
 
 def _need(name: str) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -17,7 +17,7 @@ from ..corpus.readers.tables import BadText, open_table
 from ..modeling.packed_view import packed_view
 from ..modeling.pseudo_likelihood import masked_log_likelihoods
 from ..utils.errors import UserError, first_line
-from ..utils.progress_bar import without_progress_bars
+from ..utils.progress_bar import quiet
 from ..utils.untrusted import check_model_folder
 from .evaluation import evaluate_masked_lm, perplexity
 
@@ -221,7 +221,7 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
     check_model_folder(name_or_path)
     options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
     try:
-        with without_progress_bars():
+        with quiet():
             model, report = AutoModelForMaskedLM.from_pretrained(
                 name_or_path, trust_remote_code=trust_remote_code, **options
             )
@@ -230,7 +230,7 @@ def load_masked_lm(name_or_path: str, *, device: torch.device, trust_remote_code
     if missing := sorted(report["missing_keys"]):
         raise UserError(
             f"model_name_or_path={name_or_path!r} has no masked-LM head: {len(missing)} weights, {missing[0]} among "
-            f"them, would be random"
+            f"them, would be random. A fine-tuned model is scored by clozebert predict --scores_file"
         )
     model.config.return_dict = True  # a folder may say that it answers with tuples
     return model.to(device).eval()
