@@ -252,7 +252,7 @@ class PredictionArguments:
     label_column: str | None = flag("column of the label, for the scores (default: as in training, else by name)")
     tag_column: str | None = flag("column or field of the tag, for the scores (default: as in training)")
     max_seq_length: int | None = flag("tokens read at once (default: as in training)")
-    batch_size: int = flag("windows per forward pass", 32)
+    per_device_eval_batch_size: int = flag("windows per forward pass", 32)
     trust_remote_code: bool = flag("allow code that comes with the model", False)
 
     def __post_init__(self) -> None:
@@ -266,7 +266,7 @@ class PredictionArguments:
                 if path != "-" and os.path.samefile(path, self.output_file):
                     raise UserError(f"--output_file {self.output_file}: it is --input too, and writing would empty it")
         self._check_scores()
-        for name in ("batch_size", "max_seq_length"):
+        for name in ("per_device_eval_batch_size", "max_seq_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name} {value}: must be at least 1")

@@ -51,7 +51,7 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
         # As for files; bytes that are not UTF-8 are reported with their line.
         lines.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
     place = Path("standard output" if arguments.output_file == "-" else arguments.output_file)
-    smaller = f"lower batch_size={arguments.batch_size}"
+    smaller = f"lower per_device_eval_batch_size={arguments.per_device_eval_batch_size}"
     with memory_errors(smaller), disk_errors(place), _output(arguments.output_file) as output:
         return _write_predictions(predictor, arguments.input, lines, output)
 
@@ -267,7 +267,9 @@ class Predictor:
     def logits(self, examples: list[Any]) -> Any:
         """The model's logits of some examples; an error if they are not finite."""
         windows = self.task.windows(examples, self.maker)
-        logits = predict_logits(self.model, windows, self.collator, batch_size=self.arguments.batch_size)
+        logits = predict_logits(
+            self.model, windows, self.collator, batch_size=self.arguments.per_device_eval_batch_size
+        )
         if not are_finite(logits):
             raise UserError(
                 f"--model_name_or_path {self.arguments.model_name_or_path}: its answers are not finite, so its "

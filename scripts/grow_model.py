@@ -31,7 +31,7 @@ class GrowArguments:
     text_column: str | None = flag("the column of the text (default: found by name: text, content, …)")
     document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")
     on_bad_text: str = flag("what to do about documents that are not valid UTF-8: error or skip", "error")
-    num_texts: int = flag("measure on this many documents, from the beginning", 100)
+    pseudo_perplexity_documents: int = flag("measure on this many documents, from the beginning", 100)
     new_tokens: list[str] | None = flag("tokens to add; @FILE reads them, one on each line")
     num_hidden_layers: int | None = flag("layers; the existing ones are repeated")
     hidden_size: int | None = flag("width, a multiple of the head size")
@@ -50,7 +50,7 @@ _WIDTHS = ("hidden_size", "num_attention_heads", "intermediate_size")
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parse(GrowArguments, argv, doc=__doc__, verb="grow")
-    check_at_least(arguments, num_texts=1)
+    check_at_least(arguments, pseudo_perplexity_documents=1)
     for name in ("noise", "seed"):
         if getattr(arguments, name) is not None and not any(getattr(arguments, width) for width in _WIDTHS):
             raise UserError(f"--{name} is for a model that grows wider: give one of {', '.join(_WIDTHS)}, too")
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     check_place()
     new_tokens = _new_tokens(arguments.new_tokens or [])
     reader = open_input(arguments)
-    texts = list(islice(reader.texts(), arguments.num_texts))
+    texts = list(islice(reader.texts(), arguments.pseudo_perplexity_documents))
     say_left_out(reader)
     folder = find_folder(arguments.model_name_or_path)
     tokenizer: Any = load_tokenizer(str(folder))

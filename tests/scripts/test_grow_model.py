@@ -137,7 +137,10 @@ def test_native_models_grow_too(flags, tmp_path):
         (["--new_tokens", "river"], "'river' is in the tokenizer already; leave them out"),
         (["--new_tokens", "@nowhere"], "there is no file nowhere"),
         (["--num_hidden_layers", "3", "--text_column", "a"], "--text_column a: no input has columns"),
-        (["--num_hidden_layers", "3", "--num_texts", "0"], "num_texts=0 must be at least 1"),
+        (
+            ["--num_hidden_layers", "3", "--pseudo_perplexity_documents", "0"],
+            "pseudo_perplexity_documents=0 must be at least 1",
+        ),
     ],
 )
 def test_mistakes_come_before_work(flags, tmp_path, more, message, monkeypatch):

@@ -113,7 +113,7 @@ def test_prediction_repeats_what_training_wrote(tuned: dict[str, Path], tmp_path
     for kind, field in (("sequence", "text"), ("token", "words")):
         written = [json.loads(line) for line in (tuned[kind] / "eval_predictions.jsonl").read_text().splitlines()]
         path = write_json_lines(tmp_path / "a.jsonl", [{field: record[field]} for record in written])
-        again = predictions(tuned[kind], "--input", path, "--batch_size", "3", output=tmp_path / "o")
+        again = predictions(tuned[kind], "--input", path, "--per_device_eval_batch_size", "3", output=tmp_path / "o")
         for before, after in zip(written, again, strict=True):
             before.pop("gold")
             assert {k: v for k, v in before.items() if "score" not in k and k != "entities"} == {
@@ -264,7 +264,7 @@ def test_a_full_disk_is_a_line(tuned: dict[str, Path], tmp_path: Path) -> None:
         ("sequence", ["--input", "a.txt", "--text_column", "x"], "--text_column x: no --input is a table (.csv, .tsv"),
         ("sequence", ["--input", "gone.txt"], "--input gone.txt: there is no such file"),
         ("sequence", ["--input", "/dev/null"], "--input /dev/null: not a file; pipe lines of text into --input -"),
-        ("sequence", ["--batch_size", "0"], "--batch_size 0: must be at least 1"),
+        ("sequence", ["--per_device_eval_batch_size", "0"], "--per_device_eval_batch_size 0: must be at least 1"),
         ("sequence", ["--max_seq_length", "0"], "--max_seq_length 0: must be at least 1"),
         ("sequence", ["--input", "b.csv"], "b.csv, line 3: the text (column 'text') is empty"),
         ("sequence", ["--input", "e.csv"], "e.csv is empty"),
