@@ -303,7 +303,7 @@ class Adaptation:
             if name != "general_input" and not manifests["validation"]["documents"]:
                 raise UserError(
                     f"{name}={getattr(arguments, name)} is a single document, and none can be held out: give "
-                    f"--validation_input, or --document_separator line"
+                    f"--validation_input, or --document_separator line if each line of a text file is one"
                 )
 
     def _splits(self, suffix: str = "") -> dict[str, Corpus]:

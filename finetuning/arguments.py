@@ -241,7 +241,7 @@ class TokenArguments(FinetuningArguments):
 class PredictionArguments:
     """The flags of `predict`."""
 
-    model_name_or_path: str = flag("folder or Hub name of a fine-tuned model", ...)
+    model_name_or_path: str = flag("folder or Hub name of a fine-tuned model; can come first, without the flag", ...)
     input: list[str] = flag(
         "files (.txt, .csv, .tsv, .jsonl, .parquet; for taggers .conll, .conllu), or - for lines of text", ["-"]
     )
@@ -265,7 +265,7 @@ class PredictionArguments:
             for path in self.input:
                 if path != "-" and os.path.samefile(path, self.output_file):
                     raise UserError(f"--output_file {self.output_file}: it is --input too, and writing would empty it")
-        self._check_scores()
+        self._check_outputs()
         for name in ("per_device_eval_batch_size", "max_seq_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -274,7 +274,9 @@ class PredictionArguments:
             if getattr(self, name) is not None and not any(bare_suffix(path) in TABLE_SUFFIXES for path in self.input):
                 raise UserError(f"--{name} {getattr(self, name)}: no --input is a table ({', '.join(TABLE_SUFFIXES)})")
 
-    def _check_scores(self) -> None:
+    def _check_outputs(self) -> None:
+        if self.output_file.endswith((".gz", ".bz2", ".xz", ".zst")):
+            raise UserError(f"--output_file {self.output_file}: the answers are not compressed; name it .jsonl")
         if self.scores_file is None:
             for name in ("label_column", "tag_column"):
                 if getattr(self, name) is not None:

@@ -56,7 +56,7 @@ def card_facts(
         **({} if on_hub.dataset is None else {"datasets": [on_hub.dataset]}),
         "hyperparameters": {**hyperparameters, "seed": settings["arguments"]["seed"]},
         "metrics": {key: value for key, value in results.items() if key.startswith(("eval_", "test_"))},
-        "eval_results": _eval_results(arguments, on_hub, results),
+        "eval_results": _eval_results(arguments, on_hub, results, settings.get("data", {})),
         "seconds": results.get("train_runtime"),
         "versions": {"transformers": transformers.__version__, "torch": torch.__version__},
     }
@@ -83,13 +83,20 @@ def _file_name(path: str | None) -> str:
     return os.path.basename(os.path.normpath(path)) if path else ""
 
 
-def _eval_results(arguments: FinetuningArguments, on_hub: HubNames, results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The scores as fields of the Hub's `EvalResult`; of a local file only the name is given."""
+def _eval_results(
+    arguments: FinetuningArguments, on_hub: HubNames, results: dict[str, Any], data: dict[str, str]
+) -> list[dict[str, Any]]:
+    """The scores as fields of the Hub's `EvalResult`; of a local file only the name is given.
+
+    Scores on the training data themselves are left out. `data`: a hash for each split.
+    """
     found = []
     for prefix, split, path in (
         ("eval", "validation", arguments.validation_file or arguments.train_file),
         ("test", "test", arguments.test_file),
     ):
+        if split in data and data[split] == data["train"]:
+            continue
         dataset = _dataset_fields(arguments, on_hub, path)
         for score, (metric, title) in _METRICS.items():
             if f"{prefix}_{score}" in results:

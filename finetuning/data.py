@@ -15,13 +15,16 @@ from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
 from .card import HubNames, hub_names
 from .sequence_task import (
     MULTI_LABEL,
+    SINGLE_LABEL,
     SequenceExample,
     SequenceTask,
+    are_whole_numbers,
     make_sequence_task,
     multi_hot_size,
     problem_type_of_values,
     read_examples,
     refuse_decimal_commas,
+    write_whole_numbers_alike,
 )
 from .tables import Table, collect, find_columns, read_table
 from .tagged_files import read_tagged_file, sentences_of_table
@@ -56,6 +59,7 @@ def read_data(arguments: FinetuningArguments, known: list[str] | None) -> Labell
         assert isinstance(arguments, TokenArguments)
         splits, facts, make_task = _read_sentences(arguments)
     _hold_out_validation(splits, arguments.seed)
+    _say_copies(splits)
     task = make_task(splits["train"], known_names=known, balanced=arguments.class_weights == "balanced")
     for examples in splits.values():
         task.check(examples)
@@ -95,6 +99,9 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
         print(f"{tables['test'].source}: left out, as its labels are hidden")
         del tables["test"]
     multi_hot = multi_hot_size(tables["train"], columns.label) if problem_type == MULTI_LABEL else None
+    if problem_type == SINGLE_LABEL and are_whole_numbers(tables["train"].columns[columns.label]):
+        for table in tables.values():
+            write_whole_numbers_alike(table, columns.label)
     splits: Splits = {
         split: read_examples(
             table,
@@ -188,8 +195,43 @@ def _are_hidden(table: Table, label: str) -> bool:
     return all(value is None for value in values) or all(str(value) in ("-1", "-1.0") for value in values)
 
 
+def _choose(groups: list[list[int]], examples: list[Any]) -> set[int]:
+    """A tenth of the examples, whole groups of them in the order given, so that every label stays with others, too."""
+    most = max(1, len(examples) // 10)
+    left = Counter(chain.from_iterable(example.labels for example in examples))
+    chosen: set[int] = set()
+    for group in groups:
+        if group[0] in chosen or len(chosen) + len(group) > most:
+            continue
+        names = Counter(chain.from_iterable(examples[index].labels for index in group))
+        if all(left[name] > count for name, count in names.items()):
+            left.subtract(names)
+            chosen.update(group)
+    return chosen
+
+
+def _content(example: Any) -> Any:
+    """The text of an example, or its words, without its labels."""
+    return (example.text, example.pair) if isinstance(example, SequenceExample) else tuple(example.words)
+
+
+def _say_copies(splits: Splits) -> None:
+    """Print how many examples of the other splits are in the training data, too."""
+    trained_on = set(map(_content, splits["train"]))
+    for split, examples in splits.items():
+        count = sum(_content(example) in trained_on for example in examples)
+        if count and split != "train":
+            print(
+                f"{count:,} of the {len(examples):,} {split} examples are in the training data, too: there the scores "
+                f"show what the model remembers"
+            )
+
+
 def _hold_out_validation(splits: Splits, seed: int) -> None:
-    """Without validation data, move a tenth of the training data there, but never the last example of a label."""
+    """Without validation data, move a tenth of the training data there, but never the last example of a label.
+
+    Copies of a text stay together.
+    """
     if "validation" in splits:
         return
     examples = splits["train"]
@@ -197,16 +239,16 @@ def _hold_out_validation(splits: Splits, seed: int) -> None:
         raise UserError("one training example, and no --validation_file to evaluate on; give more data")
     order = list(range(len(examples)))
     random.Random(seed).shuffle(order)
-    left = Counter(chain.from_iterable(example.labels for example in examples))
-    held_out: set[int] = set()
-    for index in order:
-        names = examples[index].labels
-        if len(held_out) < max(1, len(examples) // 10) and all(left[name] > 1 for name in names):
-            held_out.add(index)
-            left.subtract(names)
+    copies: dict[Any, list[int]] = {}
+    for index, example in enumerate(examples):
+        copies.setdefault(_content(example), []).append(index)
+    groups = [copies[_content(examples[index])] for index in order]
+    # Where each class is a single text, its copies are on both sides.
+    held_out = _choose(groups, examples) or _choose([[index] for index in order], examples)
     if not held_out:
         are_texts = isinstance(examples[0], SequenceExample)
-        hint = ", or --problem_type regression for amounts" if are_texts and all(map(is_number, left)) else ""
+        are_amounts = are_texts and all(is_number(name) for example in examples for name in example.labels)
+        hint = ", another --label_column, or --problem_type regression for amounts" if are_amounts else ""
         raise UserError(f"no example can be held out without losing its label; give --validation_file{hint}")
     splits["train"], splits["validation"] = [], []
     for index, example in enumerate(examples):

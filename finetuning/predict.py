@@ -33,8 +33,9 @@ from .tags import detect_scheme, to_iob2
 from .tasks import Task
 from .token_task import TokenTask
 from .trainer import are_finite, make_collator, predict_logits
-from .windows import WindowMaker
+from .windows import WindowMaker, count_unknown
 
+_MANY_UNKNOWN = 0.01  # of the tokens
 CHUNK = 1024  # examples read, predicted and written at a time
 
 
@@ -100,6 +101,9 @@ def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str]
             output.flush()
             bar.update(len(examples))
         bar.close()
+    share = predictor.unknown / max(1, predictor.tokens)
+    if share > _MANY_UNKNOWN:
+        print(f"warning: the model's tokenizer does not know {share:.1%} of the tokens", file=sys.stderr)
     if predictor.scores:
         results = scored.scores()
         write_json(predictor.scores, results)
@@ -126,6 +130,7 @@ class Predictor:
         # A model that another program trained has no settings.
         self.takes_pairs = self.settings.get("text_pair_column") is not None or compares_pairs(self.model)
         self._refuse_unused()
+        self.unknown = self.tokens = 0  # of what was read: tokens that the tokenizer does not know, and all
         tokenizer = load_auto_tokenizer(name, trust_remote_code=trusted)
         self.model.to(find_device())
         wanted = arguments.max_seq_length or self.settings.get("max_seq_length")
@@ -267,6 +272,8 @@ class Predictor:
     def logits(self, examples: list[Any]) -> Any:
         """The model's logits of some examples; an error if they are not finite."""
         windows = self.task.windows(examples, self.maker)
+        unknown, tokens = count_unknown(windows, self.maker.tokenizer)
+        self.unknown, self.tokens = self.unknown + unknown, self.tokens + tokens
         logits = predict_logits(
             self.model, windows, self.collator, batch_size=self.arguments.per_device_eval_batch_size
         )

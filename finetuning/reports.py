@@ -3,7 +3,6 @@
 import json
 import os
 import statistics
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..utils.figures import save_figure
 from ..utils.files import write_text
 
 WORST_SHOWN = 50
@@ -100,20 +100,9 @@ def _draw(folder: str, split: str, classes: ClassReport) -> None:
 
 
 def _save(figure: Any, path: Path) -> None:
-    """Save a figure, with one warning if letters are missing from the fonts, where matplotlib has one for each."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        figure.savefig(path)
-    missing = [str(one.message) for one in caught if "missing from font" in str(one.message)]
-    if missing:
-        warnings.warn(
-            f"{path.name}: no font here has all letters of the class names, so some are boxes; "
-            f"{path.name.partition('_')[0]}_report.json has the names",
-            stacklevel=2,
-        )
-    for one in caught:
-        if str(one.message) not in missing:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    split = path.name.partition("_")[0]
+    about = f"{path.name}: no font here has all letters of the class names, so some are boxes; "
+    save_figure(figure, path, about_missing=f"{about}{split}_report.json has the names")
 
 
 def draw_confusion(figure: Any, classes: ClassReport) -> None:

@@ -4,7 +4,9 @@ import contextlib
 import io
 import math
 import os
+import sys
 import warnings
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,7 @@ from .resume import (
     RESULTS_FILE,
     SETTINGS_FILE,
     checkpoint_to_resume,
+    newest_checkpoint,
     remove_checkpoints,
     results_before,
     settings_of,
@@ -71,7 +74,10 @@ from .trainer import (
     are_finite,
     make_collator,
 )
-from .windows import PackedCollator, WindowMaker, pair_separator
+from .windows import PackedCollator, WindowMaker, count_unknown, pair_separator
+
+_MOST_SHOWN = 20  # labels
+_MANY_UNKNOWN, _NOTHING_KNOWN = 0.01, 0.9  # of the tokens
 
 
 @outliving_readers()  # as for pretraining
@@ -180,6 +186,7 @@ class FinetuningRun:
         max_seq_length = check_max_seq_length(arguments.max_seq_length, self.model, tokenizer)
         self.maker = WindowMaker(tokenizer, max_seq_length=max_seq_length, overlap=overlap)
         self.windows = {split: self.task.windows(examples, self.maker) for split, examples in self.splits.items()}
+        self._check_unknown()
         self.collator = make_collator(
             self.model,
             tokenizer,
@@ -198,6 +205,19 @@ class FinetuningRun:
         scores = {name: score for name, score in scores.items() if not name.startswith("majority_")}
         if self.best_metric[0] not in scores:
             raise UserError(f"--metric_for_best_model {self.best_metric[0]}: there is {', '.join(scores)}")
+
+    def _check_unknown(self) -> None:
+        """Print a warning if the tokenizer does not know a part of the text, and raise if it knows next to nothing."""
+        for split, windows in self.windows.items():
+            unknown, tokens = count_unknown(windows, self.tokenizer)
+            share = unknown / max(1, tokens)
+            way_out = "take a model whose tokenizer knows this text"
+            if split == "train" and share > _NOTHING_KNOWN:
+                raise UserError(
+                    f"the tokenizer does not know {share:.0%} of the tokens of the training data: {way_out}"
+                )
+            if share > _MANY_UNKNOWN:
+                print(f"warning: the tokenizer does not know {share:.1%} of the tokens of the {split} data: {way_out}")
 
     def _computes_in_bf16(self) -> bool:
         """Whether the model computes a batch of two windows under autocast. DeBERTa, for one, does not."""
@@ -333,8 +353,13 @@ class FinetuningRun:
 
     def train(self, write_card: WriteCard | None = None) -> dict[str, Any]:
         """Train, score the best model on every split, and save everything into the folder."""
-        with full_disk(self.folder):
-            return self._train(write_card)
+        try:
+            with full_disk(self.folder):
+                return self._train(write_card)
+        except KeyboardInterrupt:
+            if newest_checkpoint(self.folder) is not None:
+                print(f"{self.folder}: --resume_from_checkpoint latest goes on from there", file=sys.stderr)
+            raise
 
     def _train(self, write_card: WriteCard | None) -> dict[str, Any]:
         settings = settings_of(self)
@@ -391,6 +416,9 @@ class FinetuningRun:
             for split, w in self.windows.items()
         )
         print(f"{task.problem_type}, {counted(len(task.label_names), 'label')}; examples: {sizes}")
+        numbers = Counter(name for example in self.splits["train"] for name in example.labels)
+        if not task.per_token and 1 < len(task.label_names) <= _MOST_SHOWN:
+            print(f"labels: {', '.join(f'{name} ({numbers[name]})' for name in task.label_names)}")
         if "text_column" in self.facts:
             texts = [self.facts["text_column"], self.facts["text_pair_column"]]
             print(f"columns: text {' + '.join(name for name in texts if name)}, label {self.facts['label_column']}")

@@ -5,7 +5,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,11 +122,14 @@ def _label_list(value: Any, where: str, column: str) -> list[Any]:
             value = json.loads(value)
         except json.JSONDecodeError:
             raise UserError(
-                f"{where}: the label (column {column!r}) is {value!r}, not a JSON list; "
-                f"give --problem_type {SINGLE_LABEL} if it is one name"
+                f"{where}: the label (column {column!r}) is {value!r}, not a JSON list, such as "
+                f'["a", "b"]; give --problem_type {SINGLE_LABEL} if it is one name'
             ) from None
     if not isinstance(value, (list, tuple)):
-        raise UserError(f"{where}: the label (column {column!r}) is {value!r}, expected a list of labels")
+        raise UserError(
+            f"{where}: the label (column {column!r}) is {value!r}, expected a list of labels, as others are; give "
+            f"--problem_type {SINGLE_LABEL} if all are names"
+        )
     return list(value)
 
 
@@ -169,14 +172,28 @@ def problem_type_of_values(values: Sequence[Any]) -> str:
 
     A few values that are not numbers among fractions count as mistakes; `read_examples` then names their lines.
     """
-    if any(
-        isinstance(value, (list, tuple)) or (isinstance(value, str) and value.lstrip().startswith("["))
-        for value in values
-    ):
+    # A few names such as [wip] are no lists.
+    written = sum(isinstance(value, str) and value.lstrip().startswith("[") for value in values)
+    if any(isinstance(value, (list, tuple)) for value in values) or 2 * written > len(values):
         return MULTI_LABEL
     numbers = [value for value in values if is_number(value)]
     mostly_numbers = len(numbers) > 0 and len(numbers) >= 0.9 * len(values)
     return REGRESSION if mostly_numbers and are_fractions(numbers) else SINGLE_LABEL
+
+
+def are_whole_numbers(values: Iterable[Any]) -> bool:
+    """Whether all values are whole numbers, `2` or `2.0`."""
+    return all(is_number(value) and float(value).is_integer() for value in values)
+
+
+def write_whole_numbers_alike(table: Table, column: str) -> None:
+    """Write `2.0` as `2`: programs write the first as soon as one number of a column is missing."""
+    values = table.columns.get(column, [])
+    are_written = [isinstance(value, str) and is_number(value) for value in values]
+    table.columns[column] = [
+        re.sub(r"\.0+$", "", value.strip()) if is_written else value
+        for value, is_written in zip(values, are_written, strict=True)
+    ]
 
 
 def _has_comma(value: Any) -> bool:

@@ -189,9 +189,11 @@ def _label_by_content(table: Table, *, taken: Sequence[str | None]) -> str:
     for candidates in (rest, few):
         if len(candidates) == 1:
             return candidates[0]
+    flags = [column for column in rest if {str(value) for value in table.columns[column]} <= {"0", "1"}]
+    lists = f', or write the names as lists, such as ["{flags[0]}", "{flags[1]}"]' if len(flags) > 1 else ""
     raise UserError(
         f"{table.source}: cannot tell which column is the label; "
-        f"give --label_column (columns: {', '.join(table.columns)})"
+        f"give --label_column{lists} (columns: {', '.join(table.columns)})"
     )
 
 

@@ -18,7 +18,7 @@ from .tags import OUTSIDE, TaggedSentence
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 WORD_FIELDS = ("words", "tokens")
 TAG_FIELDS = ("tags", "ner_tags", "labels", "pos_tags", "upos", "slots")
-SPAN_FIELDS = ("spans", "entities")
+SPAN_FIELDS = ("spans", "entities", "label", "labels")
 _TAG_HEADINGS = {"tag", "label", "pos", "upos", "xpos", "ner", "ner_tag", *TAG_FIELDS}
 _JOINER = "\u200d"  # joins several emoji into one
 _SKIN_TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
@@ -241,7 +241,7 @@ def _conllu_word_ids(cell: str) -> range:
 def _sentence_of_row(row: Row, tag_column: str | None, with_tags: bool, *, table: TableFile) -> TaggedSentence:
     """The sentence of a JSON object: words and tags; text and spans; or chunks, `{"data": [{"text", "entity"}]}`."""
     record, where = row.values, table.where(row.line)
-    word_field = next((name for name in WORD_FIELDS if isinstance(record.get(name), (list, tuple))), None)
+    word_field = next((name for name in WORD_FIELDS if _are_words(record.get(name))), None)
     if word_field is not None:
         words = _words_of(record, word_field, where)
         tags = _tags_of(record, word_field, tag_column, where) if with_tags else None
@@ -258,10 +258,18 @@ def _sentence_of_row(row: Row, tag_column: str | None, with_tags: bool, *, table
     return sentence_of_text(text, spans if with_tags else None, source=table.source, line=row.line, unit=table.unit)
 
 
+def _are_words(value: Any) -> bool:
+    """Whether a field may hold words. Prodigy has objects there, beside text and spans."""
+    return isinstance(value, (list, tuple)) and not (value and isinstance(value[0], dict))
+
+
 def _spans_of(record: dict[str, Any], span_field: str | None, where: str) -> list[tuple[int, int, str]]:
     span_field = span_field or next((name for name in SPAN_FIELDS if name in record), None)
     if span_field is None or not isinstance(record.get(span_field), list):
-        raise UserError(f"{where}: text without a list of spans (one of {', '.join(SPAN_FIELDS)})")
+        raise UserError(
+            f"{where}: text without a list of spans (one of {', '.join(SPAN_FIELDS)}), such as "
+            f'{{"start": 0, "end": 3, "label": "PER"}}'
+        )
     return [_checked_span(span, record["text"], where) for span in record[span_field]]
 
 
@@ -307,11 +315,15 @@ def _chunks(chunks: list[Any], where: str) -> tuple[str, list[tuple[int, int, st
 
 
 def _checked_span(span: Any, text: str, where: str) -> tuple[int, int, str]:
+    if isinstance(span, (list, tuple)) and len(span) == 3:  # as doccano writes it
+        span = dict(zip(("start", "end", "label"), span, strict=True))
     if not isinstance(span, dict):
         raise UserError(f"{where}: span {span!r} is not an object with start, end and label")
     start, end, label = span.get("start"), span.get("end"), span.get("label", span.get("type"))
     if not isinstance(start, int) or not isinstance(end, int) or not isinstance(label, str) or not label.strip():
         raise UserError(f"{where}: span {span!r} needs whole numbers start and end, and a label")
+    if start >= end:
+        raise UserError(f"{where}: span {start}-{end} is empty: its end is behind its last character")
     if not 0 <= start < end <= len(text):
         raise UserError(f"{where}: span {start}-{end} lies outside its text of {len(text)} characters")
     return start, end, label.strip()

@@ -9,7 +9,7 @@ Shapes: B windows, T tokens of the longest one, N tokens of all of them, L label
 import copy
 import json
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -95,6 +95,15 @@ def pair_separator(tokenizer: Any) -> int | None:
     special = probe_special_tokens(tokenizer, pair=True)
     ids = [token for token in special.between[0] if token not in special.before[0]]
     return ids[0] if ids else None
+
+
+def count_unknown(windows: Iterable[Window], tokenizer: Any) -> tuple[int, int]:
+    """How many tokens of some windows the tokenizer does not know, and how many there are, without special ones."""
+    if tokenizer.unk_token_id is None:  # it knows all bytes
+        return 0, sum(len(window.input_ids) for window in windows)
+    special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    ids = [token for window in windows for token in window.input_ids if token not in special]
+    return ids.count(tokenizer.unk_token_id), len(ids)
 
 
 def window_spans(length: int, *, size: int, overlap: int) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from clozebert.configuration.costs import SYMBOLS, default_length, parts_of, sho
 from clozebert.scripts._program import check_output_file, parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import MissingPackageError, UserError, as_user_errors, check_at_least, did_you_mean
+from clozebert.utils.figures import save_figure
 from clozebert.utils.files import whole_file
 from clozebert.utils.untrusted import check_model_folder
 
@@ -191,7 +192,8 @@ def draw_attention_map(folder: str, text: str, output_file: str) -> None:
     figure.supylabel("a token (row) looks at …", fontsize=7)
     path = Path(output_file)
     with as_user_errors(ValueError, OSError, about=f"--output_file {output_file}"), whole_file(path) as file:
-        figure.savefig(file, dpi=_DOTS, format=path.suffix.removeprefix(".") or "png")
+        about = f"{output_file}: no font here has all letters of the text, so some are boxes"
+        save_figure(figure, file, about_missing=about, dpi=_DOTS, format=path.suffix.removeprefix(".") or "png")
 
 
 def _most_tokens(config: "ClozeBertConfig") -> int:

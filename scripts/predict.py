@@ -13,7 +13,7 @@ from clozebert.scripts._program import parse, run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    arguments = parse(PredictionArguments, argv, doc=__doc__, verb="predict")
+    arguments = parse(PredictionArguments, argv, doc=__doc__, verb="predict", first="model_name_or_path")
     import clozebert  # noqa: F401  (lets AutoModel know our models)
     from clozebert.finetuning.predict import predict
 

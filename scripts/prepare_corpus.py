@@ -121,9 +121,14 @@ def _warn_of_few_documents(manifests: dict[str, dict[str, Any]]) -> None:
     held_out, trained_on = (manifests[split] for split in ("validation", "train"))
     share = held_out["tokens"] / max(1, held_out["tokens"] + trained_on["tokens"])
     if trained_on["documents"] and share > _MUCH_HELD_OUT:
+        from clozebert.corpus.readers.compression import bare_suffix
+        from clozebert.corpus.readers.tables import TABLE_SUFFIXES
+
         count = held_out["documents"] + trained_on["documents"]
-        print(f"warning: {share:.0%} of the text is held out, as it is {count} documents: if each line is a text, give "
-              "--document_separator line; else --validation_fraction 0")  # fmt: skip
+        are_tables = all(bare_suffix(source["path"]) in TABLE_SUFFIXES for source in trained_on["sources"])
+        lines = "" if are_tables else "if each line is a text, give --document_separator line; else "
+        print(f"warning: {share:.0%} of the text is held out, as it is {count} documents: {lines}give "
+              "--validation_fraction 0")  # fmt: skip
 
 
 def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:

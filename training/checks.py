@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,9 @@ def check_run(arguments: PretrainingArguments, config: ClozeBertConfig) -> Check
 
 def _open_mixture(arguments: PretrainingArguments, tokenizer: PreTrainedTokenizerFast) -> Mixture:
     """The corpora of a phase, all prepared with this tokenizer."""
+    for name, times in Counter(arguments.corpus).items():
+        if times > 1:
+            raise UserError(f"corpus={name} is given {times} times: once is enough; --corpus_weights sets its share")
     mixture = Mixture(arguments.corpus, arguments.corpus_weights)
     for corpus in mixture.corpora:
         check_tokenizer(corpus, tokenizer)

@@ -148,10 +148,14 @@ class Parser(argparse.ArgumentParser):
     def read(self, argv: Sequence[str] | None = None) -> dict[str, Any]:
         """The values of all flags, by name."""
         given = [_with_underscores(word) for word in (sys.argv[1:] if argv is None else argv)]
+        self._unknown = [word for word in given if word.startswith("--") and not self._knows(word)]
         namespace, unknown = self.parse_known_args(given)
         if unknown:
             self.error(self.about_unknown(unknown[0]))
         return vars(namespace)
+
+    def _knows(self, word: str) -> bool:
+        return word[2:].partition("=")[0] in (*self.flags, "help", "")
 
     def about_unknown(self, word: str) -> str:
         """The message for an unknown flag: `unknown flag --vocab_sise; did you mean --vocab_size?`"""
@@ -166,7 +170,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         missing = "the following arguments are required: "
-        if message.startswith(missing):
+        if message.startswith(missing) and self._unknown:
+            message = self.about_unknown(self._unknown[0])  # perhaps the one that is missing, mistyped
+        elif message.startswith(missing):
             message = f"give {message[len(missing) :].replace('/', ' or ')}; {self.prog} --help shows all flags"
         elif message.endswith(("expected at least one argument", "expected one argument")):
             name = message.removeprefix("argument ").partition(":")[0]

@@ -410,6 +410,15 @@ def test_the_only_example_of_a_label_is_never_held_out() -> None:
         finetuning_data._hold_out_validation({"train": examples[7:10]}, 0)
 
 
+def test_copies_of_a_text_are_held_out_together() -> None:
+    examples = [SequenceExample(f"t{number % 20}", None, "ab"[number % 2], "f") for number in range(100)]
+    for seed in range(20):
+        splits = {"train": list(examples)}
+        finetuning_data._hold_out_validation(splits, seed)
+        assert len(splits["validation"]) == 10
+        assert {e.text for e in splits["train"]}.isdisjoint(e.text for e in splits["validation"])
+
+
 def test_a_dataset_of_the_hub_by_its_folder(
     models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

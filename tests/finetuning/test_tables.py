@@ -394,7 +394,9 @@ def test_real_files_have_the_published_number_of_rows(shared_data: Path, path: s
     assert len(read_examples(table, found, problem_type=kind)) == rows
 
 
-@pytest.mark.parametrize(("label", "hint"), [("{}", ", or --problem_type regression for amounts"), ("n{}", "")])
+@pytest.mark.parametrize(
+    ("label", "hint"), [("{}", ", another --label_column, or --problem_type regression for amounts"), ("n{}", "")]
+)
 def test_labels_that_occur_once_each_cannot_be_held_out(tmp_path: Path, label: str, hint: str) -> None:
     path = write(tmp_path, "a.csv", "text,price\n" + "".join(f"the text {i},{label.format(i)}\n" for i in range(9)))
     arguments = SequenceArguments(model_name_or_path="m", train_file=path, output_dir="o", label_column="price")

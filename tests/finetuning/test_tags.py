@@ -227,6 +227,8 @@ def test_json_lines_in_their_forms(tmp_path: Path) -> None:
     records = [
         {"tokens": ["a", "b"], "ner_tags": ["O", "B-X"]},
         {"text": "Call Ada-Lou now", "spans": [{"start": 5, "end": 12, "label": "PER"}]},
+        {"text": "a b", "tokens": [{"text": "a", "id": 0}], "spans": [{"start": 0, "end": 1, "label": "X"}]},
+        {"text": "a b", "label": [[2, 3, "X"]]},
         {"intent": "x", "data": [{"text": "play "}, {"text": "the doors", "entity": "band"}, {"text": " now"}]},
     ]
     path = write(tmp_path, "a.jsonl", "".join(json.dumps(record) + "\n" for record in records))
@@ -235,7 +237,8 @@ def test_json_lines_in_their_forms(tmp_path: Path) -> None:
     assert read[1].words == ["Call", "Ada", "-", "Lou", "now"]
     assert read[1].spaces == [False, True, False, False, True]
     assert read[1].tags == ["O", "B-PER", "I-PER", "I-PER", "O"]
-    assert (read[2].words, read[2].tags) == (["play", "the", "doors", "now"], ["O", "B-band", "I-band", "O"])
+    assert [one.tags for one in read[2:4]] == [["B-X", "O"], ["O", "B-X"]]  # as Prodigy and doccano write them
+    assert (read[4].words, read[4].tags) == (["play", "the", "doors", "now"], ["O", "B-band", "I-band", "O"])
 
 
 def test_tags_of_json_without_blanks_and_of_ignored_words(tmp_path: Path) -> None:
@@ -371,6 +374,7 @@ def test_words_of_running_text_are_not_cut_again(text: str) -> None:
         ("a.jsonl", '{"words": ["a"]}', "line 1: no list of tags"),
         ("a.jsonl", '{"text": "ab"}', "line 1: text without a list of spans"),
         ("a.jsonl", '{"text": "ab", "spans": [{"start": 1, "end": 9, "label": "X"}]}', "span 1-9 lies outside"),
+        ("a.jsonl", '{"text": "ab", "spans": [{"start": 1, "end": 1, "label": "X"}]}', "span 1-1 is empty"),
         ("a.jsonl", '{"text": "ab", "spans": [{"start": 1, "label": "X"}]}', "needs whole numbers"),
         ("a.jsonl", '{"text": " ", "spans": []}', "line 1: the text is empty"),
         (

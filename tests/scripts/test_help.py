@@ -127,6 +127,9 @@ def test_what_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().read([])
     assert capsys.readouterr().err == "error: give --model_name_or_path; clozebert x --help shows all flags\n"
+    with pytest.raises(SystemExit):
+        parser().read(["--model_name", "m"])
+    assert capsys.readouterr().err == "error: unknown flag --model_name; did you mean --model_name_or_path?\n"
 
 
 def test_the_recipe_of_a_help_has_a_name() -> None:

@@ -99,6 +99,13 @@ def test_mistakes_are_one_line_before_any_work(
     assert not output_dir.exists()
 
 
+def test_a_corpus_that_is_named_twice_is_refused(prepared: Path, tmp_path: Path) -> None:
+    given = [str(word) for word in paths(prepared)]
+    again = ["--corpus", given[given.index("--corpus") + 1]]
+    with pytest.raises(ValueError, match=r"corpus=.* is given 2 times: once is enough"):
+        main([*given, *again, "--config", "nano", "--max_steps", "2", "--output_dir", str(tmp_path / "run")])
+
+
 def test_the_program_ends_with_status_2_and_no_traceback(python: WarmPython, prepared: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "typo.yaml"
     command = [PROGRAM, "--config", recipe, *paths(prepared), "--output_dir", tmp_path / "o"]

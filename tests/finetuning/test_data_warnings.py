@@ -1,0 +1,93 @@
+"""What fine-tuning says of data that would give scores without meaning, and how labels are read alike."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from clozebert.finetuning.arguments import PredictionArguments, SequenceArguments
+from clozebert.finetuning.predict import predict
+from clozebert.finetuning.run import finetune
+from clozebert.hub.card import write_card
+from clozebert.utils.errors import UserError
+
+pytest.importorskip("sklearn")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from finetuning_helpers import make_checkpoint, write_sentiment
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "m", model_type="clozebert")
+
+
+def arguments(model: str, folder: Path, train: str, **more: str) -> SequenceArguments:
+    (folder / "train.csv").write_text(train)
+    files = {"train_file": str(folder / "train.csv"), "output_dir": str(folder / "out")}
+    return SequenceArguments(model_name_or_path=model, max_steps=1, **files, **more)  # type: ignore[arg-type]
+
+
+def test_text_that_the_tokenizer_does_not_know(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = "text,label\n" + "".join(f"漢{'字' * number},{'ab'[number % 2]}\n" for number in range(1, 30))
+    with pytest.raises(UserError, match="the tokenizer does not know 100% of the tokens of the training data: take"):
+        finetune(arguments(model, tmp_path, unknown))
+    known = "text,label\n" + "".join(f"a great film,a\na boring film{' 漢' * (number % 2)},b\n" for number in range(20))
+    finetune(arguments(model, tmp_path / "", known))
+    said = capsys.readouterr().out
+    assert "% of the tokens of the train data: take a model whose tokenizer knows this text" in said
+    assert "labels: a (" in said
+    (tmp_path / "a.txt").write_text("a film\n漢 漢\n")
+    predict(
+        PredictionArguments(
+            model_name_or_path=str(tmp_path / "out"), input=[str(tmp_path / "a.txt")], output_file=str(tmp_path / "o")
+        )
+    )
+    assert "warning: the model's tokenizer does not know 50.0% of the tokens" in capsys.readouterr().err
+
+
+def test_scores_on_copies_of_the_training_data(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are said to be such, and those on all of the training data are no results in the card."""
+    rows = [f"film {number},{'ab'[number % 2]}\n" for number in range(20)]
+    (tmp_path / "copy.csv").write_text("text,label\n" + "".join(rows))
+    (tmp_path / "test.csv").write_text("text,label\n" + "".join([*rows[:3], "another,a\n"]))
+    given = arguments(
+        model, tmp_path, "text,label\n" + "".join(rows), validation_file=str(tmp_path / "copy.csv"),
+        test_file=str(tmp_path / "test.csv"),
+    )  # fmt: skip
+    finetune(given, write_card=write_card)
+    said = capsys.readouterr().out
+    assert "20 of the 20 validation examples are in the training data, too: there the scores show what" in said
+    assert "3 of the 4 test examples are in the training data, too" in said
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "split: test" in card
+    assert "split: validation" not in card
+
+
+def test_whole_numbers_are_written_alike(model: str, tmp_path: Path) -> None:
+    """pandas writes 1.0 as soon as one number of the column was missing."""
+    validation = tmp_path / "dev.csv"
+    validation.write_text("text,label\na film,0.0\nboring,1.00\n")
+    rows = [f"film {number},{('0', '1.0', '1')[number % 3]}\n" for number in range(30)]
+    finetune(arguments(model, tmp_path, "text,label\n" + "".join(rows), validation_file=str(validation)))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == {"0": "0", "1": "1"}
+
+
+def test_a_name_in_brackets_is_no_list(model: str, tmp_path: Path) -> None:
+    rows = [f"film {number},{('bug', 'feature', '[wip]')[number % 3]}\n" for number in range(30)]
+    finetune(arguments(model, tmp_path, "text,label\n" + "".join(rows)))
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"]["0"] == "[wip]"
+    lists = "text,label\n" + 'one,"[""a""]"\ntwo,"[""b""]"\nthree,a\n' * 9
+    with pytest.raises(UserError, match=r"line 4: .* is 'a', expected a list of labels, as others are; give --problem"):
+        finetune(arguments(model, tmp_path, lists, overwrite_output_dir="true"))
+
+
+def test_columns_of_zeros_and_ones_and_compressed_answers(model: str, tmp_path: Path) -> None:
+    rows = [f"a film {number},{number % 2},{number % 3 // 2}\n" for number in range(30)]
+    with pytest.raises(UserError, match=r'or write the names as lists, such as \["toxic", "threat"\] \(columns'):
+        finetune(arguments(model, tmp_path, "text,toxic,threat\n" + "".join(rows)))
+    write_sentiment(tmp_path / "a.csv", rows=10)
+    with pytest.raises(UserError, match="the answers are not compressed; name it"):
+        PredictionArguments(
+            model_name_or_path=model, input=[str(tmp_path / "a.csv")], output_file=str(tmp_path / "o.jsonl.gz")
+        )
