@@ -104,6 +104,7 @@ class Adaptation:
                 "overwrite_output_dir=True would delete what was prepared for these processes: leave it out; to start "
                 "over, give it to one process, with --prepare_only"
             )
+        arguments.check_rows(launched_processes())
         self.source = open_source_model(arguments.model_name_or_path)
         # Asked now: at the end the folder may be gone, and would pass for a name on the Hub.
         self.base_model = hub_name(arguments.model_name_or_path)
@@ -360,9 +361,8 @@ class Adaptation:
             spent = (time.monotonic() - self.begun + before["seconds_afterwards"]) / 60
             left = arguments.max_minutes - spent
             if left <= 0 and not (self.work / "run").is_dir():
-                (self.work / BEFORE).unlink(
-                    missing_ok=True
-                )  # it depends on the time limit, which the user may raise now
+                # It depends on the time limit, which the user may raise now.
+                (self.work / BEFORE).unlink(missing_ok=True)
                 raise UserError(
                     f"max_minutes={arguments.max_minutes:g} was used up before training ({spent:.1f} minutes): "
                     f"give more, or less text with --overwrite_output_dir"

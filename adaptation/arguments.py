@@ -152,12 +152,17 @@ class AdaptationArguments:
                 raise UserError(f"{name}={value} must be above 0")
         check_at_least(self, extend_vocabulary=1, max_steps=1, num_processes=1)
         # Checks the ranges of the flags that are passed to pretraining.
-        run = self.for_pretraining(
-            hidden_size=_WIDTH,
-            rows=self.global_batch_size or 8,
-            max_seq_length=self.max_seq_length or 256,
+        self._for_checks()
+
+    def _for_checks(self) -> PretrainingArguments:
+        return self.for_pretraining(
+            hidden_size=_WIDTH, rows=self.global_batch_size or 8, max_seq_length=self.max_seq_length or 256
         )
-        run.micro_batches(1)  # raises if they do not divide the rows
+
+    def check_rows(self, processes: int) -> None:
+        """Refuse a batch that cannot be split evenly; with `prepare_only`, other processes may train than prepare."""
+        if self.global_batch_size is not None and not self.prepare_only:
+            self._for_checks().micro_batches(processes)
 
     def _read_names(self) -> None:
         """Make paths text, as they are recorded in JSON, a single text a list, and a number of layers text."""
@@ -230,7 +235,7 @@ class AdaptationArguments:
         """What to do where the adaptation does not fit into the memory."""
         return (
             f"lower per_device_train_batch_size={self.per_device_train_batch_size}, which trains the same model, or "
-            f"max_seq_length"
+            f"max_seq_length, with --overwrite_output_dir"
         )
 
     @property

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-PREFIX = "accelerate_"
+LAUNCH_PREFIX = "accelerate_"
 
 
 def launch_configuration(name: str) -> Path:
@@ -12,7 +12,7 @@ def launch_configuration(name: str) -> Path:
     Raises:
         ValueError: no configuration has that name.
     """
-    path = _FOLDER / f"{PREFIX}{name}.yaml"
+    path = _FOLDER / f"{LAUNCH_PREFIX}{name}.yaml"
     if not path.is_file():
         raise ValueError(f"unknown launch configuration {name!r}; known: {', '.join(list_launch_configurations())}")
     return path
@@ -20,4 +20,4 @@ def launch_configuration(name: str) -> Path:
 
 def list_launch_configurations() -> list[str]:
     """The names of the launch configurations."""
-    return sorted(path.stem.removeprefix(PREFIX) for path in _FOLDER.glob(f"{PREFIX}*.yaml"))
+    return sorted(path.stem.removeprefix(LAUNCH_PREFIX) for path in _FOLDER.glob(f"{LAUNCH_PREFIX}*.yaml"))

@@ -5,14 +5,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .launch import PREFIX as _OF_LAUNCH
+from .launch import LAUNCH_PREFIX
 
 _FOLDER = Path(__file__).parent
 
 
 def list_recipes() -> list[str]:
     """The names of the recipes that come with the package."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml") if not path.name.startswith(_OF_LAUNCH))
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml") if not path.name.startswith(LAUNCH_PREFIX))
 
 
 def describe_recipe(name: str) -> str:
@@ -72,7 +72,9 @@ def read_yaml(text: str) -> Any:
     Loader.add_implicit_resolver(integer, re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$"), list("-+0123456789"))
     Loader.add_implicit_resolver(
         number,
-        re.compile(r"[-+]?((\d[\d_]*\.\d*|\.\d+)([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"),
+        re.compile(
+            r"[-+]?((\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
+        ),
         list("-+.0123456789"),
     )
     try:

@@ -13,7 +13,7 @@ from ..utils.command_line import flag
 from ..utils.errors import MissingFileError, UserError
 from ..utils.files import MODEL_FILES
 from ..utils.locks import owned_folder
-from ..utils.output_folders import check_output_dir
+from ..utils.output_folders import check_output_dir, closed_place
 from .tags import SCHEMES
 
 DEFAULT_SEED = 42
@@ -281,6 +281,8 @@ class PredictionArguments:
             for name in ("label_column", "tag_column"):
                 if getattr(self, name) is not None:
                     raise UserError(f"--{name} {getattr(self, name)} is for scores: give --scores_file, too")
+        elif os.path.isdir(self.scores_file) or closed_place(Path(os.path.abspath(self.scores_file)).parent):
+            raise UserError(f"--scores_file {self.scores_file}: no file can be written there; give another")
         elif "-" in self.input:
             raise UserError(f"--scores_file {self.scores_file}: lines of text have no labels; give files to --input")
         elif os.path.realpath(self.scores_file) in map(os.path.realpath, [*self.input, self.output_file]):

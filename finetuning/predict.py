@@ -23,6 +23,7 @@ from ..utils.plurals import counted
 from ..utils.progress_bar import progress_bar, quiet
 from .arguments import PredictionArguments
 from .data import TASKS
+from .metrics import check_metric_libraries
 from .models import check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
 from .reports import table_of_results, write_json
 from .resume import read_settings
@@ -54,7 +55,12 @@ def predict(arguments: PredictionArguments, standard_input: IO[str] | None = Non
     place = Path("standard output" if arguments.output_file == "-" else arguments.output_file)
     smaller = f"lower per_device_eval_batch_size={arguments.per_device_eval_batch_size}"
     with memory_errors(smaller), disk_errors(place), _output(arguments.output_file) as output:
-        return _write_predictions(predictor, arguments.input, lines, output)
+        count = _write_predictions(predictor, arguments.input, lines, output)
+    if arguments.scores_file is not None:  # now that nothing can happen to the answers
+        results = predictor.scored.scores()
+        write_json(arguments.scores_file, results)
+        print(table_of_results(results, splits=["test"]), file=sys.stderr)
+    return count
 
 
 @contextmanager
@@ -81,7 +87,7 @@ def _output(name: str) -> Iterator[IO[str]]:
 
 
 def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str], output: IO[str]) -> int:
-    count, scored = 0, ScoredAnswers(predictor.task)
+    count = 0
     if len(inputs) > 1:
         _check_files(predictor, inputs)
     for path in inputs:
@@ -93,8 +99,8 @@ def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str]
         waiting = iter(texts)
         while examples := list(islice(waiting, CHUNK)):
             logits = predictor.logits(examples)
-            if predictor.scores:
-                scored.add(logits, examples)
+            if predictor.arguments.scores_file is not None:
+                predictor.scored.add(logits, examples)
             for record in predictor.task.predictions(logits, examples):
                 output.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
                 count += 1
@@ -104,10 +110,6 @@ def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str]
     share = predictor.unknown / max(1, predictor.tokens)
     if share > _MANY_UNKNOWN:
         print(f"warning: the model's tokenizer does not know {share:.1%} of the tokens", file=sys.stderr)
-    if predictor.scores:
-        results = scored.scores()
-        write_json(predictor.scores, results)
-        print(table_of_results(results, splits=["test"]), file=sys.stderr)
     return count
 
 
@@ -124,12 +126,15 @@ class Predictor:
 
     def __init__(self, arguments: PredictionArguments) -> None:
         name, trusted = arguments.model_name_or_path, arguments.trust_remote_code
-        self.arguments, self.scores = arguments, arguments.scores_file
+        self.arguments = arguments
+        if arguments.scores_file is not None:
+            check_metric_libraries(tags=True)
         self.settings = read_settings(name)
         self.model, self.task = load_fine_tuned(name, TASKS.values(), settings=self.settings, trust_remote_code=trusted)
         # A model that another program trained has no settings.
         self.takes_pairs = self.settings.get("text_pair_column") is not None or compares_pairs(self.model)
         self._refuse_unused()
+        self.scored = ScoredAnswers(self.task)
         self.unknown = self.tokens = 0  # of what was read: tokens that the tokenizer does not know, and all
         tokenizer = load_auto_tokenizer(name, trust_remote_code=trusted)
         self.model.to(find_device())
@@ -143,16 +148,17 @@ class Predictor:
 
     def _refuse_unused(self) -> None:
         """Refuse the column of a label for a tagger, and of a tag for a classifier."""
-        per_token = self.task.per_token
-        unused = ["label_column", *(["text_column"] if self.scores else [])] if per_token else ["tag_column"]
+        per_token, scores = self.task.per_token, self.arguments.scores_file is not None
+        of_texts = ["text_column", "text_pair_column"] if scores else []
+        unused = ["label_column", *of_texts] if per_token else ["tag_column"]
         for name in unused:
             if (value := getattr(self.arguments, name)) is not None:
-                what = "tags words: its scores need --tag_column" if per_token else "classifies texts: --label_column"
+                what = "tags words: --tag_column names the tags" if per_token else "classifies texts: --label_column"
                 raise UserError(f"--{name} {value} has no use here, as the model {what}")
 
     def examples(self, path: str, lines: Iterable[str]) -> Iterator[Any]:
         """The checked texts of one input; `lines`: the lines of standard input."""
-        if self.scores:
+        if self.arguments.scores_file is not None:
             return iter(self._labelled(path))
         if path == "-":
             return self._of_lines(lines, "standard input")
@@ -174,9 +180,10 @@ class Predictor:
         task: Task = self.task
         examples: list[Any]
         if isinstance(task, TokenTask):
-            trained = self.settings.get("arguments", {}).get("tag_column")
-            sentences = read_tagged_file(path, tag_column=self.arguments.tag_column or trained)
-            scheme = detect_scheme(sentences) if task.entities else "plain"
+            flags = self.settings.get("arguments", {})
+            sentences = read_tagged_file(path, tag_column=self.arguments.tag_column or flags.get("tag_column"))
+            scheme = flags.get("tag_scheme", "auto") if task.entities else "plain"
+            scheme = detect_scheme(sentences) if scheme == "auto" else scheme
             examples = [to_iob2(sentence, scheme) for sentence in sentences]
         elif bare_suffix(path) in TABLE_SUFFIXES:
             table, columns, numbers_are_texts = self._table(path)

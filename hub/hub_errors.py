@@ -82,7 +82,7 @@ def _explain_answer(error: Any, repo_id: str) -> str:
     said = _quote(str(error.server_message or error.response.headers.get("X-Error-Message") or ""))
     return {
         401: f"the Hub does not accept the token{said}: run `hf auth login`, or set HF_TOKEN",
-        403: f"the token has no right to {repo_id}{said}: it needs the right to read there, and to publish, to write",
+        403: f"the token has no right to {repo_id}{said}: it needs the right to read, and to write where you publish",
         404: f"there is no repository {repo_id}, or the token cannot see it{said}",
         409: f"{repo_id} was changed by somebody else at the same time{said}: publish again",
         412: f"{repo_id} was changed by somebody else at the same time{said}: publish again",

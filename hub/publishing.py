@@ -157,10 +157,18 @@ def check_request(source: Path, *, form: str, completion: Completion, public: bo
         )
     if "int8" in completion.serving:
         _check_int8(source, completion.int8_texts)
-    if {"onnx", "int8"} & set(completion.serving):
-        from . import serving
+    if completion.serving:
+        _check_forms(source, completion.serving)
 
+
+def _check_forms(source: Path, forms: Sequence[str]) -> None:
+    """Raise if a package that writes one of the forms is missing, or the form has no counterpart of the pooling."""
+    from . import serving
+
+    if {"onnx", "int8"} & set(forms):
         serving.find_exporter()
+    if "sentence-transformers" in forms and not _is_native(source):
+        serving.check_pooling(read_config(source).get("classifier_pooling", "cls"))
 
 
 def _check_int8(source: Path, texts: Sequence[str]) -> None:
@@ -290,10 +298,7 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
     """Write the forms for servers; returns a line of the card for each."""
     from . import serving
 
-    lines, pooling = [], "cls"
-    if "sentence-transformers" in completion.serving:
-        pooling = _pooling(source, model)
-        serving.check_pooling(pooling)
+    lines = []
     if {"onnx", "int8"} & set(completion.serving):
         worst = serving.export_onnx(model, folder)
         lines.append(f"`{serving.ONNX_NAME}`: within {worst:.1g} of PyTorch in onnxruntime, any batch and length")
@@ -311,6 +316,7 @@ def _write_serving(source: Path, folder: Path, model: Any, completion: Completio
         )
         lines.append(f"`{serving.INT8_NAME}`, for CPUs, on {len(completion.int8_texts)} texts: {report}")
     if "sentence-transformers" in completion.serving:
+        pooling = _pooling(source, model)
         length = min(read_tokenizer_settings(folder).get("model_max_length", 512), 1_000_000)
         serving.write_sentence_transformers(
             folder, pooling=pooling, hidden_size=model.config.hidden_size, length=int(length)

@@ -91,7 +91,6 @@ def push_folder(
     check_repo_id(repo_id)
     api = HfApi(library_name="clozebert")
     with hub_errors(repo_id):
-        api.whoami()
         notes = _open_repository(api, repo_id, public)
         if revision is not None:
             api.create_branch(repo_id, branch=revision, exist_ok=True)
@@ -110,14 +109,16 @@ def _open_repository(api: "HfApi", repo_id: str, public: bool) -> list[str]:
     if not api.repo_exists(repo_id):
         api.create_repo(repo_id, private=not public, exist_ok=True)
         return []
-    is_private = bool(api.repo_info(repo_id).private) if public else _refuse_public(api, repo_id)
-    return [f"{repo_id} was private and stays so; its settings on the Hub change that"] if is_private and public else []
+    if not public:
+        _refuse_public(api, repo_id)
+        return []
+    is_private = bool(api.repo_info(repo_id).private)
+    return [f"{repo_id} was private and stays so; its settings on the Hub change that"] if is_private else []
 
 
-def _refuse_public(api: "HfApi", repo_id: str) -> bool:
+def _refuse_public(api: "HfApi", repo_id: str) -> None:
     if not api.repo_info(repo_id).private:
         raise UserError(f"{repo_id} is public on the Hub: give --public to publish for everybody, or another name")
-    return True
 
 
 def _hashes(api: "HfApi", repo_id: str, revision: str) -> dict[str, str]:

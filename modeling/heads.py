@@ -31,7 +31,7 @@ class Pooling(nn.Module):
 
     @property
     def kind(self) -> str:
-        """What the configuration says now: a value that was set later is also what is saved."""
+        """What the configuration that the model was built with says now: a value that was set later is saved, too."""
         kind = self.config.classifier_pooling
         if (kind == "attention") != (self.score is not None):
             raise ValueError(

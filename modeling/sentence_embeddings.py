@@ -100,7 +100,10 @@ def _device_of(model: PreTrainedModel) -> torch.device:
 
 
 def _check_length(model: PreTrainedModel, longest: int) -> None:
-    """Refuse a text for which a model of transformers has no position. A ClozeBERT checks what it is given itself."""
+    """Refuse a text for which a model of transformers has no position, if its table is called `position_embeddings`.
+
+    A ClozeBERT checks what it is given itself.
+    """
     if _is_packed(model):
         return
     for name, table in model.named_modules():

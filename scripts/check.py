@@ -112,7 +112,7 @@ def _read_weights(path: Path) -> None:
     with as_user_errors(SafetensorError, OSError, about=str(path)), safe_open(path, "pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118
             if not is_finite(tensors.get_tensor(name)):
-                raise UserError(f"{path}: {name} holds NaN or infinite numbers")
+                raise UserError(f"{path}: {name} holds numbers that are not finite")
 
 
 def _read_tokenizer(path: Path, rows: Any) -> int:

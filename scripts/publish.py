@@ -41,7 +41,7 @@ class PublishArguments:
         "write what sentence-transformers needs, with the pooling of the model", False
     )
     int8_texts: str | None = flag(
-        "write an int8 ONNX form too, and measure how answers change on this file, a text on each line"
+        "write an int8 ONNX form too, and measure how answers change on this file, a text on each line", metavar="FILE"
     )
     with_space: str | None = flag("write a Space with a page to try the model on into this folder", metavar="DIR")
     eval_dataset: str | None = flag("dataset on the Hub, ORG/NAME, of a result that the Hub is to show")

@@ -53,7 +53,7 @@ __all__ = [
     "make_optimizer",
     "pretrain",
     "pseudo_perplexity",
-]  # fmt: skip
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,8 +37,8 @@ _OTHER_NAMES = {
 # The placeholder of a flag's value in the help, by how the flag's name ends.
 _METAVARS = {
     "_dir": "DIR", "directory": "DIR", "corpus": "DIR", "checkpoint": "DIR", "_file": "FILE", "_column": "COLUMN",
-    "_texts": "FILE",
     "name_or_path": "NAME", "tokenizer_name": "NAME", "dataset_name": "NAME", "config": "NAME", "architecture": "NAME",
+    "document_separator": "WORD", "on_bad_text": "WORD", "deduplicate": "WORD",
 }  # fmt: skip
 
 

@@ -317,7 +317,7 @@ def _flush(descriptor: int) -> None:
             raise
 
 
-# What a program wrote, and where it cannot write ---------------------------------------------------------------------
+# What lies in a folder ----------------------------------------------------------------------------------------------
 
 
 def written_in(directory: Path, patterns: Iterable[str]) -> list[Path]:
@@ -347,6 +347,9 @@ def remove_empty(folder: Path, *, within: Path) -> None:
         while folder != within:
             folder.rmdir()
             folder = folder.parent
+
+
+# Errors of the disk --------------------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -336,6 +336,9 @@ def test_mistakes_are_one_line_before_any_work(bert: Path, texts: Path, tmp_path
     )
     wrong = {"global_batch_size": 48, "per_device_train_batch_size": 32}
     refused("per_device_train_batch_size=32 must divide the 48 rows", **wrong)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "5")
+        refused("global_batch_size=48 must be a multiple of the 5 processes", **wrong)
     refused("max_steps=0 must be at least 1", max_steps=0)
     refused("max_minutes=0.0 must be above 0", max_steps=None, max_minutes=0.0)
     refused("num_processes=0 must be at least 1", num_processes=0)

@@ -225,10 +225,24 @@ def test_recipes_from_files_and_their_mistakes(tmp_path):
         load_recipe("tinny")
     with pytest.raises(FileNotFoundError, match=r"gone\.yaml"):
         load_recipe(str(tmp_path / "gone.yaml"))
-    path.write_text("a: 1:30\nb: 1:30.5\nc: 1.5\nd: 1_000.5\ne: -.inf\nf: 5.\ng: .nan\nh: 1_0:30.5\n")
+    path.write_text(
+        "a: 1:30\nb: 1:30.5\nc: 1.5\nd: 1_000.5\ne: -.inf\nf: 5.\ng: .nan\nh: 1_0:30.5\ni: 1.5_0\nj: .5_5\n"
+    )
     values = load_recipe(str(path))
     assert math.isnan(values.pop("g"))
-    assert values == {"a": "1:30", "b": "1:30.5", "c": 1.5, "d": 1000.5, "e": -math.inf, "f": 5.0, "h": "1_0:30.5"}
+    assert values == {
+        "a": "1:30",
+        "b": "1:30.5",
+        "c": 1.5,
+        "d": 1000.5,
+        "e": -math.inf,
+        "f": 5.0,
+        "h": "1_0:30.5",
+        "i": 1.5,
+        "j": 0.55,
+    }
+    path.write_text("a: 1.5_0\nb: .5_5\n")
+    assert load_recipe(str(path)) == {"a": 1.5, "b": 0.55}
     path.write_text("- a list\n")
     with pytest.raises(ValueError, match="must hold `name: value` lines"):
         load_recipe(str(path))

@@ -90,6 +90,8 @@ def test_the_column_of_the_label(tmp_path: Path) -> None:
         (["--input", str(tmp_path / "a.txt")], "scores need labels, which are in a table"),
         ([], "lines of text have no labels; give files to --input"),
         (["--input", str(tmp_path / "scores.json")], "is --input or --output_file, too"),
+        (["--input", str(other), "--scores_file", str(tmp_path)], "no file can be written there"),
+        (["--input", str(other), "--scores_file", str(other / "a")], "no file can be written there"),
     ):
         with pytest.raises(UserError, match=message):
             predict.main([*flags, *more])

@@ -210,6 +210,8 @@ def test_matrices_alone_are_trained_by_muon_alone() -> None:
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     assert not torch.equal(model.weight, before)
+    with pytest.raises(ValueError, match="only Muon trains here, and it is for matrices"):
+        optimizer.add_param_group({"params": [("later", nn.Parameter(torch.ones(3)))]})
     with pytest.raises(ValueError, match="no parameter of the model is trained"):
         make_optimizer(model.requires_grad_(False), arguments())
 

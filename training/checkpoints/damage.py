@@ -113,6 +113,7 @@ def _check_tensors(checkpoint: Path, name: str) -> None:
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether no number in a tensor is NaN or infinite."""
+    tensor = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor  # fp8 has no `isfinite`
     return bool(torch.isfinite(tensor).all())
 
 

@@ -89,8 +89,10 @@ class CombinedOptimizer(torch.optim.Optimizer):
         return result
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Train further parameters, with their names, by the last part, which is AdamW where there is one."""
+        """Train further parameters, with their names, by AdamW."""
         if hasattr(self, "parts"):  # the base class calls this, too, before there are any
+            if isinstance(self.parts[-1], Muon):
+                raise UserError("only Muon trains here, and it is for matrices: make the optimizer anew, with AdamW's")
             usual = self.parts[-1].defaults
             param_group = {**usual, "part": len(self.parts) - 1, **param_group}
             param_group.setdefault("initial_lr", param_group["lr"])

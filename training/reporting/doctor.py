@@ -103,7 +103,7 @@ class Doctor:
 def survey(corpora: Sequence[Corpus], *, shares: Sequence[float], unk_token_id: int | None) -> Survey:
     """Look at evenly spaced documents of each corpus, fewer than 40,000, with about four million tokens at most.
 
-    Of a long document, only the first 65,536 tokens count.
+    Of a long document, only its length and its first 65,536 tokens count.
 
     Args:
         shares: the share of the rows from each corpus; their sum is 1.
@@ -124,13 +124,13 @@ def _look_at(corpus: Corpus) -> tuple[np.ndarray, float]:
     tokens = min(corpus.num_tokens, corpus.num_documents * _OF_A_DOCUMENT)
     step = max(1, corpus.num_documents // _SAMPLED_DOCUMENTS, tokens // _SAMPLED_TOKENS)
     counts = np.zeros(corpus.vocab_size, dtype=np.int64)
-    seen: set[bytes] = set()
+    seen: set[tuple[int, bytes]] = set()
     indices = range(0, corpus.num_documents, step)
     for index in indices:
         begin, end = corpus.offsets[index : index + 2]
         ids, _ = corpus.gather(np.array([begin]), np.array([min(end - begin, _OF_A_DOCUMENT)]))
         counts += np.bincount(ids, minlength=corpus.vocab_size)
-        seen.add(ids.tobytes())
+        seen.add((int(end - begin), ids.tobytes()))
     return counts, 1 - len(seen) / max(len(indices), 1)
 
 

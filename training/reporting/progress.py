@@ -89,7 +89,7 @@ class RunLog:
         share = watch.total_waited / max(watch.total_seconds, 1e-9)
         if share > _STARVED and watch.total_waited > _STARVED_SECONDS and not self._warned:
             self._warned = True
-            way_out = "with pretrain --dataloader_num_workers, other processes make them"
+            way_out = "more processes would make them (--dataloader_num_workers of pretrain)"
             self.say(f"waiting for batches takes {share:.0%} of the time: {way_out}")
 
     def close(self) -> None:
