@@ -27,7 +27,15 @@ from .metrics import check_metric_libraries
 from .models import check_max_seq_length, compares_pairs, load_auto_tokenizer, load_fine_tuned
 from .reports import table_of_results, write_json
 from .resume import read_settings
-from .sequence_task import MULTI_LABEL, REGRESSION, multi_hot_size, read_examples
+from .sequence_task import (
+    MULTI_LABEL,
+    REGRESSION,
+    SINGLE_LABEL,
+    are_whole_numbers,
+    multi_hot_size,
+    read_examples,
+    write_whole_numbers_alike,
+)
 from .tables import SequenceColumns, Table, find_columns, read_table
 from .tagged_files import read_tagged_file
 from .tags import detect_scheme, to_iob2
@@ -188,6 +196,8 @@ class Predictor:
         elif bare_suffix(path) in TABLE_SUFFIXES:
             table, columns, numbers_are_texts = self._table(path)
             label = self._label_column(table, columns)
+            if task.problem_type == SINGLE_LABEL and are_whole_numbers(task.label_names):
+                write_whole_numbers_alike(table, label)
             examples = read_examples(
                 table,
                 replace(columns, label=label),

@@ -71,6 +71,9 @@ def test_whole_numbers_are_written_alike(model: str, tmp_path: Path) -> None:
     rows = [f"film {number},{('0', '1.0', '1')[number % 3]}\n" for number in range(30)]
     finetune(arguments(model, tmp_path, "text,label\n" + "".join(rows), validation_file=str(validation)))
     assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == {"0": "0", "1": "1"}
+    places = {"output_file": str(tmp_path / "o"), "scores_file": str(tmp_path / "scores.json")}
+    given = PredictionArguments(model_name_or_path=str(tmp_path / "out"), input=[str(validation)], **places)
+    assert predict(given) == 2
 
 
 def test_a_name_in_brackets_is_no_list(model: str, tmp_path: Path) -> None:
