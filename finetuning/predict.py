@@ -31,7 +31,6 @@ from .sequence_task import (
     MULTI_LABEL,
     REGRESSION,
     SINGLE_LABEL,
-    are_whole_numbers,
     multi_hot_size,
     read_examples,
     write_whole_numbers_alike,
@@ -196,7 +195,7 @@ class Predictor:
         elif bare_suffix(path) in TABLE_SUFFIXES:
             table, columns, numbers_are_texts = self._table(path)
             label = self._label_column(table, columns)
-            if task.problem_type == SINGLE_LABEL and are_whole_numbers(task.label_names):
+            if task.problem_type == SINGLE_LABEL and all(map(str.isdecimal, task.label_names)):
                 write_whole_numbers_alike(table, label)
             examples = read_examples(
                 table,
