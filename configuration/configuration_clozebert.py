@@ -5,7 +5,7 @@ import copy
 import difflib
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import transformers
 
@@ -251,6 +251,9 @@ class ClozeBertConfig(PreTrainedConfig):
         layers = overrides.get("num_hidden_layers")
         if "layer_types" in fields and isinstance(layers, int):  # the constructor refuses anything else
             fields["layer_types"] = every_third_full(layers)
+        base, given = fields.get("rope_parameters"), overrides.get("rope_parameters")
+        if _is_by_layer_type(base) and _is_by_layer_type(given):  # what is not named stays
+            overrides["rope_parameters"] = {x: {**base.get(x, {}), **(given.get(x) or {})} for x in {**base, **given}}
         return cls(**{**fields, **overrides})
 
     @classmethod
@@ -308,7 +311,7 @@ class ClozeBertConfig(PreTrainedConfig):
                 )
             return kwargs
         given = scaling or self.rope_parameters or {}
-        is_by_layer_type = not given.keys().isdisjoint(_LAYER_TYPES)
+        is_by_layer_type = _is_by_layer_type(given)
         if is_by_layer_type and (others := sorted(given.keys() - set(_LAYER_TYPES))):
             raise ValueError(
                 f"rope_parameters holds {', '.join(others)} beside layer types: give one dict for each of "
@@ -447,6 +450,10 @@ def _follow_layers(values: dict[str, Any], overrides: dict[str, Any]) -> None:
     wanted, types = overrides.get("num_hidden_layers"), values.get("layer_types")
     if isinstance(wanted, int) and types is not None and wanted < len(types) and "layer_types" not in overrides:
         overrides["layer_types"] = types[:wanted]
+
+
+def _is_by_layer_type(rope_parameters: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(rope_parameters, dict) and not rope_parameters.keys().isdisjoint(_LAYER_TYPES)
 
 
 def _refuse_parts_of_rope(overrides: dict[str, Any]) -> None:

@@ -143,7 +143,7 @@ def read_card(folder: Path) -> Card | None:
     if not path.is_file():
         return None
     with as_user_errors(ValueError, OSError, about=str(path)):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # the metadata begin the file
     try:
         data: Any = ModelCard(text).data
     except Exception as error:
@@ -180,8 +180,13 @@ def _parts(text: str) -> dict[str, str]:
 
 
 def below_headings(text: str) -> str:
-    """A text with its headings below those of the card, by which the card is read again."""
-    return re.sub(r"^#{1,2} ", "### ", text, flags=re.MULTILINE)
+    """A text with its headings below those of the card, by which the card is read again; not in blocks of code."""
+    lines, in_code = [], False
+    for line in text.split("\n"):
+        in_code ^= line.lstrip().startswith("```")
+        # Two signs would begin a part of the card even there.
+        lines.append(re.sub(r"^## " if in_code else r"^#{1,2} ", "### ", line))
+    return "\n".join(lines)
 
 
 def _description(summary: str) -> str | None:

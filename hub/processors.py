@@ -18,7 +18,7 @@ from ..utils.untrusted import is_within, read_json_object
 _HAS_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model",
                   "sentencepiece.bpe.model", "tokenizer.model")  # fmt: skip
 TOKENIZER_FILE_NAMES = (*_HAS_TOKENIZER, "merges.txt", "special_tokens_map.json", "added_tokens.json")
-LICENSE_FILES = ("LICENSE", "LICENSE.*", "NOTICE")
+LICENSE_FILES = ("LICEN[SC]E*", "licen[sc]e*", "NOTICE*", "COPYING*", "USE_POLICY*")
 CODE_LICENSE_NAME = "LICENSE.clozebert"  # goes with the code of a bundle, and is not the model's
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 # The fine-tuning settings that say how texts were read. The others name files of the training machine.

@@ -42,9 +42,13 @@ from .verification import Verification, verify_folder
 
 FORMATS = ("auto", "native", "bundle")
 SERVING = ("onnx", "int8", "sentence-transformers")
+_BRANCH = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_-]|[./](?![./]))*(?<![./])")
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual|code")
-_COPIED = ("*.png", *LICENSE_FILES, ".eval_results/*.yaml")
+# A folder of sentence-transformers says in these how it pools.
+_OF_SENTENCE_TRANSFORMERS = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+                             "[0-9]_*/*.json", "[0-9]_*/*.safetensors")  # fmt: skip
+_COPIED = ("*.png", *LICENSE_FILES, ".eval_results/*.yaml", *_OF_SENTENCE_TRANSFORMERS)
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,8 @@ def publish(
     """
     completion = completion or Completion()
     check_repo_id(repo_id)
+    if revision is not None and not _BRANCH.fullmatch(revision):
+        raise UserError(f"revision={revision!r} is no name of a branch: letters, digits and the signs . _ - /")
     check_request(source, form=form, completion=completion, public=public)
     if not dry_run:
         check_access(repo_id, public=public)
@@ -167,6 +173,11 @@ def _check_forms(source: Path, forms: Sequence[str]) -> None:
 
     if {"onnx", "int8"} & set(forms):
         serving.find_exporter()
+    if "sentence-transformers" in forms and (source / "modules.json").is_file():
+        raise UserError(
+            f"{source} is a folder of sentence-transformers already, and its modules.json says how it pools: leave the "
+            f"form out; these files are published as they are"
+        )
     if "sentence-transformers" in forms and not _is_native(source):
         serving.check_pooling(read_config(source).get("classifier_pooling", "cls"))
 

@@ -6,7 +6,7 @@ Shapes: S sequences, T tokens of one of them, N tokens of a packed row, D hidden
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,8 @@ from .packed_view import pad_rows
 
 _TOKENS_ON_CPU, _TOKENS_ON_DEVICE = 4096, 131_072
 _POOLINGS = ("mean", "cls", "max")
+# Models of transformers whose tokens see the padding, whatever the mask says: their texts are batched by equal length.
+_READ_PADDING = ("convbert", "fnet", "nystromformer", "yoso")
 
 
 def encode(
@@ -81,7 +83,10 @@ def encode_ids(
     # On a GPU a packed row may be padded too, in float32 for example, and all of it to one length.
     padded = device.type != "cpu" or not _is_packed(model)
     with evaluation_mode(model):
-        for batch in batches_by_length(lengths, budget, padded=padded):
+        batches = batches_by_length(lengths, budget, padded=padded)
+        if model.config.model_type in _READ_PADDING:
+            batches = [list(alike) for batch in batches for _, alike in groupby(batch, lengths.__getitem__)]
+        for batch in batches:
             for index, x_TD in zip(batch, _run(model, [sequences[index] for index in batch], device), strict=True):
                 results[index] = _pool(x_TD, pooling)
     if pooling is None:

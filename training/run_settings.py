@@ -69,6 +69,9 @@ def split_settings(name: str | None, flags: dict[str, Any]) -> tuple[dict[str, A
     keep_schedule_shape(recipe, flags)
     if flags.get("lr_scheduler_type", "wsd") != "wsd":  # a recipe's decay_steps are for wsd
         recipe.pop("decay_steps", None)
+        for phase in recipe.get("phases") or []:
+            if isinstance(phase, dict) and "lr_scheduler_type" not in phase:
+                phase.pop("decay_steps", None)
     return {**recipe, **run_flags}, {**model, **model_flags}
 
 
@@ -214,8 +217,12 @@ def phase_configuration(config: ClozeBertConfig, phase: Phase) -> ClozeBertConfi
         return config
     where = f"phases[{phase.index - 1}], under `model`"
     _reject_unknown_fields(phase.model, where=where)
+    model = phase.model
+    rope, is_of_one_type = model.get("rope_parameters"), config.layer_types is None and "layer_types" not in model
+    if is_of_one_type and isinstance(rope, dict) and "full_attention" in rope:
+        model = {**model, "rope_parameters": rope["full_attention"]}  # the model keeps one dict for all
     with as_user_errors(*_MISTAKES, about=where):
-        return ClozeBertConfig.from_dict(merge_nested(config.to_dict(), phase.model))
+        return ClozeBertConfig.from_dict(merge_nested(config.to_dict(), model))
 
 
 def _reject_unknown_fields(model: dict[str, Any], *, where: str) -> None:

@@ -32,6 +32,9 @@ class _Lines(tqdm):
         self._last_line = now
         return super().display(*arguments, **options)
 
+    def clear(self, *arguments: Any, **options: Any) -> None:
+        """Nothing to do: a line is never drawn over."""
+
     def close(self) -> None:
         """End without a last line: the caller reports the result."""
         if not self.disable:

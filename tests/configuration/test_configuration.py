@@ -253,3 +253,10 @@ def test_recipes_from_files_and_their_mistakes(tmp_path):
         path.write_text(twice)
         with pytest.raises(ValueError, match=r"'max_steps' occurs twice, the second time in line [34]$"):
             load_recipe(str(path))
+
+
+def test_of_rope_parameters_by_layer_type_what_is_not_named_stays():
+    base = ClozeBertConfig.from_name("nano").rope_parameters
+    assert base["sliding_attention"]["rope_theta"] != 10_000
+    config = ClozeBertConfig.from_name("nano", rope_parameters={"full_attention": {"rope_theta": 5.0}})
+    assert config.rope_parameters == {**base, "full_attention": {**base["full_attention"], "rope_theta": 5.0}}

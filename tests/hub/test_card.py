@@ -116,6 +116,13 @@ def test_own_card_is_renewed_and_an_edited_one_kept(saved):
     assert path.read_text() == edited
 
 
+def test_a_card_with_a_byte_order_mark_keeps_its_metadata(saved):
+    (saved / "README.md").write_text("\ufeff---\nlicense: mit\nlanguage: en\n---\n# X\n", encoding="utf-8")
+    card = read_card(saved)
+    assert (card.data.license, card.data.language) == ("mit", "en")
+    assert card.text.startswith("---")
+
+
 def test_card_of_a_person_is_kept(saved):
     (saved / "README.md").write_text("# by hand\n")
     with pytest.warns(UserWarning, match="person"):
@@ -266,6 +273,7 @@ def test_what_is_read_back_is_what_was_written(saved):
 def test_headings_of_a_statement_are_read_back_too(saved):
     """The card is read again by its own headings, so those of the texts in it stand below them."""
     statement = "Books.\n\n# Licences\n\n- CC BY 4.0: attribute A\n\n## Training\n\n- attribute B\n\n#hash"
+    statement += "\n\n```\n# a comment\n```"
     write_card(
         saved, {**FACTS, "corpus": None, "data_statement": statement, "description": "Reads.\n\n## How\n\nWell."}
     )
@@ -273,7 +281,16 @@ def test_headings_of_a_statement_are_read_back_too(saved):
         card = read_card(saved)
         write_card(saved, {**card.facts(), "name": FACTS["name"]}, history=card.history())
     text = (saved / "README.md").read_text()
-    for part in ("### Licences", "attribute A", "### Training", "attribute B", "#hash", "### How", "Well."):
+    for part in (
+        "### Licences",
+        "attribute A",
+        "### Training",
+        "attribute B",
+        "#hash",
+        "### How",
+        "Well.",
+        "\n# a comment",
+    ):
         assert text.count(part) == 1, part
 
 

@@ -350,10 +350,16 @@ def test_tokenizer_and_card_come_along(tmp_path):
     settings.pop("tokenizer_class", None)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "README.md").write_text(LICENSED + "language: de\n---\n# Theirs\n")
-    for name in ("LICENSE", "LICENSE.clozebert"):  # theirs, and that of our code, which is written with the code
+    for name in (
+        "LICENSE",
+        "NOTICE.txt",
+        "COPYING",
+        "LICENSE.clozebert",
+    ):  # theirs, and that of our code, which is written with the code
         (folder / name).write_text(f"{name} of theirs")
     convert_folder(folder, tmp_path / "ours", to="clozebert")
-    assert (tmp_path / "ours" / "LICENSE").read_text() == "LICENSE of theirs"
+    for name in ("LICENSE", "NOTICE.txt", "COPYING"):
+        assert (tmp_path / "ours" / name).read_text() == f"{name} of theirs"
     assert not (tmp_path / "ours" / "LICENSE.clozebert").exists()
     loaded = AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert loaded("w3 w4 [MASK]")["input_ids"] == tokenizer("w3 w4 [MASK]")["input_ids"]

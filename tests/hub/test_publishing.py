@@ -38,6 +38,22 @@ def test_pickles_and_what_resuming_needs_stay_at_home(saved, tmp_path):
     assert not {"training_args.bin", "optimizer.pt", "training_state", "optimizer.safetensors", "notes.txt"} & names
 
 
+def test_a_folder_of_sentence_transformers_stays_one(saved, tmp_path):
+    """It says itself how it pools."""
+    (saved / "modules.json").write_text("[]")
+    (saved / "1_Pooling").mkdir()
+    (saved / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    complete_folder(saved, tmp_path / "copy", "org/name")
+    assert (tmp_path / "copy" / "1_Pooling" / "config.json").read_text() == '{"pooling_mode_mean_tokens": true}'
+    assert (tmp_path / "copy" / "modules.json").is_file()
+    completion = Completion(serving=("sentence-transformers",))
+    with pytest.raises(ValueError, match="is a folder of sentence-transformers already"):
+        publish(saved, "org/name", completion=completion, dry_run=True)
+    (saved / "modules.json").unlink()
+    with pytest.raises(ValueError, match="revision='v 1' is no name of a branch"):
+        publish(saved, "org/name", revision="v 1", dry_run=True)
+
+
 def test_the_source_is_only_read(saved, tmp_path):
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
     complete_folder(saved, tmp_path / "copy", "org/name", completion=Completion(license="mit"))

@@ -8,7 +8,16 @@ import pandas as pd
 import pytest
 import torch
 from encoder_cases import build, random_ids, relative_error, tiny_config
-from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel, RobertaConfig, RobertaModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    ConvBertConfig,
+    ConvBertModel,
+    ModernBertConfig,
+    ModernBertModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from clozebert import ClozeBertForMaskedLM, ClozeBertModel, encode, encode_ids
 from clozebert.modeling.packed import Packed
@@ -165,6 +174,16 @@ def test_a_text_longer_than_learned_positions_of_a_native_model(model_class, con
     assert encode_ids(native, [[5] * most]).shape == (1, 32)
     with pytest.raises(ValueError, match=f"a text of {most + 1} tokens is longer than the model's {most} positions"):
         encode_ids(native, [[5] * 4, [5] * (most + 1)])
+
+
+def test_a_model_that_reads_its_padding_gets_none():
+    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    native = ConvBertModel(ConvBertConfig(**sizes, intermediate_size=64, max_position_embeddings=64)).eval()
+    lengths = [12, 3, 12, 5]
+    rows = [random_ids(length, seed=index).tolist() for index, length in enumerate(lengths)]
+    alone = torch.cat([encode_ids(native, [row]) for row in rows])
+    torch.testing.assert_close(encode_ids(native, rows), alone, rtol=0, atol=1e-6)
 
 
 def test_padding_counts_as_tokens_of_a_batch(sequences):

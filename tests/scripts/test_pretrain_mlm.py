@@ -99,6 +99,15 @@ def test_mistakes_are_one_line_before_any_work(
     assert not output_dir.exists()
 
 
+def test_another_schedule_takes_the_decay_out_of_phases_too(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    phases = "[{max_steps: 3, decay_steps: 0}, {max_steps: 3, lr_scheduler_type: wsd, decay_steps: 1}]"
+    recipe.write_text(f"max_steps: 3\nlr_scheduler_type: wsd\ndecay_steps: 0\nphases: {phases}\n")
+    settings, _ = split_settings(str(recipe), {"lr_scheduler_type": "linear"})
+    assert [phase.get("decay_steps") for phase in settings["phases"]] == [None, 1]
+    assert "decay_steps" not in settings
+
+
 def test_a_corpus_that_is_named_twice_is_refused(prepared: Path, tmp_path: Path) -> None:
     given = [str(word) for word in paths(prepared)]
     again = ["--corpus", given[given.index("--corpus") + 1]]

@@ -310,6 +310,16 @@ def test_a_phase_takes_over_what_earlier_ones_changed_inside_a_value() -> None:
     assert bases == [[160_000, 10_000], [500_000, 10_000], [500_000, 20_000]]
 
 
+def test_a_phase_may_name_the_layer_type_of_a_model_that_has_one() -> None:
+    """As the example of the page does, whatever the model."""
+    config = model_config(position_embedding_type="rope")
+    arguments = PretrainingArguments(
+        corpus=["c"], tokenizer_name="t", output_dir="o", max_steps=5,
+        phases=[{"max_steps": 5, "model": {"rope_parameters": {"full_attention": {"rope_theta": 160000}}}}],
+    )  # fmt: skip
+    assert phase_configuration(config, arguments.split_phases()[1]).rope_parameters["rope_theta"] == 160000
+
+
 def test_a_dry_run_enters_every_phase(prepared: Path, more: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_here(prepared, Path("-"), **{**three_phases(more), "dry_run": True})
     shown = capsys.readouterr().out
