@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..corpus.readers.compression import bare_suffix
+from ..corpus.readers.compression import COMPRESSIONS, bare_suffix
 from ..corpus.readers.tables import TABLE_SUFFIXES
 from ..utils.command_line import flag
 from ..utils.errors import MissingFileError, UserError
@@ -275,7 +275,7 @@ class PredictionArguments:
                 raise UserError(f"--{name} {getattr(self, name)}: no --input is a table ({', '.join(TABLE_SUFFIXES)})")
 
     def _check_outputs(self) -> None:
-        if self.output_file.endswith((".gz", ".bz2", ".xz", ".zst")):
+        if Path(self.output_file).suffix.lower() in COMPRESSIONS:
             raise UserError(f"--output_file {self.output_file}: the answers are not compressed; name it .jsonl")
         if self.scores_file is None:
             for name in ("label_column", "tag_column"):

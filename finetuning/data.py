@@ -219,8 +219,9 @@ def _say_copies(splits: Splits) -> None:
     """Print how many examples of the other splits are in the training data, too."""
     trained_on = set(map(_content, splits["train"]))
     for split, examples in splits.items():
-        count = sum(_content(example) in trained_on for example in examples)
-        if count and split != "train":
+        if split == "train":
+            continue
+        if count := sum(_content(example) in trained_on for example in examples):
             print(
                 f"{count:,} of the {len(examples):,} {split} examples are in the training data, too: there the scores "
                 f"show what the model remembers"

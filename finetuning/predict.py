@@ -41,9 +41,8 @@ from .tags import detect_scheme, to_iob2
 from .tasks import Task
 from .token_task import TokenTask
 from .trainer import are_finite, make_collator, predict_logits
-from .windows import WindowMaker, count_unknown
+from .windows import MANY_UNKNOWN, WindowMaker, count_unknown
 
-_MANY_UNKNOWN = 0.01  # of the tokens
 CHUNK = 1024  # examples read, predicted and written at a time
 
 
@@ -115,7 +114,7 @@ def _write_predictions(predictor: "Predictor", inputs: list[str], lines: IO[str]
             bar.update(len(examples))
         bar.close()
     share = predictor.unknown / max(1, predictor.tokens)
-    if share > _MANY_UNKNOWN:
+    if share > MANY_UNKNOWN:
         print(f"warning: the model's tokenizer does not know {share:.1%} of the tokens", file=sys.stderr)
     return count
 

@@ -74,10 +74,10 @@ from .trainer import (
     are_finite,
     make_collator,
 )
-from .windows import PackedCollator, WindowMaker, count_unknown, pair_separator
+from .windows import MANY_UNKNOWN, PackedCollator, WindowMaker, count_unknown, pair_separator
 
 _MOST_SHOWN = 20  # labels
-_MANY_UNKNOWN, _NOTHING_KNOWN = 0.01, 0.9  # of the tokens
+_NOTHING_KNOWN = 0.9  # unknown, of the tokens
 
 
 @outliving_readers()  # as for pretraining
@@ -216,7 +216,7 @@ class FinetuningRun:
                 raise UserError(
                     f"the tokenizer does not know {share:.0%} of the tokens of the training data: {way_out}"
                 )
-            if share > _MANY_UNKNOWN:
+            if share > MANY_UNKNOWN:
                 print(f"warning: the tokenizer does not know {share:.1%} of the tokens of the {split} data: {way_out}")
 
     def _computes_in_bf16(self) -> bool:
@@ -416,8 +416,8 @@ class FinetuningRun:
             for split, w in self.windows.items()
         )
         print(f"{task.problem_type}, {counted(len(task.label_names), 'label')}; examples: {sizes}")
-        numbers = Counter(name for example in self.splits["train"] for name in example.labels)
         if not task.per_token and 1 < len(task.label_names) <= _MOST_SHOWN:
+            numbers = Counter(name for example in self.splits["train"] for name in example.labels)
             print(f"labels: {', '.join(f'{name} ({numbers[name]})' for name in task.label_names)}")
         if "text_column" in self.facts:
             texts = [self.facts["text_column"], self.facts["text_pair_column"]]

@@ -97,6 +97,9 @@ def pair_separator(tokenizer: Any) -> int | None:
     return ids[0] if ids else None
 
 
+MANY_UNKNOWN = 0.01  # of the tokens
+
+
 def count_unknown(windows: Iterable[Window], tokenizer: Any) -> tuple[int, int]:
     """How many tokens of some windows the tokenizer does not know, and how many there are, without special ones."""
     if tokenizer.unk_token_id is None:  # it knows all bytes

@@ -96,9 +96,10 @@ def _read_model(folder: Path) -> tuple[list[str], int]:
         weight_files(folder)  # raises: there are no weights, or only a pickle, which is not read
     try:
         rows = read_config(folder).get("vocab_size")
-        for path in weight_files(folder):
+        weights = weight_files(folder)
+        for path in weights:
             _read_weights(path)
-        return [], 1 + len(weight_files(folder)) + _read_tokenizer(folder / "tokenizer.json", rows)
+        return [], 1 + len(weights) + _read_tokenizer(folder / "tokenizer.json", rows)
     except UserError as error:
         return [str(error)], 0
 

@@ -39,9 +39,7 @@ class Arguments:
     validation_fraction: float | None = flag(
         "the share of documents to hold out (default: 0.01; for installed-python 0.05, by whole packages)"
     )
-    deduplicate: str = flag(
-        "none, exact (each text once) or near (MinHash over runs of five words)", "none", metavar="WORD"
-    )
+    deduplicate: str = flag("none, exact (each text once) or near (MinHash over runs of five words)", "none")
     text_column: str | None = flag("the column of the text (default: found by name: text, content, …)")
     document_separator: str = flag("what ends a document in text files: blank_line, line or file", "blank_line")
     on_bad_text: str = flag(

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_checkpoint(tmp_path_factory.mktemp("models") / "m", model_type="clozebert")
 
 
-def arguments(model: str, folder: Path, train: str, **more: str) -> SequenceArguments:
+def arguments(model: str, folder: Path, train: str, **more: Any) -> SequenceArguments:
     (folder / "train.csv").write_text(train)
     files = {"train_file": str(folder / "train.csv"), "output_dir": str(folder / "out")}
-    return SequenceArguments(model_name_or_path=model, max_steps=1, **files, **more)  # type: ignore[arg-type]
+    return SequenceArguments(model_name_or_path=model, max_steps=1, **files, **more)
 
 
 def test_text_that_the_tokenizer_does_not_know(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +83,7 @@ def test_a_name_in_brackets_is_no_list(model: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"]["0"] == "[wip]"
     lists = "text,label\n" + 'one,"[""a""]"\ntwo,"[""b""]"\nthree,a\n' * 9
     with pytest.raises(UserError, match=r"line 4: .* is 'a', expected a list of labels, as others are; give --problem"):
-        finetune(arguments(model, tmp_path, lists, overwrite_output_dir="true"))
+        finetune(arguments(model, tmp_path, lists, overwrite_output_dir=True))
 
 
 def test_columns_of_zeros_and_ones_and_compressed_answers(model: str, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from clozebert import (
     ClozeBertForTokenClassification,
     ClozeBertModel,
 )
+from clozebert.modeling.packed import Packed
 
 COMPILER = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
 COMPILES = [pytest.mark.skipif(not COMPILER, reason="FlexAttention needs a C++ compiler"), pytest.mark.slow]
@@ -55,6 +56,16 @@ def two_runs():
     other = ids.clone()
     other[:, : DOCUMENTS[0]] = (other[:, : DOCUMENTS[0]] + 7) % (VOCABULARY - PAD - 1) + PAD + 1
     return ids, other
+
+
+def test_positions_that_are_given_beside_packed_documents_count():
+    model = build(ClozeBertModel, tiny_config(positions="absolute", max_position_embeddings=64))
+    ids, packed = torch.as_tensor(random_ids(1, LENGTH)), Packed.from_lengths(DOCUMENTS)
+    positions = packed.position_ids + 3
+    found = model(ids, packed=packed, position_ids=positions).last_hidden_state
+    wanted = model(ids, position_ids=positions, **packed_arguments("cu_seq_lens")).last_hidden_state
+    assert torch.equal(found, wanted)
+    assert not torch.equal(found, model(ids, packed=packed).last_hidden_state)
 
 
 @pytest.mark.parametrize(
