@@ -1,4 +1,4 @@
-"""Loads an encoder with a new head; freezes layers, adds LoRA, sets the learning rate of each layer."""
+"""Loads an encoder with a new head, and saves it; freezes layers, adds LoRA, sets the learning rate of each layer."""
 
 import copy
 import importlib.util
@@ -15,7 +15,9 @@ from torch import nn
 
 from ..utils.device import find_device
 from ..utils.errors import MissingPackageError, UserError, first_line
+from ..utils.files import WEIGHTS, whole_files
 from ..utils.input_length import longest_input
+from ..utils.tokenizer_files import save_tokenizer
 from ..utils.untrusted import check_model_folder
 from .tasks import Task
 
@@ -128,6 +130,15 @@ def load_classifier(
 def compares_pairs(model: Any) -> bool:
     """Whether a model's head compares the two texts of a pair."""
     return getattr(model.config, "compare_pairs", False)
+
+
+def reading_of_pairs(model: Any) -> str:
+    """What a classifier makes of the two texts of a pair, and what other way there is."""
+    if compares_pairs(model):
+        return "compares the two texts; it has no native form, --compare_pairs false has one"
+    if model.config.model_type == "clozebert":
+        return "reads the first token; small ClozeBERTs learn more with --compare_pairs true"
+    return "reads the first token; small encoders learn more if `clozebert convert --to clozebert` converts them first"
 
 
 def load_fine_tuned(
@@ -430,3 +441,13 @@ def parameter_groups(
         decay = weight_decay / factor if parameter.dim() > 1 else 0.0
         groups.setdefault((rate, decay), []).append(parameter)
     return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
+
+
+def save_classifier(model: Any, tokenizer: Any, folder: str) -> None:
+    """Save the model as an ordinary one (adapters merged), with its tokenizer."""
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    model.config.update(model.dropout_before)  # dropout was for training only
+    with whole_files(Path(folder), replacing=[WEIGHTS]) as new:
+        model.save_pretrained(new)
+        save_tokenizer(tokenizer, new)

@@ -13,6 +13,7 @@ import numpy as np
 from ..utils.figures import save_figure
 from ..utils.files import write_text
 
+RESULTS_FILE = "all_results.json"
 WORST_SHOWN = 50
 CLASSES_SHOWN = 40  # a plot of more is unreadable
 
@@ -25,6 +26,15 @@ def figure(value: float) -> str:
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write indented JSON; a NaN raises an error here, rather than in whatever reads the file."""
     write_text(Path(path), json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_results(folder: str, results: dict[str, Any]) -> None:
+    """Write all_results.json, and the results of each split in a separate file."""
+    write_json(os.path.join(folder, RESULTS_FILE), results)
+    for split in ("train", "eval", "test"):
+        part = {key: value for key, value in results.items() if key.startswith(f"{split}_") or key == "epoch"}
+        if any(key.startswith(f"{split}_") for key in part):
+            write_json(os.path.join(folder, f"{split}_results.json"), part)
 
 
 def write_json_lines(path: str, records: Sequence[dict[str, Any]]) -> None:

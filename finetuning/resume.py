@@ -16,13 +16,13 @@ from ..utils.errors import UserError
 from ..utils.files import written_in
 from ..utils.untrusted import read_json_object
 from .arguments import comparable
+from .reports import RESULTS_FILE
 from .windows import Window
 
 if TYPE_CHECKING:
     from .run import FinetuningRun
 
 SETTINGS_FILE = "finetuning_settings.json"
-RESULTS_FILE = "all_results.json"
 _AFRESH = "--overwrite_output_dir in place of --resume_from_checkpoint"
 
 

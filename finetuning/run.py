@@ -14,18 +14,17 @@ from typing import Any
 import torch
 import transformers
 from transformers import TrainingArguments
-from transformers.integrations import get_reporting_integration_callbacks
 
 from ..modeling.evaluation_mode import evaluation_mode
 from ..utils.device import choose_precision, find_device
-from ..utils.errors import UserError, as_user_errors, first_line
-from ..utils.files import WEIGHTS, WriteCard, disk_errors, whole_files
+from ..utils.errors import UserError, first_line
+from ..utils.files import WriteCard, disk_errors
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.output_folders import remove_written
 from ..utils.plurals import counted
 from ..utils.progress_bar import quiet
-from ..utils.tokenizer_files import save_tokenizer
+from ..utils.stop_request import StopRequest
 from .arguments import (
     FINETUNING_FILES,
     FinetuningArguments,
@@ -51,10 +50,19 @@ from .models import (
     load_config,
     parameter_groups,
     prefer_plain_attention,
+    reading_of_pairs,
+    save_classifier,
 )
-from .reports import mean_and_deviation, table_of_results, warn_of_majority, write_json, write_report
-from .resume import (
+from .reports import (
     RESULTS_FILE,
+    mean_and_deviation,
+    table_of_results,
+    warn_of_majority,
+    write_json,
+    write_report,
+    write_results,
+)
+from .resume import (
     SETTINGS_FILE,
     checkpoint_to_resume,
     newest_checkpoint,
@@ -70,8 +78,10 @@ from .trainer import (
     EarlyStopping,
     EvaluationLines,
     FinetuningTrainer,
+    StopOnRequest,
     TrainingProgress,
     are_finite,
+    check_tracker,
     make_collator,
 )
 from .windows import MANY_UNKNOWN, PackedCollator, WindowMaker, count_unknown, pair_separator
@@ -90,7 +100,8 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
         write_card: called with the folder and the facts about the model, to write its README.md.
 
     Returns:
-        the results, which are also written to DIR/all_results.json.
+        the results, which are also written to DIR/all_results.json. If a signal stopped training, `stopped_by` is its
+        number, and only a checkpoint was written.
     """
     check_metric_libraries(tags=arguments.task_type == "token")
     check_tracker(arguments.report_to)
@@ -127,6 +138,8 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None, *, i
     if arguments.seeds is None:
         run = run or FinetuningRun(arguments, arguments.output_dir, arguments.seed, data, tokenizer)
         results = run.train(write_card)
+        if "stopped_by" in results:
+            return results
     else:
         each = []
         for seed in arguments.seeds:
@@ -138,6 +151,8 @@ def _finetune(arguments: FinetuningArguments, write_card: WriteCard | None, *, i
             with full_disk(folder):
                 os.makedirs(folder, exist_ok=True)
             each.append(run.train(write_card))
+            if "stopped_by" in each[-1]:
+                return each[-1]
         run = None
         results = {**mean_and_deviation(each), "seeds": list(arguments.seeds)}
         if is_main:
@@ -355,29 +370,47 @@ class FinetuningRun:
         """Train, score the best model on every split, and save everything into the folder."""
         try:
             with full_disk(self.folder):
-                return self._train(write_card)
+                settings = settings_of(self)
+                trainer, trained = self._train(settings)
+                return trained if "stopped_by" in trained else self._finish(trainer, trained, settings, write_card)
         except KeyboardInterrupt:
             if newest_checkpoint(self.folder) is not None:
                 print(f"{self.folder}: --resume_from_checkpoint latest goes on from there", file=sys.stderr)
             raise
 
-    def _train(self, write_card: WriteCard | None) -> dict[str, Any]:
-        settings = settings_of(self)
+    def _train(self, settings: dict[str, Any]) -> tuple[FinetuningTrainer, dict[str, Any]]:
+        """Train; return the trainer, and the time and the loss, or the signal that stopped training and the step."""
         checkpoint = checkpoint_to_resume(self.arguments.resume_from_checkpoint, self.folder, settings)
         self.say_plan(checkpoint)
         trainer = self.make_trainer()
         if self.arguments.early_stopping_patience is not None:
             trainer.add_callback(EarlyStopping(self.best_metric, self.arguments.early_stopping_patience))
-        is_main = trainer.is_world_process_zero()
         path = os.path.join(self.folder, SETTINGS_FILE)
-        if is_main and (checkpoint is None or not os.path.exists(path)):  # else a full disk would empty it
-            write_json(path, settings)
-        metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
-        trainer.leave_mixed_precision()
+        if trainer.is_world_process_zero() and (checkpoint is None or not os.path.exists(path)):
+            write_json(path, settings)  # not once more, as a full disk would empty it
+        stop = StopRequest()
+        stopping = StopOnRequest(stop, trainer.accelerator)
+        trainer.add_callback(stopping)
+        with stop.listening():
+            metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
+        if stopping.has_stopped:
+            print(f"stopped at step {trainer.state.global_step}; --resume_from_checkpoint latest goes on from there")
+            return trainer, {"stopped_by": stop.status - 128, "step": trainer.state.global_step}
         # A resumed run's own time and loss cover its last part only. They are left out, but for a run that was finished
         # already: it keeps those that it had.
         known = metrics if checkpoint is None else results_before(self.folder)
-        results = {key: known[key] for key in ("train_runtime", "train_loss") if key in known}
+        return trainer, {key: known[key] for key in ("train_runtime", "train_loss") if key in known}
+
+    def _finish(
+        self,
+        trainer: FinetuningTrainer,
+        results: dict[str, Any],
+        settings: dict[str, Any],
+        write_card: WriteCard | None,
+    ) -> dict[str, Any]:
+        """Score the best model on every split, and save it and all that tells of it."""
+        is_main = trainer.is_world_process_zero()
+        trainer.leave_mixed_precision()
         results |= {"train_samples": len(self.splits["train"]), "train_windows": len(self.windows["train"])}
         results["epoch"] = float(trainer.state.epoch or 0)
         results = {key: value for key, value in results.items() if not math.isnan(value)}
@@ -391,7 +424,7 @@ class FinetuningRun:
                     f"answers are not finite; give a lower rate"
                 )
         if is_main:
-            _save(trainer.model, self.tokenizer, self.folder)
+            save_classifier(trainer.model, self.tokenizer, self.folder)
         for split, name in names.items():
             scores = self.task.metrics(logits[split], self.splits[split])
             results |= {f"{name}_{key}": value for key, value in scores.items()}
@@ -399,7 +432,10 @@ class FinetuningRun:
             if is_main:
                 write_report(self.folder, name, self.task.report(logits[split], self.splits[split]))
         if is_main:
-            _write_results(self.folder, results, settings)
+            path = os.path.join(self.folder, SETTINGS_FILE)
+            if not os.path.exists(path):  # the folder was deleted during the run
+                write_json(path, settings)
+            write_results(self.folder, results)
             if write_card is not None:
                 facts = card_facts(self.arguments, self.on_hub, results, settings)
                 write_card(self.folder, facts | {"limitations": self.task.limitations(self.splits["train"])})
@@ -423,7 +459,7 @@ class FinetuningRun:
             texts = [self.facts["text_column"], self.facts["text_pair_column"]]
             print(f"columns: text {' + '.join(name for name in texts if name)}, label {self.facts['label_column']}")
         if self.facts.get("text_pair_column") is not None:
-            print(f"pairs: the classifier {_reading_of_pairs(self.model)}")
+            print(f"pairs: the classifier {reading_of_pairs(self.model)}")
         if "tag_scheme" in self.facts:
             scheme = self.facts["tag_scheme"]
             print("tags: each word by itself (plain)" if scheme == "plain" else f"tags: of entities ({scheme})")
@@ -442,15 +478,6 @@ class FinetuningRun:
         )
 
 
-def _reading_of_pairs(model: Any) -> str:
-    """What a classifier makes of the two texts of a pair, and what other way there is."""
-    if compares_pairs(model):
-        return "compares the two texts; it has no native form, --compare_pairs false has one"
-    if model.config.model_type == "clozebert":
-        return "reads the first token; small ClozeBERTs learn more with --compare_pairs true"
-    return "reads the first token; small encoders learn more if `clozebert convert --to clozebert` converts them first"
-
-
 def _seed_folder(arguments: FinetuningArguments, seed: int) -> str:
     return os.path.join(arguments.output_dir, f"seed-{seed}")
 
@@ -460,38 +487,9 @@ def full_disk(folder: str) -> contextlib.AbstractContextManager[None]:
     return disk_errors(Path(folder), way_out="free some space, then --resume_from_checkpoint latest")
 
 
-def check_tracker(name: str) -> None:
-    """Raise if transformers does not know a tracker, or its package is not installed."""
-    with as_user_errors(ValueError, RuntimeError, ImportError, about=f"--report_to {name}"):
-        for callback in get_reporting_integration_callbacks(name):
-            callback()
-
-
 def _best_metric(arguments: FinetuningArguments, task: Task) -> tuple[str, bool]:
     """The score that selects the best evaluation, and whether higher is better."""
     if arguments.metric_for_best_model is None:
         return task.best_metric
     name = arguments.metric_for_best_model.removeprefix("eval_")
     return name, name not in ("loss", "mse")
-
-
-def _save(model: Any, tokenizer: Any, folder: str) -> None:
-    """Save the model as an ordinary one (adapters merged), with its tokenizer."""
-    if hasattr(model, "merge_and_unload"):
-        model = model.merge_and_unload()
-    model.config.update(model.dropout_before)  # dropout was for training only
-    with whole_files(Path(folder), replacing=[WEIGHTS]) as new:
-        model.save_pretrained(new)
-        save_tokenizer(tokenizer, new)
-
-
-def _write_results(folder: str, results: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Write all_results.json, and the results of each split in a separate file."""
-    path = os.path.join(folder, SETTINGS_FILE)
-    if not os.path.exists(path):  # the folder was deleted during the run
-        write_json(path, settings)
-    write_json(os.path.join(folder, RESULTS_FILE), results)
-    for split in ("train", "eval", "test"):
-        part = {key: value for key, value in results.items() if key.startswith(f"{split}_") or key == "epoch"}
-        if any(key.startswith(f"{split}_") for key in part):
-            write_json(os.path.join(folder, f"{split}_results.json"), part)

@@ -17,19 +17,29 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from transformers import Trainer, TrainerCallback
+from transformers.integrations import get_reporting_integration_callbacks
 
 from ..modeling.evaluation_mode import evaluation_mode
-from ..utils.errors import UserError
+from ..utils.errors import UserError, as_user_errors
 from ..utils.memory import is_full_memory
 from ..utils.progress_bar import progress_bar
+from ..utils.stop_request import StopRequest
 from .reports import figure
 from .tasks import Task
 from .windows import Collator, PackedCollator, PaddedCollator, Window
 
 SELECTION = "selection"
 PACKED_MODEL_TYPES = ("clozebert",)  # models whose forward takes several documents packed into one row
+
+
+def check_tracker(name: str) -> None:
+    """Raise if transformers does not know a tracker, or its package is not installed."""
+    with as_user_errors(ValueError, RuntimeError, ImportError, about=f"--report_to {name}"):
+        for callback in get_reporting_integration_callbacks(name):
+            callback()
 
 
 def make_collator(model: Any, tokenizer: Any, *, per_token: bool, packing: bool) -> Collator:
@@ -277,6 +287,45 @@ class EarlyStopping(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.has_stopped(state):
             control.should_training_stop = True
+
+
+class StopOnRequest(TrainerCallback):
+    """Saves a checkpoint and ends training when a signal asks for it, after the same step in all processes.
+
+    Args:
+        stop: what hears the signals of this process.
+        accelerator: the trainer's; by it the processes agree.
+    """
+
+    def __init__(self, stop: StopRequest, accelerator: Accelerator) -> None:
+        self.stop, self.accelerator = stop, accelerator
+        self.has_stopped = False
+
+    def _ask(self) -> bool:
+        """Whether any process was asked to stop."""
+        if self.accelerator.num_processes == 1:  # no wait for the device
+            return bool(self.stop)
+        if self.stop:
+            self.accelerator.set_trigger()
+        return self.accelerator.check_trigger()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.has_stopped = self._ask()
+        if self.has_stopped:
+            control.should_training_stop = True
+            control.should_save |= not float(state.epoch).is_integer()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.has_stopped:
+            return
+        # Trainer calls this in the middle of an epoch, too. A run that goes on will evaluate at the true end only.
+        is_end = float(state.epoch).is_integer()
+        control.should_save = is_end
+        if not is_end:
+            control.should_log = control.should_evaluate = False
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.has_stopped = self.has_stopped or self._ask()  # in the last evaluation
 
 
 class BestOfMovedRun(TrainerCallback):

@@ -8,7 +8,7 @@ The tags may be named entities, parts of speech or slots.
 from collections.abc import Sequence
 
 from clozebert.finetuning.arguments import TokenArguments
-from clozebert.scripts._program import parse, run
+from clozebert.scripts._program import exit_if_stopped, parse, run
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -17,7 +17,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from clozebert.finetuning.run import finetune
     from clozebert.hub.origin import OF_AN_ENCODER, card_writer
 
-    finetune(arguments, write_card=card_writer(arguments.model_name_or_path, OF_AN_ENCODER))
+    write_card = card_writer(arguments.model_name_or_path, OF_AN_ENCODER)
+    exit_if_stopped(finetune(arguments, write_card=write_card))
 
 
 if __name__ == "__main__":

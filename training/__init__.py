@@ -11,7 +11,7 @@ What each file and folder is for:
     checkpoints/        their folders, what is saved in them, and how they are checked for damage
     reporting/          progress, curves, results, warnings
     runtime/            machine: Accelerate, FSDP, compilation, precision, the seeds of dropout; processes: what they
-                        agree on; signals, the watchdog
+                        agree on; leaving a pass early, the watchdog
 """
 
 import importlib

@@ -14,8 +14,8 @@ from ..utils.errors import UserError
 from .arguments import PretrainingArguments
 from .batches import make_masking
 from .prefetch import model_inputs, to_device
+from .runtime.leaving_early import LeftEarlyError, leaving_early
 from .runtime.processes import sum_over_processes
-from .runtime.signals import LeftEarlyError, leaving_early
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from ..configuration import ClozeBertConfig
 from ..utils.device import measure_matmul_flops
 from ..utils.errors import UserError
 from ..utils.files import WriteCard
+from ..utils.stop_request import StopRequest
 from .arguments import PretrainingArguments
 from .batches import load_batches
 from .checkpoints.saving import OutputFolder
@@ -32,7 +33,6 @@ from .reporting.run_facts import facts_of_run, plan_lines, results_of, speed, tr
 from .resume import check_resume, find_checkpoint, remove_earlier_run
 from .runtime.machine import choose_compilation, make_accelerator, seed_step
 from .runtime.processes import leave, mean_over_processes, on_main_process, sum_over_processes
-from .runtime.signals import StopRequest
 from .runtime.watchdog import SECONDS_TO_COMPILE, SECONDS_TO_SAVE, Watchdog
 from .step import accumulate_gradient, clip_gradient, update_weights
 

@@ -25,7 +25,7 @@ from ..modeling.packed import Packed
 from ..modeling.packed_attention import prepare_attention
 from ..utils.errors import UserError
 from ..utils.interrupts import say_now
-from .runtime.signals import STOP_SIGNALS
+from ..utils.stop_request import STOP_SIGNALS
 
 ModelInputs = dict[str, Any]
 # Steps whose batches are prefetched.

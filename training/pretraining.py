@@ -12,12 +12,12 @@ from ..utils.files import WriteCard, disk_errors
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
 from ..utils.output_folders import folder_stays
+from ..utils.stop_request import StopRequest
 from .arguments import PretrainingArguments
 from .loop import Pretraining
 from .runtime.flash_attention import flash_attention
 from .runtime.machine import accelerators_kept, deterministic, in_float32
 from .runtime.processes import lost_processes
-from .runtime.signals import StopRequest
 
 
 @outliving_readers()  # a run that a closed terminal stops still has to save

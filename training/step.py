@@ -16,7 +16,7 @@ from ..utils.device import wait_for
 from .optimizers.state import whole_tensor
 from .planning.time_budget import StepTime
 from .prefetch import ModelInputs, count_predicted, to_device
-from .runtime.signals import LeftEarlyError, leaving_early
+from .runtime.leaving_early import LeftEarlyError, leaving_early
 
 
 def accumulate_gradient(

@@ -16,8 +16,8 @@ from pretraining_helpers import MODEL_FLAGS, flags, make_corpus, settings
 from terminal import after, in_terminal
 
 from clozebert.training.checkpoints.folders import list_checkpoints
-from clozebert.training.runtime.signals import StopRequest
 from clozebert.utils.interrupts import hearing_signals
+from clozebert.utils.stop_request import StopRequest
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such terminals")
 

@@ -1,1 +1,1 @@
-"""What a run stands on: the machine, the processes, signals, the watchdog."""
+"""What a run stands on: the machine, the processes, leaving a pass early, the watchdog."""

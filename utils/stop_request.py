@@ -1,17 +1,14 @@
-"""Hears the signals that ask a run to stop. The loop (loop.py) then saves a checkpoint and ends."""
+"""Hears the signals that ask a run to stop. Pretraining and fine-tuning then save a checkpoint and end."""
 
 import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import torch
-
-from ...modeling.blocks import EncoderLayer
-from ...utils.interrupts import end_after_patience, hearing_signals, say_now
+from .interrupts import end_after_patience, hearing_signals, say_now
 
 # SIGHUP comes when a terminal is closed; Windows has none.
 STOP_SIGNALS = tuple(number for name in ("SIGTERM", "SIGINT", "SIGHUP") if (number := getattr(signal, name, None)))
@@ -79,37 +76,3 @@ class StopRequest:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-class LeftEarlyError(Exception):
-    """A stop was requested within a forward or a backward pass."""
-
-
-@contextlib.contextmanager
-def leaving_early(model: torch.nn.Module, should_stop: Callable[[], bool], device: torch.device) -> Iterator[None]:
-    """On a CPU, check twice in each layer whether to stop, as one pass through a large model takes many seconds.
-
-    On other devices this does nothing: the host runs ahead of the device, and a pass is short.
-
-    Raises:
-        LeftEarlyError: out of the model's forward pass, or out of `backward`; gradients are incomplete then.
-    """
-
-    def ask(_: Any, inputs: tuple[Any, ...] = ()) -> None:
-        """A hook before a part and, without inputs, where the backward pass has reached its input."""
-        if should_stop():
-            raise LeftEarlyError
-        if inputs and inputs[0].requires_grad:
-            inputs[0].register_hook(ask)
-
-    parts: list[torch.nn.Module] = []
-    for layer in model.modules() if device.type == "cpu" else ():
-        if isinstance(layer, EncoderLayer):
-            is_compiled = "forward" in vars(layer)  # by `machine.compile_model`: hooks within would break its graph
-            parts += [layer] if is_compiled else [layer.attention, layer.mlp]
-    hooks = [part.register_forward_pre_hook(ask) for part in parts]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
