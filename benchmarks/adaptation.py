@@ -98,7 +98,8 @@ def pretrain_native(model_type: str, folder: Path, random: Path, data: Path, min
 
 
 def run_mlm(folder: Path, corpus: Corpus, *, seconds: float, learning_rate: float, bf16: bool) -> dict[str, Any]:
-    """Continue with the loop of transformers' run_mlm: rows cut from the joined text, 8 per step, AdamW, decay to 0.
+    """Continue with the loop of transformers' run_mlm: rows cut from the joined text, 8 per step, AdamW with PyTorch's
+    weight decay of 0.01, rate to 0.
 
     As many steps as fit into `seconds` of process time, estimated from 6 steps that are then discarded.
     """

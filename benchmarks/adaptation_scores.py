@@ -152,19 +152,20 @@ def make_finnish(work: Path, model: Path, steps: int, changes: dict[str, str | N
 def scores(
     work: Path, names: list[str], models: list[str], seeds: list[int], datasets: dict[str, Dataset]
 ) -> dict[str, Any]:
-    """The test scores of every model on every data set, and the mean over data sets for each seed."""
+    """The test scores of every model on every data set, and the mean over data sets for each seed that all have."""
     found: dict[str, Any] = {}
     for model in models:
         of_data = {
-            name: [
-                read_json(path)["results"][f"test_{datasets[name].metric}"]
+            name: {
+                seed: read_json(path)["results"][f"test_{datasets[name].metric}"]
                 for seed in seeds
                 if (path := work / "cells" / f"{name}-{model}-{seed}.json").is_file()
-            ]
+            }
             for name in names
         }
-        found[model] = dict(of_data)
-        means = [statistics.mean(of_seed) for of_seed in zip(*of_data.values(), strict=False)]
+        found[model] = {name: list(of_seed.values()) for name, of_seed in of_data.items()}
+        shared = [seed for seed in seeds if all(seed in of_seed for of_seed in of_data.values())]
+        means = [statistics.mean(of_seed[seed] for of_seed in of_data.values()) for seed in shared]
         if means:
             spread = statistics.stdev(means) if len(means) > 1 else None
             found[model]["mean"] = {"of_seeds": means, "mean": statistics.mean(means), "sd": spread}
@@ -202,7 +203,7 @@ def main() -> None:
             for name, folder in (("plain", base), ("plain-trimmed", work / "trimmed" / "adaptation" / "start")):
                 shutil.copytree(folder, work / name, dirs_exist_ok=True)
                 models.append(name)
-    run_cells(work, list(datasets), models, arguments.seeds, datasets)
+    run_cells(work, datasets, models, arguments.seeds, lambda name, _: work / name)
     figures["scores"] = scores(work, list(datasets), models, arguments.seeds, datasets)
     (work / f"{what}.json").write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps(figures, indent=1))

@@ -19,7 +19,6 @@ import csv
 import io
 import json
 import math
-import os
 import random
 import shutil
 import statistics
@@ -32,10 +31,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+from speed_table import put
+
 ROOT = Path(__file__).parents[1]
 SEEDS = (1, 2, 3)
 DOMAINS = ("ai", "literature", "music", "politics", "science")
-BEGIN, END = "<!-- finetuning-table -->", "<!-- /finetuning-table -->"
 
 
 @dataclass(frozen=True)
@@ -280,45 +281,34 @@ def cells(names: Iterable[str], models: Iterable[str], seeds: Iterable[int]) -> 
 
 
 def run_cells(
-    work: Path, names: list[str], models: list[str], seeds: list[int], datasets: dict[str, Dataset] = DATASETS
+    work: Path,
+    datasets: dict[str, Dataset],
+    models: list[str],
+    seeds: list[int],
+    encoder_of: Callable[[str, int], Path],
 ) -> None:
-    """Run the cells that no process has done or is doing, of the encoders that are there."""
-    for name, model, seed in cells(names, models, seeds):
-        result = work / "cells" / f"{name}-{model}-{seed}.json"
-        if result.is_file() or not MODELS[model].folder(work, seed).is_dir():
+    """Run the cells that no process has done or is doing, of the encoders that are there.
+
+    Args:
+        encoder_of: the folder of a model that was pretrained with a seed.
+    """
+    for name, model, seed in cells(datasets, models, seeds):
+        result, encoder = work / "cells" / f"{name}-{model}-{seed}.json", encoder_of(model, seed)
+        if result.is_file() or not encoder.is_dir():
             continue
-        with claimed(result.with_suffix(".lock")) as mine:
-            if mine and not result.is_file():
-                run_cell(work, name, datasets[name], model, seed, result)
+        result.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(Timeout), FileLock(result.with_suffix(".lock"), timeout=0):
+            if not result.is_file():
+                run_cell(work, name, datasets[name], model, seed, encoder, result)
 
 
-@contextlib.contextmanager
-def claimed(lock: Path) -> Iterator[bool]:
-    """Whether this process got the lock of a cell; the lock holds a process id, and that of a dead process is void."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(OSError, ValueError):
-        if not Path(f"/proc/{int(lock.read_text())}").exists():
-            lock.unlink()
-    try:
-        with lock.open("x") as file:
-            file.write(str(os.getpid()))
-    except FileExistsError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.unlink()
-
-
-def run_cell(work: Path, name: str, dataset: Dataset, model: str, seed: int, result: Path) -> None:
+def run_cell(work: Path, name: str, dataset: Dataset, model: str, seed: int, encoder: Path, result: Path) -> None:
     """Fine-tune, and save the scores with the output and the time."""
     from clozebert.scripts import finetune_sequence_classification, finetune_token_classification
 
     program = {"sequence": finetune_sequence_classification, "token": finetune_token_classification}
     output = work / "runs" / f"{name}-{model}-{seed}"
-    encoder = str(MODELS[model].folder(work, seed))
-    argv = ["--model_name_or_path", encoder, "--output_dir", str(output), "--seed", str(seed)]
+    argv = ["--model_name_or_path", str(encoder), "--output_dir", str(output), "--seed", str(seed)]
     for split in ("train", "validation", "test"):
         path = work / "data" / name / f"{split}.{dataset.suffix}"
         argv += [f"--{split}_file", str(path)] if path.is_file() else []
@@ -454,10 +444,7 @@ def render(work: Path) -> None:
     path = ROOT / "benchmarks" / "results" / "finetuning.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    page = ROOT / "docs" / "finetuning.md"
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    page.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{after}", encoding="utf-8")
+    put(table(results), ROOT / "docs" / "finetuning.md", marker="finetuning-table")
     print(table(results))
 
 
@@ -483,7 +470,8 @@ def main() -> None:
         where = {"corpus": arguments.corpus, "tokenizer": arguments.tokenizer_name}
         make_encoders(work, arguments.models, times=arguments.times, **where)
     elif arguments.step == "cells":
-        run_cells(work, arguments.datasets, arguments.models, arguments.seeds)
+        datasets = {name: DATASETS[name] for name in arguments.datasets}
+        run_cells(work, datasets, arguments.models, arguments.seeds, lambda name, seed: MODELS[name].folder(work, seed))
     else:
         render(work)
 

@@ -332,14 +332,6 @@ def is_asked(block: str, asked: list[str]) -> bool:
     return block in asked or block.split(":")[0] in asked
 
 
-def write_page(lines: list[str]) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split("<!-- measured -->\n", 1)
-    after = rest.split("<!-- /measured -->", 1)[1]
-    page = f"{before}<!-- measured -->\n" + "\n".join(lines) + f"\n<!-- /measured -->{after}"
-    PAGE.write_text(page, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", nargs="+", help="only these; `corpus` comes before all that train")
@@ -384,7 +376,9 @@ def main() -> None:
         results["blocks"][name] = found
         results["blocks"] = {name: results["blocks"][name] for name in known if name in results["blocks"]}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        write_page(tables(results))
+        from speed_table import put
+
+        put("\n".join(tables(results)), PAGE, marker="measured")
 
 
 if __name__ == "__main__":

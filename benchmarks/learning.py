@@ -443,7 +443,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.what == "render":
-        from speed import put
+        from speed_table import put
 
         text = table(read_results(arguments.results), arguments.seconds, arguments.claim, arguments.only)
         print(text)

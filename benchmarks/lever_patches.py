@@ -92,10 +92,10 @@ def average_weights() -> None:
     means: dict[str, Any] = {}
     update, save = loop.update_weights, saving.OutputFolder.save_model
     model_of: list[Any] = []
-    enter = loop.Pretraining._enter
+    set_up = loop.Pretraining._set_up
 
-    def entering(self: Any, *given: Any) -> None:
-        enter(self, *given)
+    def setting_up(self: Any, *given: Any) -> None:
+        set_up(self, *given)
         model_of[:] = [self.setup.core, self.run.last_step]
 
     def updating(*given: Any, **named: Any) -> None:
@@ -110,7 +110,7 @@ def average_weights() -> None:
             parameter.data.copy_(means[name])
         save(self, model, *given, **named)
 
-    loop.Pretraining._enter, loop.update_weights = entering, updating
+    loop.Pretraining._set_up, loop.update_weights = setting_up, updating
     saving.OutputFolder.save_model = saving_mean
 
 
@@ -261,13 +261,13 @@ def causal_first() -> None:
     from clozebert.modeling.masked_lm import ClozeBertForMaskedLM
     from clozebert.training import loop
 
-    enter, update, plan = loop.Pretraining._enter, loop.update_weights, packed_attention._plan_packed
+    set_up, update, plan = loop.Pretraining._set_up, loop.update_weights, packed_attention._plan_packed
     forward = ClozeBertForMaskedLM.forward
     steps = {"done": 0, "causal": 0}
     now = {"causal": False}
 
-    def entering(self: Any, *given: Any) -> None:
-        enter(self, *given)
+    def setting_up(self: Any, *given: Any) -> None:
+        set_up(self, *given)
         steps["causal"] = self.run.last_step // 2
 
     def updating(*given: Any, **named: Any) -> None:
@@ -300,7 +300,7 @@ def causal_first() -> None:
             input_ids = ids.view_as(input_ids)
         return forward(self, input_ids, **given)
 
-    loop.Pretraining._enter, loop.update_weights = entering, updating
+    loop.Pretraining._set_up, loop.update_weights = setting_up, updating
     packed_attention._plan_packed = planning
     packed_attention.F = types.SimpleNamespace(scaled_dot_product_attention=attending)
     ClozeBertForMaskedLM.forward = replacement

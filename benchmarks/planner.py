@@ -106,8 +106,9 @@ def train(folder: Path, values: dict[str, Any], *, steps: int, gives_back: bool 
     paths = {"corpus": folder / "corpus", "tokenizer_name": folder / "tokenizer", "output_dir": output_dir}
     peak = call("pretrain", {**COMMON, **paths, **values, "max_steps": steps}, gives_back=gives_back)
     entries = [json.loads(line) for line in (output_dir / "training_log.jsonl").read_text().splitlines()]
-    tokens = np.diff([0, *(entry["tokens_seen"] for entry in entries if "loss" in entry)])
-    seconds = [count / entry["tokens_per_second"] for count, entry in zip(tokens, entries, strict=False)]
+    entries = [entry for entry in entries if "loss" in entry]
+    tokens = np.diff([0, *(entry["tokens_seen"] for entry in entries)])
+    seconds = [count / entry["tokens_per_second"] for count, entry in zip(tokens, entries, strict=True)]
     return {"seconds": statistics.median(seconds[2:]), "bytes": peak}
 
 

@@ -257,11 +257,9 @@ def main() -> None:
         facts = {"machine": dataclasses.asdict(Machine()), "tokens": TOKENS, "predicted": PREDICTED, "steps": results}
         arguments.output.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     if arguments.into:
-        text = arguments.into.read_text(encoding="utf-8")
-        before, rest = text.split("<!-- roofline -->\n", 1)
-        _, after = rest.split("<!-- /roofline -->", 1)
-        new = f"{before}<!-- roofline -->\n" + "\n".join(lines) + f"\n<!-- /roofline -->{after}"
-        arguments.into.write_text(new, encoding="utf-8")
+        from speed_table import put
+
+        put("\n".join(lines), arguments.into, marker="roofline")
 
 
 if __name__ == "__main__":

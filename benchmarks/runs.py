@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 Job = dict[str, Any]
 
 
@@ -25,9 +27,10 @@ def run_apart(script: str, job: Job, arguments: argparse.Namespace, *more: str) 
 
 
 def add_run(run: dict[str, Any], path: Path) -> None:
-    results = read_results(path)  # another process may have written
-    results["runs"].append(run)
-    write_results(results, path)
+    with FileLock(f"{path}.lock"):  # another process may write, too
+        results = read_results(path)
+        results["runs"].append(run)
+        write_results(results, path)
 
 
 def use_one_thread() -> None:

@@ -36,11 +36,11 @@ def render(results: dict[str, Any]) -> str:
 
 def put(text: str, document: Path, *, marker: str) -> None:
     """Replace the text between `<!-- marker -->` and `<!-- /marker -->`."""
-    before, opening, rest = document.read_text().partition(f"<!-- {marker} -->\n")
+    before, opening, rest = document.read_text(encoding="utf-8").partition(f"<!-- {marker} -->\n")
     _, closing, after = rest.partition(f"<!-- /{marker} -->")
     if not closing:
         raise ValueError(f"{document} has no markers <!-- {marker} --> and <!-- /{marker} -->")
-    document.write_text(f"{before}{opening}{text}\n{closing}{after}")
+    document.write_text(f"{before}{opening}{text}\n{closing}{after}", encoding="utf-8")
 
 
 def shown(side: Any, figure: str) -> str:

@@ -29,12 +29,14 @@ class Packed:
         position_ids: [B or 1, T], from 0 in each document.
         plans: the attention plans made from it (attention_tiles.py), by number of heads, window, whether
             there is a gradient, and whether all tokens are read.
+        filled: what `filled_up` made of it.
     """
 
     cu_seq_lens: torch.Tensor
     max_length: int
     position_ids: torch.Tensor
     plans: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    filled: "Packed | None" = field(default=None, repr=False, compare=False)
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], device: Any = None) -> "Packed":
@@ -110,18 +112,25 @@ class Packed:
         is_token_GL = columns_L < lengths_G1
         return (starts_G1 + columns_L).masked_fill(~is_token_GL, 0), is_token_GL
 
-    def fill_up(self, x_1ND: torch.Tensor, multiple: int) -> tuple[torch.Tensor, "Packed"]:
-        """Pad a single packed row with zeros, as one more document, to a multiple of `multiple` tokens."""
-        missing = -x_1ND.shape[1] % multiple
+    def filled_up(self, multiple: int) -> "Packed":
+        """A single packed row with one more document, of padding, up to a multiple of `multiple` tokens."""
+        missing = -self.position_ids.shape[1] % multiple
         if not missing:
-            return x_1ND, self
-        positions = torch.arange(missing, device=self.position_ids.device)[None]
-        filled = Packed(
-            torch.cat([self.cu_seq_lens, self.cu_seq_lens[-1:] + missing]),
-            max(self.max_length, missing),
-            torch.cat([self.position_ids, positions], dim=1),
-        )
-        return F.pad(x_1ND, (0, 0, 0, missing)), filled
+            return self
+        if self.filled is None:
+            positions = torch.arange(missing, device=self.position_ids.device)[None]
+            self.filled = Packed(
+                torch.cat([self.cu_seq_lens, self.cu_seq_lens[-1:] + missing]),
+                max(self.max_length, missing),
+                torch.cat([self.position_ids, positions], dim=1),
+            )
+        return self.filled
+
+    def fill_up(self, x_1ND: torch.Tensor, multiple: int) -> tuple[torch.Tensor, "Packed"]:
+        """`filled_up`, and the vectors of its tokens: zeros for padding."""
+        filled = self.filled_up(multiple)
+        missing = filled.position_ids.shape[1] - x_1ND.shape[1]
+        return F.pad(x_1ND, (0, 0, 0, missing)) if missing else x_1ND, filled
 
     def flash_arguments(self) -> dict[str, Any]:
         """The keyword arguments with which transformers' flash attention takes a packed row."""

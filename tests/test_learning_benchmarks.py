@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pretraining_helpers import make_corpus, run_forked
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 # What docs/recipes.md shows of learning-epyc.json.
@@ -136,3 +137,18 @@ def test_a_table_of_the_pages_is_that_of_its_results(script: str, results: str, 
     takes_runs = script in ("levers", "scaling")
     text = importlib.import_module(script).table(found["runs"] if takes_runs else found, *settings)
     assert text.strip() in (BENCHMARKS.parent / "docs" / f"{page}.md").read_text()
+
+
+@pytest.mark.slow
+def test_every_lever_trains(tmp_path: Path) -> None:
+    """Each lever that is not a setting replaces a part of the package, whose names may change."""
+    levers = importlib.import_module("levers")
+    prepared = make_corpus(tmp_path)
+    # A lever cuts the layers between into blocks of two heads' size.
+    run = {"optimizer": "muon", "max_steps": 4, "intermediate_size": 72}
+    for number, (name, replace) in enumerate({**levers.MUON, **levers.PATCHES}.items()):
+
+        def begin(rank: int, replace: Any = replace) -> None:
+            replace()
+
+        assert run_forked(prepared, tmp_path / str(number), prelude=begin, **run) == [0], name

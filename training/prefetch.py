@@ -57,7 +57,8 @@ def model_inputs(batch: Any, *, plan_for: ClozeBertConfig | None = None, recurs:
         masked_positions = torch.cat([masked_positions, masked_positions[-1:].expand(missing)])
         labels = torch.cat([labels, labels.new_full((missing,), IGNORED_LABEL)])
     if plan_for is not None:
-        prepare_attention(packed, plan_for, read_positions=masked_positions)
+        planned = packed.filled_up(RECURRING_SIZE) if recurs else packed  # as the encoder will fill it up
+        prepare_attention(planned, plan_for, read_positions=masked_positions)
     inputs = {
         "input_ids": torch.from_numpy(batch.input_ids),
         "packed": packed,

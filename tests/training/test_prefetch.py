@@ -6,11 +6,16 @@ import signal
 import threading
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from pretraining_helpers import make_corpus, model_config
 
-from clozebert.training.prefetch import prefetch
+from clozebert import ClozeBertForMaskedLM
+from clozebert.corpus import BatchStream, Corpus, Masking
+from clozebert.modeling import packed_attention
+from clozebert.training.prefetch import model_inputs, prefetch
 from clozebert.utils.errors import UserError
 
 
@@ -116,3 +121,29 @@ def test_a_process_of_a_pool_makes_its_batches_itself() -> None:
     """It may have no processes of its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.map(batches_in_this_process, [None]) == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(("precision", "recurs"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_attention_is_planned_with_the_batch_and_not_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: torch.dtype, recurs: bool
+) -> None:
+    """In half precision, too, where the encoder fills the row up to a multiple of 64 tokens."""
+    stream = BatchStream(
+        Corpus(make_corpus(tmp_path) / "corpus"),
+        max_seq_length=40,
+        global_batch_size=3,
+        masking=Masking(rate=0.3),
+        seed=0,
+    )
+    batch = next(batch for step in range(50) if (batch := stream.batch(step)).input_ids.shape[1] % 64)
+    model = ClozeBertForMaskedLM(model_config(num_hidden_layers=3, attn_implementation="sdpa")).train()
+    made = model_inputs(batch, plan_for=model.config, recurs=recurs)
+    plans, plan = [], packed_attention.plan_tiles
+    monkeypatch.setattr(packed_attention, "plan_tiles", lambda *a, **k: plans.append(1) or plan(*a, **k))
+    with torch.autocast("cpu", dtype=precision, enabled=recurs):
+        model(**made).loss.backward()
+    assert plans == []
+    fresh = model_inputs(batch, recurs=recurs)
+    with torch.autocast("cpu", dtype=precision, enabled=recurs):
+        model(**fresh)
+    assert plans
