@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ..utils.markdown import in_cell
 from ..utils.plurals import counted
 
 _STAGES = {"before": "before", "start": "with the new vocabulary, untrained", "after": "after"}
@@ -76,7 +77,7 @@ def _vocabulary_rows(results: Mapping[str, Any]) -> Any:
 
 
 def _table(heads: list[str], rows: list[list[Any]]) -> str:
-    lines = [heads, ["---"] * len(heads), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    lines = [heads, ["---"] * len(heads), *([in_cell(str(cell)) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

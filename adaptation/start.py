@@ -105,13 +105,13 @@ def _configuration(folder: Path, model_type: str) -> ClozeBertConfig:
 
 def _tokenizer_in(folder: Path) -> PreTrainedTokenizerFast:
     if (folder / "tokenizer.json").is_file() or not any((folder / name).is_file() for name in TOKENIZER_FILE_NAMES):
-        return load_tokenizer(str(folder))
+        return load_tokenizer(str(folder), flag="model_name_or_path")
     with tempfile.TemporaryDirectory() as place:  # an older folder that has only the vocabulary
         # A library may raise anything for files that others made.
         with as_user_errors(Exception, about=f"the tokenizer in {folder} cannot be loaded; a file may be missing"):
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         save_tokenizer(tokenizer, place)
-        return load_tokenizer(place)
+        return load_tokenizer(place, flag="model_name_or_path")
 
 
 def check_vocabulary_flags(arguments: AdaptationArguments, source: SourceModel) -> PreTrainedTokenizerFast:

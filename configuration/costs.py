@@ -137,15 +137,18 @@ def _classifier(config: "ClozeBertConfig", model_class: str) -> list[Part]:
     """The classifier of sequences or of tokens; for the bare encoder its pooler, if it has one."""
     pools = model_class not in _OF_TOKENS
     rows = "B" if pools else "B*T"
-    weights_of_pooling = pools and config.classifier_pooling == "attention" and "D"
+    attends = pools and config.classifier_pooling == "attention"
+    pooling = [_linear("pooling by attention", "B*T", "D", "1")] if attends else []
     beside = (config.head_bias and "D", config.classifier_norm and _norm(config, "D"))
     if model_class == "ClozeBertModel":
-        return [_linear("pooler", rows, "D", "D", *beside, weights_of_pooling)] if config.base_pooler else []
+        return [*pooling, _linear("pooler", rows, "D", "D", *beside)] if config.base_pooler else []
     outputs = _OUTPUTS.get(model_class, "C")
-    parts = [_linear("comparison of a pair", rows, "(2*D + 1)", "D")] if pools and config.compare_pairs else []
+    parts = [*pooling]
+    if pools and config.compare_pairs:
+        parts.append(_linear("comparison of a pair", rows, "(2*D + 1)", "D"))
     if config.classifier_dense == "all" or (pools and config.classifier_dense == "pooled"):
         parts.append(_linear("classifier's dense layer", rows, "D", "D", *beside))
-    last = _linear("classifier", rows, "D", outputs, config.classifier_bias and outputs, weights_of_pooling)
+    last = _linear("classifier", rows, "D", outputs, config.classifier_bias and outputs)
     return [*parts, last]
 
 

@@ -306,8 +306,8 @@ def _not_empty(texts: Iterable[str]) -> Iterator[str]:
         raise UserError("the input holds no text; a tokenizer needs some to learn from")
 
 
-def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
-    """Load a fast tokenizer that has the special tokens of masked-language modelling.
+def load_tokenizer(name_or_path: str, *, flag: str = "tokenizer_name") -> "PreTrainedTokenizerFast":
+    """Load a fast tokenizer that has the special tokens of masked-language modelling. Errors name the flag.
 
     Raises:
         ValueError: it cannot be loaded, is not a fast tokenizer, or lacks a special token.
@@ -317,21 +317,21 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerFast":
     path = Path(name_or_path)
     if path.exists() and not (path / "tokenizer.json").is_file():
         if path.is_file():
-            raise UserError(f"tokenizer_name={name_or_path!r} is a file: give its folder, {str(path.parent)!r}")
-        raise UserError(f"tokenizer_name={name_or_path!r} holds no tokenizer.json; train one with train-tokenizer")
+            raise UserError(f"{flag}={name_or_path!r} is a file: give its folder, {str(path.parent)!r}")
+        raise UserError(f"{flag}={name_or_path!r} holds no tokenizer.json; train one with train-tokenizer")
     check_model_folder(name_or_path, allow_pickle=True)  # no weights are read
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
     except Exception as error:  # a library may raise anything for files that others made
         here = "" if path.exists() else "is no folder here, and "
-        raise UserError(f"tokenizer_name={name_or_path!r} {here}cannot be loaded: {first_line(error)}") from None
+        raise UserError(f"{flag}={name_or_path!r} {here}cannot be loaded: {first_line(error)}") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise UserError(f"tokenizer_name={name_or_path!r} is not a fast tokenizer; word boundaries need one")
+        raise UserError(f"{flag}={name_or_path!r} is not a fast tokenizer; word boundaries need one")
     missing = [name for name in SPECIAL_TOKENS if getattr(tokenizer, name) is None and name != "unk_token"]
     if missing:
         wanted = {name: SPECIAL_TOKENS[name] for name in missing}
         raise UserError(
-            f"tokenizer_name={name_or_path!r} has no {', '.join(missing)}, which masked LM needs; add them by "
+            f"{flag}={name_or_path!r} has no {', '.join(missing)}, which masked LM needs; add them by "
             f"tokenizer.add_special_tokens({wanted}) and save it, or train another with train-tokenizer"
         )
     _frame_texts(tokenizer, name_or_path)

@@ -119,6 +119,7 @@ def _read_sequences(arguments: SequenceArguments) -> tuple[Splits, dict[str, Any
         "text_pair_column": columns.pair,
         "label_column": columns.label,
         "problem_type": problem_type,
+        "multi_hot": multi_hot,
     }
     # A column without a name has a number for one, and as the label of a regression that reads as an answer.
     value_name = "value" if columns.label.isdecimal() else columns.label

@@ -31,6 +31,7 @@ from .sequence_task import (
     MULTI_LABEL,
     REGRESSION,
     SINGLE_LABEL,
+    are_whole_numbers,
     multi_hot_size,
     read_examples,
     write_whole_numbers_alike,
@@ -194,13 +195,16 @@ class Predictor:
         elif bare_suffix(path) in TABLE_SUFFIXES:
             table, columns, numbers_are_texts = self._table(path)
             label = self._label_column(table, columns)
-            if task.problem_type == SINGLE_LABEL and all(map(str.isdecimal, task.label_names)):
+            if task.problem_type == SINGLE_LABEL and are_whole_numbers(task.label_names):
                 write_whole_numbers_alike(table, label)
+            multi_hot = self.settings.get("multi_hot")
+            if task.problem_type == MULTI_LABEL and "multi_hot" not in self.settings:  # another program's model
+                multi_hot = multi_hot_size(table, label)
             examples = read_examples(
                 table,
                 replace(columns, label=label),
                 problem_type=task.problem_type,
-                multi_hot=multi_hot_size(table, label) if task.problem_type == MULTI_LABEL else None,
+                multi_hot=multi_hot,
                 numbers_are_texts=numbers_are_texts,
             )
         else:

@@ -16,7 +16,7 @@ import transformers
 from transformers import TrainingArguments
 
 from ..modeling.evaluation_mode import evaluation_mode
-from ..utils.device import choose_precision, find_device
+from ..utils.device import choose_precision, find_device, training_modes
 from ..utils.errors import UserError, first_line
 from ..utils.files import WriteCard, disk_errors
 from ..utils.memory import memory_errors
@@ -112,6 +112,7 @@ def finetune(arguments: FinetuningArguments, *, write_card: WriteCard | None = N
     way_out = "lower per_device_train_batch_size, and raise gradient_accumulation_steps, which trains the same model"
     is_main = int(os.environ.get("RANK", 0)) == 0
     with (
+        training_modes(find_device()),
         own_output_dir(arguments),
         memory_errors(f"{way_out}; while it evaluates, lower per_device_eval_batch_size"),
         contextlib.nullcontext() if is_main else contextlib.redirect_stdout(io.StringIO()),

@@ -254,7 +254,7 @@ class SequenceTask(Task):
         problem_type = config.problem_type if config.problem_type in PROBLEM_TYPES else by_outputs
         if problem_type == REGRESSION and len(names) > 1:
             raise UserError(f"the model gives {len(names)} values for each text; only one can be predicted")
-        return cls(problem_type=problem_type, label_names=names)
+        return cls(problem_type=problem_type, label_names=names, class_weights=settings.get("class_weights"))
 
     def write_labels(self, config: Any) -> None:
         super().write_labels(config)

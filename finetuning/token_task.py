@@ -57,7 +57,12 @@ class TokenTask(Task):
         """
         names = [name for _, name in sorted(config.id2label.items())]
         entities = settings.get("tag_scheme") != "plain" and _mark_entities(names)
-        return cls(label_names=names, entities=entities, label_subwords=settings.get("label_subwords", "all"))
+        return cls(
+            label_names=names,
+            entities=entities,
+            class_weights=settings.get("class_weights"),
+            label_subwords=settings.get("label_subwords", "all"),
+        )
 
     # Examples
 

@@ -148,8 +148,8 @@ def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
         raise UserError(f"{folder} holds no weights: neither model.safetensors nor its shards' index")
     if not allow_pickle:
         raise UserError(
-            f"{pickles[0]} is a pickle, which can run code when it is read: convert it to safetensors, or give "
-            f"--allow_pickle to read only its tensors (weights_only=True)"
+            f"{pickles[0]} is a pickle, which can run code when it is read: `clozebert convert --input {folder} "
+            f"--output_dir FOLDER --to clozebert --allow_pickle` writes safetensors, and reads only its tensors"
         )
     return pickles
 

@@ -56,7 +56,7 @@ class Int8Report:
     int8_accuracy: float | None = None
 
     def __str__(self) -> str:
-        text = f"int8: {self.int8_bytes / self.float_bytes:.0%} of the size, "
+        text = f"{self.int8_bytes / self.float_bytes:.0%} of the size, "
         if self.agreement is None:
             return f"{text}values shifted by {self.mean_shift:.2g} on average"
         text += f"{self.agreement:.2%} of predictions as in float32, "
@@ -331,7 +331,8 @@ def check_pooling(pooling: str) -> None:
     """Raise if sentence-transformers does not have this pooling."""
     if pooling not in _POOLINGS:
         raise UserError(
-            f"classifier_pooling={pooling!r} has no counterpart in sentence-transformers, which has {_POOLINGS}"
+            f"classifier_pooling={pooling!r} has no counterpart in sentence-transformers, which has "
+            f"{', '.join(_POOLINGS)}"
         )
 
 

@@ -66,6 +66,11 @@ def check_mask(attention_mask: Any, shape_BT: torch.Size) -> None:
         return
     if attention_mask.dim() != 4:
         raise ValueError(_WRONG_SHAPE.format("attention_mask", tuple(attention_mask.shape), tuple(shape_BT)))
+    if attention_mask.dtype != torch.bool and not attention_mask.is_floating_point():
+        raise ValueError(
+            f"attention_mask of {attention_mask.dtype} and four dimensions would be added to the scores; give it as "
+            f"torch.bool, True where a token is read, or as numbers to add"
+        )
     if attention_mask.shape[0] not in (1, shape_BT[0]) or attention_mask.shape[2:] != (shape_BT[1], shape_BT[1]):
         raise ValueError(
             f"attention_mask of shape {tuple(attention_mask.shape)} must be [batch, heads or 1, {shape_BT[1]}, "

@@ -41,7 +41,7 @@ class Packed:
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], device: Any = None) -> "Packed":
         """Documents of these lengths, packed into one row."""
-        cu_seq_lens = torch.tensor([0, *itertools.accumulate(lengths)])
+        cu_seq_lens = torch.tensor([0, *itertools.accumulate(lengths)], device="cpu")
         return cls.from_cu_seq_lens(cu_seq_lens, tokens=sum(lengths), max_length=max(lengths)).to(device)
 
     @classmethod

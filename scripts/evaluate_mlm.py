@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 
 _READING = "reading --input"
+# What has no effect on the score of minimal pairs.
+_OF_A_TEXT = (
+    "eval_mlm_probability", "masking_unit", "mask_share", "random_share", "seed", "max_seq_length",
+    "per_device_eval_batch_size", "max_eval_batches", "pseudo_perplexity_documents",
+)  # fmt: skip
 _POSITIONS = 64  # tokens of a document for pseudo-perplexity: each needs a forward pass
 
 
@@ -70,6 +75,11 @@ class EvaluationArguments:
             raise UserError("nothing to score on: give --corpus DIR, --input FILE… or --blimp DIR")
         if self.corpus and self.input:
             raise UserError("--corpus and --input are two texts: give one of them")
+        if not (self.corpus or self.input):
+            defaults = {field.name: field.default for field in dataclasses.fields(self)}
+            for name in _OF_A_TEXT:
+                if getattr(self, name) != defaults[name]:
+                    raise UserError(f"--{name} says how to score a text: give --corpus or --input, or leave it out")
         if not self.corpus and self.split != "validation":
             raise UserError(f"--split {self.split} is a part of a corpus: give --corpus, or leave it out")
         read_as = (self.text_column, self.document_separator, self.on_bad_text)
@@ -119,8 +129,10 @@ def evaluate(arguments: EvaluationArguments) -> dict[str, Any]:
         random_share=arguments.random_share,
     )
     paradigms = read_minimal_pairs(arguments.blimp)
-    tokenizer = load_tokenizer(arguments.tokenizer_name or arguments.model_name_or_path)
-    if arguments.tokenizer_name is not None:
+    if arguments.tokenizer_name is None:
+        tokenizer = load_tokenizer(arguments.model_name_or_path, flag="model_name_or_path")
+    else:
+        tokenizer = load_tokenizer(arguments.tokenizer_name)
         for number, theirs, mine in differing_entries(arguments.model_name_or_path, tokenizer):
             raise UserError(
                 f"tokenizer_name={arguments.tokenizer_name!r} has {mine!r} as token {number}, and the model's own "

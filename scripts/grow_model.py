@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
     texts = list(islice(reader.texts(), arguments.pseudo_perplexity_documents))
     say_left_out(reader)
     folder = find_folder(arguments.model_name_or_path)
-    tokenizer: Any = load_tokenizer(str(folder))
+    tokenizer: Any = load_tokenizer(str(folder), flag="model_name_or_path")
     enlarged = enlarge(tokenizer, new_tokens)
     if len(enlarged.left_out) < len(new_tokens):  # else nothing is left to add, and `grow` refuses
         for token, why in enlarged.left_out.items():

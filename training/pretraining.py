@@ -7,7 +7,7 @@ from typing import Any
 
 from ..configuration import ClozeBertConfig
 from ..corpus.packing import discarding_indices
-from ..utils.device import find_device
+from ..utils.device import find_device, training_modes
 from ..utils.files import WriteCard, disk_errors
 from ..utils.memory import memory_errors
 from ..utils.output import outliving_readers
@@ -16,7 +16,7 @@ from ..utils.stop_request import StopRequest
 from .arguments import PretrainingArguments
 from .loop import Pretraining
 from .runtime.flash_attention import flash_attention
-from .runtime.machine import accelerators_kept, deterministic, in_float32
+from .runtime.machine import accelerators_kept, deterministic
 from .runtime.processes import lost_processes
 
 
@@ -50,13 +50,14 @@ def pretrain(
     """
     way_out = f"free some space, then {goes_on_by}, or give another folder"
     moved = f"put it back, then {goes_on_by}, or start the run anew"
+    device = find_device(use_cpu=arguments.use_cpu)
     with (
         disk_errors(Path(arguments.output_dir), way_out=way_out),
         memory_errors(to_save_memory or arguments.to_save_memory),
-        in_float32(),
+        training_modes(device),
         accelerators_kept(),
         deterministic(arguments.full_determinism),
-        flash_attention(arguments.flash_attention, find_device(use_cpu=arguments.use_cpu)),
+        flash_attention(arguments.flash_attention, device),
         discarding_indices() if arguments.dry_run else contextlib.nullcontext(),
     ):
         run = Pretraining(arguments, copy.deepcopy(config), write_card=write_card, recipe=recipe, goes_on_by=goes_on_by)

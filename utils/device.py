@@ -1,8 +1,10 @@
-"""Devices: which one to use, which precision is fast on it, its FLOP/s and its memory."""
+"""Devices: which one to use, the modes of training on it, which precision is fast on it, its FLOP/s and its memory."""
 
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -22,6 +24,26 @@ def find_device(*, use_cpu: bool = False) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+@contextmanager
+def training_modes(device: torch.device) -> Iterator[None]:
+    """PyTorch's modes as training needs them, whatever the program around it has set.
+
+    Within the block, new tensors are float32, gradients are recorded, and there is no autocast.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast(device.type, enabled=False),
+        ):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:

@@ -159,7 +159,7 @@ def test_int8_is_compared_by_what_the_head_answers(problem_type, tmp_path, monke
     assert read[0] == (16, len(tokenizer("w1 w2", "w3")["input_ids"]))
     if problem_type == "regression":
         assert report.mean_shift == pytest.approx(2 * 3 / 18)
-        assert str(report) == "int8: 25% of the size, values shifted by 0.33 on average"
+        assert str(report) == "25% of the size, values shifted by 0.33 on average"
         with pytest.raises(ValueError, match="does not give one class for a text"):
             compare_int8(tmp_path, texts, tokenizer, [0] * 18, problem_type=problem_type, pairs=True)
     else:

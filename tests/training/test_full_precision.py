@@ -1,5 +1,6 @@
 """Under `mixed_precision=no` nothing computes in half precision, whatever the machine is good at."""
 
+import contextlib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,6 +81,21 @@ def test_the_test_sees_half_precision(prepared: Path, tmp_path: Path, monkeypatc
     )
     with pytest.raises(AssertionError, match="bfloat16"), RefuseHalfPrecision():
         run_steps(prepared, tmp_path / "run", config="tiny")
+
+
+def test_the_modes_of_the_program_around_it_change_nothing(prepared: Path, tmp_path: Path) -> None:
+    around = {
+        "plain": contextlib.nullcontext(),
+        "autocast": torch.autocast("cpu", dtype=torch.bfloat16),
+        "inference_mode": torch.inference_mode(),
+    }
+    models = {}
+    for name, mode in around.items():
+        with mode:
+            run_steps(prepared, tmp_path / name, config="nano", max_steps=2, mixed_precision="no")
+        models[name] = load_file(tmp_path / name / "model.safetensors")
+    for model in models.values():
+        assert all(torch.equal(tensor, model[name]) for name, tensor in models["plain"].items())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)

@@ -164,17 +164,6 @@ def compile_model(model: Any, device: torch.device, *, backend: Any = "inductor"
 
 
 @contextmanager
-def in_float32() -> Iterator[None]:
-    """Make new tensors float32 within the block, also in a program that chose another `torch.set_default_dtype`."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
     """If wanted, use only deterministic kernels within the block; an operation without one raises an error."""
     if not wanted:
