@@ -67,7 +67,7 @@ from .arguments import (
     write_settings,
 )
 from .overlap import documents_of, encoded_documents, measure_overlap, refuse_scored_text
-from .report import TEXT_NAMES, adaptation_facts, render_report
+from .report import TEXT_NAMES, adaptation_facts, render_report, warnings_of
 from .start import check_known_tokens, check_vocabulary_flags, make_start, open_source_model, open_student
 
 Say = Callable[[str], None]
@@ -437,7 +437,7 @@ class Adaptation:
         facts = adaptation_facts(results, name=target.resolve().name, base_model=base_model)
         write_card(target, {**kept, **facts})
         write_text(target / ADAPTATION_RESULTS, json.dumps(results, indent=2) + "\n")
-        self.say(render_report(results))
+        self.say("\n".join([render_report(results), *warnings_of(results)]))
         return results
 
     def _overlaps(self, tokenizer: Any) -> dict[str, str]:

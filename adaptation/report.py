@@ -8,6 +8,7 @@ from ..utils.plurals import counted
 
 _STAGES = {"before": "before", "start": "with the new vocabulary, untrained", "after": "after"}
 _STAGES_OF_A_STUDENT = {"before": "teacher", "start": "student, untrained", "after": "student"}
+_FORGOTTEN = 0.3  # nats
 TEXT_NAMES = {"new": "held-out new text", "general": "general text"}
 
 
@@ -39,6 +40,27 @@ def render_report(results: Mapping[str, Any]) -> str:
         _table(["", ""], [[name, value] for name, value in results["settings"].items()]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def warnings_of(results: Mapping[str, Any]) -> list[str]:
+    """What an adaptation made worse, one sentence each. A student is not compared: it has fewer layers."""
+    evaluation = results["evaluation"]
+    if results.get("student"):
+        return []
+    loss = "loss_per_word" if "start" in evaluation else "eval_loss"  # tokens of two vocabularies do not compare
+    rises = {text: found[loss] - evaluation["before"][text][loss] for text, found in evaluation["after"].items()}
+    found = []
+    if rises["new"] > 0:
+        found.append(
+            f"warning: the loss of the new text has risen by {rises['new']:.2f}: the model is worse than before; "
+            f"give more text or more steps, or a lower --learning_rate"
+        )
+    if rises.get("general", 0) > _FORGOTTEN:
+        found.append(
+            f"warning: the loss of the general text has risen by {rises['general']:.2f}: the model forgets; give "
+            f"general text to --replay_input, or a lower --learning_rate"
+        )
+    return found
 
 
 def _stage_names(results: Mapping[str, Any]) -> Mapping[str, str]:

@@ -28,7 +28,7 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
     write_text(Path(path), json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def write_results(folder: str, results: dict[str, Any]) -> None:
+def write_all_results(folder: str, results: dict[str, Any]) -> None:
     """Write all_results.json, and the results of each split in a separate file."""
     write_json(os.path.join(folder, RESULTS_FILE), results)
     for split in ("train", "eval", "test"):

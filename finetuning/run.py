@@ -58,9 +58,9 @@ from .reports import (
     mean_and_deviation,
     table_of_results,
     warn_of_majority,
+    write_all_results,
     write_json,
     write_report,
-    write_results,
 )
 from .resume import (
     SETTINGS_FILE,
@@ -436,7 +436,7 @@ class FinetuningRun:
             path = os.path.join(self.folder, SETTINGS_FILE)
             if not os.path.exists(path):  # the folder was deleted during the run
                 write_json(path, settings)
-            write_results(self.folder, results)
+            write_all_results(self.folder, results)
             if write_card is not None:
                 facts = card_facts(self.arguments, self.on_hub, results, settings)
                 write_card(self.folder, facts | {"limitations": self.task.limitations(self.splits["train"])})

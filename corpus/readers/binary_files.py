@@ -27,6 +27,7 @@ _KINDS: tuple[tuple[bytes, str, str], ...] = (
     (b"\x7fELF", "a program", "leave it out"),
     (b"\x89HDF", "an HDF5 file", "export the text as CSV or JSON lines"),
 )  # fmt: skip
+WITHOUT_HTML = "take the text out first, for example with trafilatura or pandoc"
 _HTML = re.compile(rb"<!doctype html|<html", re.IGNORECASE)
 
 
@@ -42,7 +43,7 @@ def what_it_is(first: bytes) -> tuple[str, str] | None:
     if first[257:262] == b"ustar":
         return "a tar archive", "unpack it first"
     if _HTML.match(_after_comments(first.removeprefix(b"\xef\xbb\xbf")[:4096])):
-        return "an HTML page", "take the text out first, for example with trafilatura or pandoc"
+        return "an HTML page", WITHOUT_HTML
     # A few NULs in a long text are a fault of the text: the file is not binary.
     if first.count(0) > len(first) / 1000:
         # The zeros of UTF-16 are the upper halves of Latin letters, blanks and line ends.

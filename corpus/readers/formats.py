@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...utils.errors import UserError
+from .binary_files import WITHOUT_HTML
 from .columns import find_text_column
 from .compression import bare_suffix, open_decompressed
 from .tables import LARGEST_DOCUMENT, TABLE_SUFFIXES, BadText, TableFile, lone_surrogate, open_table
@@ -13,6 +14,7 @@ from .xml_texts import XML_SUFFIXES, texts_of_xml
 
 # (cell, line, "line" or "row") -> a text, or what is wrong with the cell.
 ReadCell = Callable[[Any, int, str], str | BadText]
+_HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 SEPARATORS = ("blank_line", "line", "file")
 
 
@@ -27,13 +29,15 @@ def texts_of_file(
         read_cell: turns a table's cell into text; None: `checked_text`.
 
     Raises:
-        UserError: `read_cell` is given and the file is not a table, or the file holds tagged words.
+        UserError: `read_cell` is given and the file is not a table, or the file holds tagged words or HTML.
     """
     if has_tagged_words(path):
         raise UserError(
             f"{path} holds a word and its tags on each line, by its name, and no running text: write each sentence on "
             f"a line of a .txt file"
         )
+    if bare_suffix(path) in _HTML_SUFFIXES:
+        raise UserError(f"{path} is an HTML page: {WITHOUT_HTML}")
     if bare_suffix(path) in TABLE_SUFFIXES:
         table = open_table(path, wanted=[] if text_column is None else [text_column])
         for text in texts_of_table(table, text_column, read_cell=read_cell):

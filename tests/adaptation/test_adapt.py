@@ -24,6 +24,7 @@ from transformers import (
 from clozebert.adaptation import adapt as adapt_module
 from clozebert.adaptation.adapt import adapt
 from clozebert.adaptation.arguments import AdaptationArguments
+from clozebert.adaptation.report import warnings_of
 from clozebert.corpus import Corpus
 from clozebert.corpus.packing import RowIndex
 from clozebert.training import loop, pretrain
@@ -452,3 +453,30 @@ def test_losses_per_word_are_over_the_same_words(tmp_path: Path) -> None:
     words = before.manifest["words"]
     for stage, split in (("before", before), ("start", after), ("after", after)):
         assert found[stage]["new"]["tokens_per_word"] == pytest.approx(split.num_tokens / words)
+
+
+def test_what_an_adaptation_made_worse_is_said() -> None:
+    def results(new: float, general: float, **more: Any) -> dict[str, Any]:
+        before, after = ({"new": {"eval_loss": a}, "general": {"eval_loss": b}} for a, b in ((2, 3), (new, general)))
+        return {"evaluation": {"before": before, "after": after}, "student": None, **more}
+
+    assert warnings_of(results(1.9, 3.3)) == []
+    (worse,) = warnings_of(results(2.5, 3.0))
+    assert "new text has risen by 0.50: the model is worse than before" in worse
+    (forgotten,) = warnings_of(results(1.0, 3.4))
+    assert "general text has risen by 0.40: the model forgets; give general text to --replay_input" in forgotten
+    assert warnings_of(results(5.0, 5.0, student="1,000 parameters")) == []
+    # With a new vocabulary, tokens do not compare.
+    found = results(5.0, 5.0)
+    found["evaluation"] |= {
+        stage: {text: {"eval_loss": 9.0, "loss_per_word": loss} for text in ("new", "general")}
+        for stage, loss in (("before", 6.0), ("start", 8.0), ("after", 5.0))
+    }
+    assert warnings_of(found) == []
+
+
+def test_a_run_that_does_harm_says_so(bert: Path, texts: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    flags = adapt_flags(bert, texts / "new.txt", tmp_path / "out", max_steps=2, learning_rate=3.0)
+    adapt(AdaptationArguments(**flags), say=said.append)
+    assert "warning: the loss of the new text has risen by" in said[-1]

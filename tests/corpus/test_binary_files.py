@@ -49,6 +49,7 @@ def a_database(folder: Path) -> bytes:
         ("a.tar", "is a tar archive: unpack it first"),
         ("a.db", "is an SQLite database: export the text"),
         ("a.html", "is an HTML page: take the text out"),
+        ("a.htm", "is an HTML page: take the text out"),
         ("a.npy", r"is a binary file: leave it out, .*; tr -d '\\0' takes zero bytes out of text"),
         ("a.csv", "is a ZIP archive"),
         ("a.arrow", r"is an Arrow stream, .*: save it as Parquet"),
@@ -59,7 +60,7 @@ def test_a_folder_with_such_a_file_is_refused(tmp_path: Path, name: str, message
     contents = {
         "a.pdf": b"%PDF-1.7\n%\xe2\xe3\n", "a.docx": a_zip(), "a.txt": gzip.compress(b"text"), "a.tar": a_tar(),
         "a.db": a_database(tmp_path), "a.html": b"\n<!-- x -->\n<!DOCTYPE html>\n<html></html>",
-        "a.npy": b"\x93NUMPY" + bytes(range(256)) * 4, "a.csv": a_zip(),
+        "a.htm": b"<p>a fragment</p>", "a.npy": b"\x93NUMPY" + bytes(range(256)) * 4, "a.csv": a_zip(),
         "a.arrow": b"\xff\xff\xff\xff\x88\0\0\0", "a.parquet.gz": gzip.compress(b"PAR1\x15\0"),
     }  # fmt: skip
     (tmp_path / "good.txt").write_text("some text\n")

@@ -20,12 +20,18 @@ pytestmark = pytest.mark.skipif(fake_cuda.find_obstacle() is not None, reason=st
 HALF = {"bf16": "bfloat16", "fp16": "float16"}
 
 
-@pytest.fixture(scope="module")
-def on_fake_cuda():
+def run_on_fake_cuda(*parts):
     script = Path(__file__).with_name("on_fake_cuda.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(script), *parts], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def on_fake_cuda():
+    return run_on_fake_cuda(
+        "programs", "kernels", "loop", "doors", "windows", "compiled operators", "residual", "graphs of windows"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +42,7 @@ def steps(on_fake_cuda):
 
 def test_every_three_choices_are_there_together(on_fake_cuda, steps):
     """For each recipe whose model has operators of its own; the others are there, too."""
-    firsts = on_fake_cuda["graphs"].keys()
+    firsts = [recipe for recipe, *_ in on_fake_cuda["programs"]]
     choices = {"recipe": 4, "precision": 2, "variant": 5, "capability": 2}
     assert choices["recipe"] == len(firsts)
     assert {step["recipe"] for step in steps} == set(list_recipes())
@@ -169,12 +175,13 @@ def test_host_waits_of_the_other_ways_in(on_fake_cuda):
     }  # fmt: skip
 
 
-def test_inductor_runs_few_kernels_beside_matmuls_and_attention(on_fake_cuda):
+@pytest.mark.slow
+def test_inductor_runs_few_kernels_beside_matmuls_and_attention():
     """Forward: norm; RoPE; sum and norm; gate; sum. Backward: a cast; gate; each norm with its sum, in one.
 
     A norm's weight that its linear layers did not take in would cost the backward pass a kernel more.
     """
-    found = on_fake_cuda["inductor"]
+    found = run_on_fake_cuda("inductor")["inductor"]
     of_layers = [graph for graph in found if any("attn" in name or "window" in name for name in graph["operators"])]
     assert [(graph["backward"], graph["runs"], graph["large"]) for graph in of_layers] == [
         (False, 1, 5), (True, 1, 4),  # the first layer, which has no norm before its attention: a cast instead
@@ -189,13 +196,20 @@ def test_inductor_runs_few_kernels_beside_matmuls_and_attention(on_fake_cuda):
     }  # fmt: skip
 
 
-def test_a_compiled_step_has_a_graph_for_each_kind_of_layer_and_never_another(on_fake_cuda):
-    """Five steps with other numbers of documents, tokens and predictions, and another longest document.
-
-    Of recipes whose models differ in numbers alone, one is compiled.
-    """
-    found = on_fake_cuda["graphs"]
+@pytest.mark.slow
+def test_a_compiled_step_of_every_recipe_has_a_graph_for_each_kind_of_layer_and_never_another():
+    """Of recipes whose models differ in numbers alone, one is compiled."""
+    found = run_on_fake_cuda("graphs")["graphs"]
     assert sorted(itertools.chain.from_iterable([recipe, *found[recipe]["same"]] for recipe in found)) == list_recipes()
+    check_graphs(found)
+
+
+def test_a_compiled_step_has_a_graph_for_each_kind_of_layer_and_never_another(on_fake_cuda):
+    check_graphs(on_fake_cuda["graphs of windows"])
+
+
+def check_graphs(found):
+    """Five steps with other numbers of documents, tokens and predictions, and another longest document."""
     for recipe, facts in found.items():
         assert facts["breaks"] == {}, recipe
         assert facts["graphs"][0] <= 3 + facts["layers"], recipe
