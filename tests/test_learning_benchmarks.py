@@ -115,7 +115,7 @@ def test_the_law_of_losses_is_found_again(learning: Any) -> None:
     ("script", "results", "page", "settings"),
     [
         ("levers", "levers", "recipes", ()),
-        ("scaling", "scaling", "recipes", ()),
+        pytest.param("scaling", "scaling", "recipes", (), marks=pytest.mark.slow),
         (
             "learning",
             "learning",

@@ -232,6 +232,7 @@ def script_of_its_own(tmp_path: Path, *, guard: str) -> tuple[list[str], dict[st
     return command, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_a_script_without_its_guard_is_told_so_and_does_not_hang(tmp_path: Path) -> None:
     command, environment = script_of_its_own(tmp_path, guard="")
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)

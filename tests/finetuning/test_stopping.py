@@ -79,7 +79,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", list(CASES))
+# The others are slow tests.
+OFTEN = ("within an epoch", "at the end of an epoch", "in an evaluation", "by Ctrl-C")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in OFTEN)) for case in CASES])
 def test_a_stopped_run_saves_and_ends_as_one_that_was_not_stopped(
     models: dict[str, str],
     data: dict[str, tuple[str, str]],
@@ -138,7 +142,9 @@ def test_a_stopped_run_of_several_seeds_goes_on_with_the_seed_it_was_at(
     assert resumed["eval_loss_sd"] == whole["eval_loss_sd"] != 0
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_the_program_ends_with_the_status_of_the_signal(
     models: dict[str, str], tmp_path: Path, number: int, status: int
 ) -> None:

@@ -255,6 +255,7 @@ def test_an_encoder_that_cannot_be_converted_is_published_as_it_is(tmp_path):
         complete_folder(tmp_path / "decoder", tmp_path / "other", "org/decoder")
 
 
+@pytest.mark.slow
 def test_an_encoder_whose_other_heads_do_not_take_the_fixed_input_is_published(tmp_path):
     """Longformer's heads for questions want separators; Funnel's classifiers have an encoder without its decoder."""
     sizes = {"vocab_size": 50, "num_labels": 2}

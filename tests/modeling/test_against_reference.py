@@ -184,14 +184,15 @@ def test_flex_attention_forward(kind, layer_types, monkeypatch):
     check_flex_attention(kind, layer_types)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "layer_types"),
     [
         ("packed", None),
-        pytest.param("holes", MIXED_LAYERS, marks=pytest.mark.slow),
-        pytest.param("packed", MIXED_LAYERS, marks=pytest.mark.slow),
-        pytest.param("right", None, marks=pytest.mark.slow),
-        pytest.param("packed_rows", MIXED_LAYERS, marks=pytest.mark.slow),
+        ("holes", MIXED_LAYERS),
+        ("packed", MIXED_LAYERS),
+        ("right", None),
+        ("packed_rows", MIXED_LAYERS),
     ],
 )
 def test_compiled_flex_attention_forward(kind, layer_types):

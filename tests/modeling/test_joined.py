@@ -43,7 +43,11 @@ def compiled(model, monkeypatch):
     return norms
 
 
-@pytest.mark.parametrize(("shape", "split"), SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "split"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (number > 1)) for number, case in enumerate(SHAPES.values())],
+    ids=SHAPES,
+)
 def test_a_weight_that_the_joined_layers_take_in_changes_nothing(shape, split, monkeypatch):
     """In float64: outputs and all gradients are those of the plain layers (measured: at most 3e-15 apart)."""
     wanted = logits_and_gradients(make_model(torch.float64, **shape), make_batch())
@@ -57,7 +61,11 @@ def test_a_weight_that_the_joined_layers_take_in_changes_nothing(shape, split, m
     assert (norms.count(False) > 0) == (split > 0)
 
 
-@pytest.mark.parametrize("shape", [shape for shape, _ in list(SHAPES.values())[:2]], ids=list(SHAPES)[:2])
+@pytest.mark.parametrize(
+    "shape",
+    [SHAPES["layer norm and windows"][0], pytest.param(SHAPES["RMS norm and all else"][0], marks=pytest.mark.slow)],
+    ids=list(SHAPES)[:2],
+)
 def test_it_is_as_near_to_the_truth_in_half_precision(shape, monkeypatch):
     model = make_model(**shape)
     compiled(model, monkeypatch)
@@ -77,7 +85,10 @@ def seen_by(hook, model):
     return seen
 
 
-@pytest.mark.parametrize("hook", ["of the norm", "of the norm's gradient", "of the MLP"])
+@pytest.mark.parametrize(
+    "hook",
+    ["of the norm's gradient", *(pytest.param(x, marks=pytest.mark.slow) for x in ("of the norm", "of the MLP"))],
+)
 def test_a_hook_sees_what_it_does_without_compilation(hook, monkeypatch):
     plain, model = (make_model(torch.float64, **PRE_NORM) for _ in range(2))
     wanted, found = (seen_by(hook, each) for each in (plain, model))

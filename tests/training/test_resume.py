@@ -57,8 +57,10 @@ def kill_and_resume(folder: Path, output_dir: Path, *, batches: list[int], proce
     assert run_forked(folder, output_dir, processes=processes, **run) == [0] * processes
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("processes", "workers"),
+    [(1, 2), (2, 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 0), (2, 2)))],
+)
 def test_a_killed_run_goes_on_bitwise(
     prepared: Path, undisturbed: dict[int, Path], tmp_path: Path, workers: int, processes: int
 ) -> None:
@@ -154,7 +156,10 @@ def test_a_damaged_newest_checkpoint_is_skipped(
     assert_same_bits(undisturbed[1], output_dir, step=STEPS)
 
 
-@pytest.mark.parametrize(("optimizer", "precision"), [("adamw", "bf16"), ("muon", "no"), ("muon", "bf16")])
+@pytest.mark.parametrize(
+    ("optimizer", "precision"),
+    [("muon", "no"), ("muon", "bf16"), pytest.param("adamw", "bf16", marks=pytest.mark.slow)],
+)
 def test_every_optimizer_and_precision_goes_on_bitwise(
     prepared: Path, tmp_path: Path, optimizer: str, precision: str
 ) -> None:

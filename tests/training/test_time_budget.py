@@ -91,7 +91,7 @@ def test_timing_takes_medians_after_a_warm_up_and_ends() -> None:
     assert len(taken) == 1
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_it_is_a_run_of_that_many_steps(prepared: Path, tmp_path: Path, processes: int) -> None:
     """40 steps, of which 16 decay, become 48 before step 24.
 
