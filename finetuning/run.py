@@ -388,7 +388,7 @@ class FinetuningRun:
             trainer.add_callback(EarlyStopping(self.best_metric, self.arguments.early_stopping_patience))
         path = os.path.join(self.folder, SETTINGS_FILE)
         if trainer.is_world_process_zero() and (checkpoint is None or not os.path.exists(path)):
-            write_json(path, settings)  # not once more, as a full disk would empty it
+            write_json(path, settings)  # a resumed run keeps the file that is there: a full disk would empty it
         stop = StopRequest()
         stopping = StopOnRequest(stop, trainer.accelerator)
         trainer.add_callback(stopping)

@@ -32,18 +32,24 @@ def training_modes(device: torch.device) -> Iterator[None]:
 
     Within the block, new tensors are float32, gradients are recorded, and there is no autocast.
     """
-    before = torch.get_default_dtype()
+    dtype, caches = torch.get_default_dtype(), torch.is_autocast_cache_enabled()
+    enabled = {kind: torch.is_autocast_enabled(kind) for kind in {"cpu", device.type}}
     torch.set_default_dtype(torch.float32)
+    # Not by `torch.autocast`: it keeps copies of the weights until the outermost one is left, so that each step would
+    # compute with those of the first.
+    for kind in enabled:
+        torch.set_autocast_enabled(kind, False)
+    if torch.autocast_increment_nesting() > 1:
+        torch.set_autocast_cache_enabled(False)
+    torch.autocast_decrement_nesting()
     try:
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast(device.type, enabled=False),
-        ):
+        with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_autocast_cache_enabled(caches)
+        for kind, was in enabled.items():
+            torch.set_autocast_enabled(kind, was)
+        torch.set_default_dtype(dtype)
 
 
 def choose_precision(wanted: str, device: torch.device) -> str:

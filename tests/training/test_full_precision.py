@@ -89,13 +89,16 @@ def test_the_modes_of_the_program_around_it_change_nothing(prepared: Path, tmp_p
         "autocast": torch.autocast("cpu", dtype=torch.bfloat16),
         "inference_mode": torch.inference_mode(),
     }
-    models = {}
-    for name, mode in around.items():
-        with mode:
-            run_steps(prepared, tmp_path / name, config="nano", max_steps=2, mixed_precision="no")
-        models[name] = load_file(tmp_path / name / "model.safetensors")
-    for model in models.values():
-        assert all(torch.equal(tensor, model[name]) for name, tensor in models["plain"].items())
+    for precision in ("no", "bf16"):
+        models = {}
+        for name, mode in around.items():
+            output_dir = tmp_path / f"{name}-{precision}"
+            with mode:
+                # Several steps: autocast within autocast would go on with the weights of the first.
+                run_steps(prepared, output_dir, config="nano", max_steps=4, mixed_precision=precision)
+            models[name] = load_file(output_dir / "model.safetensors")
+        for model in models.values():
+            assert all(torch.equal(tensor, model[name]) for name, tensor in models["plain"].items())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
