@@ -396,7 +396,7 @@ class FinetuningRun:
             metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
         if stopping.has_stopped:
             print(f"stopped at step {trainer.state.global_step}; --resume_from_checkpoint latest goes on from there")
-            return trainer, {"stopped_by": stop.status - 128, "step": trainer.state.global_step}
+            return trainer, {"stopped_by": stop.reason, "step": trainer.state.global_step}
         # A resumed run's own time and loss cover its last part only. They are left out, but for a run that was finished
         # already: it keeps those that it had.
         known = metrics if checkpoint is None else results_before(self.folder)

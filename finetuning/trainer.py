@@ -313,19 +313,23 @@ class StopOnRequest(TrainerCallback):
         self.has_stopped = self._ask()
         if self.has_stopped:
             control.should_training_stop = True
-            control.should_save |= not float(state.epoch).is_integer()
+            control.should_save |= not _ends_epoch(state)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.has_stopped:
             return
         # Trainer calls this in the middle of an epoch, too. A run that goes on will evaluate at the true end only.
-        is_end = float(state.epoch).is_integer()
-        control.should_save = is_end
-        if not is_end:
+        control.should_save = _ends_epoch(state)
+        if not control.should_save:
             control.should_log = control.should_evaluate = False
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.has_stopped = self.has_stopped or self._ask()  # in the last evaluation
+
+
+def _ends_epoch(state: Any) -> bool:
+    """Whether the last step of an epoch is done: Trainer counts epochs in fractions."""
+    return float(state.epoch).is_integer()
 
 
 class BestOfMovedRun(TrainerCallback):

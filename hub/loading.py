@@ -21,7 +21,7 @@ from ..modeling import modeling_clozebert
 from ..utils.errors import MissingFileError, UserError, as_user_errors
 from ..utils.files import disk_errors
 from ..utils.progress_bar import quiet
-from ..utils.untrusted import check_model_folder, read_json_object, shards_of
+from ..utils.untrusted import check_model_folder, read_json_object, refuse_pickle, shards_of
 from .hub_errors import explain
 from .natives import NATIVE, architecture_of
 from .processors import IMAGE_FILES, LICENSE_FILES, SETTINGS_NAME, TOKENIZER_FILE_NAMES
@@ -147,10 +147,7 @@ def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
     if not pickles:
         raise UserError(f"{folder} holds no weights: neither model.safetensors nor its shards' index")
     if not allow_pickle:
-        raise UserError(
-            f"{pickles[0]} is a pickle, which can run code when it is read: `clozebert convert --input {folder} "
-            f"--output_dir FOLDER --to clozebert --allow_pickle` writes safetensors, and reads only its tensors"
-        )
+        refuse_pickle(pickles[0])
     return pickles
 
 

@@ -458,8 +458,7 @@ class Pretraining:
             self.log.say(f"saving a checkpoint of step {self.state.step:,} …")
             self.save_checkpoint()
         self.log.say(f"stopped at step {self.state.step}; {self.goes_on_by} goes on from there")
-        # A process that got no signal itself stops because another one did.
-        return {"stopped_by": self.stop.signal_number or 15, "step": self.state.step}
+        return {"stopped_by": self.stop.reason, "step": self.state.step}
 
     def _finish(self) -> dict[str, Any]:
         """Save the model, its curve, card and results, and return the results. For a dry run, return its size only."""

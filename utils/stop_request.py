@@ -26,9 +26,14 @@ class StopRequest:
         return self.signal_number is not None
 
     @property
+    def reason(self) -> int:
+        """The number of the signal; SIGTERM in a process that stops because another one was asked to."""
+        return int(self.signal_number or signal.SIGTERM)
+
+    @property
     def status(self) -> int:
         """The exit status of a process that stops for this, as a shell reports a signal."""
-        return 128 + (self.signal_number or signal.SIGTERM)
+        return 128 + self.reason
 
     def request(self, number: int = signal.SIGTERM) -> None:
         """Ask for a stop, as a signal does."""

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import MissingFileError, UserError, UserFileError
 
@@ -133,10 +133,15 @@ def _check_file(path: Path, home: Path) -> None:
 def _refuse_pickles(paths: Iterable[Path]) -> None:
     for path in paths:
         if path.name.startswith(("pytorch_model", "adapter_model")) and path.name.endswith(_PICKLES):
-            raise UserError(
-                f"{path} is a pickle, which can run code when it is read: `clozebert convert --input {path.parent} "
-                f"--output_dir FOLDER --to clozebert --allow_pickle` writes safetensors, and reads only its tensors"
-            )
+            refuse_pickle(path)
+
+
+def refuse_pickle(path: Path) -> NoReturn:
+    """Raise, and say how a file of weights becomes safetensors."""
+    raise UserError(
+        f"{path} is a pickle, which can run code when it is read: `clozebert convert --input {path.parent} "
+        f"--output_dir FOLDER --to clozebert --allow_pickle` writes safetensors, and reads only its tensors"
+    )
 
 
 def shards_of(index: Path, values: dict[str, Any] | None = None) -> list[Path]:
