@@ -301,10 +301,8 @@ def check_place(arguments: AdaptationArguments, contents: Mapping[str, Any]) -> 
                     f"output_dir={arguments.output_dir} holds an adaptation with {name}={saved.get(name)!r}, and here "
                     f"it is {value!r}: give the same flags to go on, another output_dir, or --overwrite_output_dir"
                 )
-        there = saved.get(_CONTENTS, contents)
+        there = saved.get(_CONTENTS, {})
         for name, found in contents.items():
-            if name not in there and name not in saved:
-                continue  # what no flag names, earlier versions did not record
             if there.get(name) != found:
                 raise UserError(
                     f"output_dir={arguments.output_dir} holds an adaptation with another {name}: its content has "

@@ -1,7 +1,7 @@
 """The manifest of one split of a corpus: its fields, and the size and hash of each file.
 
 The number of shards determines the names of a split's files. A manifest that names other files raises an error, so it
-can never point outside its folder. From version 2 on, a manifest holds a hash of its other fields.
+can never point outside its folder. A manifest also holds a hash of its other fields.
 """
 
 import hashlib
@@ -16,7 +16,6 @@ from ..utils.untrusted import is_plain_name, parse_json, shown
 
 CORPUS_SPLITS = ("train", "validation")
 FORMAT_VERSION = 2
-_READ = (1, 2)
 _OWN_HASH = "manifest_sha256"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LARGEST = 1 << 48  # tokens or documents; a larger number means damage
@@ -53,15 +52,14 @@ def parse_manifest(content: bytes, *, where: object) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise UserError(f"{where} must hold an object, not {type(manifest).__name__}: prepare the corpus again")
     version = manifest.get("format_version")
-    if type(version) is not int or version not in _READ:
+    if type(version) is not int or version != FORMAT_VERSION:
         raise UserError(
-            f"{where}: format_version={shown(version)}, but this version reads {_READ[0]} to {_READ[-1]}; prepare the "
-            "corpus again"
+            f"{where}: format_version={shown(version)}, but this version reads {FORMAT_VERSION}; prepare the corpus "
+            "again"
         )
     check = _Check(where)
-    if version > 1:
-        found = manifest.get(_OWN_HASH)
-        check.that(_OWN_HASH, found, found == hash_of(manifest))
+    found = manifest.get(_OWN_HASH)
+    check.that(_OWN_HASH, found, found == hash_of(manifest))
     for name in ("documents", "tokens"):
         check.number(name, manifest.get(name), _LARGEST)
     _check_tokenizer(check, manifest.get("tokenizer"))

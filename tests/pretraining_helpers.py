@@ -198,18 +198,6 @@ def _write_rows(path: Path) -> None:
     BatchStream.batch = writing  # type: ignore[method-assign]
 
 
-def forget(checkpoint: Path, *names: str) -> None:
-    """Make it the checkpoint of an earlier version, whose state had no fields of these names."""
-    from clozebert.training.checkpoints import damage, training_state
-
-    path, manifest = checkpoint / training_state.STATE_FILE, checkpoint / damage.MANIFEST
-    values = {key: value for key, value in json.loads(path.read_text()).items() if key not in (*names, "sha256")}
-    training_state.dump_json(path, {**values, "sha256": training_state._digest(values)})
-    listed = json.loads(manifest.read_text())
-    listed["files"][training_state.STATE_FILE] = damage.hash_file(path)
-    training_state.dump_json(manifest, listed)
-
-
 def rows_of(output_dir: Path) -> dict[int, list[int]]:
     """The rows that each step of a run's newest processes were made of, in order."""
     chunks: dict[int, dict[int, list[int]]] = {}

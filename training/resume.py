@@ -127,9 +127,8 @@ def _other_phase(state: TrainingState, phase: Phase) -> list[str]:
     ]
 
 
-def _other_content(name: str, there: str | None, here: str) -> list[str]:
-    """Whether a fingerprint differs. That of a checkpoint of an earlier version may be None: it is not compared."""
-    if there is None or there == here:
+def _other_content(name: str, there: str, here: str) -> list[str]:
+    if there == here:
         return []
     was, now = (" + ".join(f"{one[:12]}…" for one in several.split("+") if one) for several in (there, here))
     return [f"{name} fingerprint {was or 'none'} there, {now or 'none'} here"]
@@ -154,5 +153,5 @@ def _other_machine(
     return [
         f"{name}={was} there, {value} here ({'other dropout' if name in redrawn else 'close, but not the same bits'})"
         for name, value in now.items()
-        if (was := getattr(state, name)) not in (None, value)
+        if (was := getattr(state, name)) != value
     ]

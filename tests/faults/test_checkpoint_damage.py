@@ -68,17 +68,3 @@ def test_a_damaged_checkpoint_is_set_aside(output_dir: Path, tmp_path: Path) -> 
     (tmp_path / "run" / "checkpoint-6" / "config.json").write_text("null")
     clear_way(tmp_path / "run", step=3)
     assert (tmp_path / "run" / "damaged-checkpoint-6").is_dir()
-
-
-def test_a_checkpoint_of_the_first_format_is_whole(output_dir: Path, tmp_path: Path) -> None:
-    """It had no binding in its state."""
-    import json
-
-    shutil.copytree(output_dir, tmp_path / "run")
-    checkpoint = tmp_path / "run" / "checkpoint-6"
-    state = json.loads((checkpoint / "training_state" / "state.json").read_text())
-    for name in ("files", "tensors", "sha256"):
-        del state[name]
-    (checkpoint / "training_state" / "state.json").write_text(json.dumps({**state, "format": 1}))
-    mend_manifest(checkpoint)
-    assert find_damage(checkpoint) is None

@@ -250,7 +250,7 @@ def test_damaged_checkpoint_is_refused(hub, tmp_path, publish):
     folder = run_folder(tmp_path / "run")
     state = folder / "checkpoint-4" / "training_state"
     state.mkdir()
-    manifest = {"format": 1, "files": {"model.safetensors": {"size": 7, "sha256": "0" * 64}}}
+    manifest = {"format": 2, "files": {"model.safetensors": {"size": 7, "sha256": "0" * 64}}}
     (state / "manifest.json").write_text(json.dumps(manifest))
     done = publish(tmp_path, folder, "--repo_id", "org/damaged", "--all_checkpoints")
     assert done.returncode == 2

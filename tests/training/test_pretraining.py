@@ -16,7 +16,6 @@ import torch
 from accelerate import Accelerator
 from pretraining_helpers import (
     dense_loss,
-    forget,
     log_of,
     losses_of,
     make_corpus,
@@ -436,7 +435,6 @@ def test_figures_of_other_validation_text_are_said_on_resuming(prepared: Path, t
     shutil.rmtree(tmp_path / "mixed" / "corpus" / "validation")
     other = make_corpus(tmp_path / "other", seed=1)
     shutil.copytree(other / "corpus" / "validation", tmp_path / "mixed" / "corpus" / "validation")
-    shutil.copytree(tmp_path / "run", tmp_path / "old")
     run(
         tmp_path / "mixed",
         tmp_path / "run",
@@ -449,10 +447,6 @@ def test_figures_of_other_validation_text_are_said_on_resuming(prepared: Path, t
     assert "eval_mlm_probability=0.15 there, eval_mlm_probability=0.2 here" in caplog.text
     assert "max_eval_batches=None there, max_eval_batches=1 here" in caplog.text
     assert "per_device_eval_batch_size=32 there, per_device_eval_batch_size=4 here" in caplog.text
-    caplog.clear()
-    forget(tmp_path / "old" / "checkpoint-4", "validation_fingerprint")
-    run(tmp_path / "mixed", tmp_path / "old", **again)
-    assert "validation" not in caplog.text
 
 
 def test_resuming_another_run_is_refused_by_name(prepared: Path, tmp_path: Path, caplog: Any) -> None:

@@ -52,8 +52,7 @@ def _check(checkpoint: Path) -> None:
     named = NAME.match(checkpoint.name)
     if named and int(named.group(1)) != state.step:
         raise DamageError(f"its state is that of step {state.step}")
-    if binding is not None:
-        _check_binding(checkpoint, binding, hashes)
+    _check_binding(checkpoint, binding, hashes)
     for name in tensor_files(checkpoint):
         _check_tensors(checkpoint, name)
     ClozeBertConfig.from_pretrained(checkpoint)
@@ -61,8 +60,8 @@ def _check(checkpoint: Path) -> None:
 
 def _read_manifest(checkpoint: Path) -> dict[str, dict[str, Any]]:
     manifest = read_json(checkpoint / MANIFEST)
-    files = manifest.get("files")
-    if type(manifest.get("format")) is not int or manifest["format"] not in (1, FORMAT) or not isinstance(files, dict):
+    form, files = manifest.get("format"), manifest.get("files")
+    if type(form) is not int or form != FORMAT or not isinstance(files, dict):
         raise DamageError("manifest.json has no list of files in a format that this version of clozebert reads")
     for name, entry in files.items():
         if not all(map(is_plain_name, name.split("/"))):

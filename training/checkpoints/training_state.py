@@ -19,9 +19,6 @@ from ..arguments import PretrainingArguments
 STATE_FOLDER = "training_state"
 OPTIMIZER_FILE = f"{STATE_FOLDER}/optimizer.safetensors"
 STATE_FILE = f"{STATE_FOLDER}/state.json"
-# Fields that checkpoints of earlier versions lack; then they are None, and resuming does not compare them.
-_LATER = ("teacher_fingerprint", "validation_fingerprint", "micro_batch_rows")
-# Checkpoints of format 1 have no `Binding`: neither `files` nor `tensors`.
 FORMAT = 2
 
 
@@ -70,9 +67,9 @@ class TrainingState:
     world_size: int = 1
     precision: str = "no"
     scaler: dict[str, Any] | None = None
-    teacher_fingerprint: str | None = None
-    validation_fingerprint: str | None = None
-    micro_batch_rows: int | None = None
+    teacher_fingerprint: str = ""
+    validation_fingerprint: str = ""
+    micro_batch_rows: int = 1
 
 
 @dataclass
@@ -93,8 +90,8 @@ def write_state(directory: Path, state: TrainingState, binding: Binding) -> None
     dump_json(directory / STATE_FILE, {**values, "sha256": _digest(values)})
 
 
-def read_state(directory: Path) -> tuple[TrainingState, Binding | None]:
-    """The inverse of `write_state`; a checkpoint of format 1 has no binding.
+def read_state(directory: Path) -> tuple[TrainingState, Binding]:
+    """The inverse of `write_state`.
 
     Raises:
         DamageError: it cannot be read, or holds values that no run writes.
@@ -102,21 +99,17 @@ def read_state(directory: Path) -> tuple[TrainingState, Binding | None]:
     values = read_json(directory / STATE_FILE)
     digest = values.pop("sha256", None)
     form = values.get("format")
-    if type(form) is not int or form not in (1, FORMAT):
+    if type(form) is not int or form != FORMAT:
         raise DamageError(f"its state has another format than this version of clozebert reads ({form!r})")
-    binding = None
-    if form == FORMAT and digest != _digest(values):
+    if digest != _digest(values):
         raise DamageError("its state has changed")
     del values["format"]
-    if form == FORMAT:
-        bound = {name: values.pop(name, None) for name in ("files", "tensors")}
-        _check_types(Binding, bound)
-        binding = Binding(**bound)
-    values = {**dict.fromkeys(_LATER), **values}
+    bound = {name: values.pop(name, None) for name in ("files", "tensors")}
+    _check_types(Binding, bound)
     _check_types(TrainingState, values)
     state = TrainingState(**values)
     _check_values(state)
-    return state, binding
+    return state, Binding(**bound)
 
 
 def _digest(values: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from ...modeling.packed import Packed
 from ...utils.device import wait_for
 from ...utils.errors import UserError
 from ...utils.memory import peak_memory
+from ...utils.plurals import counted
 from ...utils.progress_bar import progress_bar
 from ..arguments import PretrainingArguments
 from ..batches import make_stream
@@ -146,8 +147,8 @@ def choose_length(run: CheckedRun, *, accelerator: Any, begun: float) -> tuple[P
     evaluated = evaluated_tokens(arguments, mixture) / processes
     steps = steps_in(seconds - gone, timing, arguments=arguments, world_size=processes, eval_tokens=evaluated)
     said = (
-        f"max_minutes={arguments.max_minutes:g}: {steps:,} steps fit; a micro-batch took {timing.micro_batch:.3g} s "
-        f"and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
+        f"max_minutes={arguments.max_minutes:g}: time for {counted(steps, 'step')}; a micro-batch took "
+        f"{timing.micro_batch:.3g} s and an update {timing.update:.3g} s; setting up took {gone:.0f} s"
     )
     of_token = timing.micro_batch / (arguments.rows_at_once(processes) * arguments.max_seq_length)
     if steps >= arguments.num_steps and given.max_steps is None:
