@@ -11,6 +11,8 @@ os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 if os.environ.get("CLOZEBERT_TEST_GPU") != "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import base64
+import contextlib
 import gc
 import importlib.util
 import shutil
@@ -20,10 +22,15 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# A PNG file of one point.
+_POINT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+)
 # Where Python is told to keep nothing of what it compiles, as in many containers, each process that the tests start
 # would compile torch and transformers anew, more than half of its first seconds. So it is kept, away from all sources.
 # The Makefile does the same.
@@ -81,6 +88,25 @@ def pytest_runtest_setup() -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, object, object]:
     return (yield from _skip_without_scores())
+
+
+@pytest.fixture(autouse=True)
+def quick_reports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes a third of a small run's time: its figures are a point, and the device's peak is not measured.
+
+    Of runs in the process of the tests and its forks. A test marked `reports` has both as they are.
+    """
+    if "reports" in request.keywords:
+        return
+    if figure := sys.modules.get("matplotlib.figure"):
+        monkeypatch.setattr(figure.Figure, "savefig", _save_point)
+    if loop := sys.modules.get("clozebert.training.loop"):
+        monkeypatch.setattr(loop, "measure_matmul_flops", lambda device, precision: 1e11)
+
+
+def _save_point(figure: object, place: Any, **options: Any) -> None:
+    with contextlib.nullcontext(place) if hasattr(place, "write") else Path(place).open("wb") as file:
+        file.write(_POINT)
 
 
 @pytest.fixture(scope="session")

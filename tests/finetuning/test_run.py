@@ -146,6 +146,7 @@ def test_a_run_that_diverges_ends_at_the_next_evaluation(
     assert "training loss nan" in shown[0]
 
 
+@pytest.mark.reports
 def test_pictures(models: dict[str, str], data: dict[str, tuple[str, str]], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     finetune(arguments_of("token", data["token"], models["clozebert"], tmp_path / "o", max_steps=1))
@@ -153,6 +154,7 @@ def test_pictures(models: dict[str, str], data: dict[str, tuple[str, str]], tmp_
         assert (tmp_path / "o" / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.reports
 def test_letters_that_no_font_has_are_one_warning_for_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     names = ["\U000f0000", "\U000f0001", "b"]

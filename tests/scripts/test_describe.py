@@ -168,6 +168,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.reports
 def test_attention_maps_of_a_sentence(folder, capfd, caplog, monkeypatch):
     pytest.importorskip("matplotlib")
     from clozebert.scripts.describe import attention_of
@@ -189,6 +190,7 @@ def test_attention_maps_of_a_sentence(folder, capfd, caplog, monkeypatch):
     main([str(folder), "--text", "a $$ $x^$", "--output_file", str(picture)])  # no formulas
 
 
+@pytest.mark.reports
 def test_a_picture_that_cannot_be_written_leaves_the_earlier_one(folder, monkeypatch):
     """And one whose name has no ending keeps its name."""
     figure = pytest.importorskip("matplotlib.figure")

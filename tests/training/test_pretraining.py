@@ -105,6 +105,7 @@ def test_evaluation_is_the_mean_over_all_documents(prepared: Path, accelerator: 
     assert 0 < first["eval_predicted_tokens"] < metrics["eval_predicted_tokens"]
 
 
+@pytest.mark.reports
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_it_learns_and_leaves_a_model(prepared: Path, tmp_path: Path, optimizer: str) -> None:
     cards: list[tuple[Path, dict[str, Any]]] = []
