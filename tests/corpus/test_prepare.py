@@ -240,6 +240,7 @@ def test_a_script_without_its_guard_is_told_so_and_does_not_hang(tmp_path: Path)
     assert 'the call needs `if __name__ == "__main__":` around it' in done.stderr
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     command, environment = script_of_its_own(tmp_path, guard='if __name__ == "__main__":\n  ')
     script = tmp_path / "script.py"

@@ -38,6 +38,7 @@ def test_documents_come_back(
     assert sum(shard["tokens"] for shard in shards) == sum(lengths)
 
 
+@pytest.mark.slow
 def test_many_short_documents_are_written_in_bounded_memory(tmp_path: Path) -> None:
     """150,000 of one token. Measured: 12 MB at most; 26 MB when they waited for as many tokens as long ones do."""
     writer, ids, starts = ShardWriter(tmp_path / "train", vocab_size=100), np.arange(100), np.ones(1, dtype=bool)

@@ -18,6 +18,7 @@ import pytest
 import zstandard
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from often import often
 
 from clozebert.corpus.readers import json_records
 from clozebert.corpus.readers.columns import find_text_column
@@ -315,7 +316,7 @@ def test_what_is_no_json_is_named_where_it_stands(monkeypatch: pytest.MonkeyPatc
         list(json_records.read_array(io.StringIO('["' + "a" * 90_000), "a.json"))
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.jsonl.zst", "a.parquet"])
+@pytest.mark.parametrize("name", often(["a.csv", "a.json", "a.parquet", "a.tsv", "a.jsonl.zst"], 3))
 def test_memory_is_bounded(folder: Path, name: str) -> None:
     rows = [[f'"text" {number:6} ' * 20, "x"] for number in range(30_000)]
     records = [{"text": text, "label": label} for text, label in rows]

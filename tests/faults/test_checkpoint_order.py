@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from often import often
 from pretraining_helpers import assert_same_bits, log_of, run_forked, run_here
 
 from clozebert.training import evaluation, loop
@@ -15,7 +16,7 @@ from clozebert.utils.errors import UserError
 RUN = {"max_steps": 12, "save_steps": 4, "eval_steps": 4, "resume_from_checkpoint": "latest"}
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", often([1, 2]))
 def test_a_run_killed_in_an_evaluation_loses_no_step(prepared: Path, tmp_path: Path, processes: int) -> None:
     def prelude(rank: int) -> None:
         evaluate = loop.evaluate_mixture

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from disturbances import Watch, break_disk
+from often import often
 from pretraining_helpers import assert_same_bits, in_forks, run_forked
 
 from clozebert.corpus import Corpus
@@ -88,7 +89,7 @@ def test_eighty_disk_faults(prepared: Path, tmp_path: Path, capfd: Any, figure: 
     break_and_resume(prepared, tmp_path, capfd, faults=80, seed=6, keep=keep)
 
 
-@pytest.mark.parametrize("is_there", [False, True], ids=["new", "overwritten"])
+@pytest.mark.parametrize("is_there", often([True, False]), ids=["overwritten", "new"])
 def test_a_disk_that_fails_in_a_preparation(
     corpus_folder: Path, tmp_path: Path, is_there: bool, figure: Callable[[str, Any], None]
 ) -> None:

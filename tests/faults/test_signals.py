@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from often import often
 from pretraining_helpers import MODEL_FLAGS, REPOSITORY, flags, log_of, run_forked, settings
 
 from clozebert.training import evaluation
@@ -85,7 +86,7 @@ def saved_step(output_dir: Path) -> int:
     return int(state["step"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", often([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
 def test_a_signal_to_the_group_saves_although_workers_get_it_too(
     prepared: Path, tmp_path: Path, programs: list[subprocess.Popen[str]], number: int
 ) -> None:
@@ -98,7 +99,7 @@ def test_a_signal_to_the_group_saves_although_workers_get_it_too(
     assert "--resume_from_checkpoint latest goes on from there" in shown.splitlines()[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", often([signal.SIGHUP, signal.SIGINT]))
 def test_a_signal_that_ends_the_reader_of_the_output_saves_too(
     prepared: Path, tmp_path: Path, programs: list[subprocess.Popen[str]], number: int
 ) -> None:

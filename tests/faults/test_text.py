@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from often import often
 
 from clozebert.corpus.encoding import LONGEST_PART, Encoder
 from clozebert.corpus.preparation.prepare import prepare
@@ -355,7 +356,7 @@ prepare.prepare(Slow([sys.argv[2]]), tokenizer=load_tokenizer(sys.argv[1]), outp
 """
 
 
-@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("is_there", often([True, False]))
 def test_what_a_killed_preparation_left_is_removed_by_the_next(
     corpus_folder: Path, tmp_path: Path, is_there: bool
 ) -> None:

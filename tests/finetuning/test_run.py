@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from often import often
 from safetensors.torch import load_file
 
 from clozebert.finetuning import data as finetuning_data
@@ -199,7 +200,7 @@ def test_regression_gives_values_in_their_own_unit(
     assert (settings["text_column"], settings["text_pair_column"]) == ("sentence1", "sentence2")
 
 
-@pytest.mark.parametrize("packing", ["auto", "off"])
+@pytest.mark.parametrize("packing", often(["auto", "off"]))
 def test_a_new_classifier_of_pairs_compares_them(
     models: dict[str, str], tmp_path: Path, packing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,7 +280,7 @@ def test_multi_label(models: dict[str, str], data: dict[str, tuple[str, str]], t
     assert not (tmp_path / "o" / "eval_confusion.png").exists()
 
 
-@pytest.mark.parametrize("model", ["bert", "clozebert"])
+@pytest.mark.parametrize("model", often(["clozebert", "bert"]))
 def test_long_documents_are_windowed_in_both_tasks(models: dict[str, str], tmp_path: Path, model: str) -> None:
     """The words that decide stand behind what the model reads at once (64 tokens), so cutting would lose it."""
     filler = ["the", "dog", "and", "card"] * 20

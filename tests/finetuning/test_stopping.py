@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from often import often
 from transformers import TrainerCallback
 
 from clozebert.finetuning.resume import newest_checkpoint
@@ -65,13 +66,14 @@ def evaluations(shown: str) -> list[str]:
 
 
 EPOCHS = {"num_train_epochs": 4.0}
-# An epoch has six steps (`single`) or four (`token`); evaluations with `eval_steps` come every third step.
+# An epoch has six steps (`single`) or four (`token`); evaluations with `eval_steps` come every third step. The first
+# three are run often.
 CASES = {
     "within an epoch": ("single", "bert", EPOCHS, {"step": 8}, 8),
-    "before the first evaluation": ("token", "clozebert", EPOCHS, {"step": 2}, 2),
     "at the end of an epoch": ("single", "clozebert", EPOCHS, {"step": 12}, 12),
-    "at the end of an epoch, between evaluations": ("token", "clozebert", {"eval_steps": 3, **EPOCHS}, {"step": 8}, 8),
     "in an evaluation": ("single", "clozebert", EPOCHS, {"step": 6, "in_evaluation": True}, 7),
+    "before the first evaluation": ("token", "clozebert", EPOCHS, {"step": 2}, 2),
+    "at the end of an epoch, between evaluations": ("token", "clozebert", {"eval_steps": 3, **EPOCHS}, {"step": 8}, 8),
     "in the last evaluation": ("single", "bert", EPOCHS, {"step": 24, "in_evaluation": True}, 24),
     "where an evaluation is due": ("single", "bert", {"eval_steps": 3, **EPOCHS}, {"step": 9}, 9),
     "in the last step": ("token", "clozebert", EPOCHS, {"step": 16}, 16),
@@ -79,11 +81,7 @@ CASES = {
 }
 
 
-# The others are slow tests.
-OFTEN = ("within an epoch", "at the end of an epoch", "in an evaluation", "by Ctrl-C")
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in OFTEN)) for case in CASES])
+@pytest.mark.parametrize("case", often(CASES, 3))
 def test_a_stopped_run_saves_and_ends_as_one_that_was_not_stopped(
     models: dict[str, str],
     data: dict[str, tuple[str, str]],
@@ -121,6 +119,7 @@ def test_a_stopped_run_saves_and_ends_as_one_that_was_not_stopped(
     assert evaluations(first + capsys.readouterr().out) == evaluations(shown)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_of_several_seeds_goes_on_with_the_seed_it_was_at(
     models: dict[str, str],
     data: dict[str, tuple[str, str]],

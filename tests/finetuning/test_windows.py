@@ -12,6 +12,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import often
 
 from clozebert.finetuning.tagged_files import read_tagged_file, sentence_of_text
 from clozebert.finetuning.tags import TaggedSentence
@@ -311,12 +312,15 @@ def test_no_separator_of_pairs() -> None:
 @every_tokenizer
 @pytest.mark.parametrize(
     "path",
-    [
-        "tok_ud_english_ewt/en_ewt-ud-dev.conllu",
-        "tok_ner_wnut17/emerging.dev.conll",
-        "multi_ud_finnish_tdt/fi_tdt-ud-dev.conllu",
-        "multi_ud_chinese_gsd/zh_gsd-ud-dev.conllu",
-    ],
+    often(
+        [
+            "multi_ud_chinese_gsd/zh_gsd-ud-dev.conllu",
+            "tok_ner_wnut17/emerging.dev.conll",
+            "tok_ud_english_ewt/en_ewt-ud-dev.conllu",
+            "multi_ud_finnish_tdt/fi_tdt-ud-dev.conllu",
+        ],
+        2,
+    ),
 )
 def test_round_trip_on_real_text(shared_data: Path, kind: str, path: str) -> None:
     sentences = read_tagged_file(str(shared_data / path))

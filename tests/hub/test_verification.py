@@ -237,6 +237,7 @@ def test_each_damage_is_named(damage, message, tmp_path):
         verify_folder(folder)
 
 
+@pytest.mark.slow
 def test_an_encoder_that_cannot_be_converted_is_published_as_it_is(tmp_path):
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37}
     config = DebertaV2Config(vocab_size=50, max_position_embeddings=41, num_labels=3, **sizes)

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from encoder_cases import build, gradients, random_ids, relative_error, tiny_config
+from often import often
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, vmap
@@ -72,7 +73,7 @@ def test_every_public_name_can_be_asked_for(name):
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", often(ARCHITECTURES, 4))
 def test_a_traced_model_gives_the_same(name):
     """With gradients switched on, and another batch through it than the one it was traced with."""
     model, inputs = make(name)
@@ -116,7 +117,7 @@ def test_a_traced_model_has_no_token_that_sees_nothing(monkeypatch):
     assert relative_error(found[mask.bool()], wanted[mask.bool()].double()) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", often(ARCHITECTURES, 4))
 def test_an_exported_model_gives_the_same(name):
     model, inputs = make(name)
     exported = torch.export.export(model, (), inputs, strict=False).module()

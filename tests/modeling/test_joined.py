@@ -3,6 +3,7 @@
 import pytest
 import torch
 from encoder_cases import MIXED_LAYERS, relative_error
+from often import often
 from rounding import Rounding, logits_and_gradients, make_batch, make_model
 from torch.nn import functional as F
 
@@ -45,7 +46,7 @@ def compiled(model, monkeypatch):
 
 @pytest.mark.parametrize(
     ("shape", "split"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (number > 1)) for number, case in enumerate(SHAPES.values())],
+    often(SHAPES.values(), 2),
     ids=SHAPES,
 )
 def test_a_weight_that_the_joined_layers_take_in_changes_nothing(shape, split, monkeypatch):

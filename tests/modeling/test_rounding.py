@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from encoder_cases import MIXED_LAYERS
+from often import often
 from rounding import Rounding, logits_and_gradients, make_batch, make_model
 
 from clozebert.modeling import fast_paths
@@ -22,7 +23,7 @@ def dtype(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES)
+@pytest.fixture(scope="module", params=often(SHAPES.values()), ids=SHAPES)
 def shape(request):
     return request.param
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from often import often
 from stock_training import FIRST_WORD, VOCABULARY, tokenizer
 
 from clozebert import ClozeBertConfig, ClozeBertForMaskedLM, ClozeBertModel
@@ -67,7 +68,7 @@ def opinions(number, seed):
     return datasets.Dataset.from_dict(rows)
 
 
-@pytest.mark.parametrize("kind", ["body", "masked lm"])
+@pytest.mark.parametrize("kind", often(["masked lm", "body"]))
 def test_classification_of_sentence_pairs(kind, encoders, tmp_path):
     label_list = ["bad", "good"]
     config = transformers.AutoConfig.from_pretrained(encoders / kind, num_labels=2, finetuning_task="opinions")

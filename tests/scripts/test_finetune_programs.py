@@ -57,18 +57,11 @@ def test_sequence_program_by_path(repository: Path, python: WarmPython, model: s
     assert again.stderr.startswith("error: --output_dir")
 
 
-def test_token_program_as_module(repository: Path, model: str, tmp_path: Path) -> None:
+def test_token_program_as_module(python: WarmPython, model: str, tmp_path: Path) -> None:
     flags = ["--train_file", write_entities(tmp_path / "a.conll", rows=60), "--model_name_or_path", model]
     flags += ["--validation_file", write_entities(tmp_path / "b.conll", rows=20, seed=1)]
     flags += ["--output_dir", str(tmp_path / "o"), "--num_train_epochs", "4", "--learning_rate", "3e-3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "clozebert.scripts.finetune_token_classification", *flags],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = python.run(["-m", "clozebert.scripts.finetune_token_classification", *flags], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "o" / "all_results.json").read_text())["eval_f1"] == 1.0
     assert "tags: of entities (iob2)" in done.stdout

@@ -126,6 +126,7 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(prepared: Path, tmp
     assert (tmp_path / "run" / "latest").read_text() == "checkpoint-5\n"
 
 
+@pytest.mark.slow
 def test_a_step_of_many_micro_batches_is_no_hang(prepared: Path, tmp_path: Path) -> None:
     """It may take longer than the watchdog waits, and be the one in which the run is asked to stop."""
 

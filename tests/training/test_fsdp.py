@@ -106,6 +106,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
+@pytest.mark.slow
 def test_bf16_losses_are_those_of_ddp(found: list[dict[str, Any]]) -> None:
     expected, losses = (found[0][way]["losses"] for way in ("ddp", "fsdp"))
     assert len(losses) == STEPS

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from finetuning_helpers import make_checkpoint, write_entities, write_sentiment
+from often import often
 from pretraining_helpers import flags, settings
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -101,7 +102,7 @@ def test_the_modes_of_the_program_around_it_change_nothing(prepared: Path, tmp_p
             assert all(torch.equal(tensor, model[name]) for name, tensor in models["plain"].items())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", often([torch.bfloat16, torch.float64]), ids=str)
 def test_a_program_with_another_default_type_trains_the_same_model(
     dtype: torch.dtype, prepared: Path, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def alone_in_a_group():
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_several_processes_compile_the_graphs_of_one(alone_in_a_group):
     """PyTorch would cut a layer of 3 MB for DDP, after the first MB of its weights."""
     made = {}

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import often
 from pretraining_helpers import (
     assert_same_bits,
     log_of,
@@ -58,7 +59,7 @@ def kill_and_resume(folder: Path, output_dir: Path, *, batches: list[int], proce
 
 @pytest.mark.parametrize(
     ("processes", "workers"),
-    [(1, 2), (2, 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 0), (2, 2)))],
+    often([(1, 2), (2, 0), (1, 0), (2, 2)], 2),
 )
 def test_a_killed_run_goes_on_bitwise(
     prepared: Path, undisturbed: dict[int, Path], tmp_path: Path, workers: int, processes: int
@@ -73,6 +74,7 @@ def test_a_killed_run_goes_on_bitwise(
     assert state.world_size == processes
 
 
+@pytest.mark.slow
 def test_three_processes_go_on_bitwise(prepared: Path, tmp_path: Path) -> None:
     """Three add up gradients in an order that depends on DDP's buckets, which it sorts once."""
     run = {"max_steps": 12, "save_steps": 5, "global_batch_size": 12, "resume_from_checkpoint": "latest"}
@@ -157,7 +159,7 @@ def test_a_damaged_newest_checkpoint_is_skipped(
 
 @pytest.mark.parametrize(
     ("optimizer", "precision"),
-    [("muon", "no"), ("muon", "bf16"), pytest.param("adamw", "bf16", marks=pytest.mark.slow)],
+    often([("muon", "bf16"), ("muon", "no"), ("adamw", "bf16")]),
 )
 def test_every_optimizer_and_precision_goes_on_bitwise(
     prepared: Path, tmp_path: Path, optimizer: str, precision: str

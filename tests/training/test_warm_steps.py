@@ -99,6 +99,7 @@ def test_a_warm_up_that_compiles_ends_no_timing(seconds: float, monkeypatch: pyt
     assert len(taken) == 2 + max(4, int(seconds / 50 / 0.5))
 
 
+@pytest.mark.slow
 def test_a_run_of_some_minutes_compiles_before_its_steps_are_counted(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
