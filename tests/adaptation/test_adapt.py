@@ -398,6 +398,7 @@ def test_the_time_given_decides_the_steps(bert: Path, texts: Path, tmp_path: Pat
         run(bert, texts / "new.txt", tmp_path / "late", max_steps=None, max_minutes=1e-6)
 
 
+@pytest.mark.slow
 def test_the_report_states_the_schedule_that_was_run(
     bert: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

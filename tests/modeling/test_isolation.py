@@ -18,6 +18,7 @@ from encoder_cases import (
     random_ids,
     tiny_config,
 )
+from often import often
 
 from clozebert import (
     ClozeBertForMaskedLM,
@@ -90,12 +91,7 @@ def test_another_first_document_changes_the_second_by_exactly_zero(
 
 @pytest.mark.parametrize(
     ("model_class", "form"),
-    [
-        (ClozeBertForSequenceClassification, "cu_seq_lens"),
-        pytest.param(ClozeBertForSequenceClassification, "position_ids", marks=pytest.mark.slow),
-        pytest.param(ClozeBertModel, "cu_seq_lens", marks=pytest.mark.slow),
-        pytest.param(ClozeBertModel, "position_ids", marks=pytest.mark.slow),
-    ],
+    often(itertools.product([ClozeBertForSequenceClassification, ClozeBertModel], ["cu_seq_lens", "position_ids"])),
 )
 def test_a_compiled_model_keeps_documents_apart_too(model_class, form):
     """A pooled head gives one row for each document, as it does uncompiled."""

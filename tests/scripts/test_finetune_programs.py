@@ -71,6 +71,7 @@ def test_token_program_as_module(python: WarmPython, model: str, tmp_path: Path)
     }
 
 
+@pytest.mark.slow
 def test_a_run_outlives_the_reader_of_its_output(repository: Path, model: str, tmp_path: Path) -> None:
     """As `clozebert finetune-sequence … | head -1`."""
     flags = ["--train_file", write_sentiment(tmp_path / "a.csv", rows=64), "--model_name_or_path", model]

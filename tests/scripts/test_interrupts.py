@@ -72,6 +72,7 @@ def test_pretraining_says_at_once_that_it_stops_and_saves(tmp_path: Path) -> Non
     assert f"stopped at step {checkpoint.name.partition('-')[2]}" in done.shown
 
 
+@pytest.mark.slow
 def test_a_log_has_no_sign_of_life_and_no_bar(tmp_path: Path) -> None:
     prepared = make_corpus(tmp_path)
     run = flags({**MODEL_FLAGS, **settings(prepared, output_dir=tmp_path / "run"), "max_steps": 3})

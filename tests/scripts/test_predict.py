@@ -218,6 +218,7 @@ def test_what_a_table_without_known_names_holds_is_asked(tuned: dict[str, Path],
     assert record["text"] == "42"
 
 
+@pytest.mark.slow
 def test_standard_input_that_is_not_utf8(
     repository: Path, python: WarmPython, tuned: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from often import often
 from pretraining_helpers import (
     REPOSITORY,
     dense_loss,
@@ -53,7 +54,7 @@ RUN = {"max_steps": STEPS, "save_steps": 10, "eval_steps": 10, "save_total_limit
 DRIFT = 1e-5
 
 
-@pytest.fixture(scope="module", params=["adamw", "muon"])
+@pytest.fixture(scope="module", params=often(["muon", "adamw"]))
 def runs(request: Any, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[int, Path]]:
     """The optimizer, and the same run with it on one process and on two."""
     folder = tmp_path_factory.mktemp("runs")

@@ -177,6 +177,7 @@ def test_a_slow_product_is_not_timed_eight_times(monkeypatch: pytest.MonkeyPatch
     assert len(waits) == 2 * 3
 
 
+@pytest.mark.slow
 def test_the_other_processes_wait_for_a_long_look_at_the_documents(prepared: Path, tmp_path: Path) -> None:
     """20,000 documents here and there on a slow disk may take longer than the watchdog waits.
 

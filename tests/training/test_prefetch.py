@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from often import often
 from pretraining_helpers import make_corpus, model_config
 
 from clozebert import ClozeBertForMaskedLM
@@ -88,7 +89,7 @@ def fail_at_one(step: int) -> torch.Tensor:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", often([2, 1]))
 def test_a_worker_that_ends_or_hangs_is_said_in_a_sentence(workers: int, number: str) -> None:
     """It has made the steps before, of tensors, which travel over a connection to the worker itself."""
 
@@ -117,6 +118,7 @@ def batches_in_this_process(_: object) -> list[int]:
     return list(prefetch(abs, 0, 5, workers=2, timeout=60))
 
 
+@pytest.mark.slow
 def test_a_process_of_a_pool_makes_its_batches_itself() -> None:
     """It may have no processes of its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
