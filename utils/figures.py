@@ -1,5 +1,6 @@
 """Saves figures of matplotlib."""
 
+import re
 import warnings
 from typing import Any
 
@@ -15,7 +16,10 @@ def save_figure(figure: Any, place: Any, *, about_missing: str, **options: Any) 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         figure.savefig(place, **options)
-    missing = [str(one.message) for one in caught if "missing from font" in str(one.message)]
+    # "missing from current font." before matplotlib 3.9
+    missing = [
+        text for text in (str(one.message) for one in caught) if re.search(r"missing from (current )?font", text)
+    ]
     if missing:
         warnings.warn(about_missing, stacklevel=2)
     for one in caught:
