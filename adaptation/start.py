@@ -17,13 +17,13 @@ from ..corpus.readers.inputs import Reader
 from ..corpus.tokenizer import load_tokenizer, tokenizer_differences, tokenizer_facts
 from ..corpus.vocabulary.changes import EXTENDED, TRIMMED, NewVocabulary, check_algorithm, extend, trim
 from ..hub.convert import load_clozebert_masked_lm
-from ..hub.convert_config import config_from_native
+from ..hub.convert_config import choose_architecture, config_from_native
 from ..hub.loading import find_folder, read_config
 from ..hub.natives import architecture_of
 from ..hub.processors import TOKENIZER_FILE_NAMES
 from ..modeling import ClozeBertForMaskedLM
 from ..training.initialization.initial_model import load_configuration, set_token_ids
-from ..training.initialization.rebuilding import evenly_spaced, take_layers, take_rows
+from ..training.initialization.rebuilding import config_of_layers, evenly_spaced, take_layers, take_rows
 from ..utils.errors import UserError, as_user_errors
 from ..utils.files import hash_model
 from ..utils.progress_bar import quiet
@@ -193,13 +193,15 @@ def open_student(student: str | None, source: SourceModel) -> SourceModel:
     """The model to train: a named student, or the source with all or some of its layers.
 
     Raises:
-        UserError: the student has more layers than the source, or another tokenizer.
+        UserError: the student has more layers than the source, or another tokenizer, or could not be saved.
     """
     if student is None:
         return source
     if student.isdecimal():
         if not 1 <= int(student) <= source.layers:
             raise UserError(f"student={student}: take 1 to {source.layers} of the model's layers")
+        if source.model_type != "clozebert":
+            _check_native_student(int(student), source)
         return replace(source, layers=int(student))
     opened = open_source_model(student)
     if differing := tokenizer_differences(source.tokenizer, tokenizer_facts(opened.tokenizer)):
@@ -208,6 +210,19 @@ def open_student(student: str | None, source: SourceModel) -> SourceModel:
             f"needs its teacher's"
         )
     return opened
+
+
+def _check_native_student(layers: int, source: SourceModel) -> None:
+    """Some releases of transformers refuse a ModernBERT whose layers are all of one kind; those kept may be."""
+    config = _configuration(source.folder, source.model_type)
+    kept = config_of_layers(config, evenly_spaced(config.num_hidden_layers, layers))
+    try:
+        choose_architecture(kept, "ForMaskedLM", source.model_type)
+    except UserError as error:
+        raise UserError(
+            f"student={layers}: transformers {transformers.__version__} has no {source.model_type} of the layers that "
+            f"would be kept: take another number of layers, or a newer transformers ({error})"
+        ) from error
 
 
 def _apply(start: Start, new: NewVocabulary, *, spare: int) -> None:

@@ -390,7 +390,10 @@ def test_image_classification_pipeline_and_processor(folders, tmp_path):
     folder = shutil.copytree(folders / "AutoModelForImageClassification", tmp_path / "vit")
     processor_class(size={"height": 12, "width": 12}).save_pretrained(folder)
     image = image_module.fromarray(np.random.default_rng(0).integers(0, 255, (20, 31, 3), dtype=np.uint8))
-    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    except ImportError as error:
+        pytest.skip(str(error).strip().splitlines()[0])  # older releases need torchvision
     pixels = processor(image, return_tensors="pt")["pixel_values"]
     assert pixels.shape == (1, 3, 12, 12)
     model = ClozeBertForImageClassification.from_pretrained(folder)

@@ -43,9 +43,6 @@ def take_layers(model: ClozeBertForMaskedLM, sources: Sequence[int]) -> ClozeBer
         sources: the first of them is 0.
     """
     config = model.config
-    changes: dict[str, Any] = {"num_hidden_layers": len(sources)}
-    if config.layer_types is not None:
-        changes["layer_types"] = [config.layer_types[source] for source in sources]
     old = model.state_dict()
     tensors = {name: tensor for name, tensor in old.items() if not name.startswith("model.layers.")}
     for layer, source in enumerate(sources):
@@ -53,7 +50,15 @@ def take_layers(model: ClozeBertForMaskedLM, sources: Sequence[int]) -> ClozeBer
         if layer > 0 and source == 0 and not config.first_attention_norm:
             # Layer 0 has no norm before its attention; a copy further up, where activations are larger, needs one.
             tensors |= _renamed(old, "model.layers.1.attention_norm.", f"model.layers.{layer}.attention_norm.")
-    return model_with(changed(config, **changes), tensors).train(model.training)
+    return model_with(config_of_layers(config, sources), tensors).train(model.training)
+
+
+def config_of_layers(config: ClozeBertConfig, sources: Sequence[int]) -> ClozeBertConfig:
+    """The configuration of a model whose layer i is layer `sources[i]`."""
+    changes: dict[str, Any] = {"num_hidden_layers": len(sources)}
+    if config.layer_types is not None:
+        changes["layer_types"] = [config.layer_types[source] for source in sources]
+    return changed(config, **changes)
 
 
 def _renamed(tensors: Mapping[str, torch.Tensor], before: str, after: str) -> dict[str, torch.Tensor]:
