@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 from ..corpus.readers.columns import is_number
 from ..corpus.readers.tables import TableFile, open_dataset
 from ..utils.errors import UserError
+from ..utils.plurals import counted
 from .arguments import FinetuningArguments, SequenceArguments, TokenArguments
 from .card import HubNames, hub_names
 from .sequence_task import (
     MULTI_LABEL,
+    REGRESSION,
     SINGLE_LABEL,
     SequenceExample,
     SequenceTask,
@@ -33,6 +35,7 @@ from .tasks import Task
 from .token_task import TokenTask, make_token_task
 
 TASKS: dict[str, type[Task]] = {task.task_type: task for task in (SequenceTask, TokenTask)}
+_MOST_SHOWN = 10  # labels in a message
 Splits = dict[str, list[Any]]  # "train", "validation" and, if given, "test"
 
 
@@ -63,6 +66,8 @@ def read_data(arguments: FinetuningArguments, known: list[str] | None) -> Labell
     task = make_task(splits["train"], known_names=known, balanced=arguments.class_weights == "balanced")
     for examples in splits.values():
         task.check(examples)
+    if not task.per_token and task.problem_type != REGRESSION:
+        _say_missing_labels(splits, task.label_names)
     return LabelledData(splits, task, facts, on_hub)
 
 
@@ -226,6 +231,19 @@ def _say_copies(splits: Splits) -> None:
             print(
                 f"{count:,} of the {len(examples):,} {split} examples are in the training data, too: there the scores "
                 f"show what the model remembers"
+            )
+
+
+def _say_missing_labels(splits: Splits, names: list[str]) -> None:
+    """Print the labels of the training data that no example of another split has: no score says how these are found."""
+    for split, examples in splits.items():
+        present = set(chain.from_iterable(example.labels for example in examples))
+        missing = [name for name in names if name not in present]
+        if missing and present:
+            shown = ", ".join(missing[:_MOST_SHOWN]) + (", …" if len(missing) > _MOST_SHOWN else "")
+            print(
+                f"no {split} example has {counted(len(missing), 'label')} of the {len(names)}, so the scores say "
+                f"nothing of: {shown}"
             )
 
 

@@ -234,7 +234,10 @@ class Predictor:
                 raise UserError(f"{source}, line {number}: the model takes pairs; put a tab between two texts")
             if pair is not None and not (text.strip() and pair.strip()):
                 raise UserError(f"{source}, line {number}: one of the two texts is empty; fill it or remove the line")
-            yield self.task.example(text.strip(), pair and pair.strip(), source=source, line=number)
+            if pair is None:  # spaces at the ends are part of the text, as in training
+                yield self.task.example(text.strip("\r\n"), None, source=source, line=number)
+            else:
+                yield self.task.example(text, pair.rstrip("\t"), source=source, line=number)
         if num_blank:
             print(f"{source}: left out {counted(num_blank, 'blank line')}", file=sys.stderr)
 

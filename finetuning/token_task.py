@@ -88,7 +88,10 @@ class TokenTask(Task):
         if suffix in (".txt", ".csv", ".tsv"):
             return None
         if not has_tagged_words(path) and suffix not in TABLE_SUFFIXES:
-            raise UserError(f"{path}: name it .txt if each line is a text, or .conll if it holds columns of words")
+            raise UserError(
+                f"{path}: name it .txt if each line is a text (or give it as standard input), or .conll if it "
+                f"holds columns of words"
+            )
         return read_tagged_file(path, with_tags=False)
 
     def refuse_tagged(self, rows: Iterable[Sequence[str]], source: str) -> None:

@@ -5,7 +5,7 @@ word. Its signature is the minima of 64 hash functions over that set. Two docume
 probability J, the Jaccard similarity of their sets. Signatures that agree in all four numbers of any of 16 bands are
 compared: a document that agrees with an earlier one in at least 0.8 of the 64 is a near duplicate. Where more than
 1,000 documents agree in a band, as with much text from one template, only the first 1,000 are compared. Each document
-kept takes about 2 KB of memory; for tens of millions of documents, use a dedicated tool.
+kept takes about 5 KB of memory; for tens of millions of documents, use a dedicated tool.
 """
 
 import zlib

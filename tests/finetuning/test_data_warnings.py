@@ -47,6 +47,16 @@ def test_text_that_the_tokenizer_does_not_know(model: str, tmp_path: Path, capsy
     assert "warning: the model's tokenizer does not know 50.0% of the tokens" in capsys.readouterr().err
 
 
+def test_labels_that_no_score_says_anything_of(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every validation example is `b`: always to answer that has an accuracy and a macro F1 of 1."""
+    (tmp_path / "dev.csv").write_text("text,label\n" + "".join(f"a dev film {number},b\n" for number in range(5)))
+    train = "text,label\n" + "".join(f"film {number},{'abc'[min(number % 9, 2)]}\n" for number in range(27))
+    finetune(arguments(model, tmp_path, train, validation_file=str(tmp_path / "dev.csv")))
+    said = capsys.readouterr().out
+    assert "no validation example has 2 labels of the 3, so the scores say nothing of: a, c\n" in said
+    assert "no train" not in said
+
+
 def test_scores_on_copies_of_the_training_data(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They are said to be such, and those on all of the training data are no results in the card."""
     rows = [f"film {number},{'ab'[number % 2]}\n" for number in range(20)]

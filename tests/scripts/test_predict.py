@@ -67,6 +67,21 @@ def test_standard_input_as_a_person_pipes_it(repository: Path, tuned: dict[str, 
     assert "standard input: left out 1 blank line\n" in done.stderr
 
 
+def test_spaces_at_the_ends_of_a_line_are_part_of_its_text(tuned: dict[str, Path], tmp_path: Path) -> None:
+    """As in a table: indentation tells lines of a log or of code apart, and positions count it."""
+    text = "    Ada Lovelace runs to Paris  "
+    lines, table = tmp_path / "a.txt", write_json_lines(tmp_path / "a.jsonl", [{"text": text}])
+    lines.write_bytes(f"{text}\r\n".encode())
+    for model in ("token", "sequence"):
+        of_line, of_table = (
+            predictions(tuned[model], "--input", str(path), output=tmp_path / "out.jsonl") for path in (lines, table)
+        )
+        assert of_line == of_table
+        assert of_line[0]["text"] == text
+    (of_line,) = predictions(tuned["token"], "--input", str(lines), output=tmp_path / "out.jsonl")
+    assert [text[entity["start"] : entity["end"]] for entity in of_line["entities"]] == ["Ada Lovelace", "Paris"]
+
+
 def test_blank_lines_are_counted(tuned: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Answers would not stand beside the lines of the file without a word."""
     text, whole = tmp_path / "a.txt", tmp_path / "b.txt"
