@@ -229,15 +229,13 @@ class Predictor:
             if not line.strip():
                 num_blank += 1
                 continue
-            text, tab, pair = line.strip("\r\n").partition("\t") if self.takes_pairs else (line, "", None)
+            whole = line.strip("\r\n")  # spaces at the ends are part of the text, as in training
+            text, tab, pair = whole.partition("\t") if self.takes_pairs else (whole, "", None)
             if self.takes_pairs and (not tab or "\t" in str(pair).strip()):
                 raise UserError(f"{source}, line {number}: the model takes pairs; put a tab between two texts")
             if pair is not None and not (text.strip() and pair.strip()):
                 raise UserError(f"{source}, line {number}: one of the two texts is empty; fill it or remove the line")
-            if pair is None:  # spaces at the ends are part of the text, as in training
-                yield self.task.example(text.strip("\r\n"), None, source=source, line=number)
-            else:
-                yield self.task.example(text, pair.rstrip("\t"), source=source, line=number)
+            yield self.task.example(text, pair and pair.rstrip("\t"), source=source, line=number)
         if num_blank:
             print(f"{source}: left out {counted(num_blank, 'blank line')}", file=sys.stderr)
 

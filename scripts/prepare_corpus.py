@@ -96,12 +96,11 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
         count = sum(source.get(reason, 0) for source in manifests["train"]["sources"])
         if count:
             print(f"left out   {count:>12,} documents: {reason.replace('_', ' ')}")
-    if not manifests["validation"]["documents"] and manifests["train"]["documents"] > 1:
-        print("no document is held out: give --validation_input or a larger --validation_fraction; copies of a text "
-              "are all on one side")  # fmt: skip
-    elif not manifests["validation"]["documents"]:
-        print("no document is held out: give --validation_input, a --validation_fraction, or, where the text is one "
-              "document, --document_separator line")  # fmt: skip
+    if not manifests["validation"]["documents"]:
+        is_one = manifests["train"]["documents"] <= 1
+        print("no document is held out: give --validation_input, a larger --validation_fraction" + (
+              ", or, where the text is one document, --document_separator line" if is_one
+              else "; copies of a text are all on one side"))  # fmt: skip
     if not manifests["train"]["documents"]:
         print("warning: no document is left to train on, as all are held out")
     shared = manifests["train"].get("also_in_validation", 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-for folder in (HERE, HERE.parent):
+for folder in (HERE, HERE.parent, HERE.parent / "hub"):
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from natives import all_full_is_possible
 from safetensors.torch import load_file
 from small_models import adapt_flags, save_native
 from transformers import AutoModelForMaskedLM
@@ -22,10 +22,9 @@ def run(*places: Path, **changes: Any) -> dict[str, Any]:
     return adapt(AdaptationArguments(**adapt_flags(*places, **changes)), say=lambda line: None)
 
 
-# The two layers that are kept have no window, which transformers 5.10 to 5.14 refuse.
+# The two layers that are kept have no window.
 needs_full_layers = pytest.mark.skipif(
-    tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 15),
-    reason="this transformers has no ModernBERT without windows",
+    not all_full_is_possible(), reason="this transformers has no ModernBERT without windows"
 )
 
 

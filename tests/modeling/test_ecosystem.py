@@ -393,6 +393,8 @@ def test_image_classification_pipeline_and_processor(folders, tmp_path):
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(folder)
     except ImportError as error:
+        if "torchvision" not in str(error).lower():
+            raise
         pytest.skip(str(error).strip().splitlines()[0])  # older releases need torchvision
     pixels = processor(image, return_tensors="pt")["pixel_values"]
     assert pixels.shape == (1, 3, 12, 12)
