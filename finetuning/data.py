@@ -36,6 +36,7 @@ from .token_task import TokenTask, make_token_task
 
 TASKS: dict[str, type[Task]] = {task.task_type: task for task in (SequenceTask, TokenTask)}
 _MOST_SHOWN = 10  # labels in a message
+_HELD_OUT = 10  # one example of so many is held out
 Splits = dict[str, list[Any]]  # "train", "validation" and, if given, "test"
 
 
@@ -202,17 +203,26 @@ def _are_hidden(table: Table, label: str) -> bool:
 
 
 def _choose(groups: list[list[int]], examples: list[Any]) -> set[int]:
-    """A tenth of the examples, whole groups of them in the order given, so that every label stays with others, too."""
-    most = max(1, len(examples) // 10)
+    """A tenth of the examples, whole groups of them in the order given, so that every label stays with others, too.
+
+    First comes an example of each label whose tenth rounds to one or more, as far as the tenth of all reaches.
+    """
+    most = max(1, len(examples) // _HELD_OUT)
     left = Counter(chain.from_iterable(example.labels for example in examples))
+    counts = Counter(chain.from_iterable(set(example.labels) for example in examples))
+    missing = {name for name, count in counts.items() if 2 * count >= _HELD_OUT}
     chosen: set[int] = set()
-    for group in groups:
-        if group[0] in chosen or len(chosen) + len(group) > most:
-            continue
-        names = Counter(chain.from_iterable(examples[index].labels for index in group))
-        if all(left[name] > count for name, count in names.items()):
-            left.subtract(names)
-            chosen.update(group)
+    for is_first_pass in (True, False):
+        for group in groups:
+            if group[0] in chosen or len(chosen) + len(group) > most:
+                continue
+            names = Counter(chain.from_iterable(examples[index].labels for index in group))
+            if is_first_pass and missing.isdisjoint(names):
+                continue
+            if all(left[name] > count for name, count in names.items()):
+                left.subtract(names)
+                chosen.update(group)
+                missing -= names.keys()
     return chosen
 
 
@@ -250,7 +260,7 @@ def _say_missing_labels(splits: Splits, names: list[str]) -> None:
 
 
 def _hold_out_validation(splits: Splits, seed: int) -> None:
-    """Without validation data, move a tenth of the training data there, but never the last example of a label.
+    """Without validation data, move a tenth of the training data there: of every label, but never its last example.
 
     Copies of a text stay together.
     """

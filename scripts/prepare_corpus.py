@@ -19,9 +19,11 @@ from typing import Any
 from clozebert.scripts._program import parse, run
 from clozebert.utils.command_line import flag
 from clozebert.utils.errors import UserError
+from clozebert.utils.plurals import counted
 
 _SHOWN_DOCUMENTS, _SHOWN_CHARACTERS = 3, 160
 _MANY_UNKNOWN, _MUCH_HELD_OUT = 0.01, 0.2
+_LONG_DOCUMENT = 1 << 20  # bytes
 
 
 @dataclass
@@ -79,8 +81,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         manifests = preparation.write(report, num_parts=num_parts)
     print_account(manifests)
-    if arguments.validation_input is None and arguments.validation_fraction is None:
-        _warn_of_few_documents(manifests)
+    by_default = arguments.validation_input is None and arguments.validation_fraction is None
+    if not (by_default and _warn_of_few_documents(manifests)) and arguments.document_separator == "blank_line":
+        _warn_of_long_documents(manifests["train"]["sources"])
     print("\n".join(sample_documents(arguments.output_dir, preparation.tokenizer_folder)))
     print(f"written to {arguments.output_dir}")
 
@@ -116,19 +119,42 @@ def print_account(manifests: dict[str, dict[str, Any]]) -> None:
               "bytes; train one on this text, with --algorithm bpe or unigram if WordPiece is unsuitable")  # fmt: skip
 
 
-def _warn_of_few_documents(manifests: dict[str, dict[str, Any]]) -> None:
-    """Whole documents are held out, so of a few long ones it may be most of the text."""
+def _warn_of_few_documents(manifests: dict[str, dict[str, Any]]) -> bool:
+    """Whole documents are held out, so of a few long ones it may be most of the text; return whether that is said."""
     held_out, trained_on = (manifests[split] for split in ("validation", "train"))
     share = held_out["tokens"] / max(1, held_out["tokens"] + trained_on["tokens"])
-    if trained_on["documents"] and share > _MUCH_HELD_OUT:
-        from clozebert.corpus.readers.compression import bare_suffix
-        from clozebert.corpus.readers.tables import TABLE_SUFFIXES
+    if not trained_on["documents"] or share <= _MUCH_HELD_OUT:
+        return False
+    count = held_out["documents"] + trained_on["documents"]
+    lines = "if each line is a text, give --document_separator line; else " if _texts(trained_on["sources"]) else ""
+    print(f"warning: {share:.0%} of the text is held out, as it is {count} documents: {lines}give "
+          "--validation_fraction 0")  # fmt: skip
+    return True
 
-        count = held_out["documents"] + trained_on["documents"]
-        are_tables = all(bare_suffix(source["path"]) in TABLE_SUFFIXES for source in trained_on["sources"])
-        lines = "" if are_tables else "if each line is a text, give --document_separator line; else "
-        print(f"warning: {share:.0%} of the text is held out, as it is {count} documents: {lines}give "
-              "--validation_fraction 0")  # fmt: skip
+
+def _warn_of_long_documents(sources: list[dict[str, Any]]) -> None:
+    """A text file with hardly a blank line becomes documents of many lines that may have nothing to do with another."""
+    long = [source for source in _texts(sources) if source["bytes"] > _LONG_DOCUMENT * max(1, source["documents"])]
+    if long:
+        size = sum(source["bytes"] for source in long) / max(1, sum(source["documents"] for source in long))
+        others = f" and {counted(len(long) - 1, 'other file')}" if len(long) > 1 else ""
+        print(f"warning: few blank lines are in {long[0]['path']}{others}, so a document has {size / 2**20:.1f} MiB: "
+              "if each line is a text, give --document_separator line")  # fmt: skip
+
+
+def _texts(sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The sources that are text files, in which `--document_separator` counts."""
+    from clozebert.corpus.readers.compression import bare_suffix
+    from clozebert.corpus.readers.inputs import INSTALLED_PYTHON
+    from clozebert.corpus.readers.tables import TABLE_SUFFIXES
+    from clozebert.corpus.readers.xml_texts import XML_SUFFIXES
+
+    others = (*TABLE_SUFFIXES, *XML_SUFFIXES)
+    return [
+        source
+        for source in sources
+        if bare_suffix(source["path"]) not in others and not source["path"].startswith((INSTALLED_PYTHON, "hub:"))
+    ]
 
 
 def sample_documents(corpus_folder: str, tokenizer_name: str) -> list[str]:

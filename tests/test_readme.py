@@ -12,6 +12,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from often import often
 from tokenizers import Tokenizer
 from warm_python import WarmPython
 
@@ -130,13 +131,16 @@ def check_epochs_and_vocabulary(shown: str) -> None:
     assert 1 < seen / in_text <= MOST_EPOCHS * ROOM, (seen, in_text)
 
 
+@pytest.mark.parametrize("recipe", often(list_recipes(), 2))
 def test_every_recipe_sets_out_on_40_epochs_at_most_and_on_no_idle_row(
-    prepared: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
     monkeypatch.chdir(prepared)
-    for recipe in list_recipes():
-        check_epochs_and_vocabulary(dry_run(recipe))
-    # The check can fail.
+    check_epochs_and_vocabulary(dry_run(recipe))
+
+
+def test_the_check_of_epochs_and_rows_can_fail(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(prepared)
     with pytest.raises(AssertionError, match="<= 40"):
         check_epochs_and_vocabulary(dry_run("nano", "--num_train_epochs", "60"))
     monkeypatch.setattr(checks, "padded_vocabulary", lambda tokens: 50_368)

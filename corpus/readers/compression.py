@@ -9,6 +9,7 @@ import codecs
 import gzip
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from .binary_files import what_it_is
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 _BLOCK = 1 << 16
+_NUMBERED = re.compile(r"(\.\d+|-[^.]*)$")
 # Byte order marks. The longer ones come first: that of UTF-32 (little-endian) begins with that of UTF-16.
 _OTHER_UNICODE = (
     (codecs.BOM_UTF32_LE, "UTF-32"), (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -28,11 +30,14 @@ _OTHER_UNICODE = (
 
 
 def bare_suffix(path: str | Path) -> str:
-    """The suffix without that of a compression, in lower case: `.csv` for `a.CSV.gz`."""
-    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
-    if suffixes and suffixes[-1] in COMPRESSIONS:
-        suffixes.pop()
-    return suffixes[-1] if suffixes else ""
+    """The suffix in lower case, without that of a compression, a number or what follows a hyphen.
+
+    It is `.csv` for `a.CSV.gz`, and for the names of rotated logs and of parts: `a.csv.1`, `a.csv-20260101`.
+    """
+    name = Path(path).name.lower()
+    if Path(name).suffix in COMPRESSIONS:
+        name = Path(name).stem
+    return Path(_NUMBERED.sub("", name)).suffix
 
 
 @contextmanager
@@ -60,8 +65,9 @@ def open_decompressed(path: str | Path) -> Iterator[tuple[BinaryIO, Callable[[],
         first = _fill(read)
         if encoding := next((name for mark, name in _OTHER_UNICODE if first.startswith(mark)), None):
             raise UserError(f"{path} is in {encoding}: convert it to UTF-8")
-        if path.suffix.lower() != ".parquet" and (found := what_it_is(first)):
-            way_out = "unpack it first" if bare_suffix(path) == ".parquet" else found[1]
+        is_parquet = bare_suffix(path) == ".parquet"
+        if (not is_parquet or path.suffix.lower() in COMPRESSIONS) and (found := what_it_is(first)):
+            way_out = "unpack it first" if is_parquet else found[1]
             raise UserError(f"{path} is {found[0]}: {way_out}")
         is_old = b"\r" in first and b"\n" not in first
         yield io.BufferedReader(_Content(first, read, is_old), _BLOCK), raw.tell

@@ -22,6 +22,7 @@ from often import often
 
 from clozebert.corpus.readers import json_records
 from clozebert.corpus.readers.columns import find_text_column
+from clozebert.corpus.readers.compression import bare_suffix
 from clozebert.corpus.readers.inputs import Reader
 from clozebert.corpus.readers.tables import BadText, Row, open_table
 from clozebert.finetuning.tables import find_columns, read_table
@@ -212,6 +213,22 @@ def test_every_kind_of_line_end(folder: Path, end: str, has_last: bool) -> None:
 COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress, ".zstd": zstandard.compress
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [("a.csv.1", ".csv"), ("A.CSV.2.gz", ".csv"), ("a.jsonl-20260101", ".jsonl"), ("a.xml-p1p41.bz2", ".xml"),
+     ("mail.txt.1", ".txt"), ("my-notes.txt", ".txt"), ("a.b-c/my-notes", ""), ("report.2026", ""), (".1", "")],
+)  # fmt: skip
+def test_a_number_or_a_date_behind_the_suffix_does_not_count(name: str, suffix: str) -> None:
+    assert bare_suffix(name) == suffix
+
+
+def test_the_rotated_file_of_a_table_is_a_table(folder: Path) -> None:
+    rows = [[f"text {number}", "x"] for number in range(5)]
+    check(folder / "a.csv.1", by_csv(["text", "label"], rows), ["text", "label"], rows)
+    pyarrow.parquet.write_table(pa.table({"text": ["a", "b"]}), folder / "a.parquet-20260101")
+    assert [row.values for row in open_table(folder / "a.parquet-20260101").rows()] == [{"text": "a"}, {"text": "b"}]
 
 
 @pytest.mark.parametrize("suffix", COMPRESSED)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from often import often
 
 TESTS = Path(__file__).resolve().parents[1]
 if str(TESTS / "modeling") not in sys.path:
@@ -83,7 +84,7 @@ def largest_error(implementation: str, dtype: torch.dtype) -> tuple[float, int]:
     return worst, cases
 
 
-@pytest.mark.parametrize("shortcuts", [True, False], ids=["shortcuts", "plain"])
+@pytest.mark.parametrize("shortcuts", often([True, False]), ids=["shortcuts", "plain"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", pytest.param("flex_attention", marks=pytest.mark.faults)])
 def test_all_paths_are_one_document_at_a_time(

@@ -15,7 +15,6 @@ import transformers
 from often import often
 from safetensors.torch import load_file
 
-from clozebert.finetuning import data as finetuning_data
 from clozebert.finetuning.arguments import (
     PredictionArguments,
     SequenceArguments,
@@ -24,7 +23,6 @@ from clozebert.finetuning.arguments import (
 from clozebert.finetuning.predict import predict
 from clozebert.finetuning.reports import ClassReport, Report, write_report
 from clozebert.finetuning.run import finetune
-from clozebert.finetuning.sequence_task import SequenceExample
 from clozebert.utils.errors import UserError
 from clozebert.utils.locks import lock_folder
 
@@ -401,27 +399,6 @@ def test_validation_is_held_out_where_there_is_none(
     )
     results = finetune(arguments)
     assert (results["train_samples"], results["eval_samples"]) == (54, 6)
-
-
-def test_the_only_example_of_a_label_is_never_held_out() -> None:
-    examples = [SequenceExample("t", None, label, "f") for label in ["a"] * 8 + ["b", "c"] + ["d"] * 20]
-    for seed in range(20):
-        splits = {"train": list(examples)}
-        finetuning_data._hold_out_validation(splits, seed)
-        assert len(splits["validation"]) == 3
-        assert {e.label for e in splits["train"]} == {"a", "b", "c", "d"}
-        assert len(splits["train"]) + len(splits["validation"]) == len(examples)
-    with pytest.raises(ValueError, match="give --validation_file"):
-        finetuning_data._hold_out_validation({"train": examples[7:10]}, 0)
-
-
-def test_copies_of_a_text_are_held_out_together() -> None:
-    examples = [SequenceExample(f"t{number % 20}", None, "ab"[number % 2], "f") for number in range(100)]
-    for seed in range(20):
-        splits = {"train": list(examples)}
-        finetuning_data._hold_out_validation(splits, seed)
-        assert len(splits["validation"]) == 10
-        assert {e.text for e in splits["train"]}.isdisjoint(e.text for e in splits["validation"])
 
 
 def test_a_dataset_of_the_hub_by_its_folder(

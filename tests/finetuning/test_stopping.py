@@ -81,7 +81,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", often(CASES, 3))
+@pytest.mark.parametrize("case", often(CASES, 1))
 def test_a_stopped_run_saves_and_ends_as_one_that_was_not_stopped(
     models: dict[str, str],
     data: dict[str, tuple[str, str]],

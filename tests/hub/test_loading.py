@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from natives import CLASSES, difference, make_inputs, make_native
+from often import often
 from safetensors.torch import load_file, save_file
 
 from clozebert.hub import from_native
@@ -37,7 +38,9 @@ def edit_config(folder, **changes):
     return config
 
 
-@pytest.mark.parametrize(("model_type", "class_name"), CLASSES)
+@pytest.mark.parametrize(
+    ("model_type", "class_name"), often(CLASSES[::3]) + often(CLASSES[1::3], 0) + often(CLASSES[2::3], 0)
+)
 def test_there_and_back_is_the_same_file(tmp_path, model_type, class_name):
     _, folder = save(tmp_path, model_type, class_name)
     convert_folder(folder, tmp_path / "ours", to="clozebert")

@@ -145,6 +145,7 @@ def test_whole_bundle_passes(tmp_path):
     assert "AutoModelForMaskedLM" not in report.new_heads
 
 
+@pytest.mark.slow
 def test_random_weights_are_an_error(tmp_path):
     folder = saved_with_fingerprint(tmp_path)
     change_tensors(folder, lambda tensors: {k: v for k, v in tensors.items() if "layers.1.mlp" not in k})

@@ -3,8 +3,6 @@
 import importlib
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -150,7 +148,7 @@ print(type(model).__name__, model(torch.arange(5)[None] + 5).logits.tolist())
 """
 
 
-def test_a_class_of_a_user_is_saved_with_its_code(tmp_path, monkeypatch):
+def test_a_class_of_a_user_is_saved_with_its_code(python, tmp_path, monkeypatch):
     """As a subclass of BertForSequenceClassification is."""
     (tmp_path / "tempered_head.py").write_text(HEAD_OF_A_USER)
     monkeypatch.syspath_prepend(tmp_path)
@@ -158,10 +156,8 @@ def test_a_class_of_a_user_is_saved_with_its_code(tmp_path, monkeypatch):
     tempered.register_for_auto_class("AutoModelForSequenceClassification")
     model = build(tempered, tiny_config(num_labels=3)).float()
     model.save_pretrained(tmp_path / "saved")
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN, str(tmp_path / "saved")], capture_output=True, text=True, check=False,
-        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}, cwd=tmp_path / "saved",
-    )  # fmt: skip
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = python.run(["-c", OPEN, tmp_path / "saved"], env=environment, cwd=tmp_path / "saved")
     assert done.returncode == 0, done.stderr
     name, _, logits = done.stdout.partition(" ")
     assert name == "Tempered"

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -179,17 +177,10 @@ print("\\n" + json.dumps(report))
 """
 
 
-def test_without_the_package_every_auto_class_loads_and_saves_again_bit_equal(folders, tmp_path):
+def test_without_the_package_every_auto_class_loads_and_saves_again_bit_equal(python, folders, tmp_path):
     """In a process where `clozebert` cannot be imported, offline, from what lies in the folder."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(folders), ",".join(CLASSES)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-        cwd=tmp_path,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")},
-    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = python.run(["-c", WITHOUT_THE_PACKAGE, folders, ",".join(CLASSES)], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     for name in CLASSES:

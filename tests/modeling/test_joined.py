@@ -83,7 +83,8 @@ def seen_by(hook, model):
     return seen
 
 
-@pytest.mark.parametrize("hook", often(["of the norm's gradient", "of the norm", "of the MLP"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("hook", ["of the norm's gradient", "of the norm", "of the MLP"])
 def test_a_hook_sees_what_it_does_without_compilation(hook, monkeypatch):
     plain, model = (make_model(torch.float64, **PRE_NORM) for _ in range(2))
     wanted, found = (seen_by(hook, each) for each in (plain, model))
@@ -97,7 +98,7 @@ def test_a_hook_sees_what_it_does_without_compilation(hook, monkeypatch):
     assert {False, True} == set(norms)  # before attention, where no hook is, the weight is still taken in
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("is_compiled", often([False, True]))
 def test_an_mlp_of_a_user_gets_the_whole_norm(is_compiled, monkeypatch):
     """Such as ours with an adapter behind it."""
     plain, model = (make_model(torch.float64, **PRE_NORM) for _ in range(2))

@@ -68,10 +68,10 @@ def assert_same_run(found, wanted):
 
 
 def cases_of_settings():
-    """In the ordinary suite BERT and ViT, plain and with everything at once; the others are slow."""
+    """In the ordinary suite BERT and ViT with everything at once; the others are slow."""
     for setting in SETTINGS:
         for model_type, name in CASES:
-            fast = model_type != "modernbert" and setting in ("plain", "all")
+            fast = model_type != "modernbert" and setting == "all"
             marks = () if fast else pytest.mark.slow
             yield pytest.param(model_type, name, setting, marks=marks, id=f"{model_type}-{name}-{setting}")
 

@@ -15,6 +15,7 @@ from encoder_cases import (
     same_gradients,
     tiny_config,
 )
+from often import often
 from torch._dynamo.testing import CompileCounter
 
 from clozebert import ClozeBertForMaskedLM
@@ -30,7 +31,7 @@ def tiny(**changes):
 
 @pytest.mark.parametrize(
     ("implementation", "layer_types"),
-    [("sdpa", MIXED_LAYERS), pytest.param("sdpa", None, marks=pytest.mark.slow), ("eager", MIXED_LAYERS)],
+    often([("sdpa", MIXED_LAYERS), ("sdpa", None), ("eager", MIXED_LAYERS)]),
 )
 def test_export_serves_other_batches_and_lengths(implementation, layer_types):
     model = tiny(implementation=implementation, layer_types=layer_types)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from often import often
 
 from clozebert.scripts import finetune_sequence_classification, finetune_token_classification, predict
 from clozebert.utils.errors import UserError
@@ -51,7 +52,7 @@ def write(kind: str, folder: Path) -> tuple[str, str]:
     return write_json_lines(train.with_suffix(".jsonl"), rows), write_json_lines(test.with_suffix(".jsonl"), tested)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", often(KINDS, 4))
 def test_scores_are_those_of_the_run(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test = write(kind, tmp_path)
     program: Any = finetune_token_classification if train.endswith(".conll") else finetune_sequence_classification

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,12 +37,10 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
-def test_by_path_from_text_to_batches(text: Path, tokenizer: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--input", text, "--tokenizer_name", tokenizer, "--output_dir", tmp_path / "out",
-         "--validation_fraction", "0.1", "--num_processes", "2"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+def test_by_path_from_text_to_batches(python: WarmPython, text: Path, tokenizer: str, tmp_path: Path) -> None:
+    flags = ["--input", text, "--tokenizer_name", tokenizer, "--output_dir", tmp_path / "out"]
+    done = python.run([SCRIPT, *flags, "--validation_fraction", "0.1", "--num_processes", "2"])
+    assert done.returncode == 0, done.stderr
     train, validation = Corpus(tmp_path / "out"), Corpus(tmp_path / "out", "validation")
     assert f"{train.num_tokens:,} tokens" in done.stdout
     assert train.num_documents + validation.num_documents == 240
@@ -211,3 +207,21 @@ def test_a_split_of_two_documents_is_a_warning(
         [*flags, "--output_dir", str(tmp_path / "lines"), "--document_separator", "line", "--disable_tqdm"]
     )
     assert "is held out, as" not in capsys.readouterr().out
+
+
+def test_a_file_without_blank_lines_is_a_warning(
+    tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prepare_corpus, "_LONG_DOCUMENT", 1000)
+    lines = [f"line {number} of the text\n" for number in range(200)]
+    (tmp_path / "a.log").write_text("".join(lines))
+    (tmp_path / "b.txt").write_text("\n".join(lines))
+    (tmp_path / "c.jsonl.1").write_text(json.dumps({"text": "word " * 999}) + "\n")
+    flags = ["--tokenizer_name", tokenizer, "--validation_fraction", "0", "--disable_tqdm", "--input"]
+    files = [str(tmp_path / name) for name in ("a.log", "b.txt", "c.jsonl.1")]
+    prepare_corpus.main([*flags, *files, "--output_dir", str(tmp_path / "out")])
+    assert "few blank lines are in a.log, so a document has 0.0 MiB: if each line is a text" in capsys.readouterr().out
+    for name, more in (("b", []), ("a", ["--document_separator", "line"])):
+        files = files[1:] if name == "b" else files
+        prepare_corpus.main([*flags, *files, *more, "--output_dir", str(tmp_path / name)])
+        assert "few blank lines" not in capsys.readouterr().out
